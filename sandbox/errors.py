@@ -1,0 +1,173 @@
+"""Every error that Pagurus raises towards its users, and the closed table that crosses the wire.
+
+Owns: the tree below, the code of each error, its HTTP status. Does not own: when to raise.
+Guarantee: an error received from another process is one of this table or :class:`Protocol`;
+no class is ever looked up by a name that a sandbox or a peer supplied.
+
+::
+
+    PagurusError                 code, message, remedy; sandbox and turn where there is one
+    ├── Invalid                  the caller's argument is wrong              (you)
+    ├── NotFound                 no such sandbox, checkpoint, image, file    (you)
+    ├── Conflict                 not possible in this state                  (you)
+    ├── Closed                   used after close or removal                 (you)
+    ├── ImageNotFound            no such image; the message lists those there are
+    ├── CommandNotFound          the program does not exist in the sandbox
+    ├── SandboxDead              the sandbox has no living pid 1: restore it (the world)
+    ├── CheckpointFailed         CRIU or btrfs refused; the sandbox still runs
+    ├── RestoreFailed            CRIU or btrfs refused; the old state is gone or kept, see message
+    ├── NotEqual                 restored state differs from its checkpoint
+    ├── NoSpace                  disk or budget is full; says how much is missing
+    ├── Unsupported              this host cannot do it; names the missing capability
+    ├── EngineFailed             an inference engine died or answered nonsense
+    ├── Timeout                  a deadline of the caller passed
+    └── Protocol                 a peer broke the protocol
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class ErrorBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: the body of every response that is not 2xx."""
+
+    code: str
+    message: str
+    remedy: str = ""
+    sandbox: str | None = None
+    turn: int | None = None
+
+
+class PagurusError(Exception):
+    """Base of all errors. `str(error)` is one line: what happened, then the remedy."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, remedy: str = "", sandbox: str | None = None, turn: int | None = None):
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.sandbox = sandbox
+        self.turn = turn
+
+    def __str__(self) -> str:
+        where = "".join(
+            part
+            for part in (
+                f"sandbox {self.sandbox}" if self.sandbox else "",
+                f" turn {self.turn}" if self.turn is not None else "",
+            )
+        ).strip()
+        head = f"{where}: {self.message}" if where else self.message
+        return f"{head} ({self.remedy})" if self.remedy else head
+
+    def body(self) -> ErrorBody:
+        return ErrorBody(
+            code=self.code, message=self.message, remedy=self.remedy, sandbox=self.sandbox, turn=self.turn
+        )
+
+
+class Invalid(PagurusError):
+    code = "invalid"
+    status = 400
+
+
+class NotFound(PagurusError):
+    code = "not_found"
+    status = 404
+
+
+class Conflict(PagurusError):
+    code = "conflict"
+    status = 409
+
+
+class Closed(PagurusError):
+    code = "closed"
+    status = 409
+
+
+class ImageNotFound(NotFound):
+    code = "image_not_found"
+
+
+class CommandNotFound(PagurusError):
+    code = "command_not_found"
+    status = 422
+
+
+class SandboxDead(PagurusError):
+    code = "sandbox_dead"
+    status = 410
+
+
+class CheckpointFailed(PagurusError):
+    code = "checkpoint_failed"
+    status = 500
+
+
+class RestoreFailed(PagurusError):
+    code = "restore_failed"
+    status = 500
+
+
+class NotEqual(PagurusError):
+    code = "not_equal"
+    status = 500
+
+
+class NoSpace(PagurusError):
+    code = "no_space"
+    status = 507
+
+
+class Unsupported(PagurusError):
+    code = "unsupported"
+    status = 501
+
+
+class EngineFailed(PagurusError):
+    code = "engine_failed"
+    status = 502
+
+
+class Timeout(PagurusError):  # noqa: A001 - the field's word; builtin is TimeoutError
+    code = "timeout"
+    status = 504
+
+
+class Protocol(PagurusError):
+    code = "protocol"
+    status = 502
+
+
+TABLE: dict[str, type[PagurusError]] = {
+    kind.code: kind
+    for kind in (
+        Invalid,
+        NotFound,
+        Conflict,
+        Closed,
+        ImageNotFound,
+        CommandNotFound,
+        SandboxDead,
+        CheckpointFailed,
+        RestoreFailed,
+        NotEqual,
+        NoSpace,
+        Unsupported,
+        EngineFailed,
+        Timeout,
+        Protocol,
+    )
+}
+
+
+def from_body(body: ErrorBody) -> PagurusError:
+    """The exception for a received error body. Unknown codes become :class:`PagurusError`."""
+    kind = TABLE.get(body.code, PagurusError)
+    return kind(body.message, remedy=body.remedy, sandbox=body.sandbox, turn=body.turn)

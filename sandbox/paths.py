@@ -1,0 +1,59 @@
+"""Where Pagurus keeps things on a host.
+
+Owns: the names of directories. Does not own: creating or cleaning them.
+
+=============  =======================  ==============================================
+what           default                  override
+=============  =======================  ==============================================
+prefix         ``<checkout>/.prefix``   ``PAGURUS_PREFIX``  built parts: criu, shim, BPF object
+state          ``/var/lib/pagurus``     ``PAGURUS_STATE``   btrfs pool, images, catalogue, checkpoints
+run            ``/run/pagurus``         ``PAGURUS_RUN``     sockets, captured-not-yet-durable dumps
+=============  =======================  ==============================================
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def prefix() -> Path:
+    """Directory of the parts that ``make setup`` built."""
+    return Path(os.environ.get("PAGURUS_PREFIX", CHECKOUT / ".prefix"))
+
+
+def state() -> Path:
+    """Directory that must survive a reboot."""
+    return Path(os.environ.get("PAGURUS_STATE", "/var/lib/pagurus"))
+
+
+def run() -> Path:
+    """Directory that need not survive a reboot."""
+    return Path(os.environ.get("PAGURUS_RUN", "/run/pagurus"))
+
+
+def api_socket() -> Path:
+    """Unix socket of the local daemon's API."""
+    return run() / "pagurus.sock"
+
+
+def criu() -> Path:
+    """The CRIU program (a launcher script when it lives in a private prefix)."""
+    return prefix() / "criu" / "bin" / "criu"
+
+
+def shim() -> Path:
+    """The per-sandbox helper that creates containers and starts processes in them."""
+    return prefix() / "bin" / "pagurus-shim"
+
+
+def runtime_layer() -> Path:
+    """Lowest overlay layer of every sandbox: /.pagurus/init, device nodes, mount points."""
+    return prefix() / "layer"
+
+
+def inspector_object() -> Path:
+    """The compiled eBPF inspector."""
+    return prefix() / "bpf" / "inspector.bpf.o"
