@@ -159,6 +159,9 @@ class ExecResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     checkpoint: str | None = None  # id of the checkpoint that holds the state after this turn
     verdict_ms: float | None = None
     oom_killed: bool = False
+    checkpoint_error: str | None = None  # why the previous checkpoint failed; this turn's owes its content too
+    reason: str | None = None  # why the verdict
+    waited_ms: float = 0.0  # time for which the command waited for the previous checkpoint
 
     @property
     def text(self) -> str:
@@ -232,6 +235,39 @@ class ForkEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     sandbox: SandboxInfo | None = None
     error: str | None = None
+
+
+class FileInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: one entry of a directory."""
+
+    name: str
+    kind: Literal["file", "directory", "symlink", "other"]
+    size: int = 0  # bytes
+    mode: int = 0  # permission bits
+    modified_at: float = 0.0  # seconds since the epoch
+
+
+class Chunk(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: a part of a running command's output; the last one carries the result instead."""
+
+    stream: Literal["stdout", "stderr", "result"]
+    data: bytes = b""
+    result: ExecResult | None = None  # its stdout and stderr are empty: they were streamed
+
+
+class TurnInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: what one turn did."""
+
+    sandbox: str
+    turn: int
+    command: str  # its beginning
+    started_at: float
+    duration: float
+    exit_code: int
+    verdict: Verdict
+    reason: str
+    checkpoint: str | None = None
+    effects: Effects | None = None
 
 
 class Change(msgspec.Struct, kw_only=True, omit_defaults=True):

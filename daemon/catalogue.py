@@ -1,0 +1,292 @@
+"""The single truth about the sandboxes, turns and checkpoints of a host: one SQLite file.
+
+Owns: the rows and when they become visible. Does not own: the content that rows name (snapshots,
+process images); content without a row is garbage that :mod:`daemon.recovery` collects.
+
+Guarantee (I3): a change is one transaction, so a crash at any instant leaves the old catalogue or
+the new one. A change survives the death of the daemon when :meth:`Catalogue.write` has returned,
+and the loss of power when it was asked to be `durable`.
+
+One writer thread owns the connection, so nothing here blocks the event loop. Changes that arrive
+while it commits share the next transaction (group commit); each keeps its own savepoint, so one
+that is refused does not take the others with it. WAL with ``synchronous=NORMAL`` for what must
+survive the daemon, ``FULL`` for what must survive the power. The log is sequential: a durable
+change makes every earlier one durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sandbox.errors import NoSpace, PagurusError
+from sandbox.messages import (
+    CheckpointInfo,
+    CheckpointState,
+    Limits,
+    Network,
+    SandboxInfo,
+    SandboxState,
+    TurnInfo,
+    Verdict,
+)
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE sandboxes (id TEXT PRIMARY KEY, created_at REAL NOT NULL, state TEXT NOT NULL, row BLOB NOT NULL)
+    WITHOUT ROWID;
+CREATE TABLE checkpoints (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, number INTEGER NOT NULL, row BLOB NOT NULL)
+    WITHOUT ROWID;
+CREATE INDEX checkpoints_of ON checkpoints (sandbox, number);
+CREATE TABLE turns (sandbox TEXT NOT NULL, turn INTEGER NOT NULL, row BLOB NOT NULL, PRIMARY KEY (sandbox, turn))
+    WITHOUT ROWID;
+"""
+
+Statement = tuple[str, Sequence[Any]]
+
+
+class SandboxRow(msgspec.Struct, kw_only=True):
+    """All that must be known of a sandbox to adopt it or to bring it back."""
+
+    id: str
+    image: str
+    state: SandboxState
+    created_at: float
+    uid_base: int
+    hostname: str
+    tree: str | None  # name of its subvolume in the pool; None: none yet
+    head: str  # checkpoint that its current state descends from
+    name: str | None = None
+    turn: int = 0
+    owed: Verdict = Verdict.NONE  # what a failed checkpoint still owes to the next one
+    ipc: bool = False  # System V or POSIX objects may exist without any process
+    limits: Limits = Limits()
+    network: Network = Network()
+    env: dict[str, str] = {}
+    workdir: str = "/"
+    labels: dict[str, str] = {}
+    durable_answers: bool = False
+
+    def info(self) -> SandboxInfo:
+        return SandboxInfo(
+            id=self.id,
+            image=self.image,
+            state=self.state,
+            created_at=self.created_at,
+            name=self.name,
+            turn=self.turn,
+            head=self.head,
+            labels=self.labels,
+            limits=self.limits,
+        )
+
+
+class CheckpointRow(msgspec.Struct, kw_only=True):
+    """A checkpoint. `files` and `dump` name the checkpoints whose content it uses, so that one
+    that captured only half of the state shares the other half with an ancestor."""
+
+    id: str
+    sandbox: str
+    number: int  # order of creation on this host
+    state: CheckpointState
+    verdict: Verdict
+    parent: str | None = None
+    label: str | None = None
+    turn: int = 0
+    files: str | None = None  # None: the empty tree, as created
+    dump: str | None = None  # None: fresh, a new init is all it takes
+    ipc: bool = False
+    created_at: float = 0.0
+    started_at: float | None = None
+    captured_at: float | None = None
+    durable_at: float | None = None
+    frozen_ms: float = 0.0
+    total_ms: float = 0.0
+    stored_bytes: int = 0
+    full_bytes: int = 0
+    dump_bytes: int = 0  # size of the full process images that `dump` names
+    files_bytes: int = 0  # size of the whole upper tree that `files` names
+    held: str | None = None  # fingerprint of the files that survivors held at the dump
+    error: str | None = None
+
+    def info(self) -> CheckpointInfo:
+        return CheckpointInfo(**{name: getattr(self, name) for name in CheckpointInfo.__struct_fields__})
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_sandbox = msgspec.msgpack.Decoder(SandboxRow).decode
+_checkpoint = msgspec.msgpack.Decoder(CheckpointRow).decode
+_turn = msgspec.msgpack.Decoder(TurnInfo).decode
+
+
+def put_sandbox(row: SandboxRow) -> Statement:
+    return "INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?)", (row.id, row.created_at, row.state, _encode(row))
+
+
+def put_checkpoint(row: CheckpointRow) -> Statement:
+    return "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", (row.id, row.sandbox, row.number, _encode(row))
+
+
+def put_turn(row: TurnInfo) -> Statement:
+    return "INSERT OR REPLACE INTO turns VALUES (?, ?, ?)", (row.sandbox, row.turn, _encode(row))
+
+
+def drop_sandbox(sandbox: str) -> list[Statement]:
+    return [("DELETE FROM sandboxes WHERE id = ?", (sandbox,)), ("DELETE FROM turns WHERE sandbox = ?", (sandbox,))]
+
+
+def drop_checkpoint(checkpoint: str) -> Statement:
+    return "DELETE FROM checkpoints WHERE id = ?", (checkpoint,)
+
+
+class _Change:
+    """One caller's statements, all or none."""
+
+    def __init__(self, statements: list[Statement], durable: bool, future: asyncio.Future[None] | None) -> None:
+        self.statements = statements
+        self.durable = durable
+        self.future = future
+        self.error: PagurusError | None = None
+
+
+class Catalogue:
+    """The catalogue at `path`, created when missing. Use from one event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
+        self._database = _open(path)
+        self._writer = threading.Thread(target=self._run, name="catalogue", daemon=True)
+        self._closed = False
+
+    def load(self) -> tuple[list[SandboxRow], list[CheckpointRow]]:
+        """All sandboxes and checkpoints, oldest first. Once, before the first write."""
+        if self._writer.ident is not None:
+            raise RuntimeError("load() comes before the first write")
+        sandboxes = [_sandbox(row) for (row,) in self._database.execute("SELECT row FROM sandboxes ORDER BY created_at")]
+        checkpoints = [_checkpoint(row) for (row,) in self._database.execute("SELECT row FROM checkpoints")]
+        checkpoints.sort(key=lambda row: row.number)
+        return sandboxes, checkpoints
+
+    def later(self, statements: Iterable[Statement]) -> None:
+        """Queue a change that nobody waits for. Order among all changes is kept."""
+        self._enqueue(_Change(list(statements), False, None))
+
+    async def write(self, statements: Iterable[Statement], *, durable: bool = False) -> None:
+        """Commit `statements` as one change. Raises NoSpace when the disk is full."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._enqueue(_Change(list(statements), durable, future))
+        await future
+
+    async def turns(self, sandbox: str, limit: int = 1000) -> list[TurnInfo]:
+        """The last `limit` turns of a sandbox, oldest first."""
+        return await asyncio.to_thread(_read_turns, self.path, sandbox, limit)
+
+    async def close(self) -> None:
+        """Commit what is queued, durably, and close. Idempotent."""
+        if self._closed:
+            return
+        if self._writer.ident is not None:
+            await self.write([], durable=True)
+            self._queue.put(None)
+            await asyncio.to_thread(self._writer.join)
+        self._closed = True
+        self._database.close()
+
+    def _enqueue(self, change: _Change) -> None:
+        if self._closed:
+            raise RuntimeError("the catalogue is closed")
+        if self._writer.ident is None:
+            self._writer.start()
+        self._queue.put(change)
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get())
+            changes = [change for change in batch if change is not None]
+            if changes:
+                self._commit(changes)
+                if any(change.future is not None for change in changes):
+                    self._loop.call_soon_threadsafe(_settle, changes)
+            if len(changes) < len(batch):
+                return
+
+    def _commit(self, changes: list[_Change]) -> None:
+        durable = any(change.durable for change in changes)
+        database = self._database
+        try:
+            database.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            database.execute("BEGIN IMMEDIATE")
+            for change in changes:
+                _apply(database, change)
+            database.execute("COMMIT")
+        except sqlite3.Error as error:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            for change in changes:
+                change.error = change.error or _refused(error)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        database.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    elif version != SCHEMA_VERSION:
+        database.close()
+        raise PagurusError(
+            f"the catalogue {path} has schema {version}, this daemon reads {SCHEMA_VERSION}",
+            remedy="start the daemon that wrote it, or move the state directory away",
+        )
+    return database
+
+
+def _apply(database: sqlite3.Connection, change: _Change) -> None:
+    database.execute("SAVEPOINT change")
+    try:
+        for statement, values in change.statements:
+            database.execute(statement, values)
+    except sqlite3.IntegrityError as error:
+        database.execute("ROLLBACK TO change")
+        change.error = _refused(error)
+    database.execute("RELEASE change")
+
+
+def _refused(error: sqlite3.Error) -> PagurusError:
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+        return NoSpace("the disk that holds the catalogue is full", remedy="free some space in the state directory")
+    return PagurusError(f"the catalogue refused a change: {error}")
+
+
+def _settle(changes: list[_Change]) -> None:
+    for change in changes:
+        if change.future is None or change.future.done():
+            continue
+        if change.error is not None:
+            change.future.set_exception(change.error)
+        else:
+            change.future.set_result(None)
+
+
+def _read_turns(path: Path, sandbox: str, limit: int) -> list[TurnInfo]:
+    database = sqlite3.connect(path)
+    try:
+        rows = database.execute(
+            "SELECT row FROM turns WHERE sandbox = ? ORDER BY turn DESC LIMIT ?", (sandbox, limit)
+        ).fetchall()
+    finally:
+        database.close()
+    return [_turn(row) for (row,) in reversed(rows)]
