@@ -1,0 +1,176 @@
+"""Every struct that crosses to or from an engine server, headed "A -> B"; equal to vLLM 0.32's JSON.
+
+Owns: the wire. Does not own: behaviour. Field names and shapes are vLLM's (``/inference/v1/generate`` and its RL
+routes); fields that we do not use are absent, and a server that sends more is fine. An engine that receives a
+sampling parameter which it does not implement must refuse it: silence would change the sampled distribution.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+GENERATE = "/inference/v1/generate"
+HEALTH = "/health"
+PAUSE = "/pause"
+RESUME = "/resume"
+IS_PAUSED = "/is_paused"
+ABORT = "/abort_requests"
+RPC = "/collective_rpc"
+SET_VERSION = "/update_weight_version"
+WEIGHT_INFO = "/weight_info"
+WEIGHT_CHECKER = "/weight_checker"
+RESET_CACHE = "/reset_prefix_cache"
+STATISTICS = "/statistics"  # embedded engine only; vLLM has Prometheus text at /metrics
+
+PauseMode = Literal["abort", "wait", "keep"]
+FinishReason = Literal["stop", "length", "abort"]
+
+# --------------------------------------------------------------------------- client -> engine
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the embedded engine implements of vLLM's ``SamplingParams``.
+
+    `logprobs` 0 asks for the sampled token's log-probability alone.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    stop_token_ids: list[int] = []
+    seed: int | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+    detokenize: bool = True
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """client -> engine: POST /inference/v1/generate"""
+
+    token_ids: list[int]
+    sampling_params: SamplingParams
+    request_id: str = ""
+    model: str | None = None
+    stream: bool = False
+
+
+class AbortRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """client -> engine: POST /abort_requests. No ids: all."""
+
+    request_ids: list[str] = []
+
+
+class RpcRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """client -> engine: POST /collective_rpc, e.g. ``reload_weights`` with ``weights_path``."""
+
+    method: str
+    kwargs: dict[str, str] = {}
+    timeout: float | None = None
+
+
+class VersionRequest(msgspec.Struct):
+    """client -> engine: POST /update_weight_version"""
+
+    new_version: str
+
+
+class CheckerRequest(msgspec.Struct):
+    """client -> engine: POST /weight_checker"""
+
+    action: Literal["checksum"] = "checksum"
+
+
+# --------------------------------------------------------------------------- engine -> client
+
+
+class TokenLogprob(msgspec.Struct, omit_defaults=True):
+    token_id: int
+    logprob: float
+
+
+class Logprobs(msgspec.Struct):
+    content: list[TokenLogprob] | None = None
+
+
+class VersionSpan(msgspec.Struct):
+    """Output tokens ``[start, end)`` were sampled by weights labelled `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    index: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+    weight_versions: list[VersionSpan] | None = None
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    total_tokens: int = 0
+
+
+class GenerateResponse(msgspec.Struct, kw_only=True):
+    """engine -> client"""
+
+    request_id: str
+    choices: list[Choice]
+    created: int = 0
+    model: str = ""
+    usage: Usage | None = None
+
+
+class WeightInfo(msgspec.Struct):
+    """engine -> client: GET /weight_info"""
+
+    weight_version: str
+
+
+class PauseInfo(msgspec.Struct):
+    """engine -> client: GET /is_paused"""
+
+    is_paused: bool
+
+
+class Checksums(msgspec.Struct):
+    """engine -> client: sha256 of the bytes of each parameter, by its name inside the engine."""
+
+    checksums: dict[str, str]
+
+
+class Failure(msgspec.Struct):
+    """engine -> client: the body of a refused request, as OpenAI and vLLM shape it."""
+
+    message: str
+    type: str
+    code: int
+
+
+class ErrorResponse(msgspec.Struct):
+    error: Failure
+
+
+class Statistics(msgspec.Struct, kw_only=True):
+    """embedded engine -> client: GET /statistics. Counts since start."""
+
+    version: str = ""
+    paused: bool = False
+    running: int = 0
+    waiting: int = 0
+    requests: int = 0
+    finished: int = 0
+    aborted: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt tokens, taken from the cache of an earlier request
+    prefilled_tokens: int = 0  # run through the model, recomputation after a weight change included
+    generated_tokens: int = 0
+    busy_s: float = 0.0
+    weight_updates: int = 0
