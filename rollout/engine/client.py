@@ -1,0 +1,239 @@
+"""`EngineClient`: one client for every engine that speaks vLLM's token protocol, embedded or vLLM.
+
+Owns: requests, their errors, the order of a weight publication. Does not own: processes (supervisor), routing.
+Guarantee: `publish` returns only when the engine serves exactly the sealed folder (I9); when it raises, the engine
+is left paused or refusing, never serving half of an update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from rollout.engine import protocol as wire
+from rollout.engine.manifest import Manifest, verify_folder
+from sandbox.errors import EngineFailed, Invalid, Timeout
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How to sample. Example: ``Sampling(max_tokens=24, stop_token_ids=[3])``."""
+
+    max_tokens: int = 64
+    temperature: float = 1.0
+    stop_token_ids: list[int] = []
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Tokens ``[start, end)`` of a generation were sampled under weights `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Generation(msgspec.Struct, kw_only=True):
+    """What an engine sampled. A stop token is included. Lengths of token_ids and logprobs are equal."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[Span]
+    finish_reason: wire.FinishReason
+
+
+class Published(msgspec.Struct, kw_only=True):
+    version: int
+    seconds: float  # verification, pause, reload, resume
+    paused_s: float  # of these, while the engine sampled nothing
+
+
+class EngineClient:
+    """``async with EngineClient("http://127.0.0.1:8000") as engine: await engine.generate([1, 2], Sampling())``"""
+
+    def __init__(self, url: str, *, timeout: float = 600.0):
+        self.url = url.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=5, sock_read=timeout)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> EngineClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        request = wire.GenerateRequest(
+            token_ids=prompt_ids,
+            request_id=request_id,
+            sampling_params=wire.SamplingParams(
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                stop_token_ids=sampling.stop_token_ids,
+                seed=sampling.seed,
+                ignore_eos=sampling.ignore_eos,
+                logprobs=0,
+                detokenize=False,
+            ),
+        )
+        return generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
+
+    async def publish(self, folder: Path | str, version: int, *, timeout: float = 120.0) -> Published:
+        """Change the weights in flight: verify, pause(keep), reload, drop caches, label, check, resume.
+
+        Requests in flight go on with the new weights from their next token; their caches are computed again.
+        """
+        folder = Path(folder).resolve()
+        started = time.monotonic()
+        manifest = await asyncio.to_thread(verify_folder, folder, version)
+        try:
+            async with asyncio.timeout(timeout):
+                await self.pause("keep")
+                paused = time.monotonic()
+                await self._post(
+                    wire.RPC, wire.RpcRequest(method="reload_weights", kwargs={"weights_path": str(folder)})
+                )
+                await self._request("POST", wire.RESET_CACHE, params={"reset_running_requests": "true"})
+                await self._post(wire.SET_VERSION, wire.VersionRequest(str(version)))
+                await self._check(manifest)
+                await asyncio.to_thread(verify_folder, folder, version)  # nobody changed it while it was read
+                await self.resume()
+        except TimeoutError:
+            raise Timeout(
+                f"engine {self.url} did not take version {version} within {timeout:g} s and stays paused",
+                remedy="restart the engine with the last published weights",
+            ) from None
+        finished = time.monotonic()
+        return Published(version=version, seconds=finished - started, paused_s=finished - paused)
+
+    async def pause(self, mode: wire.PauseMode = "keep") -> None:
+        await self._request("POST", wire.PAUSE, params={"mode": mode})
+
+    async def resume(self) -> None:
+        await self._request("POST", wire.RESUME)
+
+    async def is_paused(self) -> bool:
+        return (await self._get(wire.IS_PAUSED, wire.PauseInfo)).is_paused
+
+    async def abort(self, request_ids: list[str] | None = None) -> None:
+        """End these requests; their `generate` returns what they have, with finish_reason abort. None: all."""
+        await self._post(wire.ABORT, wire.AbortRequest(request_ids=request_ids or []))
+
+    async def version(self) -> int:
+        return label((await self._get(wire.WEIGHT_INFO, wire.WeightInfo)).weight_version)
+
+    async def set_version(self, version: int) -> None:
+        await self._post(wire.SET_VERSION, wire.VersionRequest(str(version)))
+
+    async def healthy(self) -> bool:
+        try:
+            await self._request("GET", wire.HEALTH)
+        except EngineFailed:
+            return False
+        return True
+
+    async def checksums(self) -> dict[str, str]:
+        return (await self._post(wire.WEIGHT_CHECKER, wire.CheckerRequest(), wire.Checksums)).checksums
+
+    async def statistics(self) -> wire.Statistics:
+        """Of the embedded engine; NotImplemented there is none: vLLM answers EngineFailed (404)."""
+        return await self._get(wire.STATISTICS, wire.Statistics)
+
+    async def _check(self, manifest: Manifest) -> None:
+        """Compare what the engine holds with the seal, for every parameter that it keeps under its own name.
+
+        The embedded engine keeps all. vLLM fuses and prepacks linear layers: embeddings and norms keep their names.
+        """
+        live = await self.checksums()
+        shared = live.keys() & manifest.tensors.keys()
+        wrong = sorted(name for name in shared if live[name] != manifest.tensors[name])
+        if wrong or not shared:
+            what = f"{', '.join(wrong[:4])} differ" if wrong else "no parameter could be compared"
+            raise EngineFailed(
+                f"engine {self.url} does not serve version {manifest.version}: {what}; it stays paused",
+                remedy="restart the engine with the published folder",
+            )
+
+    async def _get(self, path: str, kind: type[T]) -> T:
+        return _decode(await self._request("GET", path), kind, path)
+
+    async def _post(self, path: str, body: msgspec.Struct, kind: type[T] | None = None) -> Any:
+        raw = await self._request("POST", path, data=msgspec.json.encode(body))
+        return None if kind is None else _decode(raw, kind, path)
+
+    async def _request(
+        self, method: str, path: str, *, data: bytes | None = None, params: dict[str, str] | None = None
+    ) -> bytes:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=self._timeout, connector=aiohttp.TCPConnector(limit=0), headers={"content-type": "application/json"}
+            )
+        try:
+            async with self._session.request(method, self.url + path, data=data, params=params) as response:
+                raw = await response.read()
+        except TimeoutError as error:
+            raise EngineFailed(f"engine {self.url}{path} did not answer: {error}", remedy="read the engine's log") from error
+        except aiohttp.ClientError as error:
+            raise EngineFailed(
+                f"engine {self.url}{path} is gone: {type(error).__name__}: {error}", remedy="read the engine's log"
+            ) from error
+        if response.status >= 400:
+            kind = Invalid if response.status == 400 else EngineFailed
+            raise kind(f"engine {self.url}{path} answered {response.status}: {raw[:500].decode('utf-8', 'replace')}")
+        return raw
+
+
+def label(version: str) -> int:
+    """vLLM's labels are strings; ours are integers. An engine that was never told has -1."""
+    return int(version) if version.lstrip("-").isdigit() else -1
+
+
+def generation(response: wire.GenerateResponse) -> Generation:
+    """Check an answer's shape: every token has a log-probability and exactly one version."""
+    choice = response.choices[0] if len(response.choices) == 1 else None
+    if choice is None or choice.token_ids is None:
+        raise EngineFailed(f"request {response.request_id}: the engine's answer has no single choice with token ids")
+    content = (choice.logprobs.content or []) if choice.logprobs is not None else []
+    if [entry.token_id for entry in content] != choice.token_ids:
+        raise EngineFailed(f"request {response.request_id}: logprobs do not match the token ids")
+    spans = [Span(label(span.version), span.start, span.end) for span in choice.weight_versions or []]
+    edges = [0, *(span.end for span in spans)]
+    if [span.start for span in spans] != edges[:-1] or edges[-1] != len(choice.token_ids):
+        raise EngineFailed(f"request {response.request_id}: weight-version spans {spans} do not cover the tokens")
+    finish = choice.finish_reason
+    if finish not in ("stop", "length", "abort"):
+        raise EngineFailed(f"request {response.request_id}: finish reason {finish!r}")
+    return Generation(
+        token_ids=choice.token_ids,
+        logprobs=[entry.logprob for entry in content],
+        spans=spans,
+        finish_reason=finish,  # type: ignore[arg-type]
+    )
+
+
+async def wait_healthy(client: EngineClient, *, every: float = 0.1) -> None:
+    """Return when the engine answers its health route. The caller sets the deadline and watches the process."""
+    while not await client.healthy():
+        await asyncio.sleep(every)
+
+
+def _decode(raw: bytes, kind: type[T], path: str) -> T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise EngineFailed(f"engine route {path} answered nonsense: {error}: {raw[:200]!r}") from error
