@@ -1,0 +1,207 @@
+"""btrfs by ioctl: subvolumes, snapshots, generations.
+
+Owns: the calls. Does not own: where subvolumes lie or how long they live.
+Guarantee: no process is started; each call is one system call on a directory descriptor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
+
+MAGIC = 0x9123683E
+_NAME_MAX = 255
+_READ_ONLY = 1 << 1
+_SUBVOLUME_INODE = 256
+
+
+def _write_ioctl(number: int, size: int) -> int:
+    return (1 << 30) | (size << 16) | (0x94 << 8) | number
+
+
+def _read_ioctl(number: int, size: int) -> int:
+    return (2 << 30) | (size << 16) | (0x94 << 8) | number
+
+
+_ARGS = 4096  # struct btrfs_ioctl_vol_args: s64 fd, name[4088]
+_ARGS_V2 = 4096  # struct btrfs_ioctl_vol_args_v2: s64 fd, u64 transid, u64 flags, u64 unused[4], name[4040]
+_INFO = 504  # struct btrfs_ioctl_get_subvol_info_args
+_SUBVOL_CREATE = _write_ioctl(14, _ARGS)
+_SNAP_DESTROY = _write_ioctl(15, _ARGS)
+_SNAP_CREATE_V2 = _write_ioctl(23, _ARGS_V2)
+_SUBVOL_GETFLAGS = _read_ioctl(25, 8)
+_SUBVOL_SETFLAGS = _write_ioctl(26, 8)
+_SYNC = (0x94 << 8) | 8
+_TREE_SEARCH_V2 = (3 << 30) | (112 << 16) | (0x94 << 8) | 17
+_SEARCH_BUFFER = 256 << 10
+_EXTENT_DATA = 108
+_MAX = (1 << 64) - 1
+_CREATED_IN = 352  # offset of otransid in _INFO
+_GET_SUBVOL_INFO = _read_ioctl(60, _INFO)
+
+
+class _Directory:
+    """An open directory descriptor."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __enter__(self) -> int:
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self.fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
+def _translate(error: OSError, doing: str, path: Path) -> Exception:
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return NoSpace(f"{doing} {path}: the disk is full", remedy="remove checkpoints or enlarge the pool")
+        case errno.EEXIST:
+            return Conflict(f"{doing} {path}: exists already")
+        case errno.ENOENT:
+            return NotFound(f"{doing} {path}: no such directory")
+        case errno.ENOTTY:
+            return Unsupported(f"{doing} {path}: not on btrfs")
+        case _:
+            return error
+
+
+def _name(path: Path, size: int) -> bytes:
+    name = os.fsencode(path.name)
+    if not name or len(name) > _NAME_MAX:
+        raise ValueError(f"not a subvolume name: {path.name!r}")
+    return name.ljust(size, b"\0")
+
+
+def is_btrfs(path: Path) -> bool:
+    """True when `path` lies on btrfs. (Python's statvfs does not tell.)"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(256)
+    if libc.statfs(os.fsencode(path), buffer) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    return struct.unpack_from("=q", buffer)[0] & 0xFFFFFFFF == MAGIC
+
+
+def is_subvolume(path: Path) -> bool:
+    return path.is_dir() and path.stat().st_ino == _SUBVOLUME_INODE and is_btrfs(path)
+
+
+def create_subvolume(path: Path) -> None:
+    with _Directory(path.parent) as parent:
+        try:
+            fcntl.ioctl(parent, _SUBVOL_CREATE, bytearray(struct.pack("=q", 0) + _name(path, 4088)))
+        except OSError as error:
+            raise _translate(error, "create subvolume", path) from error
+
+
+def snapshot(source: Path, target: Path, *, readonly: bool) -> None:
+    """Snapshot of the subvolume `source` as `target`. Takes what a writer has already finished writing."""
+    with _Directory(source) as taken, _Directory(target.parent) as parent:
+        args = struct.pack("=qQQ32x", taken, 0, _READ_ONLY if readonly else 0) + _name(target, 4040)
+        try:
+            fcntl.ioctl(parent, _SNAP_CREATE_V2, bytearray(args))
+        except OSError as error:
+            raise _translate(error, "snapshot", target) from error
+
+
+def set_readonly(path: Path, readonly: bool) -> None:
+    with _Directory(path) as fd:
+        flags = bytearray(8)
+        fcntl.ioctl(fd, _SUBVOL_GETFLAGS, flags)
+        value = struct.unpack("=Q", flags)[0]
+        value = value | _READ_ONLY if readonly else value & ~_READ_ONLY
+        fcntl.ioctl(fd, _SUBVOL_SETFLAGS, struct.pack("=Q", value))
+
+
+def delete_subvolume(path: Path) -> None:
+    """Delete a subvolume, read-only or not. Missing is fine. The space comes back seconds later."""
+    try:
+        with _Directory(path.parent) as parent:
+            fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(struct.pack("=q", 0) + _name(path, 4088)))
+    except FileNotFoundError:
+        return
+
+
+def generation(path: Path) -> int:
+    """Grows with every committed change of the subvolume: equal means unchanged."""
+    with _Directory(path) as fd:
+        info = bytearray(_INFO)
+        fcntl.ioctl(fd, _GET_SUBVOL_INFO, info)
+    # u64 treeid, name[256], u64 parent_id, u64 dirid, u64 generation
+    return struct.unpack_from("=Q", info, 8 + 256 + 16)[0]
+
+
+def added_bytes(path: Path, before: Path | None) -> int:
+    """Bytes of file content on disk that the subvolume `path` has and its older snapshot `before` has not.
+
+    Content that both share counts nothing; None counts all. Metadata blocks are not included.
+    """
+    since = 0
+    if before is not None:
+        with _Directory(before) as fd:
+            info = bytearray(_INFO)
+            fcntl.ioctl(fd, _GET_SUBVOL_INFO, info)
+        since = struct.unpack_from("=Q", info, _CREATED_IN)[0]
+    total = 0
+    with _Directory(path) as fd:
+        for item in _file_extents(fd, since):
+            written, inline_size, kind = item[0], item[1], item[2]
+            if written <= since:
+                continue  # an old extent in a tree block that changed
+            if kind == 0:
+                total += inline_size
+            elif len(item) == 5 and item[3]:  # not a hole
+                total += item[4]
+    return total
+
+
+def _file_extents(fd: int, since: int) -> Iterator[tuple[int, ...]]:
+    """(written in, bytes if inline, kind[, disk address, disk bytes]) of each extent in blocks newer than `since`."""
+    inode, offset = 0, 0
+    while True:
+        # struct btrfs_ioctl_search_key: tree (0: this one), inode, offset and transaction ranges, key type, count
+        key = struct.pack(
+            "=QQQQQQQIIII32x", 0, inode, _MAX, offset, _MAX, since, _MAX, _EXTENT_DATA, _EXTENT_DATA, 4096, 0
+        )
+        args = bytearray(key + struct.pack("=Q", _SEARCH_BUFFER) + bytes(_SEARCH_BUFFER))
+        fcntl.ioctl(fd, _TREE_SEARCH_V2, args)
+        found = struct.unpack_from("=I", args, 64)[0]
+        position = len(key) + 8
+        for _ in range(found):
+            _, inode, offset, kind, size = struct.unpack_from("=QQQII", args, position)
+            position += 32
+            if kind == _EXTENT_DATA:
+                # struct btrfs_file_extent_item: generation, ram_bytes, 4 bytes, type, disk_bytenr, disk_num_bytes
+                written, ram = struct.unpack_from("=QQ", args, position)
+                extent_kind = args[position + 20]
+                if extent_kind == 0:
+                    yield written, ram, 0
+                else:
+                    yield written, ram, extent_kind, *struct.unpack_from("=QQ", args, position + 21)
+            position += size
+        if not found:
+            return
+        inode, offset = (inode, offset + 1) if offset < _MAX else (inode + 1, 0)
+
+
+def sync(path: Path) -> None:
+    """Commit the whole file system of `path` to disk."""
+    with _Directory(path) as fd:
+        fcntl.ioctl(fd, _SYNC)
+
+
+def flush(path: Path) -> None:
+    """Write out dirty pages of the file system of `path` (syncfs)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with _Directory(path) as fd:
+        if libc.syncfs(fd) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))

@@ -1,0 +1,292 @@
+"""The control groups of one sandbox, on hosts with v1 controllers and on pure v2 ones.
+
+Owns: creating, limiting, observing, killing and removing them. Does not own: who joins (the shim joins v1
+groups once, and children enter the v2 group as they are cloned).
+Guarantee: every sandbox has exactly one v2 group, whose id is what eBPF sees; limits lie where the
+controllers are. Groups lie below ``pagurus`` in each hierarchy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import re
+import select
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox.errors import Invalid, Unsupported
+from sandbox.messages import Limits
+
+PARENT = "pagurus"
+SHIMS = "_shims"
+CONTROLLERS = ("memory", "cpu", "pids", "devices")
+CPU_PERIOD = 100_000  # microseconds
+SHIM_TASKS = 1  # the shim itself counts in the v1 pids group that it has joined
+
+# What Docker's default allows: making nodes (the user namespace refuses that anyway), the harmless devices, terminals.
+DEVICES = (
+    "c *:* m",
+    "b *:* m",
+    "c 1:3 rwm",  # null
+    "c 1:5 rwm",  # zero
+    "c 1:7 rwm",  # full
+    "c 1:8 rwm",  # random
+    "c 1:9 rwm",  # urandom
+    "c 5:0 rwm",  # tty
+    "c 5:2 rwm",  # ptmx
+    "c 136:* rwm",  # pts
+)
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
+
+
+def parse_bytes(value: str | int) -> int:
+    """Bytes of ``"512MiB"``, ``"1GiB"`` or a number.
+
+    >>> parse_bytes("1.5KiB")
+    1536
+    """
+    if isinstance(value, int):
+        size = value
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+        if match is None or match[2].lower() not in _UNITS:
+            raise Invalid(f"not a size: {value!r}", remedy="write it like 512MiB or 1GiB")
+        size = int(float(match[1]) * _UNITS[match[2].lower()])
+    if size <= 0:
+        raise Invalid(f"not a size: {value!r}", remedy="write it like 512MiB or 1GiB")
+    return size
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Where the host has mounted its control groups."""
+
+    unified: Path
+    v1: dict[str, Path] = field(default_factory=dict)  # controller -> mount point
+
+    @property
+    def pure(self) -> bool:
+        return not self.v1
+
+
+@functools.cache
+def hierarchy() -> Hierarchy:
+    """The host's control group mounts, read once."""
+    unified: Path | None = None
+    v1: dict[str, Path] = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, point, kind, options = line.split()[:4]
+        if kind == "cgroup2" and unified is None:
+            unified = Path(point)
+        elif kind == "cgroup":
+            v1.update({name: Path(point) for name in options.split(",") if name in CONTROLLERS})
+    if unified is None:
+        raise Unsupported("no cgroup v2 hierarchy is mounted", remedy="mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
+    return Hierarchy(unified, v1)
+
+
+def _write(path: Path, value: str | int) -> None:
+    path.write_text(f"{value}\n")
+
+
+def prepare_host() -> None:
+    """Make the parents of all sandboxes' groups. Idempotent."""
+    host = hierarchy()
+    for mount in (host.unified, *host.v1.values()):
+        (mount / PARENT).mkdir(exist_ok=True)
+    if host.pure:
+        wanted = {"memory", "cpu", "pids"}
+        for group in (host.unified, host.unified / PARENT):
+            available = set((group / "cgroup.controllers").read_text().split())
+            enabled = set((group / "cgroup.subtree_control").read_text().split())
+            if missing := wanted - available:
+                raise Unsupported(f"cgroup controllers {', '.join(sorted(missing))} are not available in {group}")
+            if wanted - enabled:
+                _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted)))
+        (host.unified / PARENT / SHIMS).mkdir(exist_ok=True)
+
+
+class Cgroup:
+    """The control groups of one sandbox. `name` is unique on the host."""
+
+    def __init__(self, name: str):
+        self.name = name
+        host = hierarchy()
+        self.pure = host.pure
+        self.path = host.unified / PARENT / name
+        self.v1 = {controller: mount / PARENT / name for controller, mount in host.v1.items()}
+        self._id: int | None = None
+
+    # ---------------------------------------------------------------- lifetime
+
+    def create(self) -> None:
+        """Make all groups, without limits. Fails if one exists."""
+        if not self.path.parent.is_dir():
+            prepare_host()
+        made: list[Path] = []
+        try:
+            for path in (self.path, *dict.fromkeys(self.v1.values())):
+                path.mkdir()
+                made.append(path)
+        except OSError:
+            for path in made:
+                path.rmdir()
+            raise
+
+    def exists(self) -> bool:
+        return self.path.is_dir()
+
+    def joined(self) -> list[Path]:
+        """Groups that the shim joins: v1 groups of the sandbox; on a pure v2 host the shims' own one."""
+        if self.pure:
+            return [self.path.parent / SHIMS]
+        return list(dict.fromkeys(self.v1.values()))
+
+    async def remove(self) -> None:
+        """Remove all groups once their last task is gone. Idempotent."""
+        for path in (self.path, *dict.fromkeys(self.v1.values())):
+            for attempt in range(200):
+                try:
+                    _remove_tree(path)
+                    break
+                except OSError:
+                    if attempt == 199:
+                        raise
+                    await asyncio.sleep(0.001 * min(attempt + 1, 20))  # exiting tasks leave their group late
+
+    # ---------------------------------------------------------------- limits
+
+    def apply(self, limits: Limits) -> None:
+        """Set all limits. After a restore, never before: CRIU needs more than the sandbox."""
+        memory = None if limits.memory is None else parse_bytes(limits.memory)
+        quota = None if limits.cpus is None else max(1000, int(limits.cpus * CPU_PERIOD))
+        if self.pure:
+            _write(self.path / "memory.max", memory or "max")
+            if (self.path / "memory.swap.max").exists():
+                _write(self.path / "memory.swap.max", 0 if memory else "max")
+            _write(self.path / "cpu.max", f"{quota or 'max'} {CPU_PERIOD}")
+            _write(self.path / "pids.max", limits.processes or "max")
+            return
+        self._apply_v1(limits, memory, quota)
+
+    def _apply_v1(self, limits: Limits, memory: int | None, quota: int | None) -> None:
+        if path := self.v1.get("memory"):
+            swap = path / "memory.memsw.limit_in_bytes"
+            steps = [path / "memory.limit_in_bytes", *([swap] if swap.exists() else [])]
+            current = int(steps[0].read_text())
+            if memory is not None and memory > current:
+                steps.reverse()  # memory + swap may never be below memory
+            for step in steps:
+                _write(step, -1 if memory is None else memory)
+        if path := self.v1.get("cpu"):
+            _write(path / "cpu.cfs_period_us", CPU_PERIOD)
+            _write(path / "cpu.cfs_quota_us", quota or -1)
+        if path := self.v1.get("pids"):
+            _write(path / "pids.max", "max" if limits.processes is None else limits.processes + SHIM_TASKS)
+        if path := self.v1.get("devices"):
+            _write(path / "devices.deny", "a")
+            for rule in DEVICES:
+                _write(path / "devices.allow", rule)
+
+    def lift(self) -> None:
+        """Remove all limits (before a restore). Devices stay limited."""
+        self.apply(Limits(cpus=None, memory=None, processes=None))
+
+    # ---------------------------------------------------------------- observation
+
+    @property
+    def id(self) -> int:
+        """The v2 group's inode number, which eBPF reports as cgroup id."""
+        if self._id is None:
+            self._id = self.path.stat().st_ino
+        return self._id
+
+    def cpu_usage_usec(self) -> int:
+        """Stays exactly still while nothing in the sandbox runs."""
+        text = (self.path / "cpu.stat").read_text()
+        return int(text[text.index("usage_usec") + 11 :].split(None, 1)[0])
+
+    def pids(self) -> list[int]:
+        """Host pids of all processes, those of child groups included."""
+        found: list[int] = []
+        for group in _tree(self.path):
+            try:
+                found += map(int, (group / "cgroup.procs").read_text().split())
+            except (FileNotFoundError, OSError):  # removed by the sandbox's end while we looked
+                continue
+        return found
+
+    def memory_usage(self) -> int | None:
+        if self.pure:
+            return int((self.path / "memory.current").read_text())
+        path = self.v1.get("memory")
+        return None if path is None else int((path / "memory.usage_in_bytes").read_text())
+
+    def oom_kills(self) -> int:
+        """Processes that the OOM killer has ended in this sandbox so far."""
+        if self.pure:
+            path: Path = self.path / "memory.events"
+        elif "memory" in self.v1:
+            path = self.v1["memory"] / "memory.oom_control"
+        else:
+            return 0
+        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        return int(match[1]) if match else 0
+
+    # ---------------------------------------------------------------- control
+
+    def kill(self) -> None:
+        """SIGKILL to every process, at once and atomically with respect to fork."""
+        _write(self.path / "cgroup.kill", 1)
+
+    def freeze(self) -> None:
+        _write(self.path / "cgroup.freeze", 1)
+
+    def thaw(self) -> None:
+        _write(self.path / "cgroup.freeze", 0)
+
+    async def wait_empty(self) -> None:
+        """Returns when no process is left."""
+        fd = os.open(self.path / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        watcher = select.epoll()
+        try:
+            watcher.register(fd, select.EPOLLPRI)
+            changed = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            while b"populated 1" in os.pread(fd, 4096, 0):
+                changed.clear()
+                loop.add_reader(watcher.fileno(), _take, watcher, changed)
+                await changed.wait()
+                loop.remove_reader(watcher.fileno())
+        finally:
+            asyncio.get_running_loop().remove_reader(watcher.fileno())
+            watcher.close()
+            os.close(fd)
+
+
+def _take(watcher: select.epoll, changed: asyncio.Event) -> None:
+    watcher.poll(0)
+    changed.set()
+
+
+def _tree(path: Path) -> Iterator[Path]:
+    """This group and all below it, parents first."""
+    yield path
+    try:
+        children = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return
+    for child in children:
+        yield from _tree(Path(child))
+
+
+def _remove_tree(path: Path) -> None:
+    for group in reversed(list(_tree(path))):
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            continue

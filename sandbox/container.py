@@ -1,0 +1,472 @@
+"""The mechanism of one sandbox: namespaces, limits, root, processes.
+
+Owns: the order in which a sandbox is made and unmade, and everything that acts on a living one. Does not own: policy,
+catalogue, checkpoints (:mod:`sandbox.checkpoint` works on a Container).
+Guarantee: `create` and `prepare` leave either a whole sandbox or nothing: no process, mount, group or namespace.
+`destroy` may be called in any state, any number of times.
+
+::
+
+    create = prepare ▸ start                     prepare: groups ▸ shim ▸ overlay
+    kill ▸ remount ▸ start | restore ▸ attach    restore: a CRIU process started by spawn_host(in_cgroup=True)
+
+Mounts that a process of the sandbox sees: the overlay, proc, devpts, and Docker's masks over parts of proc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox import paths
+from sandbox.cgroup import Cgroup
+from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead, Unsupported
+from sandbox.messages import Limits
+from sandbox.process import Completed, Drain, Feed, Reaped, exit_code, exit_status, kill_started, readable
+from sandbox.process import pidfd_tells_exit as _pidfd_tells_exit
+from sandbox.shim import Refused, Shim, ShimGone, launch
+
+ID_RANGE = 65_536
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NAMESPACES = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "mnt": 0x00020000, "pid": 0x20000000}
+_STDIN, _PARENTED, _NEW_PRIVILEGES = 1, 2, 4
+_KILL_PATIENCE = 10.0  # seconds for a killed command to be gone
+
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """What a sandbox is made from. Example: ``ContainerSpec(id="sb-1", image=images.path("debian"), ...)``."""
+
+    id: str
+    image: Path  # read-only image tree
+    tree: Path  # btrfs subvolume of this sandbox with upper/ and work/
+    uid_base: int  # host uid of the sandbox's root; 65,536 ids from there are its own
+    hostname: str
+    run_dir: Path  # <run>/sandboxes/<id>
+    limits: Limits = field(default_factory=Limits)
+
+
+class Container:
+    """One sandbox. Make it by `create`, `prepare` or `adopt`."""
+
+    def __init__(self, spec: ContainerSpec):
+        self.spec = spec
+        self.cgroup = Cgroup(spec.id)
+        self.root = spec.run_dir / "root"  # the overlay, in the shim's mount namespace
+        self.init_pid: int | None = None
+        self.tree = spec.tree
+        self._init_pidfd = -1
+        self._shim: Shim | None = None
+        self._shim_pid = 0
+        self._reaped: Reaped | None = None
+
+    # ---------------------------------------------------------------- making
+
+    @classmethod
+    async def create(cls, spec: ContainerSpec) -> Container:
+        """A running sandbox with a fresh pid 1."""
+        container = await cls.prepare(spec)
+        try:
+            await container.start()
+        except BaseException:
+            await asyncio.shield(container.destroy())
+            raise
+        return container
+
+    @classmethod
+    async def prepare(cls, spec: ContainerSpec) -> Container:
+        """Everything but processes: for a restore or a fork."""
+        container = cls(spec)
+        if spec.uid_base < ID_RANGE:
+            raise Invalid(f"uid_base {spec.uid_base} overlaps the host's own users")
+        spec.run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            container.cgroup.create()
+        except FileExistsError as error:
+            raise Conflict(f"a control group {spec.id} exists already", sandbox=spec.id) from error
+        try:
+            container.root.mkdir(exist_ok=True)
+            container._shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
+            await container._connect()
+            await container._setup()
+            await container._mount()
+        except BaseException as error:
+            await asyncio.shield(container.destroy())
+            if isinstance(error, Refused):
+                raise Unsupported(f"cannot make a sandbox: {error}", sandbox=spec.id) from error
+            raise
+        return container
+
+    @classmethod
+    async def adopt(cls, spec: ContainerSpec) -> Container:
+        """Reconnect to the living shim of a sandbox after the daemon was restarted."""
+        container = cls(spec)
+        try:
+            await container._connect()
+        except ShimGone as error:
+            raise SandboxDead("its shim is gone", remedy=f"pagurus restore {spec.id}", sandbox=spec.id) from error
+        return container
+
+    async def _connect(self) -> None:
+        self._shim = await Shim.connect(self.spec.run_dir)
+        (pid, init, _), fds = await self._call("hello")
+        self._shim_pid = int(pid)
+        if int(init):
+            self._adopt_init(int(init), fds[0])
+
+    async def _setup(self) -> None:
+        spec = self.spec
+        layer = str(paths.runtime_layer())
+        await self._call("setup", str(self.root), layer, spec.uid_base, spec.hostname[:64], spec.limits.open_files)
+
+    async def _mount(self) -> None:
+        await self._call("mount", str(self.tree), str(self.spec.image))
+
+    async def start(self) -> int:
+        """Start a fresh pid 1 in a prepared or killed sandbox; returns its host pid."""
+        self.cgroup.apply(self.spec.limits)
+        try:
+            (pid,), (pidfd,) = await self._call("start")
+        except Refused as error:
+            raise Unsupported(f"cannot start pid 1: {error}", sandbox=self.spec.id) from error
+        self._adopt_init(int(pid), pidfd)
+        return int(pid)
+
+    async def attach(self, init_pid: int) -> None:
+        """A restore made `init_pid` (its host pid) the sandbox's pid 1. Sets the limits."""
+        (pid,), (pidfd,) = await self._call("attach", init_pid)
+        self._adopt_init(int(pid), pidfd)
+        self.cgroup.apply(self.spec.limits)
+
+    def _adopt_init(self, pid: int, pidfd: int) -> None:
+        self._drop_init()
+        self.init_pid, self._init_pidfd = pid, pidfd
+
+    def _drop_init(self) -> None:
+        if self._init_pidfd >= 0:
+            os.close(self._init_pidfd)
+        self.init_pid, self._init_pidfd = None, -1
+
+    async def _call(self, *fields: str | bytes | int, fds: Sequence[int] = ()) -> tuple[list[str], list[int]]:
+        if self._shim is None:
+            raise SandboxDead("no shim", remedy=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
+        return await self._shim.call(*fields, fds=fds)
+
+    # ---------------------------------------------------------------- observing
+
+    @property
+    def alive(self) -> bool:
+        """True while pid 1 lives."""
+        if self.init_pid is None:
+            return False
+        try:
+            signal.pidfd_send_signal(self._init_pidfd, 0)
+        except ProcessLookupError:
+            return False
+        # A zombie still takes signals; its pidfd is readable.
+        return not _is_readable(self._init_pidfd)
+
+    async def wait_dead(self) -> None:
+        """Returns when pid 1 has died."""
+        if self.init_pid is None:
+            return
+        pidfd = os.dup(self._init_pidfd)
+        try:
+            await readable(pidfd)
+        finally:
+            os.close(pidfd)
+
+    def tasks(self) -> list[int]:
+        """Host pids of the sandbox's processes."""
+        return self.cgroup.pids()
+
+    @property
+    def netns(self) -> Path:
+        """The network namespace that belongs to this sandbox for as long as its shim lives."""
+        return Path(f"/proc/{self._shim_pid}/ns/net")
+
+    # ---------------------------------------------------------------- commands
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+        uid: int = 0,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        output_limit: int = 1 << 20,
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> Completed:
+        """Run a program to its end. Adopted by pid 1, in a session of its own.
+
+        `timeout` in seconds kills what it started. A failure of the program is a result; CommandNotFound, Invalid
+        (working directory), Conflict (no process left under the limit) and SandboxDead are raised.
+        `on_output` gets ("stdout" | "stderr", chunk) as it comes.
+        """
+        began = time.monotonic()
+        parented = not _pidfd_tells_exit()
+        flags = (_STDIN if stdin else 0) | (_PARENTED if parented else 0)
+        variables = {"PATH": PATH, "HOME": "/root" if uid == 0 else "/", **(env or {})}
+        before = self.cgroup.oom_kills()
+        (pid, stream), fds = await self._start_command(flags, uid, cwd, argv, variables)
+        command = _Command(self, int(pid), int(stream), fds, stdin, output_limit, on_output, parented)
+        try:
+            status, timed_out = await command.wait(timeout)
+        finally:
+            # Also when the caller was cancelled: nobody is left to see the end.
+            await asyncio.shield(command.close())
+        return Completed(
+            exit_code=exit_code(status),
+            stdout=bytes(command.stdout.kept),
+            stderr=bytes(command.stderr.kept),
+            duration=time.monotonic() - began,
+            timed_out=timed_out,
+            stdout_dropped=command.stdout.dropped,
+            stderr_dropped=command.stderr.dropped,
+            oom_killed=self.cgroup.oom_kills() > before,
+        )
+
+    async def _start_command(
+        self, flags: int, uid: int, cwd: str, argv: Sequence[str], env: Mapping[str, str]
+    ) -> tuple[list[str], list[int]]:
+        if not argv or not argv[0]:
+            raise Invalid("an empty command", sandbox=self.spec.id)
+        if not 0 <= uid < ID_RANGE:
+            raise Invalid(f"no such user in a sandbox: {uid}", sandbox=self.spec.id)
+        variables = [f"{name}={value}" for name, value in env.items()]
+        try:
+            return await self._call("exec", flags, uid, uid, cwd, len(argv), *argv, *variables)
+        except ShimGone as error:
+            raise self._dead("its shim is gone") from error
+        except Refused as error:
+            raise self._exec_error(error, argv[0], cwd) from error
+
+    def _exec_error(self, error: Refused, program: str, cwd: str) -> PagurusError:
+        """What a refusal of the shim means to the caller."""
+        here = self.spec.id
+        match error.stage, error.errno:
+            case "exec", errno.ESRCH:
+                return self._dead("pid 1 is gone")
+            case "exec", errno.ENOENT | errno.ENOTDIR:
+                return CommandNotFound(f"{program}: no such program", remedy="check the name and PATH", sandbox=here)
+            case "exec", errno.EACCES | errno.ENOEXEC | errno.EISDIR | errno.ELOOP:
+                return CommandNotFound(
+                    f"{program}: cannot be executed ({os.strerror(error.errno)})", remedy="chmod +x?", sandbox=here
+                )
+            case "exec", errno.E2BIG:
+                return Invalid(f"{program}: arguments too long", remedy="pass large input by stdin", sandbox=here)
+            case "cwd", _:
+                return Invalid(f"working directory {cwd}: {os.strerror(error.errno)}", sandbox=here)
+            case "fork", errno.EAGAIN:
+                limit = self.spec.limits.processes
+                return Conflict(
+                    f"no process left: all {limit} are in use", remedy="end some, or raise Limits.processes", sandbox=here
+                )
+            case ("fork" | "exec", errno.ENOMEM) | ("killed", _):
+                if not self.alive:
+                    return self._dead("pid 1 is gone")
+                return NoSpace("not enough memory to start a command", remedy="raise Limits.memory", sandbox=here)
+            case "join namespaces", _:
+                return self._dead("pid 1 is gone")
+        return Conflict(f"cannot start {program}: {error}", sandbox=here)
+
+    def _dead(self, why: str) -> SandboxDead:
+        return SandboxDead(why, remedy=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
+
+    async def _await_reaped(self, pidfd: int) -> None:
+        if self._reaped is None:
+            self._reaped = Reaped()
+        await self._reaped.wait(pidfd)
+
+    # ---------------------------------------------------------------- host programs
+
+    async def spawn_host(
+        self,
+        argv: Sequence[str],
+        *,
+        fds: Sequence[int] = (),
+        in_cgroup: bool,
+        join: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        stderr: int | None = None,
+    ) -> int:
+        """Start a host program (CRIU) as a child of the shim, in the shim's mount namespace; returns its host pid.
+
+        ``fds[i]`` becomes its descriptor ``3 + i``. `in_cgroup`: inside the sandbox's groups, so that what it restores
+        is; otherwise outside all of them. `join`: namespaces of pid 1 to enter ("net", "ipc", "uts").
+        """
+        passed, targets = list(fds), list(range(3, 3 + len(fds)))
+        if stderr is not None:
+            passed, targets = [*passed, stderr, stderr], [*targets, 1, 2]
+        flags = 0
+        for name in join:
+            flags |= NAMESPACES[name]
+        variables = [f"{name}={value}" for name, value in {"PATH": PATH, **(env or {})}.items()]
+        listed = ",".join(map(str, targets))
+        (pid,), (pidfd,) = await self._call(
+            "host", int(in_cgroup), flags, listed, len(argv), *argv, *variables, fds=passed
+        )
+        os.close(pidfd)
+        return int(pid)
+
+    async def host_exited(self, pid: int) -> int:
+        """Wait status of a program of `spawn_host`. Ask for it before the connection is lost."""
+        if self._shim is None:
+            raise self._dead("no shim")
+        status = await self._shim.exited(pid)
+        self._shim.forget(pid)
+        return status
+
+    async def sink(self) -> int:
+        """A new descriptor to write to: the shim discards what comes. For output pipes of restored processes."""
+        _, (fd,) = await self._call("sink")
+        return fd
+
+    # ---------------------------------------------------------------- ending
+
+    async def kill(self) -> None:
+        """SIGKILL to all processes; returns when all are gone. The shim stays."""
+        if self.cgroup.exists():
+            self.cgroup.thaw()
+            self.cgroup.kill()
+            await self.wait_dead()
+            await self.cgroup.wait_empty()
+        if self._shim is not None and self._shim.connected:
+            await self._until_init_forgotten()
+        self._drop_init()
+
+    async def _until_init_forgotten(self) -> None:
+        """The shim answers after it has noticed pid 1's death and reaped it."""
+        while True:
+            (_, init, _), fds = await self._call("hello")
+            for fd in fds:
+                os.close(fd)
+            if not int(init):
+                return
+
+    async def remount(self, tree: Path) -> None:
+        """After `kill`: the same sandbox over another upper tree."""
+        await self._call("umount")
+        self.tree = tree
+        await self._mount()
+
+    async def destroy(self) -> None:
+        """Processes, mounts, groups, namespaces, shim: gone. The tree stays its owner's."""
+        with contextlib.suppress(ShimGone, FileNotFoundError):
+            await self.kill()
+        await self._end_shim()
+        self._drop_init()
+        if self._reaped is not None:
+            self._reaped.close()
+            self._reaped = None
+        await self.cgroup.remove()
+        shutil.rmtree(self.spec.run_dir, ignore_errors=True)
+
+    async def _end_shim(self) -> None:
+        pid, self._shim_pid = self._shim_pid, 0
+        if not pid:
+            return
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            pidfd = -1
+        if self._shim is not None:
+            with contextlib.suppress(ShimGone, Refused):
+                await self._shim.call("exit")
+            self._shim.close()
+            self._shim = None
+        if pidfd >= 0:
+            try:
+                async with asyncio.timeout(2):
+                    await readable(pidfd)
+            except TimeoutError:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                await readable(pidfd)
+            finally:
+                os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):  # adopted: not our child
+            os.waitpid(pid, os.WNOHANG)
+
+
+class _Command:
+    """A started command, from its descriptors to its end."""
+
+    def __init__(
+        self,
+        container: Container,
+        pid: int,
+        stream: int,
+        fds: list[int],
+        stdin: bytes,
+        limit: int,
+        on_output: Callable[[str, bytes], None] | None,
+        parented: bool,
+    ):
+        def tell(name: str) -> Callable[[bytes], None] | None:
+            return None if on_output is None else lambda data: on_output(name, data)
+
+        self._container = container
+        self._pid = pid
+        self._stream = stream
+        self._parented = parented
+        self._pidfd = fds[0]
+        self.stdout = Drain(fds[1], limit, tell("stdout"))
+        self.stderr = Drain(fds[2], limit, tell("stderr"))
+        self._feed = Feed(fds[3], stdin) if len(fds) > 3 else None
+        self._done = False
+
+    async def wait(self, timeout: float | None) -> tuple[int, bool]:
+        """(wait status, timed out)"""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._end(), False
+        except TimeoutError:
+            await asyncio.to_thread(self._kill)
+            async with asyncio.timeout(_KILL_PATIENCE):
+                return await self._end(), True
+
+    async def _end(self) -> int:
+        if self._parented:
+            shim = self._container._shim
+            assert shim is not None
+            status = await shim.exited(self._pid)
+            shim.forget(self._pid)
+        else:
+            await self._container._await_reaped(self._pidfd)
+            found = exit_status(self._pidfd)
+            assert found is not None
+            status = found
+        self._done = True
+        return status
+
+    def _kill(self) -> None:
+        kill_started(self._pid, self._container.tasks)
+
+    async def close(self) -> None:
+        """Takes what lies in the pipes; whoever still holds them is from now on read by the shim."""
+        if not self._done:
+            await asyncio.to_thread(self._kill)
+        self.stdout.finish()
+        self.stderr.finish()
+        if self._feed is not None:
+            self._feed.close()
+        os.close(self._pidfd)
+        with contextlib.suppress(ShimGone, Refused, SandboxDead):
+            await self._container._call("release", self._stream)
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Builds the shim and the runtime layer of all sandboxes into PREFIX. Needs a C compiler and root (device nodes).
+# usage: build.sh PREFIX
+set -eu
+prefix=$1
+here=$(dirname "$(readlink -f "$0")")
+mkdir -p "$prefix/bin" "$prefix/layer"
+cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-shim.new" \
+    "$here"/shim.c "$here"/mounts.c "$here"/spawn.c "$here"/confine.c "$here"/files.c
+mv "$prefix/bin/pagurus-shim.new" "$prefix/bin/pagurus-shim"
+
+# The layer is an overlay's lower directory while sandboxes run: an unchanged one is left alone.
+layer=$prefix/layer
+mkdir -p "$layer/.pagurus/empty" "$layer/dev/pts" "$layer/dev/shm" "$layer/proc" "$layer/sys"
+chmod 755 "$layer" "$layer/.pagurus" "$layer/dev" "$layer/dev/pts"
+chmod 555 "$layer/.pagurus/empty" "$layer/proc" "$layer/sys"
+chmod 1777 "$layer/dev/shm"
+cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \
+    -Wl,--build-id=none -Wl,-z,noseparate-code -o "$prefix/init.new" "$here/init.c"
+if cmp -s "$prefix/init.new" "$layer/.pagurus/init"; then rm "$prefix/init.new"; else mv "$prefix/init.new" "$layer/.pagurus/init"; fi
+node() {
+    [ -c "$layer/dev/$1" ] || mknod "$layer/dev/$1" c "$2" "$3"
+    chmod 666 "$layer/dev/$1"
+}
+node null 1 3
+node zero 1 5
+node full 1 7
+node random 1 8
+node urandom 1 9
+node tty 5 0
+ln -sfn pts/ptmx "$layer/dev/ptmx"
+ln -sfn /proc/self/fd "$layer/dev/fd"
+ln -sfn /proc/self/fd/0 "$layer/dev/stdin"
+ln -sfn /proc/self/fd/1 "$layer/dev/stdout"
+ln -sfn /proc/self/fd/2 "$layer/dev/stderr"

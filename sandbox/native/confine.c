@@ -1,0 +1,185 @@
+/* What a process of a sandbox may do: resource limits, capabilities, system calls.
+ *
+ * The system-call filter allows what Docker's default profile allows to a container with Docker's
+ * default capabilities, on x86-64 only, less what makes a sandbox impossible to dump (ptrace) and
+ * socket families that it has no use for. It is a binary search over the call numbers, built once
+ * per shim; the kernel's own cache answers for calls whose arguments do not matter.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <linux/audit.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------------ resource limits */
+
+const char *set_limits(uint64_t open_files) {
+    struct rlimit nofile, stack;
+    if (getrlimit(RLIMIT_NOFILE, &nofile) < 0 || getrlimit(RLIMIT_STACK, &stack) < 0) return "read limits";
+    if (open_files > nofile.rlim_max) open_files = nofile.rlim_max;  /* raising needs CAP_SYS_RESOURCE */
+    nofile.rlim_cur = nofile.rlim_max = open_files;
+    stack.rlim_cur = 8 << 20;
+    if (stack.rlim_cur > stack.rlim_max) stack.rlim_cur = stack.rlim_max;
+    /* A core_pattern that pipes starts its program on the host; 1 is the one value that prevents it. */
+    struct rlimit core = {.rlim_cur = 1, .rlim_max = 1};
+    if (setrlimit(RLIMIT_CORE, &core) < 0) return "core limit";
+    if (setrlimit(RLIMIT_STACK, &stack) < 0) return "stack limit";
+    if (setrlimit(RLIMIT_NOFILE, &nofile) < 0) return "open files limit";
+    return NULL;
+}
+
+/* ------------------------------------------------------------------ capabilities */
+
+#define BIT(cap) (1ULL << (cap))
+static const uint64_t kept =
+    BIT(CAP_CHOWN) | BIT(CAP_DAC_OVERRIDE) | BIT(CAP_FOWNER) | BIT(CAP_FSETID) | BIT(CAP_KILL) | BIT(CAP_SETGID) |
+    BIT(CAP_SETUID) | BIT(CAP_SETPCAP) | BIT(CAP_NET_BIND_SERVICE) | BIT(CAP_NET_RAW) | BIT(CAP_SYS_CHROOT) |
+    BIT(CAP_MKNOD) | BIT(CAP_AUDIT_WRITE) | BIT(CAP_SETFCAP);
+
+static int drop_bounding(void) {
+    for (int cap = 0; cap <= 63; cap++) {
+        if (kept & BIT(cap)) continue;
+        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0) return errno == EINVAL ? 0 : -1;  /* past the last one */
+    }
+    return 0;
+}
+
+static int set_capabilities(void) {
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {
+        {.effective = (uint32_t)kept, .permitted = (uint32_t)kept},
+        {.effective = (uint32_t)(kept >> 32), .permitted = (uint32_t)(kept >> 32)},
+    };
+    return (int)syscall(SYS_capset, &header, data);
+}
+
+/* ------------------------------------------------------------------ system calls */
+
+#include "syscalls.h"
+
+#define NUMBER offsetof(struct seccomp_data, nr)
+#define ARCH offsetof(struct seccomp_data, arch)
+#define ARG(n) (offsetof(struct seccomp_data, args) + 8 * (n))
+#define ERRNO(e) (SECCOMP_RET_ERRNO | (e))
+
+static struct sock_filter code[1024];
+static unsigned size;
+
+static void emit(uint16_t op, uint8_t yes, uint8_t no, uint32_t k) {
+    if (size == sizeof code / sizeof *code) abort();
+    code[size++] = (struct sock_filter){op, yes, no, k};
+}
+
+static void ret(uint32_t action) { emit(BPF_RET | BPF_K, 0, 0, action); }
+
+static void load(uint32_t offset) { emit(BPF_LD | BPF_W | BPF_ABS, 0, 0, offset); }
+
+static void one_of(const uint32_t *values, int count, uint32_t otherwise) {
+    for (int i = 0; i < count; i++) emit(BPF_JMP | BPF_JEQ | BPF_K, (uint8_t)(count - i), 0, values[i]);
+    ret(otherwise);
+    ret(SECCOMP_RET_ALLOW);
+}
+
+static void decide(enum verdict what) {
+    static const uint32_t families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
+    static const uint32_t personalities[] = {0, 0x0008, 0x20000, 0x20008, 0xffffffff};
+    switch (what) {
+    case ALLOW: ret(SECCOMP_RET_ALLOW); break;
+    case ABSENT: ret(ERRNO(ENOSYS)); break;
+    case DENY: ret(ERRNO(EPERM)); break;
+    case FAMILY:
+        load(ARG(0));
+        one_of(families, 4, ERRNO(EAFNOSUPPORT));
+        break;
+    case PERSONALITY:
+        load(ARG(0));
+        one_of(personalities, 5, ERRNO(EPERM));
+        break;
+    case NO_NAMESPACES:
+        load(ARG(0));
+        emit(BPF_JMP | BPF_JSET | BPF_K, 0, 1,
+             CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWCGROUP);
+        ret(ERRNO(EPERM));
+        ret(SECCOMP_RET_ALLOW);
+        break;
+    }
+}
+
+/* Segment i covers the numbers from start[i] up to start[i + 1]. */
+static uint32_t start[LAST_SYSCALL + 3];
+static enum verdict action[LAST_SYSCALL + 3];
+
+static void search(int low, int high) {
+    if (low == high) {
+        decide(action[low]);
+        return;
+    }
+    int middle = (low + high + 1) / 2;
+    unsigned branch = size;
+    emit(BPF_JMP | BPF_JGE | BPF_K, 0, 1, start[middle]);
+    emit(BPF_JMP | BPF_JA, 0, 0, 0);
+    search(low, middle - 1);
+    code[branch + 1].k = size - (branch + 2);
+    search(middle, high);
+}
+
+void prepare_filter(void) {
+    static enum verdict table[LAST_SYSCALL + 1];
+    for (int i = 0; i <= LAST_SYSCALL; i++) table[i] = DENY;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) table[rules[i].number] = rules[i].verdict;
+    int segments = 0;
+    for (int i = 0; i <= LAST_SYSCALL; i++) {
+        bool plain = table[i] == ALLOW || table[i] == DENY || table[i] == ABSENT;
+        if (i > 0 && plain && table[i] == table[i - 1]) continue;
+        start[segments] = (uint32_t)i;
+        action[segments++] = table[i];
+    }
+    /* Calls newer than this table do not exist for the sandbox: libraries then use their fallback. The
+     * same answer covers the x32 numbers, which lie far above. */
+    start[segments] = LAST_SYSCALL + 1;
+    action[segments++] = ABSENT;
+
+    size = 0;
+    load(ARCH);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, 1, 0, AUDIT_ARCH_X86_64);
+    ret(SECCOMP_RET_KILL_PROCESS);
+    load(NUMBER);
+    search(0, segments - 1);
+}
+
+static int set_filter(void) {
+    struct sock_fprog program = {.len = (unsigned short)size, .filter = code};
+    return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
+}
+
+/* ------------------------------------------------------------------ all together */
+
+/* The filter goes in while the capability to do so is still held: without no_new_privs it needs it. */
+const char *confine(uid_t uid, gid_t gid, bool new_privileges) {
+    if (drop_bounding() < 0) return "bounding set";
+    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0) return "ambient set";
+    if (!new_privileges && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) return "no_new_privs";
+    if (setgroups(0, NULL) < 0) return "groups";
+    if (setresgid(gid, gid, gid) < 0) return "gid";
+    if (uid == 0) {
+        if (setresuid(0, 0, 0) < 0) return "uid";
+        if (set_filter() < 0) return "seccomp";
+        if (set_capabilities() < 0) return "capabilities";
+        return NULL;
+    }
+    if (set_filter() < 0) return "seccomp";
+    if (setresuid(uid, uid, uid) < 0) return "uid";
+    return NULL;
+}

@@ -1,0 +1,170 @@
+/* The sandbox's file tree: an overlay whose layers are idmapped, and the view that pid 1 gets of it.
+ *
+ * The layers are handed to overlayfs as /proc/self/fd/N of detached, idmapped clones: paths would
+ * make it use the host's own, unmapped mounts, and it then turns silently read-only. fsuid and fsgid
+ * are at the sandbox's offset while mounting, because overlayfs creates its work directory then; the
+ * secure bit keeps the capabilities that a changed fsuid would otherwise drop.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <linux/securebits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MNT_DETACH 2  /* from sys/mount.h, which this C library cannot include beside linux/mount.h */
+int mount(const char *, const char *, const char *, unsigned long, const void *);
+int umount2(const char *, int);
+
+static int tree_clone(const char *path) {
+    return (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+}
+
+static int write_map(pid_t pid, const char *file, uid_t base) {
+    char path[64], line[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", pid, file);
+    int size = snprintf(line, sizeof line, "0 %u %u\n", base, ID_RANGE);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    ssize_t done = write(fd, line, size);
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return done == size ? 0 : -1;
+}
+
+int write_maps(pid_t pid, uid_t base) {
+    return write_map(pid, "gid_map", base) || write_map(pid, "uid_map", base) ? -1 : 0;
+}
+
+/* A user namespace that exists only as a mapping: its one process ends at once. */
+const char *make_idmap(struct shim *s) {
+    int pidfd = -1;
+    pid_t pid = clone_child(CLONE_NEWUSER, -1, &pidfd);
+    if (pid < 0) return "idmap clone";
+    if (pid == 0) {
+        for (;;) pause();
+    }
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
+    int mapped = write_maps(pid, s->uid_base);
+    int fd = mapped == 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    int saved = errno;
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    close(pidfd);
+    errno = saved;
+    if (fd < 0) return "idmap map";
+    if (s->idmap >= 0) close(s->idmap);
+    s->idmap = fd;
+    return NULL;
+}
+
+static int layer_fd(struct shim *s, const char *path) {
+    int fd = tree_clone(path);
+    if (fd < 0) return -1;
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = s->idmap};
+    if (syscall(SYS_mount_setattr, fd, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0) {
+        int saved = errno;
+        close(fd);
+        errno = saved;
+        return -1;
+    }
+    return fd;
+}
+
+/* Runtime layer above the image: an image can then neither hide /.pagurus/init nor bring devices to /dev. */
+const char *mount_overlay(struct shim *s, const char *tree, const char *image) {
+    int runtime = layer_fd(s, s->layer);
+    if (runtime < 0) return "runtime layer";
+    int base = layer_fd(s, image);
+    if (base < 0) {
+        close(runtime);
+        return "image layer";
+    }
+    int upper = layer_fd(s, tree);
+    if (upper < 0) {
+        close(runtime);
+        close(base);
+        return "upper layer";
+    }
+    char options[512];
+    snprintf(options, sizeof options,
+             "lowerdir=/proc/self/fd/%d:/proc/self/fd/%d,upperdir=/proc/self/fd/%d/upper,"
+             "workdir=/proc/self/fd/%d/work,index=off,xino=on,redirect_dir=on,metacopy=off",
+             runtime, base, upper, upper);
+    int bits = prctl(PR_GET_SECUREBITS);
+    prctl(PR_SET_SECUREBITS, bits | SECBIT_NO_SETUID_FIXUP);
+    setfsgid(s->uid_base);
+    setfsuid(s->uid_base);
+    int failed = mount("overlay", s->root, "overlay", MS_NOATIME, options);
+    int saved = errno;
+    setfsuid(0);
+    setfsgid(0);
+    prctl(PR_SET_SECUREBITS, bits);
+    close(runtime);
+    close(base);
+    close(upper);
+    errno = saved;
+    if (failed) return "overlay";
+    s->mounted = true;
+    return NULL;
+}
+
+/* The paths that Docker masks and makes read-only by default. */
+static const char *const masked[] = {
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+    "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
+};
+static const char *const read_only[] = {
+    "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger",
+};
+
+static int bind_read_only(const char *from, const char *to) {
+    if (mount(from, to, NULL, MS_BIND, NULL) < 0) return errno == ENOENT ? 0 : -1;
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
+    return (int)syscall(SYS_mount_setattr, AT_FDCWD, to, 0, &attr, sizeof attr);
+}
+
+static const char *mask_proc(void) {
+    for (size_t i = 0; i < sizeof masked / sizeof *masked; i++) {
+        struct stat st;
+        if (lstat(masked[i], &st) < 0) continue;
+        if (bind_read_only(S_ISDIR(st.st_mode) ? "/.pagurus/empty" : "/dev/null", masked[i]) < 0) return "mask";
+    }
+    for (size_t i = 0; i < sizeof read_only / sizeof *read_only; i++)
+        if (bind_read_only(read_only[i], read_only[i]) < 0) return "read-only path";
+    return NULL;
+}
+
+/* Called by pid 1 to be, in its own mount namespace, with the working directory on the overlay.
+ *
+ * The mounts that a less privileged mount namespace inherits are locked; pivot_root wants one that
+ * is not, hence the clone of the overlay's mount on top of itself. proc is mounted while the host's
+ * is still there: the kernel grants a user namespace a proc mount only where one is already visible. */
+const char *enter_root(void) {
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) return "private mounts";
+    int root = tree_clone(".");
+    if (root < 0) return "root clone";
+    if (syscall(SYS_move_mount, root, "", AT_FDCWD, ".", MOVE_MOUNT_F_EMPTY_PATH) < 0) return "root mount";
+    if (fchdir(root) < 0) return "root directory";
+    close(root);
+    if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) return "mount proc";
+    if (syscall(SYS_pivot_root, ".", ".") < 0) return "pivot_root";
+    if (umount2(".", MNT_DETACH) < 0) return "detach host root";
+    if (chdir("/") < 0) return "root directory";
+    if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5") < 0)
+        return "mount devpts";
+    return mask_proc();
+}

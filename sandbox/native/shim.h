@@ -1,0 +1,90 @@
+/* pagurus-shim: the per-sandbox helper. Shared declarations.
+ *
+ * shim.c     socket, commands, children, drained pipes
+ * mounts.c   idmapped overlay; the sandbox's view of its root
+ * spawn.c    pid 1, adopted commands, host programs
+ * confine.c  capabilities, seccomp, limits
+ * files.c    file access inside the sandbox's mount namespace
+ */
+#ifndef PAGURUS_SHIM_H
+#define PAGURUS_SHIM_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define PACKET_MAX (1 << 20)  /* one command with its arguments */
+#define FIELDS_MAX 16384
+#define PASSED_MAX 16         /* descriptors per message */
+#define V1_MAX 8
+#define ID_RANGE 65536
+
+struct shim {
+    int cgroup;               /* O_PATH of the sandbox's v2 cgroup */
+    int v1_count;
+    char *v1[V1_MAX];         /* the v1 cgroups that the shim has joined */
+    char root[PATH_MAX];      /* mount point of the overlay in our mount namespace */
+    char layer[PATH_MAX];     /* runtime layer */
+    char hostname[65];
+    uid_t uid_base;
+    uint64_t open_files;
+    int idmap;                /* user namespace that maps 0.. to uid_base.. */
+    bool mounted;
+    pid_t init;               /* host pid of the sandbox's pid 1, or 0 */
+    int init_pidfd;
+};
+
+/* What a child says before it dies without having become the program. */
+struct failure {
+    char stage[24];
+    int error;
+};
+
+struct started {
+    pid_t pid;
+    int pidfd;
+    struct failure failure;   /* stage[0] == 0: the program runs */
+};
+
+struct command {
+    char **argv, **envp;      /* NULL-terminated */
+    const char *cwd;
+    uid_t uid;
+    gid_t gid;
+    int fd[3];                /* -1: the sandbox's own /dev/null */
+    bool new_privileges, parented;
+};
+
+struct host_command {
+    char **argv, **envp;
+    bool in_cgroup;
+    int join;                 /* CLONE_NEW* of pid 1's namespaces */
+    int count;
+    int fd[PASSED_MAX], target[PASSED_MAX];
+};
+
+/* spawn.c */
+pid_t clone_child(uint64_t flags, int cgroup, int *pidfd);
+int status_pair(int pair[2]);
+void give_up(int status, const char *stage) __attribute__((noreturn));
+void await_status(int status, struct started *out);
+void start_init(struct shim *s, struct started *out);
+void start_command(struct shim *s, const struct command *c, struct started *out);
+void start_host(struct shim *s, const struct host_command *c, struct started *out);
+pid_t pid_of(int pidfd);
+
+/* mounts.c: 0 or a stage name with errno set */
+const char *make_idmap(struct shim *s);
+const char *mount_overlay(struct shim *s, const char *tree, const char *image);
+const char *enter_root(void);
+
+/* confine.c: likewise */
+void prepare_filter(void);
+const char *set_limits(uint64_t open_files);
+const char *confine(uid_t uid, gid_t gid, bool new_privileges);
+
+/* files.c: runs one operation in a child inside the sandbox; returns errno, sets *result */
+int file_operation(struct shim *s, char **field, int count, int data, int64_t result[8]);
+
+#endif

@@ -1,0 +1,333 @@
+/* Every process that the shim starts: pid 1, commands that pid 1 adopts, host programs.
+ *
+ * A child reports a failure over a close-on-exec socket; when that socket reaches its end without a
+ * report, the program runs. Between clone and exec a child inside the sandbox is not dumpable, so
+ * that nothing in there can read or trace it.
+ *
+ *   shim ── helper (joins the namespaces) ── middle (in the pid namespace, ends) ── command
+ *                                                                                   adopted by pid 1
+ *
+ * pid 1 must be the parent, or CRIU would not see the command. The middle process is needed because a
+ * child is handed to the reaper of its parent's pid namespace, and the helper is still in the host's.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sched.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+int setns(int, int);
+int unshare(int);
+int write_maps(pid_t pid, uid_t base);
+
+#define JOINED (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET | CLONE_NEWCGROUP)
+
+pid_t clone_child(uint64_t flags, int cgroup, int *pidfd) {
+    struct clone_args args = {.flags = flags, .exit_signal = flags & CLONE_PARENT ? 0 : SIGCHLD};
+    if (pidfd) {
+        args.flags |= CLONE_PIDFD;
+        args.pidfd = (uint64_t)(uintptr_t)pidfd;
+    }
+    if (cgroup >= 0) {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = (uint64_t)cgroup;
+    }
+    return (pid_t)syscall(SYS_clone3, &args, sizeof args);
+}
+
+int status_pair(int pair[2]) { return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair); }
+
+static void send_failure(int status, const char *stage, int error, int fd) {
+    struct failure f = {.error = error};
+    snprintf(f.stage, sizeof f.stage, "%s", stage);
+    struct iovec part = {&f, sizeof f};
+    char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (fd >= 0) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    sendmsg(status, &message, MSG_NOSIGNAL);
+}
+
+void give_up(int status, const char *stage) {
+    send_failure(status, stage, errno, -1);
+    _exit(127);
+}
+
+/* Reads reports up to the end of the status socket. A report with a descriptor and no stage hands
+ * over the pidfd of the command; one with a stage is a failure. */
+void await_status(int status, struct started *out) {
+    struct pollfd wait = {.fd = status, .events = POLLIN};
+    for (;;) {
+        int ready = poll(&wait, 1, 30000);
+        if (ready < 0 && errno == EINTR) continue;
+        if (ready == 0) {
+            out->failure = (struct failure){.stage = "no answer", .error = ETIMEDOUT};
+            return;
+        }
+        struct failure f;
+        struct iovec part = {&f, sizeof f};
+        char control[CMSG_SPACE(sizeof(int))];
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+        ssize_t size = recvmsg(status, &message, MSG_CMSG_CLOEXEC);
+        if (size < 0 && errno == EINTR) continue;
+        if (size != sizeof f) return;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+        if (c && c->cmsg_type == SCM_RIGHTS) memcpy(&out->pidfd, CMSG_DATA(c), sizeof(int));
+        if (f.stage[0] && !out->failure.stage[0]) out->failure = f;
+    }
+}
+
+pid_t pid_of(int pidfd) {
+    char path[64], line[128];
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+    FILE *f = fopen(path, "re");
+    pid_t pid = -1;
+    if (!f) return -1;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "Pid:\t%d", &pid) == 1) break;
+    fclose(f);
+    return pid;
+}
+
+/* The child must not inherit a place in the OOM killer's queue that the shim may have been given. */
+static void ordinary_oom_score(void) {
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    if (write(fd, "0", 1) < 0) { /* raising towards 0 is always allowed; nothing else to do */ }
+    close(fd);
+}
+
+/* ------------------------------------------------------------------ pid 1 */
+
+static void become_init(struct shim *s, int status) __attribute__((noreturn));
+static void become_init(struct shim *s, int status) {
+    char go;
+    const char *stage;
+    if (recv(status, &go, 1, 0) != 1) _exit(127);
+    ordinary_oom_score();
+    setsid();
+    if ((stage = set_limits(s->open_files))) give_up(status, stage);
+    if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) give_up(status, "become root");
+    if ((stage = enter_root())) give_up(status, stage);
+    if (sethostname(s->hostname, strlen(s->hostname)) < 0) give_up(status, "hostname");
+    if (unshare(CLONE_NEWCGROUP) < 0) give_up(status, "cgroup namespace");
+    umask(022);
+    if ((stage = confine(0, 0, false))) give_up(status, stage);
+    if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
+    syscall(SYS_close_range, 0, 2, 0);
+    syscall(SYS_close_range, 4, ~0U, 0);
+    char *argv[] = {"init", NULL}, *envp[] = {NULL};
+    execve("/.pagurus/init", argv, envp);
+    give_up(3, "exec init");
+}
+
+void start_init(struct shim *s, struct started *out) {
+    int pair[2], pidfd = -1;
+    if (status_pair(pair) < 0 || chdir(s->root) < 0) {
+        out->failure = (struct failure){.stage = "prepare", .error = errno};
+        return;
+    }
+    pid_t pid = clone_child(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS, s->cgroup, &pidfd);
+    if (pid == 0) {
+        close(pair[0]);
+        become_init(s, pair[1]);
+    }
+    int saved = errno;
+    close(pair[1]);
+    if (chdir("/") < 0) saved = errno;
+    if (pid < 0) {
+        out->failure = (struct failure){.stage = "clone", .error = saved};
+    } else {
+        if (write_maps(pid, s->uid_base) < 0) out->failure = (struct failure){.stage = "id maps", .error = errno};
+        else if (send(pair[0], "g", 1, MSG_NOSIGNAL) == 1) await_status(pair[0], out);
+        out->pid = pid;
+        out->pidfd = pidfd;
+        if (out->failure.stage[0]) {
+            kill(pid, SIGKILL);
+            waitpid(pid, NULL, 0);
+            close(pidfd);
+        }
+    }
+    close(pair[0]);
+}
+
+/* ------------------------------------------------------------------ commands inside */
+
+static void search_path(char **argv, char **envp) {
+    const char *path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    if (strchr(argv[0], '/')) {
+        execve(argv[0], argv, envp);
+        return;
+    }
+    for (char **e = envp; *e; e++)
+        if (strncmp(*e, "PATH=", 5) == 0) path = *e + 5;
+    int worst = ENOENT;
+    char candidate[PATH_MAX];
+    while (*path) {
+        size_t length = strcspn(path, ":");
+        if (snprintf(candidate, sizeof candidate, "%.*s/%s", (int)length, path, argv[0]) < (int)sizeof candidate) {
+            execve(candidate, argv, envp);
+            if (errno != ENOENT && errno != ENOTDIR) worst = errno;
+        }
+        path += length;
+        if (*path == ':') path++;
+    }
+    errno = worst;
+}
+
+static void become_command(const struct command *c, int status) __attribute__((noreturn));
+static void become_command(const struct command *c, int status) {
+    const char *stage;
+    setsid();
+    if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) give_up(status, "become root");
+    for (int i = 0; i < 3; i++) {
+        int fd = c->fd[i] >= 0 ? c->fd[i] : open("/dev/null", i ? O_WRONLY : O_RDONLY);
+        if (fd < 0) give_up(status, "open /dev/null");
+        if (dup2(fd, i) < 0) give_up(status, "descriptors");
+    }
+    umask(022);
+    /* With the credentials of the user, as a login would; root of the sandbox may enter anywhere. */
+    if (c->uid == 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
+    if ((stage = confine(c->uid, c->gid, c->new_privileges))) give_up(status, stage);
+    if (c->uid != 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
+    if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
+    syscall(SYS_close_range, 4, ~0U, 0);
+    search_path(c->argv, c->envp);
+    give_up(3, "exec");
+}
+
+static void help_command(struct shim *s, const struct command *c, int status) __attribute__((noreturn));
+static void help_command(struct shim *s, const struct command *c, int status) {
+    const char *stage;
+    ordinary_oom_score();
+    if ((stage = set_limits(s->open_files))) give_up(status, stage);
+    if (setns(s->init_pidfd, JOINED) < 0) give_up(status, "join namespaces");
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    int pidfd = -1;
+    pid_t child = c->parented ? 0 : clone_child(0, -1, NULL);
+    if (child < 0) give_up(status, "fork");
+    if (child > 0) {
+        close(status);
+        waitpid(child, NULL, 0);
+        _exit(0);
+    }
+    child = clone_child(c->parented ? CLONE_PARENT : 0, -1, &pidfd);
+    if (child < 0) give_up(status, "fork");
+    if (child == 0) become_command(c, status);
+    send_failure(status, "", 0, pidfd);
+    _exit(0);
+}
+
+void start_command(struct shim *s, const struct command *c, struct started *out) {
+    int pair[2];
+    out->pidfd = -1;
+    if (status_pair(pair) < 0) {
+        out->failure = (struct failure){.stage = "prepare", .error = errno};
+        return;
+    }
+    pid_t helper = clone_child(0, s->cgroup, NULL);
+    if (helper == 0) {
+        close(pair[0]);
+        help_command(s, c, pair[1]);
+    }
+    int saved = errno;
+    close(pair[1]);
+    if (helper < 0) {
+        out->failure = (struct failure){.stage = "fork", .error = saved};
+    } else {
+        await_status(pair[0], out);
+        waitpid(helper, NULL, 0);
+        if (!out->failure.stage[0] && out->pidfd < 0)  /* killed on the way, by the OOM killer or by a kill */
+            out->failure = (struct failure){.stage = "killed", .error = ECANCELED};
+        if (out->pidfd >= 0) out->pid = pid_of(out->pidfd);
+    }
+    close(pair[0]);
+}
+
+/* ------------------------------------------------------------------ host programs */
+
+/* Leaves the sandbox's v1 cgroups, whose limits must not count a dump. Waits for an RCU grace
+ * period, so callers keep such a program running rather than start one for every use. */
+static int leave_cgroups(struct shim *s) {
+    for (int i = 0; i < s->v1_count; i++) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s/../cgroup.procs", s->v1[i]);
+        int fd = open(path, O_WRONLY | O_CLOEXEC);
+        if (fd < 0) return -1;
+        ssize_t done = write(fd, "0", 1);
+        close(fd);
+        if (done < 0) return -1;
+    }
+    return 0;
+}
+
+static void become_host(struct shim *s, const struct host_command *c, int status) __attribute__((noreturn));
+static void become_host(struct shim *s, const struct host_command *c, int status) {
+    ordinary_oom_score();
+    setsid();
+    if (!c->in_cgroup && leave_cgroups(s) < 0) give_up(status, "leave cgroups");
+    if (c->join && setns(s->init_pidfd, c->join) < 0) give_up(status, "join namespaces");
+    int moved[PASSED_MAX];
+    int high = fcntl(status, F_DUPFD_CLOEXEC, 512);
+    if (high < 0) give_up(status, "descriptors");
+    for (int i = 0; i < c->count; i++)  /* out of the way first: a target may be another one's source */
+        if ((moved[i] = fcntl(c->fd[i], F_DUPFD_CLOEXEC, 512)) < 0) give_up(high, "descriptors");
+    for (int i = 0; i < c->count; i++)
+        if (dup2(moved[i], c->target[i]) < 0) give_up(high, "descriptors");
+    for (int fd = 3; fd < 512; fd++) {
+        bool wanted = false;
+        for (int i = 0; i < c->count; i++) wanted |= c->target[i] == fd;
+        if (!wanted) close(fd);
+    }
+    for (int i = 0; i < c->count; i++) close(moved[i]);
+    syscall(SYS_close_range, 512, ~0U, CLOSE_RANGE_CLOEXEC);
+    signal(SIGPIPE, SIG_DFL);
+    execve(c->argv[0], c->argv, c->envp);
+    give_up(high, "exec");
+}
+
+void start_host(struct shim *s, const struct host_command *c, struct started *out) {
+    int pair[2], pidfd = -1;
+    if (status_pair(pair) < 0) {
+        out->failure = (struct failure){.stage = "prepare", .error = errno};
+        return;
+    }
+    pid_t pid = clone_child(0, c->in_cgroup ? s->cgroup : -1, &pidfd);
+    if (pid == 0) {
+        close(pair[0]);
+        become_host(s, c, pair[1]);
+    }
+    int saved = errno;
+    close(pair[1]);
+    if (pid < 0) {
+        out->failure = (struct failure){.stage = "fork", .error = saved};
+    } else {
+        await_status(pair[0], out);
+        out->pid = pid;
+        out->pidfd = pidfd;
+        if (out->failure.stage[0]) {
+            waitpid(pid, NULL, 0);
+            close(pidfd);
+        }
+    }
+    close(pair[0]);
+}

@@ -1,0 +1,250 @@
+"""A command that runs in a sandbox: its output, its end, ending it early.
+
+Owns: the host's ends of its pipes and its pidfd. Does not own: starting it (:mod:`sandbox.container`).
+Guarantee: memory stays within the output limit whatever the command writes; a process that outlives the command and
+still holds its pipes neither delays the result nor dies from SIGPIPE (the shim goes on reading).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import select
+import signal
+import struct
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox import paths
+from sandbox.errors import Unsupported
+
+_PIDFD_GET_INFO = 0xC040FF0B
+_INFO_EXIT = 1 << 3
+_PIPE_SIZE = 1 << 20
+_READ_SIZE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a command did."""
+
+    exit_code: int  # 128 + signal number when killed by one
+    stdout: bytes
+    stderr: bytes
+    duration: float  # seconds
+    timed_out: bool = False
+    stdout_dropped: int = 0  # bytes beyond the output limit
+    stderr_dropped: int = 0
+    oom_killed: bool = False
+
+
+def exit_code(status: int) -> int:
+    """The shell's view of a wait status."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def exit_status(pidfd: int) -> int | None:
+    """Wait status of a reaped process that need not be our child; None when the kernel does not tell."""
+    info = bytearray(struct.pack("=Q", _INFO_EXIT).ljust(64, b"\0"))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EINVAL, errno.ESRCH):
+            return None
+        raise
+    return struct.unpack_from("=i", info, 60)[0] if struct.unpack_from("=Q", info)[0] & _INFO_EXIT else None
+
+
+@functools.cache
+def pidfd_tells_exit() -> bool:
+    """True on kernels (>= 6.15) whose pidfds tell the exit code of another's child. Tried for real, once."""
+    program = paths.shim()
+    if not program.exists():
+        raise Unsupported(f"{program} is missing", remedy="run `make setup`")
+    with subprocess.Popen([program], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as probe:
+        pidfd = os.pidfd_open(probe.pid)
+        try:
+            expected = probe.wait()  # without arguments it prints its usage
+            status = exit_status(pidfd)
+        finally:
+            os.close(pidfd)
+    return status is not None and exit_code(status) == expected
+
+
+class Reaped:
+    """Waits for processes to be reaped by their own parent: the moment from which a pidfd tells the exit code.
+
+    A pidfd is readable from the death on, but hangs up only when reaped; an epoll of its own tells the two apart.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    async def wait(self, pidfd: int) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        if not self._waiting:
+            self._loop.add_reader(self._epoll.fileno(), self._ready)
+        self._waiting[pidfd] = future
+        self._epoll.register(pidfd, 0)  # a hang-up is always reported
+        try:
+            await future
+        finally:
+            self._epoll.unregister(pidfd)
+            del self._waiting[pidfd]
+            if not self._waiting:
+                self._loop.remove_reader(self._epoll.fileno())
+
+    def _ready(self) -> None:
+        for pidfd, events in self._epoll.poll(0):
+            future = self._waiting.get(pidfd)
+            if events & select.EPOLLHUP and future is not None and not future.done():
+                future.set_result(None)
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+async def readable(fd: int) -> None:
+    """Returns when `fd` is readable; of a pidfd: when the process is dead."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+class Drain:
+    """Reads a pipe as fast as it is filled, keeps the first `limit` bytes and counts the rest.
+
+    `on_data` sees every chunk as it comes, for streaming.
+    """
+
+    def __init__(self, fd: int, limit: int, on_data: Callable[[bytes], None] | None = None):
+        self.kept = bytearray()
+        self.dropped = 0
+        self.ended = False
+        self._fd = fd
+        self._limit = limit
+        self._on_data = on_data
+        self._large = False
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
+
+    def _read(self) -> bool:
+        """Reads once; False when there was nothing to read."""
+        try:
+            data = os.read(self._fd, _READ_SIZE)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.ended = True
+            self._loop.remove_reader(self._fd)
+            return False
+        if len(data) >= 1 << 16 and not self._large:
+            self._large = True
+            with contextlib.suppress(PermissionError):  # over the user's limit for pipes
+                fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        keep = min(len(data), self._limit - len(self.kept))
+        self.kept += data[:keep]
+        self.dropped += len(data) - keep
+        if self._on_data is not None:
+            self._on_data(data)
+        return True
+
+    def finish(self) -> None:
+        """Read what lies in the pipe now, then stop. What a surviving process writes later is not read here."""
+        for _ in range(2 * _PIPE_SIZE // 4096):  # a survivor may write without end
+            if self.ended or not self._read():
+                break
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Feed:
+    """Writes `data` to a pipe as fast as it is read, then closes it. A reader that goes away ends it."""
+
+    def __init__(self, fd: int, data: bytes):
+        self._fd = fd
+        self._rest = memoryview(data)
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(fd, False)
+        self._loop.add_writer(fd, self._write)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            self._rest = self._rest[os.write(self._fd, self._rest) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._rest = self._rest[:0]
+        if not self._rest:
+            self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_writer(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+@dataclass(frozen=True)
+class _Task:
+    pid: int
+    parent: int
+    session: int
+
+
+def _task(pid: int) -> _Task | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return _Task(pid, int(fields[1]), int(fields[3]))
+
+
+def started_by(root: int, candidates: list[int]) -> list[int]:
+    """Of `candidates`, those in the session of `root` or below it. Processes that made a session of their own and
+    whose parent has ended are not found: they are what a command leaves behind on purpose."""
+    tasks = {task.pid: task for task in map(_task, candidates) if task is not None}
+    found = {pid for pid, task in tasks.items() if pid == root or task.session == root}
+    while more := {pid for pid, task in tasks.items() if pid not in found and task.parent in found}:
+        found |= more
+    return sorted(found)
+
+
+def kill_started(root: int, pids: Callable[[], list[int]]) -> int:
+    """SIGKILL everything that the command `root` started and that is still connected to it; returns how many."""
+    killed: set[int] = set()
+    for _ in range(50):  # it may fork while we look
+        found = [pid for pid in started_by(root, pids()) if pid not in killed]
+        if not found:
+            break
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                try:
+                    task = _task(pid)
+                    if task is not None and pid in started_by(root, pids()):  # not another by the same number
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                finally:
+                    os.close(pidfd)
+            killed.add(pid)
+    return len(killed)

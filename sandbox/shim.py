@@ -1,0 +1,232 @@
+"""The daemon's end of a shim: starts it, speaks to it, keeps descriptors apart.
+
+Owns: the connection and the wire format (see native/shim.c). Does not own: what is asked for.
+Guarantee: answers are matched to calls in order; an event never gets lost between two calls; when the shim is gone
+every waiting call raises :class:`ShimGone`.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sandbox import paths
+from sandbox.errors import Invalid, PagurusError, Unsupported
+
+PACKET_MAX = 1 << 20
+SOCKET_NAME = "shim.sock"
+_FDS_MAX = 16
+
+
+class ShimGone(PagurusError):
+    """The shim ended; its sandbox cannot be reached any more."""
+
+    code = "sandbox_dead"
+    status = 410
+
+
+class Refused(PagurusError):
+    """The shim could not do what was asked. `stage` says where, `errno` why."""
+
+    def __init__(self, stage: str, errno: int):
+        super().__init__(f"{stage}: {os.strerror(errno)}")
+        self.stage = stage
+        self.errno = errno
+
+
+Answer = tuple[list[str], list[int]]
+
+
+def _address(directory: int) -> str:
+    # Socket addresses hold 107 bytes, run directories may be longer: reach them through a descriptor.
+    return f"/proc/self/fd/{directory}/{SOCKET_NAME}"
+
+
+def launch(run_dir: Path, cgroup: Path, joined: Sequence[Path]) -> int:
+    """Start a shim that listens in `run_dir`; returns its pid. It may still be starting: connecting already works."""
+    program = paths.shim()
+    if not program.exists():
+        raise Unsupported(f"{program} is missing", remedy="run `make setup`")
+    directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(_address(directory))
+        (run_dir / SOCKET_NAME).chmod(0o600)
+        listener.listen(4)
+        null, log = str(os.devnull), str(run_dir / "shim.log")
+        every = [number for number in range(1, signal.NSIG) if number not in (signal.SIGKILL, signal.SIGSTOP)]
+        return os.posix_spawn(
+            program,
+            ["pagurus-shim", str(cgroup), *map(str, joined)],
+            {},
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, listener.fileno(), 3),
+                (os.POSIX_SPAWN_OPEN, 0, null, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[number for number in every if not 32 <= number <= 33],
+        )
+    finally:
+        listener.close()
+        os.close(directory)
+
+
+class Shim:
+    """A connection to a shim. Not for use from several event loops."""
+
+    def __init__(self, connection: socket.socket, run_dir: Path):
+        self.run_dir = run_dir
+        self.on_init_gone: Callable[[int], None] = lambda pid: None
+        self._socket = connection
+        self._waiting: deque[asyncio.Future[Answer]] = deque()
+        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connection.fileno(), self._readable)
+        self._sending = asyncio.Lock()
+
+    @classmethod
+    async def connect(cls, run_dir: Path) -> Shim:
+        """Connect to the shim that listens in `run_dir`. It serves one client at a time."""
+        directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.setblocking(False)
+            with contextlib.suppress(PermissionError):
+                connection.setsockopt(socket.SOL_SOCKET, 32, 4 * PACKET_MAX)  # SO_SNDBUFFORCE
+            try:
+                connection.connect(_address(directory))
+            except (ConnectionRefusedError, FileNotFoundError) as error:
+                raise ShimGone(f"no shim listens in {run_dir}") from error
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            os.close(directory)
+        return cls(connection, run_dir)
+
+    # ---------------------------------------------------------------- calls
+
+    async def call(self, *fields: str | bytes | int, fds: Sequence[int] = ()) -> Answer:
+        """Ask the shim; returns the fields after "ok" and the descriptors, which are now the caller's."""
+        packet = b"".join(_field(part) + b"\0" for part in fields)
+        if len(packet) > PACKET_MAX:
+            raise Invalid(
+                f"arguments and environment of {len(packet)} bytes are too long; the limit is {PACKET_MAX}",
+                remedy="pass large input by stdin or a file",
+            )
+        async with self._sending:
+            if self._socket.fileno() < 0:
+                raise ShimGone(f"the shim of {self.run_dir.name} is gone")
+            await self._send(packet, fds)
+            future: asyncio.Future[Answer] = self._loop.create_future()
+            self._waiting.append(future)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_discard)  # its descriptors must not stay open
+            raise
+
+    async def _send(self, packet: bytes, fds: Sequence[int]) -> None:
+        control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        while True:
+            try:
+                self._socket.sendmsg([packet], control)
+                return
+            except BlockingIOError:
+                writable = asyncio.Event()
+                self._loop.add_writer(self._socket.fileno(), writable.set)
+                try:
+                    await writable.wait()
+                finally:
+                    self._loop.remove_writer(self._socket.fileno())
+            except (BrokenPipeError, ConnectionResetError) as error:
+                self._closed()
+                raise ShimGone(f"the shim of {self.run_dir.name} is gone") from error
+
+    async def exited(self, pid: int) -> int:
+        """Wait status of a program that this shim was asked to start and parents."""
+        return await asyncio.shield(self._exit_future(pid))
+
+    def _exit_future(self, pid: int) -> asyncio.Future[int]:
+        if pid not in self._exits:
+            self._exits[pid] = self._loop.create_future()
+        return self._exits[pid]
+
+    def forget(self, pid: int) -> None:
+        self._exits.pop(pid, None)
+
+    # ---------------------------------------------------------------- packets
+
+    def _readable(self) -> None:
+        space = socket.CMSG_SPACE(_FDS_MAX * array.array("i").itemsize)
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(4096, space, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return
+        except ConnectionResetError:
+            data, ancillary = b"", []
+        if not data:
+            self._closed()
+            return
+        fds = array.array("i")
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        self._dispatch(data.decode("utf-8", "surrogateescape").split("\0")[:-1], list(fds))
+
+    def _dispatch(self, fields: list[str], fds: list[int]) -> None:
+        kind, *rest = fields
+        if kind == "event":
+            if rest[0] == "exit":
+                future = self._exit_future(int(rest[1]))
+                if not future.done():
+                    future.set_result(int(rest[2]))
+            elif rest[0] == "init":
+                self.on_init_gone(int(rest[1]))
+            return
+        future_answer = self._waiting.popleft()
+        if kind == "ok":
+            future_answer.set_result((rest, fds))
+        else:
+            future_answer.set_exception(Refused(rest[0], int(rest[1])))
+
+    def _closed(self) -> None:
+        self.close()
+        gone = ShimGone(f"the shim of {self.run_dir.name} is gone", remedy="pagurus restore")
+        for future in (*self._waiting, *self._exits.values()):
+            if not future.done():
+                future.set_exception(gone)
+                future.exception()  # a call that nobody waits for any more is no mistake
+        self._waiting.clear()
+
+    @property
+    def connected(self) -> bool:
+        return self._socket.fileno() >= 0
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+
+def _field(part: str | bytes | int) -> bytes:
+    data = os.fsencode(part) if isinstance(part, str) else part if isinstance(part, bytes) else str(part).encode()
+    if b"\0" in data:
+        raise Invalid("an argument, variable or path holds a NUL byte")
+    return data
+
+
+def _discard(future: asyncio.Future[Answer]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        for fd in future.result()[1]:
+            os.close(fd)
