@@ -42,7 +42,7 @@ struct failure {
 };
 
 struct started {
-    pid_t pid;
+    pid_t pid, middle;
     int pidfd;
     struct failure failure;   /* stage[0] == 0: the program runs */
 };
@@ -72,6 +72,7 @@ void await_status(int status, struct started *out);
 void start_init(struct shim *s, struct started *out);
 void start_command(struct shim *s, const struct command *c, struct started *out);
 void start_host(struct shim *s, const struct host_command *c, struct started *out);
+void set_slice(uint64_t nanoseconds);
 pid_t pid_of(int pidfd);
 
 /* mounts.c: 0 or a stage name with errno set */
