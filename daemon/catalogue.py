@@ -50,6 +50,8 @@ CREATE TABLE turns (sandbox TEXT NOT NULL, turn INTEGER NOT NULL, row BLOB NOT N
 """
 
 Statement = tuple[str, Sequence[Any]]
+_Identity = tuple[int, int, int, int, int]
+HeldFiles = dict[str, tuple[_Identity, _Identity | None]]  # as in sandbox.held
 
 
 class SandboxRow(msgspec.Struct, kw_only=True):
@@ -65,7 +67,6 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     head: str  # checkpoint that its current state descends from
     name: str | None = None
     turn: int = 0
-    owed: Verdict = Verdict.NONE  # what a failed checkpoint still owes to the next one
     ipc: bool = False  # System V or POSIX objects may exist without any process
     limits: Limits = Limits()
     network: Network = Network()
@@ -113,7 +114,7 @@ class CheckpointRow(msgspec.Struct, kw_only=True):
     full_bytes: int = 0
     dump_bytes: int = 0  # size of the full process images that `dump` names
     files_bytes: int = 0  # size of the whole upper tree that `files` names
-    held: str | None = None  # fingerprint of the files that survivors held at the dump
+    held: HeldFiles | None = None  # the files that survivors held at the dump
     error: str | None = None
 
     def info(self) -> CheckpointInfo:
@@ -172,7 +173,9 @@ class Catalogue:
         """All sandboxes and checkpoints, oldest first. Once, before the first write."""
         if self._writer.ident is not None:
             raise RuntimeError("load() comes before the first write")
-        sandboxes = [_sandbox(row) for (row,) in self._database.execute("SELECT row FROM sandboxes ORDER BY created_at")]
+        sandboxes = [
+            _sandbox(row) for (row,) in self._database.execute("SELECT row FROM sandboxes ORDER BY created_at")
+        ]
         checkpoints = [_checkpoint(row) for (row,) in self._database.execute("SELECT row FROM checkpoints")]
         checkpoints.sort(key=lambda row: row.number)
         return sandboxes, checkpoints

@@ -1,1 +1,91 @@
+"""Pagurus sandboxes: the SDK.
 
+::
+
+    from sandbox import Client, Limits
+
+    async with Client() as host:
+        async with await host.create("debian", limits=Limits(cpus=1, memory="1GiB")) as sb:
+            result = await sb.exec("echo hello > /greeting")
+            before = await sb.checkpoint("greeted")
+            await sb.exec("rm /greeting")
+            await sb.restore(before)
+
+The synchronous twin is :mod:`sandbox.sync`. Importing this package loads neither torch nor BPF.
+"""
+
+from sandbox.client import Client, Creation, Files, Fork, Sandbox
+from sandbox.errors import (
+    CheckpointFailed,
+    Closed,
+    CommandNotFound,
+    Conflict,
+    EngineFailed,
+    ImageNotFound,
+    Invalid,
+    NoSpace,
+    NotEqual,
+    NotFound,
+    PagurusError,
+    Protocol,
+    RestoreFailed,
+    SandboxDead,
+    Timeout,
+    Unsupported,
+)
+from sandbox.messages import (
+    Change,
+    CheckpointInfo,
+    CheckpointState,
+    Chunk,
+    Effects,
+    ExecResult,
+    FileInfo,
+    Limits,
+    Network,
+    RestoreResult,
+    SandboxInfo,
+    SandboxState,
+    Statistics,
+    TurnInfo,
+    Verdict,
+)
+
+__all__ = [
+    "Change",
+    "CheckpointFailed",
+    "CheckpointInfo",
+    "CheckpointState",
+    "Chunk",
+    "Client",
+    "Closed",
+    "CommandNotFound",
+    "Conflict",
+    "Creation",
+    "Effects",
+    "EngineFailed",
+    "ExecResult",
+    "FileInfo",
+    "Files",
+    "Fork",
+    "ImageNotFound",
+    "Invalid",
+    "Limits",
+    "Network",
+    "NoSpace",
+    "NotEqual",
+    "NotFound",
+    "PagurusError",
+    "Protocol",
+    "RestoreFailed",
+    "RestoreResult",
+    "Sandbox",
+    "SandboxDead",
+    "SandboxInfo",
+    "SandboxState",
+    "Statistics",
+    "Timeout",
+    "TurnInfo",
+    "Unsupported",
+    "Verdict",
+]

@@ -373,6 +373,16 @@ class Container:
         await self.cgroup.remove()
         shutil.rmtree(self.spec.run_dir, ignore_errors=True)
 
+    def detach(self) -> None:
+        """Let go of the sandbox without touching it: its shim waits for the next daemon."""
+        if self._shim is not None:
+            self._shim.close()
+            self._shim = None
+        self._drop_init()
+        if self._reaped is not None:
+            self._reaped.close()
+            self._reaped = None
+
     async def _end_shim(self) -> None:
         pid, self._shim_pid = self._shim_pid, 0
         if not pid:

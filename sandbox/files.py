@@ -69,11 +69,14 @@ def write(init_pid: int, uid_base: int, path: str, data: bytes, *, mode: int = 0
 def entries(init_pid: int, path: str) -> list[FileInfo]:
     """The entries of the directory `path`, by name."""
     found = []
-    with _root(init_pid) as root, _opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory:
-        with os.scandir(directory) as listing:
-            for entry in listing:
-                with contextlib.suppress(FileNotFoundError):  # removed while we look
-                    found.append(_info(entry.name, entry.stat(follow_symlinks=False)))
+    with (
+        _root(init_pid) as root,
+        _opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory,
+        os.scandir(directory) as listing,
+    ):
+        for entry in listing:
+            with contextlib.suppress(FileNotFoundError):  # removed while we look
+                found.append(_info(entry.name, entry.stat(follow_symlinks=False)))
     return sorted(found, key=lambda info: info.name)
 
 
@@ -100,7 +103,7 @@ def _root(init_pid: int) -> Iterator[int]:
     try:
         root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise Conflict(f"its root is gone: {os.strerror(error.errno)}", remedy="restore the sandbox") from error
+        raise Conflict(f"its root is gone: {os.strerror(error.errno or 0)}", remedy="restore the sandbox") from error
     try:
         yield root
     finally:

@@ -1,0 +1,281 @@
+"""How one checkpoint is taken, and how it is made durable. The mechanics of one job of the engine.
+
+Owns: the choice between nothing, a snapshot and a dump; the order of mark, snapshot and dump while
+frozen; the content directories; the account of bytes and times. Does not own: when (the engine), the
+verdict (the judge), or the rows (the catalogue; the caller publishes).
+
+::
+
+    verdict ── files only, nobody else alive ──▶ mark ▸ snapshot
+            ── files only, with survivors ─────▶ sync ▸ freeze ▸ look again ▸ mark ▸ snapshot ▸ thaw
+            │                                                     └─ processes moved: a dump after all
+            ── processes, pid 1 alone ─────────▶ mark (▸ snapshot): "fresh", a new init is all it takes
+            ── processes or both ──────────────▶ sync ▸ dump ▸ frozen: mark (▸ snapshot) ▸ thaw
+
+Guarantee (I2, I4): files and processes of a checkpoint are of one instant: the snapshot is taken
+while nothing in the sandbox can run. When anything fails after a mark, the sandbox is tainted, so
+that the next turn owes the same again: a failed checkpoint is never silently lost.
+
+The account: `stored_bytes` is what the checkpoint added to the disk: new compressed pages and images,
+plus the data extents and the tree blocks of its snapshot that no earlier one has. `full_bytes` is
+what a full dump and a full copy of the upper would have added at that turn; a checkpoint without a
+dump counts the latest full process images of its line (0 while the sandbox is fresh).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daemon.catalogue import CheckpointRow
+from daemon.judge import judge
+from sandbox import btrfs, files
+from sandbox.errors import CheckpointFailed, NoSpace
+from sandbox.extents import added_bytes
+from sandbox.held import held_files
+from sandbox.messages import Verdict
+from sandbox.pool import Pool
+
+log = logging.getLogger("pagurus.capture")
+
+SPACE_KEPT = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
+FREEZE_MOST = 5.0  # seconds
+
+
+class NeedsDump(Exception):
+    """A checkpoint of files alone found that processes moved as well."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where content lives. `dumps` need not survive a reboot, the rest must."""
+
+    trees: Path  # one subvolume for each living sandbox
+    snapshots: Path  # one read-only snapshot for each checkpoint that captured files
+    dumps: Path  # raw process images, until they are stored
+    stored: Path  # packed process images
+
+    def tree(self, name: str) -> Path:
+        return self.trees / name
+
+    def snapshot(self, checkpoint: str) -> Path:
+        return self.snapshots / checkpoint
+
+    def dump(self, checkpoint: str) -> Path:
+        return self.dumps / checkpoint
+
+    def packed(self, checkpoint: str) -> Path:
+        return self.stored / f"{checkpoint}.dump"
+
+
+class Capturer:
+    """Takes and stores checkpoints. One for all sandboxes of a host."""
+
+    def __init__(self, pool: Pool, places: Places, checkpointer: Any, inspector: Any) -> None:
+        self.pool = pool
+        self.places = places
+        self.checkpointer = checkpointer
+        self.inspector = inspector
+        self._sync = _GroupSync(places.snapshots)
+        self._readers: dict[str, int] = {}  # dumps in use by restores
+
+    async def take(self, container: Any, tree: str, row: CheckpointRow, parent: CheckpointRow, *, busy: bool) -> None:
+        """Fill `row` with a captured state. On any error the content is gone and the sandbox tainted.
+
+        `busy` says that a command is under way, so that pid 1 is not alone even if it looks so.
+        """
+        need_space(self.places.snapshots)
+        row.started_at = time.time()
+        began = time.monotonic()
+        row.files, row.dump, row.ipc = parent.files, parent.dump, row.ipc or parent.ipc
+        row.files_bytes, row.dump_bytes, row.held = parent.files_bytes, parent.dump_bytes, parent.held
+        alone = not busy and set(container.tasks()) <= {container.init_pid}
+        try:
+            if row.verdict.processes and not (alone and not row.ipc):
+                await self._dump(container, tree, row)
+            elif alone:
+                await asyncio.to_thread(self._snapshot_alone, container, tree, row)
+            else:
+                await asyncio.to_thread(self._snapshot_frozen, container, tree, row)
+        except BaseException as error:
+            escalates = isinstance(error, NeedsDump)
+            processes = row.verdict.processes or escalates
+            if not escalates:
+                self.taint(container, f"a checkpoint failed: {error}", files=True, processes=processes)
+            await asyncio.shield(asyncio.to_thread(self.discard, row.id))
+            raise
+        row.total_ms = 1000 * (time.monotonic() - began)
+        row.captured_at = time.time()
+
+    def taint(self, container: Any, reason: str, *, files: bool, processes: bool) -> None:
+        self.inspector.taint(container.cgroup.id, reason[:200], files=files, processes=processes)
+
+    # ----------------------------------------------------------------- the three ways
+
+    def _snapshot_alone(self, container: Any, tree: str, row: CheckpointRow) -> None:
+        """Pid 1 is alone and only the daemon starts anything: nothing can run."""
+        if row.verdict.processes:
+            row.dump, row.dump_bytes, row.held = None, 0, None
+            self.inspector.mark(container.cgroup.id, files=False, processes=True)
+        if row.verdict.files:
+            self._snapshot(container, tree, row)
+
+    def _snapshot_frozen(self, container: Any, tree: str, row: CheckpointRow) -> None:
+        btrfs.flush(self.places.tree(tree))  # takes the flush out of the frozen window
+        began = time.monotonic()
+        container.cgroup.freeze()
+        try:
+            _await_frozen(container.cgroup.path)
+            if judge(self.inspector.read(container.cgroup.id)).verdict.processes:
+                raise NeedsDump("processes moved since the verdict")
+            if held_files(container).files != row.held:
+                raise NeedsDump("a file changed that a process holds open")
+            self._snapshot(container, tree, row)
+        finally:
+            container.cgroup.thaw()
+            row.frozen_ms = 1000 * (time.monotonic() - began)
+
+    async def _dump(self, container: Any, tree: str, row: CheckpointRow) -> None:
+        row.ipc = row.ipc or self.inspector.read(container.cgroup.id).ipc_changes > 0
+
+        def on_frozen() -> None:
+            moved = judge(self.inspector.read(container.cgroup.id)).verdict
+            row.verdict = Verdict.of(files=row.verdict.files or moved.files, processes=True)
+            self.inspector.mark(container.cgroup.id, files=False, processes=True)
+            if row.verdict.files:
+                self._snapshot(container, tree, row)
+
+        need_space(self.places.dumps)
+        captured = await self.checkpointer.capture(
+            container, self.places.dump(row.id), processes=True, on_frozen=on_frozen
+        )
+        row.dump = row.id
+        row.frozen_ms = captured.frozen_ms
+        row.dump_bytes = captured.raw_bytes
+        row.held = captured.held.files
+
+    def _snapshot(self, container: Any, tree: str, row: CheckpointRow) -> None:
+        self.inspector.mark(container.cgroup.id, files=True, processes=False)
+        btrfs.snapshot(self.places.tree(tree), self.places.snapshot(row.id), readonly=True)
+        row.files = row.id
+
+    # ----------------------------------------------------------------- afterwards
+
+    async def persist(self, row: CheckpointRow, parent: CheckpointRow | None) -> None:
+        """Make the content of `row` survive power loss, and account for its bytes.
+
+        Content shared with ancestors must be durable already: the caller persists in order.
+        """
+        if row.dump == row.id:
+            stored = await self.checkpointer.store(self.places.dump(row.id), self.places.packed(row.id))
+            row.stored_bytes += stored.new_bytes
+            row.dump_bytes = stored.raw_bytes
+        if row.files == row.id:
+            await self._sync.wait()
+            await asyncio.to_thread(self._account_files, row, parent)
+        row.full_bytes = row.dump_bytes + row.files_bytes
+
+    def _account_files(self, row: CheckpointRow, parent: CheckpointRow | None) -> None:
+        snapshot = self.places.snapshot(row.id)
+        before = self.places.snapshot(parent.files) if parent is not None and parent.files is not None else None
+        row.stored_bytes += added_bytes(snapshot, before)
+        row.files_bytes = files.tree_bytes(snapshot / "upper")
+
+    def process_images(self, dump: str) -> Path:
+        """Where the process images of `dump` are best read from."""
+        raw = self.places.dump(dump)
+        return raw if raw.is_dir() else self.places.packed(dump)
+
+    @contextlib.asynccontextmanager
+    async def reading(self, dump: str) -> Any:
+        """Holds the raw images of `dump` while a restore reads them."""
+        self._readers[dump] = self._readers.get(dump, 0) + 1
+        try:
+            yield self.process_images(dump)
+        finally:
+            self._readers[dump] -= 1
+            if not self._readers[dump]:
+                del self._readers[dump]
+
+    async def release(self, dump: str) -> None:
+        """The raw images are no longer needed: they are stored."""
+        if dump not in self._readers:
+            await asyncio.to_thread(shutil.rmtree, self.places.dump(dump), True)
+
+    def discard(self, checkpoint: str) -> None:
+        """Remove all content of a checkpoint that was never published, or is published no more."""
+        shutil.rmtree(self.places.dump(checkpoint), ignore_errors=True)
+        self.places.packed(checkpoint).unlink(missing_ok=True)
+        snapshot = self.places.snapshot(checkpoint)
+        if snapshot.exists():
+            btrfs.delete_subvolume(snapshot)
+
+    def writable(self, files_of: str | None, tree: str) -> None:
+        """Make the tree `tree` with the content of a checkpoint's files (None: empty)."""
+        target = self.places.tree(tree)
+        if files_of is not None:
+            btrfs.snapshot(self.places.snapshot(files_of), target, readonly=False)
+            return
+        self.pool.create_tree(target)
+
+
+class _GroupSync:
+    """One file-system sync for all who ask while the previous one runs."""
+
+    def __init__(self, path: Path, *, gather: float = 0.05) -> None:
+        self._path = path
+        self._gather = gather  # seconds to wait for company; nothing waits for durability by default
+        self._next: asyncio.Future[None] | None = None
+        self._busy = asyncio.Lock()
+
+    async def wait(self) -> None:
+        """Returns when everything written before the call is on the disk."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._run())
+        await asyncio.shield(self._next)
+
+    async def _run(self) -> None:
+        async with self._busy:
+            await asyncio.sleep(self._gather)
+            self._next = None  # whoever comes now needs the next one
+            await asyncio.to_thread(btrfs.sync, self._path)
+
+
+def _await_frozen(cgroup: Path) -> None:
+    """Freezing is asynchronous: the kernel says in ``cgroup.events`` when every task has stopped."""
+    with open(cgroup / "cgroup.events", "rb", buffering=0) as events:
+        change = select.poll()
+        change.register(events, select.POLLPRI)
+        deadline = time.monotonic() + FREEZE_MOST
+        while b"frozen 1" not in os.pread(events.fileno(), 4096, 0):
+            if time.monotonic() > deadline:
+                raise CheckpointFailed("a process cannot be frozen (in an uninterruptible wait)", remedy="try again")
+            change.poll(100)
+
+
+def need_space(path: Path, wanted: int = 0) -> None:
+    """Raise NoSpace, saying how much is missing, unless `wanted` bytes and a reserve are free at `path`."""
+    status = shutil.disk_usage(path)
+    missing = wanted + SPACE_KEPT - status.free
+    if missing > 0:
+        raise NoSpace(
+            f"{path} has {status.free >> 20} MiB free, {missing / (1 << 20):.1f} MiB more are needed",
+            remedy="remove sandboxes or checkpoints, or enlarge the disk; older checkpoints are whole",
+        )
+
+
+def failure(error: BaseException) -> CheckpointFailed | NoSpace:
+    """What a failed capture means to the user of the sandbox."""
+    if isinstance(error, NoSpace | CheckpointFailed):
+        return error
+    if isinstance(error, OSError) and error.errno == 28:
+        return NoSpace(f"no space left for the checkpoint: {error}", remedy="remove sandboxes or checkpoints")
+    return CheckpointFailed(str(error) or type(error).__name__, remedy="the sandbox runs on; the next turn tries again")

@@ -1,0 +1,480 @@
+"""Authority over all sandboxes of one host: create, find, restore, fork, compare, remove.
+
+Owns: the set of sandboxes and checkpoints, their names and id ranges, and every act that makes or
+ends a sandbox. Does not own: what happens inside one (:mod:`daemon.turns`), HTTP (`daemon.app`),
+what is left after a crash (:mod:`daemon.recovery`).
+
+Guarantee: an act either succeeds or leaves nothing behind but an error that names the sandbox and
+the remedy. A sandbox is published only when it runs, so what a crash leaves half made has no row
+and is collected. A failed restore leaves the sandbox dead, its checkpoints whole, and may be tried
+again. A checkpoint's content is removed only when nothing that is left refers to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from daemon import states
+from daemon.capture import Places, need_space
+from daemon.catalogue import CheckpointRow, SandboxRow, drop_checkpoint, drop_sandbox, put_checkpoint, put_sandbox
+from daemon.schedule import Stage
+from daemon.turns import Services, TurnLoop
+from sandbox import btrfs, files
+from sandbox.container import Container, ContainerSpec
+from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
+from sandbox.messages import (
+    Change,
+    CheckpointInfo,
+    CheckpointState,
+    CreateRequest,
+    ForkEntry,
+    RestoreRequest,
+    RestoreResult,
+    SandboxInfo,
+    SandboxState,
+    Statistics,
+    Verdict,
+)
+
+log = logging.getLogger("pagurus.host")
+
+UID_FIRST = 0x2000_0000  # beyond what distributions and user databases hand out
+UID_RANGE = 65_536
+UID_LAST = 0x7000_0000
+FORKS_AT_ONCE = 4
+FORKS_MOST = 1024
+
+
+class Host:
+    """The sandboxes of this host."""
+
+    def __init__(self, services: Services, places: Places, images: Any, run_dir: Path) -> None:
+        self.services = services
+        self.places = places
+        self.images = images
+        self.run_dir = run_dir  # one directory for each sandbox below it
+        self.loops: dict[str, TurnLoop] = {}
+        self._ids_in_use: set[int] = set()
+        self._next_id = UID_FIRST
+        self._making = asyncio.Semaphore(FORKS_AT_ONCE)
+        self._collecting = asyncio.Lock()
+
+    # ----------------------------------------------------------------- finding
+
+    def loop(self, sandbox: str) -> TurnLoop:
+        """The sandbox with this id or name."""
+        found = self.loops.get(sandbox) or next((x for x in self.loops.values() if x.row.name == sandbox), None)
+        if found is None:
+            raise NotFound(f"no such sandbox: {sandbox}", remedy="list those there are with `pagurus ls`")
+        return found
+
+    def sandboxes(self) -> list[SandboxInfo]:
+        return [loop.row.info() for loop in self.loops.values()]
+
+    def checkpoint(self, checkpoint: str) -> CheckpointRow:
+        row = self.services.checkpoints.get(checkpoint)
+        if row is None:
+            raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
+        return row
+
+    def tree(self, sandbox: str) -> list[CheckpointInfo]:
+        """All checkpoints of a sandbox and those that it descends from, oldest first."""
+        rows = {row.id: row for row in self.services.checkpoints.values() if row.sandbox == self.loop(sandbox).row.id}
+        pending = list(rows.values())
+        while pending:
+            parent = self.services.checkpoints.get(pending.pop().parent or "")
+            if parent is not None and parent.id not in rows:
+                rows[parent.id] = parent
+                pending.append(parent)
+        return [row.info() for row in sorted(rows.values(), key=lambda row: row.number)]
+
+    async def wait_checkpoint(
+        self, checkpoint: str, wait: Literal["captured", "durable"] | None, timeout: float
+    ) -> CheckpointInfo:
+        """The checkpoint, once it is captured or durable (or failed), or as it is after `timeout` seconds."""
+        row = self.checkpoint(checkpoint)
+        flight = self.services.flights.get(checkpoint)
+        if wait is not None and flight is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await flight.settled(durable=wait == "durable")
+        return row.info()
+
+    def statistics(self) -> Statistics:
+        tally, engine = self.services.tally, self.services.engine
+        return Statistics(
+            sandboxes=len(self.loops),
+            turns=tally.turns,
+            verdicts=dict(tally.verdicts),
+            checkpoints=dict(tally.checkpoints),
+            checkpoints_failed=tally.failed,
+            in_flight=engine.running(Stage.DUMP, Stage.SNAPSHOT),
+            queued=engine.queued(Stage.DUMP, Stage.SNAPSHOT),
+            stored_bytes=tally.stored_bytes,
+            full_bytes=tally.full_bytes,
+            restores=tally.restores,
+            inspector_tier=self.services.inspector.tier,
+        )
+
+    # ----------------------------------------------------------------- making
+
+    async def create(self, request: CreateRequest) -> SandboxInfo:
+        """A new sandbox from an image, running. All or nothing."""
+        image = self.images.path(request.image)
+        if request.name and any(loop.row.name == request.name for loop in self.loops.values()):
+            raise Conflict(f"there is a sandbox named {request.name} already", remedy="choose another name")
+        if not request.workdir.startswith("/"):
+            raise Invalid(f"workdir must be absolute, not {request.workdir!r}")
+        row = self._new_row(
+            image=request.image,
+            name=request.name,
+            limits=request.limits,
+            network=request.network,
+            env=request.env,
+            workdir=request.workdir,
+            labels=request.labels,
+            durable_answers=request.durable_answers,
+        )
+        root = self._root_checkpoint(row)
+        row.head = root.id
+
+        async def start(spec: ContainerSpec) -> Any:
+            return await Container.create(spec)
+
+        await self._make(row, image, None, start, [root])
+        return row.info()
+
+    async def fork(self, checkpoint: str, count: int) -> list[ForkEntry]:
+        """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
+        if not 1 <= count <= FORKS_MOST:
+            raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {count}")
+        origin = await self._restorable(checkpoint)
+        return list(await asyncio.gather(*(self._fork_one(origin) for _ in range(count))))
+
+    async def fork_sandbox(self, sandbox: str, count: int) -> list[ForkEntry]:
+        """Fork the state as it is now."""
+        flight = await self.loop(sandbox).checkpoint(None)
+        return await self.fork(flight.row.id, count)
+
+    async def _fork_one(self, origin: CheckpointRow) -> ForkEntry:
+        template = self._template(origin)
+        row = self._new_row(
+            image=template.image,
+            limits=template.limits,
+            network=template.network,
+            env=template.env,
+            workdir=template.workdir,
+            labels=template.labels,
+            durable_answers=template.durable_answers,
+        )
+        row.head, row.ipc = origin.id, origin.ipc
+
+        async def start(spec: ContainerSpec) -> Any:
+            container = await Container.prepare(spec)
+            try:
+                await self._bring_back(container, origin, verify=False, fork=True)
+            except BaseException:
+                await asyncio.shield(container.destroy())
+                raise
+            return container
+
+        try:
+            async with self._making:
+                await self._make(row, self.images.path(row.image), origin.files, start, [])
+        except (PagurusError, OSError) as error:
+            return ForkEntry(error=str(error))
+        return ForkEntry(sandbox=row.info())
+
+    async def _make(
+        self, row: SandboxRow, image: Path, files_of: str | None, start: Callable[..., Any], roots: list[CheckpointRow]
+    ) -> None:
+        """Tree, container, inspector, rows; undone in reverse when any of it fails."""
+        async with contextlib.AsyncExitStack() as undo:
+            undo.callback(self._ids_in_use.discard, row.uid_base)
+            need_space(self.places.trees)
+            row.tree = f"{row.id}.0"
+            undo.push_async_callback(self._drop_tree, row.tree)
+            await asyncio.to_thread(self.services.capturer.writable, files_of, row.tree)
+            container = await start(self._spec(row, image))
+            undo.push_async_callback(container.destroy)
+            self._watch(container)
+            undo.callback(self.services.inspector.unwatch, container.cgroup.id)
+            row.state = states.after(row.state, states.Event.START, sandbox=row.id)
+            await self.services.catalogue.write(
+                [put_sandbox(row), *(put_checkpoint(root) for root in roots)], durable=True
+            )
+            undo.pop_all()
+        for root in roots:
+            self.services.checkpoints[root.id] = root
+        self._admit(row, container)
+        log.info("created from %s", row.image, extra={"sandbox": row.id})
+
+    def _new_row(self, **fields: Any) -> SandboxRow:
+        number = secrets.token_hex(5)
+        return SandboxRow(
+            id=f"s-{number}",
+            state=SandboxState.CREATING,
+            created_at=time.time(),
+            uid_base=self._free_id_range(),
+            hostname=number,
+            tree=None,
+            head="",
+            **fields,
+        )
+
+    def _root_checkpoint(self, row: SandboxRow) -> CheckpointRow:
+        """The state at creation: the empty upper and a new init. It has no content of its own."""
+        root = self.services.new_checkpoint(row, Verdict.NONE)
+        root.state, root.parent, root.label = CheckpointState.DURABLE, None, "created"
+        root.started_at = root.captured_at = root.durable_at = root.created_at
+        return root
+
+    def _free_id_range(self) -> int:
+        for _ in range((UID_LAST - UID_FIRST) // UID_RANGE):
+            base = self._next_id
+            self._next_id = base + UID_RANGE if base + UID_RANGE < UID_LAST else UID_FIRST
+            if base not in self._ids_in_use:
+                self._ids_in_use.add(base)
+                return base
+        raise Conflict("all user id ranges of this host are in use", remedy="remove some sandboxes")
+
+    def _spec(self, row: SandboxRow, image: Path) -> ContainerSpec:
+        return ContainerSpec(
+            id=row.id,
+            image=image,
+            tree=self.places.tree(row.tree or ""),
+            uid_base=row.uid_base,
+            hostname=row.hostname,
+            limits=row.limits,
+            run_dir=self.run_dir / row.id,
+        )
+
+    def spec(self, row: SandboxRow) -> ContainerSpec:
+        """What the container of an existing sandbox is made of."""
+        return self._spec(row, self.images.path(row.image))
+
+    def _watch(self, container: Any) -> None:
+        self.services.inspector.watch(container.cgroup.id)
+        self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
+
+    def _admit(self, row: SandboxRow, container: Any) -> TurnLoop:
+        loop = TurnLoop(row, container, self.services)
+        self.loops[row.id] = loop
+        self._ids_in_use.add(row.uid_base)
+        if container is not None:
+            self._mourn(loop)
+        return loop
+
+    def admit(self, row: SandboxRow, container: Any) -> TurnLoop:
+        """Take over a sandbox that exists already (recovery). `container` is None for a dead one."""
+        return self._admit(row, container)
+
+    def _mourn(self, loop: TurnLoop) -> None:
+        self.services.spawn(self._await_death(loop, loop.container), f"death of {loop.row.id}")
+
+    async def _await_death(self, loop: TurnLoop, container: Any) -> None:
+        await container.wait_dead()
+        if loop.container is container and loop.row.state is SandboxState.RUNNING and not container.alive:
+            loop.step(states.Event.DIE)
+            self.services.catalogue.later([put_sandbox(loop.row)])
+            log.warning("died", extra={"sandbox": loop.row.id, "turn": loop.row.turn})
+
+    # ----------------------------------------------------------------- going back
+
+    async def restore(self, sandbox: str, request: RestoreRequest) -> RestoreResult:
+        """Take a sandbox back to a checkpoint, in place. Whatever runs in it is killed first."""
+        loop = self.loop(sandbox)
+        began = time.monotonic()
+        async with loop.exclusive:
+            await loop.captured()
+            target = await self._restorable(request.checkpoint or loop.row.head)
+            loop.step(states.Event.RESTORE)
+            await self.services.catalogue.write([put_sandbox(loop.row)])
+            try:
+                differences = await self._replace(loop, target, verify=request.verify)
+            except BaseException as error:
+                loop.step(states.Event.RESTORE_FAILED)
+                self.services.catalogue.later([put_sandbox(loop.row)])
+                raise self._restore_error(error, loop.row, target) from error
+            self._mourn(loop)
+        self.services.tally.restores += 1
+        total = 1000 * (time.monotonic() - began)
+        log.info("restored to %s in %.1f ms", target.id, total, extra={"sandbox": loop.row.id, "turn": target.turn})
+        return RestoreResult(
+            sandbox=loop.row.id,
+            checkpoint=target.id,
+            total_ms=total,
+            verified=request.verify,
+            differences=differences,
+        )
+
+    async def _replace(self, loop: TurnLoop, target: CheckpointRow, *, verify: bool) -> list[str]:
+        """Kill, change the tree, bring the processes back, publish."""
+        row, old_tree, old_container = loop.row, loop.row.tree, loop.container
+        need_space(self.places.trees)
+        new_tree = f"{row.id}.{secrets.token_hex(3)}"
+        if old_container is not None:
+            await self.services.capturer.checkpointer.forget(old_container)
+            await old_container.kill()
+        try:
+            await asyncio.to_thread(self.services.capturer.writable, target.files, new_tree)
+            row.tree = new_tree
+            if old_container is not None:
+                await old_container.remount(self.places.tree(new_tree))
+            else:
+                loop.container = await Container.prepare(self._spec(row, self.images.path(row.image)))
+                self.services.inspector.watch(loop.container.cgroup.id)
+            differences = await self._bring_back(loop.container, target, verify=verify, fork=False)
+            self.services.inspector.mark(loop.container.cgroup.id, files=True, processes=True)
+            row.head, row.ipc = target.id, target.ipc
+            loop.step(states.Event.RESTORED)
+            await self.services.catalogue.write([put_sandbox(row)])
+        except BaseException:
+            row.tree = old_tree
+            await asyncio.shield(self._abandon(loop))
+            await asyncio.shield(self._drop_tree(new_tree))
+            raise
+        if old_tree is not None:
+            await self._drop_tree(old_tree)
+        return differences
+
+    async def _abandon(self, loop: TurnLoop) -> None:
+        """A restore failed half-way: nothing of the container is trusted any more."""
+        container, loop.container = loop.container, None
+        if container is not None:
+            self.services.inspector.unwatch(container.cgroup.id)
+            await container.destroy()
+
+    async def _bring_back(self, container: Any, target: CheckpointRow, *, verify: bool, fork: bool) -> list[str]:
+        if target.dump is None:
+            await container.start()
+            return []
+        container.cgroup.lift()  # CRIU needs more than the sandbox may have
+        async with self.services.capturer.reading(target.dump) as images:
+            report = await self.services.capturer.checkpointer.restore(container, images, verify=verify, fork=fork)
+        return list(report.differences)
+
+    async def _restorable(self, checkpoint: str) -> CheckpointRow:
+        """The checkpoint, captured by now, or why it cannot be restored."""
+        row = self.checkpoint(checkpoint)
+        if (flight := self.services.flights.get(row.id)) is not None:
+            await flight.settled(durable=False)
+        if row.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE):
+            return row
+        why = row.error or f"it is {row.state.value}"
+        raise Conflict(f"checkpoint {row.id} cannot be restored: {why}", remedy="choose another with `pagurus tree`")
+
+    def _restore_error(self, error: BaseException, row: SandboxRow, target: CheckpointRow) -> BaseException:
+        if not isinstance(error, PagurusError | OSError):
+            return error
+        kind = type(error) if isinstance(error, RestoreFailed | NotEqual) else RestoreFailed
+        return kind(
+            f"restore to {target.id} failed: {getattr(error, 'message', error)}",
+            remedy="the checkpoint is whole; try again, or restore another one",
+            sandbox=row.id,
+            turn=row.turn,
+        )
+
+    def _template(self, origin: CheckpointRow) -> SandboxRow:
+        """The sandbox whose settings a fork inherits: the checkpoint's own, or one that descends from it."""
+        if (loop := self.loops.get(origin.sandbox)) is not None:
+            return loop.row
+        for loop in self.loops.values():
+            if loop.row.head == origin.id:
+                return loop.row
+        raise Conflict(f"the sandbox of checkpoint {origin.id} has been removed", remedy="fork a living one")
+
+    # ----------------------------------------------------------------- comparing
+
+    async def diff(self, sandbox: str, checkpoint: str) -> list[Change]:
+        """What differs in the file tree now from a checkpoint."""
+        loop = self.loop(sandbox)
+        target = await self._restorable(checkpoint)
+        image = self.images.path(loop.row.image)
+        new = self.places.tree(loop.row.tree or "") / "upper"
+        if target.files is not None:
+            return await asyncio.to_thread(files.changes, self.places.snapshot(target.files) / "upper", new, image)
+        empty = self.run_dir / "empty"
+        empty.mkdir(parents=True, exist_ok=True)
+        return await asyncio.to_thread(files.changes, empty, new, image)
+
+    # ----------------------------------------------------------------- ending
+
+    async def kill(self, sandbox: str) -> None:
+        """Kill all processes of a sandbox. Its state so far is captured before."""
+        loop = self.loop(sandbox)
+        async with loop.using():
+            await self.services.capturer.checkpointer.forget(loop.container)
+            await loop.container.kill()
+        if loop.row.state is SandboxState.RUNNING:
+            loop.step(states.Event.DIE)
+            self.services.catalogue.later([put_sandbox(loop.row)])
+
+    async def remove(self, sandbox: str) -> None:
+        """Remove a sandbox with its checkpoints, but for what forks of it still need."""
+        loop = self.loop(sandbox)
+        async with loop.exclusive:
+            loop.step(states.Event.REMOVE)
+            row = loop.row
+            if loop.flight is not None:
+                await loop.flight.settled(durable=False)
+            await self.services.catalogue.write(drop_sandbox(row.id))
+            self.loops.pop(row.id, None)
+            if loop.container is not None:
+                await self.services.capturer.checkpointer.forget(loop.container)
+                self.services.inspector.unwatch(loop.container.cgroup.id)
+                await loop.container.destroy()
+            if row.tree is not None:
+                await self._drop_tree(row.tree)
+            self._ids_in_use.discard(row.uid_base)
+        log.info("removed", extra={"sandbox": row.id})
+        self.services.spawn(self.collect(row.id), f"collection of {row.id}")
+
+    async def _drop_tree(self, tree: str) -> None:
+        path = self.places.tree(tree)
+        if path.exists():
+            await asyncio.to_thread(btrfs.delete_subvolume, path)
+
+    async def collect(self, sandbox: str) -> None:
+        """Remove the checkpoints of a removed sandbox that nothing needs, then their content."""
+        async with self._collecting:
+            mine = [row for row in self.services.checkpoints.values() if row.sandbox == sandbox]
+            for row in mine:
+                if (flight := self.services.flights.get(row.id)) is not None:
+                    await flight.settled(durable=True)
+            heads = {loop.row.head for loop in self.loops.values()}
+            await self.forget([row for row in mine if row.id not in heads])
+
+    async def forget(self, gone: list[CheckpointRow]) -> None:
+        """Remove checkpoints: first the rows, then the content that no other row needs."""
+        if not gone:
+            return
+        for row in gone:
+            del self.services.checkpoints[row.id]
+        needed = self.content(self.services.checkpoints.values())
+        await self.services.catalogue.write([drop_checkpoint(row.id) for row in gone])
+        unused = {row.id for row in gone} | self.content(gone)
+        await asyncio.to_thread(self._discard_all, unused - needed)
+
+    async def settle(self, timeout: float) -> None:
+        """Wait until removals and checkpoints in the background have ended, for at most `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while busy := [task for task in self.services.tasks if not task.get_name().startswith("death")]:
+                    await asyncio.wait(busy)
+
+    def _discard_all(self, checkpoints: Iterable[str]) -> None:
+        for checkpoint in checkpoints:
+            self.services.capturer.discard(checkpoint)
+
+    @staticmethod
+    def content(rows: Iterable[CheckpointRow]) -> set[str]:
+        """The owners of all content that these checkpoints need."""
+        return {owner for row in rows for owner in (row.files, row.dump) if owner is not None}

@@ -1,0 +1,240 @@
+"""Start and stop of a host: what the last daemon left is adopted, finished, or collected.
+
+Owns: building the host's parts in order, adoption after a crash, garbage. Does not own: what the
+parts do afterwards. Guarantee (I5): a daemon killed at any instant loses no sandbox and no durable
+checkpoint; what the catalogue names is kept, what it does not name is removed.
+
+::
+
+    catalogue ▸ pool ▸ inspector ▸ checkpointer          the parts
+    checkpoints: content there?   no ▸ failed, says why   the truth of the disk over that of the row
+    sandboxes:   shim lives?      yes ▸ adopt, its gap is unknown, so the next turn captures everything
+                                  no ▸ dead, restorable from its latest whole checkpoint
+    checkpoints begun:            taken now, under the id that the client knows
+    checkpoints captured:         made durable
+    everything without a row:     shims, trees, snapshots, process images ▸ removed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import shutil
+from pathlib import Path
+
+from sandbox.checkpoint import Checkpointer
+from sandbox.image import ImageStore
+
+from daemon.capture import Capturer, Places
+from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
+from daemon.engine import Engine
+from daemon.host import Host
+from daemon.schedule import Stage
+from daemon.turns import Flight, Services
+from ebpf.inspector import Inspector
+from sandbox import btrfs
+from sandbox.container import Container, ContainerSpec
+from sandbox.errors import PagurusError
+from sandbox.messages import CheckpointState, SandboxState, Verdict
+from sandbox.pool import Pool
+
+log = logging.getLogger("pagurus.recovery")
+
+LIMITS = {Stage.DUMP: 2, Stage.SNAPSHOT: 4, Stage.PACK: 1}
+DRAIN = 10.0  # seconds that a stop waits for checkpoints under way
+USABLE = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
+
+
+async def open_host(state: Path, run: Path) -> Host:
+    """The host of these directories, with everything that a former daemon left."""
+    places = Places(
+        trees=state / "pool" / "sandboxes",
+        snapshots=state / "pool" / "checkpoints",
+        dumps=run / "captures",
+        stored=state / "checkpoints",
+    )
+    _make_private(state, run, run / "sandboxes", places.stored)
+    async with contextlib.AsyncExitStack() as undo:
+        pool = await asyncio.to_thread(Pool(state).ensure)
+        catalogue = Catalogue(state / "catalogue.sqlite")
+        undo.push_async_callback(catalogue.close)
+        inspector = await asyncio.to_thread(Inspector.load)
+        undo.callback(inspector.close)
+        checkpointer = Checkpointer(state=state, run=run)
+        undo.push_async_callback(checkpointer.close)
+        await checkpointer.prepare()
+        services = Services(catalogue, Engine(LIMITS), Capturer(pool, places, checkpointer, inspector), inspector)
+        host = Host(services, places, ImageStore(pool), run / "sandboxes")
+        await recover(host)
+        undo.pop_all()
+    return host
+
+
+def _make_private(*directories: Path) -> None:
+    for directory in directories:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
+    """Stop in order. Sandboxes go on living unless `stop_sandboxes`."""
+    if stop_sandboxes:
+        await asyncio.gather(*(host.remove(sandbox) for sandbox in list(host.loops)), return_exceptions=True)
+        await host.settle(DRAIN)
+    services = host.services
+    if not await services.engine.drain(DRAIN):
+        log.warning("checkpoints are still under way after %.0f s; the next daemon finishes them", DRAIN)
+    await services.engine.close()
+    for task in list(services.tasks):
+        task.cancel()
+    await asyncio.gather(*services.tasks, return_exceptions=True)
+    await services.capturer.checkpointer.close()
+    await services.catalogue.close()
+    services.inspector.close()
+    for loop in host.loops.values():
+        if loop.container is not None:
+            loop.container.detach()
+
+
+async def recover(host: Host) -> None:
+    """Bring the host to the state that its catalogue and its disk describe."""
+    services = host.services
+    sandboxes, checkpoints = services.catalogue.load()
+    services.numbers = itertools.count(max((row.number for row in checkpoints), default=0) + 1)
+    changes: list[Statement] = []
+    for row in checkpoints:
+        services.checkpoints[row.id] = row
+        if row.state in USABLE and (missing := await asyncio.to_thread(_missing, host, row)):
+            row.state, row.error = CheckpointState.FAILED, f"lost with the power: {missing}"
+            changes.append(put_checkpoint(row))
+    pending = [row for row in checkpoints if row.state is CheckpointState.PENDING]
+    for sandbox in sandboxes:
+        changes += await _adopt(host, sandbox)
+    if changes:
+        await services.catalogue.write(changes, durable=True)
+    await _collect(host)
+    for row in pending:
+        await _resume(host, row)
+    for row in checkpoints:
+        if row.state is CheckpointState.CAPTURED and row.id in services.checkpoints:
+            _store(host, row)
+    if sandboxes:
+        alive = sum(loop.row.state is SandboxState.RUNNING for loop in host.loops.values())
+        log.info("adopted %d sandboxes, %d dead", alive, len(sandboxes) - alive)
+
+
+def _missing(host: Host, row: CheckpointRow) -> str:
+    """What of a checkpoint's content is not there; "" when all is."""
+    if row.files is not None and not host.places.snapshot(row.files).is_dir():
+        return f"its file snapshot {row.files}"
+    if row.dump is not None and not host.services.capturer.process_images(row.dump).exists():
+        return f"its process images {row.dump}"
+    return ""
+
+
+async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
+    """Connect to a sandbox that lives, or mark it dead. Returns the changes to publish."""
+    before = row.state, row.head
+    container: Container | None = None
+    spec = host.spec(row)
+    try:
+        container = await Container.adopt(spec)
+    except PagurusError as error:
+        log.warning("its shim is gone: %s", error, extra={"sandbox": row.id})
+    if container is not None and (row.state is not SandboxState.RUNNING or not container.alive):
+        await container.destroy()  # a restore was cut short, or pid 1 died meanwhile
+        container = None
+    elif container is None:
+        await _sweep(spec)
+    if container is None:
+        row.state = SandboxState.DEAD
+        row.head = _usable(host, row.head)
+    host.admit(row, container)
+    if container is not None:
+        host.services.inspector.watch(container.cgroup.id)
+        host.services.capturer.taint(container, "the daemon was restarted", files=True, processes=True)
+    return [] if (row.state, row.head) == before else [put_sandbox(row)]
+
+
+async def _sweep(spec: ContainerSpec) -> None:
+    """End whatever a sandbox without a shim left: processes, groups, its run directory."""
+    container = Container(spec)
+    if container.cgroup.exists() or spec.run_dir.exists():
+        await container.destroy()
+
+
+def _usable(host: Host, head: str) -> str:
+    """The nearest ancestor of `head` whose content is whole. The root has none, so there always is one."""
+    row = host.services.checkpoints.get(head)
+    while row is not None and row.state not in USABLE and row.parent is not None:
+        row = host.services.checkpoints.get(row.parent)
+    return head if row is None else row.id
+
+
+async def _resume(host: Host, row: CheckpointRow) -> None:
+    """A checkpoint that the former daemon had promised: nothing was done to the sandbox since."""
+    loop = host.loops.get(row.sandbox)
+    if loop is not None and loop.row.state is SandboxState.RUNNING and loop.row.head == row.parent and not loop.flight:
+        row.verdict = Verdict.BOTH
+        loop.resume(row)
+        return
+    row.state, row.error = CheckpointState.FAILED, "the daemon ended before it was captured, and so did the sandbox"
+    await host.services.catalogue.write([put_checkpoint(row)])
+
+
+def _store(host: Host, row: CheckpointRow) -> None:
+    parent = host.services.checkpoints.get(row.parent or "")
+    flight = Flight(row, parent or row)
+    flight.captured.set_result(None)
+    host.services.flights[row.id] = flight
+    loop = host.loops.get(row.sandbox)
+    if loop is not None:
+        host.services.spawn(loop.store(flight), f"store {row.id}")
+
+
+async def _collect(host: Host) -> None:
+    """Remove everything on the disk that no row names."""
+    places, rows = host.places, host.services.checkpoints
+    heads = {loop.row.head for loop in host.loops.values()}
+    kept = [row for row in rows.values() if row.sandbox in host.loops or row.id in heads]
+    needed = host.content(kept) | {row.id for row in kept if row.state is CheckpointState.PENDING}
+    trees = {loop.row.tree for loop in host.loops.values()}
+    for directory in _entries(host.run_dir):
+        if directory.name not in host.loops and directory.name != "empty":
+            await _destroy_stray(host, directory)
+    await asyncio.to_thread(_remove_strays, places, needed, trees)
+    await host.forget([row for row in rows.values() if row not in kept])
+    await host.services.capturer.checkpointer.collect([places.stored])
+
+
+async def _destroy_stray(host: Host, directory: Path) -> None:
+    """A sandbox that was being made or removed: whatever of it lives is ended."""
+    spec = ContainerSpec(
+        id=directory.name, image=directory, tree=directory, uid_base=1 << 20, hostname=directory.name, run_dir=directory
+    )
+    try:
+        container = await Container.adopt(spec)
+    except PagurusError:
+        container = Container(spec)
+    await container.destroy()
+    log.info("collected a half-made sandbox", extra={"sandbox": directory.name})
+
+
+def _remove_strays(places: Places, needed: set[str], trees: set[str | None]) -> None:
+    for tree in _entries(places.trees):
+        if tree.name not in trees:
+            btrfs.delete_subvolume(tree)
+    for snapshot in _entries(places.snapshots):
+        if snapshot.name not in needed:
+            btrfs.delete_subvolume(snapshot)
+    for dump in _entries(places.dumps):
+        if dump.name not in needed:
+            shutil.rmtree(dump, ignore_errors=True)
+    for packed in _entries(places.stored):
+        if packed.name.split(".")[0] not in needed:
+            packed.unlink(missing_ok=True)
+
+
+def _entries(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if directory.is_dir() else []

@@ -1,0 +1,430 @@
+"""The turn loop of one sandbox: command, effects, verdict, checkpoint.
+
+Owns: the order of everything that happens in one sandbox, its checkpoints in flight, and the rule
+that nothing acts on a sandbox whose last turn is not captured yet. Does not own: how a checkpoint is
+taken (:mod:`daemon.capture`), when (:mod:`daemon.engine`), or the life of the sandbox (`daemon.host`).
+
+::
+
+    exec ─▶ enter ─▶ command ─▶ effects ─▶ judge ─▶ answer (verdict, checkpoint id)
+             ▲ waits                          │ files | processes | both
+             │                                ▼
+             └────── captured ◀── engine ◀── flight ──▶ durable       (the model thinks meanwhile)
+
+Guarantee (I2): `enter` returns only when the last turn is captured (or durable, where the sandbox
+asks for it), whoever calls. A turn is answered at once; what its checkpoint failed to capture is
+owed by the next one, and the next answer says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from daemon import states
+from daemon.capture import Capturer, NeedsDump, failure
+from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
+from daemon.engine import Engine, Ticket
+from daemon.judge import judge
+from daemon.schedule import Stage
+from sandbox import files
+from sandbox.errors import PagurusError
+from sandbox.messages import (
+    CheckpointState,
+    Effects,
+    ExecRequest,
+    ExecResult,
+    SandboxState,
+    TurnInfo,
+    Verdict,
+)
+
+log = logging.getLogger("pagurus.turns")
+
+COMMAND_KEPT = 200  # characters of a command that the catalogue keeps
+THINK_WEIGHT = 0.3  # of the newest think time in the running mean
+PACK_PATIENCE = 5.0  # seconds after which a checkpoint should be durable though nobody waits
+
+
+@dataclass
+class Tally:
+    """Counts since the daemon started."""
+
+    turns: int = 0
+    verdicts: dict[str, int] = field(default_factory=lambda: {verdict.value: 0 for verdict in Verdict})
+    checkpoints: dict[str, int] = field(default_factory=lambda: {v.value: 0 for v in Verdict if v is not Verdict.NONE})
+    failed: int = 0
+    stored_bytes: int = 0
+    full_bytes: int = 0
+    restores: int = 0
+
+
+@dataclass
+class Services:
+    """What all turn loops of a host share."""
+
+    catalogue: Catalogue
+    engine: Engine
+    capturer: Capturer
+    inspector: Any
+    checkpoints: dict[str, CheckpointRow] = field(default_factory=dict)
+    flights: dict[str, Flight] = field(default_factory=dict)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    tally: Tally = field(default_factory=Tally)
+    numbers: Any = field(default_factory=lambda: itertools.count(1))
+
+    def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
+        """Run `work` in the background; a bug in it is logged, not lost."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
+
+    def new_checkpoint(self, sandbox: SandboxRow, verdict: Verdict, label: str | None = None) -> CheckpointRow:
+        """A row for a checkpoint that does not exist yet; the caller publishes it."""
+        return CheckpointRow(
+            id=f"c-{secrets.token_hex(6)}",
+            sandbox=sandbox.id,
+            number=next(self.numbers),
+            state=CheckpointState.PENDING,
+            verdict=verdict,
+            parent=sandbox.head,
+            label=label,
+            turn=sandbox.turn,
+            created_at=time.time(),
+        )
+
+
+class Flight:
+    """A checkpoint on its way, from the verdict to durable. ``captured`` and ``durable`` always end."""
+
+    def __init__(self, row: CheckpointRow, parent: CheckpointRow) -> None:
+        loop = asyncio.get_running_loop()
+        self.row = row
+        self.parent = parent
+        self.captured: asyncio.Future[None] = loop.create_future()
+        self.durable: asyncio.Future[None] = loop.create_future()
+        self.ticket: Ticket | None = None
+        self.waited = False
+        self.error: PagurusError | None = None
+
+    def promote(self) -> None:
+        """Somebody waits for this checkpoint."""
+        self.waited = True
+        if self.ticket is not None:
+            self.ticket.promote()
+
+    async def settled(self, *, durable: bool) -> None:
+        """Wait until captured (or durable), or failed. The row says which."""
+        self.promote()
+        await asyncio.shield(self.durable if durable else self.captured)
+
+    def land(self) -> None:
+        """Nothing more will happen to it."""
+        for future in (self.captured, self.durable):
+            if not future.done():
+                future.set_result(None)
+
+
+class TurnLoop:
+    """One sandbox and what happens in it."""
+
+    def __init__(self, row: SandboxRow, container: Any, services: Services) -> None:
+        self.row = row
+        self.container = container
+        self.services = services
+        self.flight: Flight | None = None
+        self.exclusive = asyncio.Lock()  # restore, removal
+        self.active = 0  # commands and writes under way
+        self.failed: PagurusError | None = None  # why the last checkpoint failed, until an answer has said it
+        self._ending = asyncio.Lock()
+        self._answered_at: float | None = None
+        self._think = 1.0  # seconds that the model took lately
+
+    # ----------------------------------------------------------------- the gate
+
+    async def captured(self) -> None:
+        """Wait until the last turn is captured, or durable where the sandbox asks for it (I2)."""
+        while (flight := self.flight) is not None:
+            await flight.settled(durable=self.row.durable_answers)
+
+    @contextlib.asynccontextmanager
+    async def using(self) -> AsyncIterator[None]:
+        """Living processes are needed, and the state before is captured. Raises if there are none."""
+        self.step(states.Event.USE)
+        await self.captured()
+        self.step(states.Event.USE)
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+
+    def step(self, event: states.Event) -> None:
+        """Move to the state that follows `event`, or raise why that is not possible."""
+        self.row.state = states.after(self.row.state, event, sandbox=self.row.id, turn=self.row.turn)
+
+    # ----------------------------------------------------------------- a turn
+
+    async def exec(self, request: ExecRequest, on_output: Callable[[str, bytes], Any] | None = None) -> ExecResult:
+        """Run a command; when it ends the turn, judge it and begin its checkpoint."""
+        arrived = time.monotonic()
+        if self._answered_at is not None:
+            self._think += THINK_WEIGHT * (min(arrived - self._answered_at, 60.0) - self._think)
+        async with self.using():
+            started, clock = time.time(), time.monotonic()
+            argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
+            done = await self.container.exec(
+                argv,
+                env={**self.row.env, **request.env},
+                cwd=request.cwd or self.row.workdir,
+                uid=request.user,
+                stdin=request.stdin,
+                timeout=request.timeout,
+                output_limit=request.output_limit,
+                **({"on_output": on_output} if on_output is not None else {}),
+            )
+        result = ExecResult(
+            exit_code=done.exit_code,
+            stdout=done.stdout,
+            stderr=done.stderr,
+            duration=time.monotonic() - clock,
+            timed_out=done.timed_out,
+            stdout_dropped=done.stdout_dropped,
+            stderr_dropped=done.stderr_dropped,
+            oom_killed=getattr(done, "oom_killed", False),
+            waited_ms=1000 * (clock - arrived),
+        )
+        self.need_alive()
+        if request.ends_turn:
+            await self._end_turn(request, result, started)
+        self._answered_at = time.monotonic()
+        return result
+
+    async def _end_turn(self, request: ExecRequest, result: ExecResult, started: float) -> None:
+        async with self._ending:
+            await self.captured()  # only when commands overlap
+            self.need_alive()
+            clock = time.monotonic()
+            effects = self.services.inspector.read(self.container.cgroup.id)
+            judgement = judge(effects)
+            result.verdict_ms = 1000 * (time.monotonic() - clock)
+            self.row.turn += 1
+            result.turn, result.verdict, result.reason = self.row.turn, judgement.verdict, judgement.reason
+            result.effects = effects
+            result.checkpoint_error, self.failed = (str(self.failed) if self.failed else None), None
+            tally = self.services.tally
+            tally.turns += 1
+            tally.verdicts[judgement.verdict.value] += 1
+            if judgement.verdict is Verdict.NONE:
+                head = self.services.checkpoints[self.row.head]
+                tally.full_bytes += head.dump_bytes + head.files_bytes
+                result.checkpoint = head.id
+                self.services.catalogue.later([put_sandbox(self.row), put_turn(self._turn(request, result, started))])
+                return
+            flight = self.begin(judgement.verdict, ipc=_ipc(effects))
+            result.checkpoint = flight.row.id
+            await self.services.catalogue.write(
+                [put_checkpoint(flight.row), put_sandbox(self.row), put_turn(self._turn(request, result, started))]
+            )
+
+    def _turn(self, request: ExecRequest, result: ExecResult, started: float) -> TurnInfo:
+        command = request.command if isinstance(request.command, str) else " ".join(request.command)
+        return TurnInfo(
+            sandbox=self.row.id,
+            turn=self.row.turn,
+            command=command[:COMMAND_KEPT],
+            started_at=started,
+            duration=result.duration,
+            exit_code=result.exit_code,
+            verdict=result.verdict or Verdict.NONE,
+            reason=result.reason or "",
+            checkpoint=result.checkpoint,
+            effects=result.effects,
+        )
+
+    def need_alive(self) -> None:
+        """Raise unless pid 1 lives; notices a death that nobody has reported yet."""
+        states.after(self.row.state, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
+        if not self.container.alive:
+            if self.row.state is SandboxState.RUNNING:
+                self.step(states.Event.DIE)
+                self.services.catalogue.later([put_sandbox(self.row)])
+            raise states.refusal(SandboxState.DEAD, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
+
+    async def write(self, path: str, data: bytes, *, mode: int, append: bool) -> None:
+        """Write a file from the host. It belongs to the next turn's effects."""
+        async with self.using():
+            self.need_alive()
+            self._taint_files(path)
+            try:
+                await asyncio.to_thread(
+                    files.write, self.container.init_pid, self.row.uid_base, path, data, mode=mode, append=append
+                )
+            finally:
+                self._taint_files(path)  # a checkpoint may have begun meanwhile, by a command that overlaps
+
+    def _taint_files(self, path: str) -> None:
+        self.services.capturer.taint(self.container, f"host wrote {path}", files=True, processes=False)
+
+    # ----------------------------------------------------------------- checkpoints
+
+    async def checkpoint(self, label: str | None) -> Flight:
+        """Begin a checkpoint of the state as it is now: a new id, and new content only if there is any."""
+        async with self.using(), self._ending:
+            await self.captured()
+            self.need_alive()
+            effects = self.services.inspector.read(self.container.cgroup.id)
+            verdict = judge(effects).verdict
+            if verdict is not Verdict.NONE:
+                flight = self.begin(verdict, label=label, ipc=_ipc(effects))
+                await self.services.catalogue.write([put_checkpoint(flight.row)])
+                return flight
+            return await self._same_content(label)
+
+    async def _same_content(self, label: str | None) -> Flight:
+        head = self.services.checkpoints[self.row.head]
+        row = self.services.new_checkpoint(self.row, Verdict.NONE, label)
+        row.files, row.dump, row.ipc, row.held = head.files, head.dump, head.ipc, head.held
+        row.files_bytes, row.dump_bytes = head.files_bytes, head.dump_bytes
+        row.full_bytes = row.files_bytes + row.dump_bytes
+        row.started_at = row.captured_at = time.time()
+        row.state = CheckpointState.CAPTURED
+        self.services.checkpoints[row.id] = row
+        self.row.head = row.id
+        await self.services.catalogue.write([put_checkpoint(row), put_sandbox(self.row)])
+        flight = Flight(row, head)
+        flight.captured.set_result(None)
+        self.services.flights[row.id] = flight
+        self.services.spawn(self.store(flight), f"store {row.id}")
+        return flight
+
+    def begin(self, verdict: Verdict, *, label: str | None = None, ipc: bool = False) -> Flight:
+        """Begin the checkpoint of a turn. From here on the gate is closed until it is captured."""
+        row = self.services.new_checkpoint(self.row, verdict, label)
+        row.ipc = ipc
+        return self.resume(row)
+
+    def resume(self, row: CheckpointRow) -> Flight:
+        """Take the checkpoint that `row` describes: begun now, or by a daemon that died."""
+        flight = Flight(row, self.services.checkpoints[self.row.head])
+        self.services.checkpoints[row.id] = row
+        self.services.flights[row.id] = flight
+        self.flight = flight
+        self.services.spawn(self._fly(flight), f"checkpoint {row.id}")
+        return flight
+
+    async def _fly(self, flight: Flight) -> None:
+        row = flight.row
+        try:
+            await self._capture(flight)
+        except (PagurusError, OSError) as error:
+            await self._failed(flight, error)
+            return
+        finally:
+            if not flight.captured.done():
+                flight.captured.set_result(None)
+            if self.flight is flight and not self.row.durable_answers:
+                self.flight = None
+            if row.state is CheckpointState.PENDING:  # cancelled with the daemon, or a bug: never wait for ever
+                self._land(flight)
+        await self.store(flight)
+
+    async def _capture(self, flight: Flight) -> None:
+        row, services = flight.row, self.services
+        stage = Stage.DUMP if row.verdict.processes else Stage.SNAPSHOT
+        while True:
+            flight.ticket = services.engine.submit(
+                stage,
+                sandbox=self.row.id,
+                deadline=services.engine.now() + self._think,
+                work=lambda: services.capturer.take(
+                    self.container, self.row.tree or "", row, flight.parent, busy=self.active > 0
+                ),
+                waited=flight.waited,
+            )
+            try:
+                await flight.ticket.done
+                break
+            except NeedsDump as reason:
+                log.info("%s: %s", row.id, reason, extra={"sandbox": self.row.id, "turn": row.turn})
+                row.verdict, stage = Verdict.BOTH, Stage.DUMP
+        row.state = CheckpointState.CAPTURED
+        before, self.row.head = self.row.head, row.id
+        try:
+            await services.catalogue.write([put_checkpoint(row), put_sandbox(self.row)])
+        except PagurusError:
+            self.row.head = before
+            services.capturer.taint(self.container, "the catalogue refused a checkpoint", files=True, processes=True)
+            raise
+        services.tally.checkpoints[row.verdict.value] += 1
+
+    async def _failed(self, flight: Flight, error: PagurusError | OSError) -> None:
+        row = flight.row
+        known = failure(error)
+        known.sandbox, known.turn = self.row.id, row.turn
+        row.state, row.error = CheckpointState.FAILED, str(known)
+        flight.error = self.failed = known
+        self.services.tally.failed += 1
+        log.warning("checkpoint %s failed: %s", row.id, known, extra={"sandbox": self.row.id, "turn": row.turn})
+        self._land(flight)
+        self.services.catalogue.later([put_checkpoint(row)])
+        await asyncio.to_thread(self.services.capturer.discard, row.id)
+
+    async def store(self, flight: Flight) -> None:
+        """From captured to durable, in the order of the line of checkpoints."""
+        row, services = flight.row, self.services
+        try:
+            if (before := services.flights.get(flight.parent.id)) is not None:
+                await asyncio.shield(before.durable)
+            flight.ticket = services.engine.submit(
+                Stage.PACK,
+                sandbox=self.row.id,
+                deadline=services.engine.now() + PACK_PATIENCE,
+                work=lambda: services.capturer.persist(row, flight.parent),
+                waited=flight.waited and self.row.durable_answers,
+            )
+            await flight.ticket.done
+            self._need_durable_content(row)
+            row.state, row.durable_at = CheckpointState.DURABLE, time.time()
+            await services.catalogue.write([put_checkpoint(row)], durable=True)
+            services.tally.stored_bytes += row.stored_bytes
+            services.tally.full_bytes += row.full_bytes
+            if row.dump == row.id:
+                await services.capturer.release(row.id)
+        except (PagurusError, OSError) as error:
+            row.state, row.durable_at = CheckpointState.CAPTURED, None
+            row.error = f"captured, but not durable: {error}"
+            log.warning("%s: %s", row.id, row.error, extra={"sandbox": self.row.id, "turn": row.turn})
+            services.catalogue.later([put_checkpoint(row)])
+        finally:
+            self._land(flight)
+
+    def _need_durable_content(self, row: CheckpointRow) -> None:
+        for owner in {row.files, row.dump} - {None, row.id}:
+            shared = self.services.checkpoints.get(owner or "")
+            if shared is not None and shared.state is not CheckpointState.DURABLE:
+                raise PagurusError(f"it shares content with {owner}, which is not durable")
+
+    def _land(self, flight: Flight) -> None:
+        flight.land()
+        self.services.flights.pop(flight.row.id, None)
+        if self.flight is flight:
+            self.flight = None
+
+
+def _ipc(effects: Effects) -> bool:
+    """IPC objects may outlive every process: then a sandbox without processes is not fresh."""
+    return effects.ipc_changes > 0 or effects.unknown or effects.overflow
