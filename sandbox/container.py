@@ -68,6 +68,7 @@ class Container:
         self._shim: Shim | None = None
         self._shim_pid = 0
         self._reaped: Reaped | None = None
+        self._log = ""  # the shim's own words, kept when it is destroyed
 
     # ---------------------------------------------------------------- making
 
@@ -85,24 +86,27 @@ class Container:
     @classmethod
     async def prepare(cls, spec: ContainerSpec) -> Container:
         """Everything but processes: for a restore or a fork."""
-        container = cls(spec)
         if spec.uid_base < ID_RANGE:
             raise Invalid(f"uid_base {spec.uid_base} overlaps the host's own users")
-        spec.run_dir.mkdir(parents=True, exist_ok=True)
+        container = cls(spec)
         try:
             container.cgroup.create()
         except FileExistsError as error:
             raise Conflict(f"a control group {spec.id} exists already", sandbox=spec.id) from error
         try:
-            container.root.mkdir(exist_ok=True)
+            container.root.mkdir(parents=True, exist_ok=True)
             container._shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
-            await container._connect()
-            await container._setup()
+            container._shim = await Shim.connect(spec.run_dir)
+            layer = str(paths.runtime_layer())
+            files = spec.limits.open_files
+            await container._call("setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files)
             await container._mount()
         except BaseException as error:
             await asyncio.shield(container.destroy())
             if isinstance(error, Refused):
                 raise Unsupported(f"cannot make a sandbox: {error}", sandbox=spec.id) from error
+            if isinstance(error, ShimGone):
+                raise Unsupported(f"the shim ended at once: {container._log}", sandbox=spec.id) from error
             raise
         return container
 
@@ -111,22 +115,14 @@ class Container:
         """Reconnect to the living shim of a sandbox after the daemon was restarted."""
         container = cls(spec)
         try:
-            await container._connect()
-        except ShimGone as error:
+            container._shim = await Shim.connect(spec.run_dir)
+            (pid, init, _), fds = await container._call("hello")
+        except (ShimGone, FileNotFoundError) as error:
             raise SandboxDead("its shim is gone", remedy=f"pagurus restore {spec.id}", sandbox=spec.id) from error
-        return container
-
-    async def _connect(self) -> None:
-        self._shim = await Shim.connect(self.spec.run_dir)
-        (pid, init, _), fds = await self._call("hello")
-        self._shim_pid = int(pid)
+        container._shim_pid = int(pid)
         if int(init):
-            self._adopt_init(int(init), fds[0])
-
-    async def _setup(self) -> None:
-        spec = self.spec
-        layer = str(paths.runtime_layer())
-        await self._call("setup", str(self.root), layer, spec.uid_base, spec.hostname[:64], spec.limits.open_files)
+            container._adopt_init(int(init), fds[0])
+        return container
 
     async def _mount(self) -> None:
         await self._call("mount", str(self.tree), str(self.spec.image))
@@ -271,7 +267,9 @@ class Container:
             case "fork", errno.EAGAIN:
                 limit = self.spec.limits.processes
                 return Conflict(
-                    f"no process left: all {limit} are in use", remedy="end some, or raise Limits.processes", sandbox=here
+                    f"no process left: all {limit} are in use",
+                    remedy="end some, or raise Limits.processes",
+                    sandbox=here,
                 )
             case ("fork" | "exec", errno.ENOMEM) | ("killed", _):
                 if not self.alive:
@@ -371,6 +369,8 @@ class Container:
             self._reaped.close()
             self._reaped = None
         await self.cgroup.remove()
+        with contextlib.suppress(FileNotFoundError):
+            self._log = (self.spec.run_dir / "shim.log").read_text().strip()
         shutil.rmtree(self.spec.run_dir, ignore_errors=True)
 
     def detach(self) -> None:
@@ -384,29 +384,33 @@ class Container:
             self._reaped = None
 
     async def _end_shim(self) -> None:
-        pid, self._shim_pid = self._shim_pid, 0
-        if not pid:
-            return
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            pidfd = -1
         if self._shim is not None:
             with contextlib.suppress(ShimGone, Refused):
                 await self._shim.call("exit")
             self._shim.close()
             self._shim = None
-        if pidfd >= 0:
-            try:
-                async with asyncio.timeout(2):
-                    await readable(pidfd)
-            except TimeoutError:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                await readable(pidfd)
-            finally:
-                os.close(pidfd)
-        with contextlib.suppress(ChildProcessError):  # adopted: not our child
-            os.waitpid(pid, os.WNOHANG)
+        pid, self._shim_pid = self._shim_pid, 0
+        await _ended(pid)
+
+
+async def _ended(pid: int) -> None:
+    """Returns when a shim that was told to exit is gone; kills it if it does not go."""
+    if not pid:
+        return
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        async with asyncio.timeout(2):
+            await readable(pidfd)
+    except TimeoutError:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        await readable(pidfd)
+    finally:
+        os.close(pidfd)
+    with contextlib.suppress(ChildProcessError):  # adopted: not our child
+        os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - does not block
 
 
 class _Command:

@@ -16,6 +16,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from sandbox import paths
 from sandbox.errors import Invalid, PagurusError, Unsupported
@@ -203,7 +204,8 @@ class Shim:
     def _closed(self) -> None:
         self.close()
         gone = ShimGone(f"the shim of {self.run_dir.name} is gone", remedy="pagurus restore")
-        for future in (*self._waiting, *self._exits.values()):
+        pending: list[asyncio.Future[Any]] = [*self._waiting, *self._exits.values()]
+        for future in pending:
             if not future.done():
                 future.set_exception(gone)
                 future.exception()  # a call that nobody waits for any more is no mistake
