@@ -141,6 +141,11 @@ class Effects(msgspec.Struct, kw_only=True, omit_defaults=True):
     unknown: bool = False
     lost_events: int = 0  # explanations that did not fit the ring buffer
     reasons: list[str] = []  # explanations, newest last, at most 16
+    channels: int = 0  # FIFOs opened, sockets connected to or written: a survivor may hold the other end
+    tmpfs_writes: int = 0  # files of a tmpfs changed: they live in the process dump
+    uring_requests: int = 0  # io_uring requests that may change something
+    must_files: str = ""  # why the owner wants the file half captured whatever was seen
+    must_processes: str = ""  # the same for the process half
 
 
 class ExecResult(msgspec.Struct, kw_only=True, omit_defaults=True):

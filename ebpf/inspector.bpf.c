@@ -1,0 +1,684 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Kernel half of the inspector: what the tasks of a sandbox did since its mark.
+ *
+ * Owns: the counters of inspector.h. Does not own: what they mean (daemon/judge.py).
+ * Guarantee: an effect is counted, or `unknown`/`untracked` is set; a full ring buffer loses
+ * explanations only. Verdicts read the mapped array; no event stream lies on their path.
+ *
+ *   task_newtask ─▶ a task's record (slot, epoch of birth) in task storage: the filter of all hooks
+ *   sys_exit ─────▶ name-space, metadata, data, IPC and foreign calls that succeeded; progress
+ *   sched_switch ─▶ survivors that ran without finishing a system call
+ *   writeback_* ──▶ content dirtied by any path: write, O_DIRECT, mappings, io_uring
+ *   btrfs_inode_* ▶ births and ends of inodes: what was made and is gone again nets to nothing
+ */
+#include "vmlinux.h"
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "inspector.h"
+#include "syscalls.h"
+#include "kernel.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+/* Slot 0 belongs to the host: its init_level is the depth that sandboxes' inits have. */
+
+/* A record per task of a sandbox. */
+struct task {
+	u64 cgroup_id;	/* of the sandbox, to notice that its slot has another owner now */
+	u32 slot;
+	bool init;	/* pid 1 of the sandbox: ours, holds no state */
+	bool on;	/* counted in sandbox.running */
+	bool dead;
+	bool traced;	/* events since somebody outside attached; only the first one tells where it was */
+	bool stashed;
+	u64 born;	/* epochs of the process half */
+	u64 ran;
+	u64 at_nr, at_ip, at_sp;	/* the interrupted system call it sits in */
+	u64 birth, birth_ino;		/* inode made by the system call that is running */
+	u32 birth_generation, birth_mode;
+	u64 dirtied, dirtied_ino, dirtied_epoch;	/* last inode dirtied, to skip the map */
+	u32 dirtied_generation, pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct task);
+} tasks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1024);
+	__type(key, u32);
+	__type(value, struct sandbox);
+} sandboxes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, u64);
+	__type(value, u32);
+} slots SEC(".maps");
+
+/* Inodes touched since the mark. A lost entry only loses netting, which is safe: hence LRU. */
+struct inode_key {
+	u64 inode;
+	u64 ino;
+	u32 generation;
+	u32 pad;
+};
+
+struct inode_value {
+	u64 epoch;
+	u64 flags;
+	u32 slot;
+	u32 pad;
+};
+
+#define TOUCHED_BORN 1
+#define TOUCHED_DATA 2
+#define TOUCHED_METADATA 4
+#define TOUCHED_NAMED 8
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct inode_key);
+	__type(value, struct inode_value);
+} inodes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} explanations SEC(".maps");
+
+/* ------------------------------------------------------------------ small parts */
+
+#define count(field) __sync_fetch_and_add(&(field), 1)
+#define uncount(field) __sync_fetch_and_sub(&(field), 1)
+
+static __always_inline struct sandbox *sandbox_of(struct task *t)
+{
+	u32 slot = t->slot;
+	struct sandbox *s = bpf_map_lookup_elem(&sandboxes, &slot);
+
+	return s && s->cgroup_id == t->cgroup_id ? s : NULL;
+}
+
+static __always_inline struct files_bucket *files_of(struct sandbox *s)
+{
+	return &s->files[s->files_epoch & (BUCKETS - 1)];
+}
+
+static __always_inline struct procs_bucket *procs_of(struct sandbox *s)
+{
+	return &s->procs[s->procs_epoch & (BUCKETS - 1)];
+}
+
+static __always_inline struct procs_bucket *procs_at(struct sandbox *s, u64 epoch)
+{
+	return &s->procs[epoch & (BUCKETS - 1)];
+}
+
+#define EXPLAINED_AT_MOST 16
+
+enum source { FROM_NOTHING, FROM_USER, FROM_KERNEL };
+
+static __always_inline void explain(struct sandbox *s, struct task *t, u64 *explained, u32 what,
+				    enum source source, const void *name)
+{
+	struct explanation *e;
+
+	if (*explained >= EXPLAINED_AT_MOST)
+		return;
+	count(*explained);
+	e = bpf_ringbuf_reserve(&explanations, sizeof(*e), 0);
+	if (!e) {
+		count(s->lost);
+		return;
+	}
+	e->slot = t->slot;
+	e->cgroup_id = s->cgroup_id;
+	e->what = what;
+	e->pid = bpf_get_current_pid_tgid() >> 32;
+	bpf_get_current_comm(e->comm, sizeof(e->comm));
+	e->name[0] = 0;
+	if (source == FROM_USER && bpf_probe_read_user_str(e->name, sizeof(e->name), name) < 0)
+		e->name[0] = 0;
+	if (source == FROM_KERNEL && bpf_probe_read_kernel_str(e->name, sizeof(e->name), name) < 0)
+		e->name[0] = 0;
+	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+#define explain_file(what, source, name) explain(s, t, &files_of(s)->explained, what, source, name)
+#define explain_proc(what, source, name) explain(s, t, &procs_of(s)->explained, what, source, name)
+
+/* Made progress since the mark. Born since the mark counts as fresh already. */
+static __always_inline void ran(struct sandbox *s, struct task *t)
+{
+	u64 now = s->procs_epoch;
+
+	if (t->init || t->dead || t->born == now || t->ran == now)
+		return;
+	t->ran = now;
+	count(procs_at(s, now)->ran);
+	explain_proc(WHY_RAN, FROM_NOTHING, NULL);
+}
+
+/* ------------------------------------------------------------------ which sandbox */
+
+#define DEEPEST 32
+
+/* Slot of the watched cgroup that is `cgroup` or an ancestor of it. */
+static __always_inline u32 *slot_of_cgroup(struct cgroup *cgroup)
+{
+	int level = BPF_CORE_READ(cgroup, level);
+	u32 *slot;
+
+	for (int i = 0; i < DEEPEST; i++) {
+		u64 id;
+
+		if (level - i < 0)
+			break;
+		id = cgroup_ancestor_id(cgroup, level - i);
+		slot = bpf_map_lookup_elem(&slots, &id);
+		if (slot)
+			return slot;
+	}
+	return NULL;
+}
+
+static __always_inline bool is_init(struct task_struct *p, struct sandbox *s)
+{
+	struct pid *pid = BPF_CORE_READ(p, thread_pid);
+	u32 level = BPF_CORE_READ(pid, level);
+	int number = 0;
+
+	if (level != s->init_level || level >= DEEPEST)
+		return false;
+	bpf_probe_read_kernel(&number, sizeof(number), &pid->numbers[level].nr);
+	return number == 1;
+}
+
+/* Count `p` as a task of the sandbox, born in the running epoch. */
+static __always_inline struct task *adopt(struct task_struct *p, u32 slot)
+{
+	struct sandbox *s = bpf_map_lookup_elem(&sandboxes, &slot);
+	struct task *t;
+
+	if (!s || !s->cgroup_id)
+		return NULL;
+	t = bpf_task_storage_get(&tasks, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!t) {
+		count(s->untracked);
+		return NULL;
+	}
+	t->slot = slot;
+	t->cgroup_id = s->cgroup_id;
+	t->init = is_init(p, s);
+	t->born = s->procs_epoch;
+	t->ran = 0;
+	t->on = t->dead = t->traced = t->stashed = false;
+	t->birth = t->dirtied = 0;
+	if (!t->init) {
+		count(s->alive);
+		count(procs_at(s, t->born)->fresh);
+	}
+	return t;
+}
+
+static __always_inline void release(struct sandbox *s, struct task *t)
+{
+	struct procs_bucket *b;
+
+	if (t->dead)
+		return;
+	t->dead = true;
+	if (t->init)
+		return;
+	uncount(s->alive);
+	if (t->on) {
+		t->on = false;
+		uncount(s->running);
+	}
+	b = procs_at(s, t->born);
+	if (b->epoch == t->born)
+		uncount(b->fresh);
+	if (t->born != s->procs_epoch)
+		count(procs_of(s)->gone);
+	b = procs_at(s, t->ran);
+	if (t->ran && b->epoch == t->ran)
+		uncount(b->ran);
+}
+
+/* ------------------------------------------------------------------ process life */
+
+SEC("tp_btf/task_newtask")
+int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
+{
+	struct task_struct *parent = bpf_get_current_task_btf();
+	struct css_set *set = p->cgroups;
+	struct task *from = bpf_task_storage_get(&tasks, parent, NULL, 0);
+	struct sandbox *s;
+	u32 slot, *found;
+
+	if (set == parent->cgroups) {
+		if (!from || from->dead)
+			return 0;
+		slot = from->slot;
+	} else {
+		found = slot_of_cgroup(BPF_CORE_READ(set, dfl_cgrp));
+		if (!found)
+			return 0;
+		slot = *found;
+	}
+	s = bpf_map_lookup_elem(&sandboxes, &slot);
+	if (!s || !s->cgroup_id)
+		return 0;
+	count(procs_of(s)->forks);
+	adopt(p, slot);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(on_exit, struct task_struct *p)
+{
+	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct sandbox *s;
+
+	if (!t || t->dead)
+		return 0;
+	s = sandbox_of(t);
+	if (!s)
+		return 0;
+	count(procs_of(s)->exits);
+	release(s, t);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exec")
+int BPF_PROG(on_exec, struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)
+{
+	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct sandbox *s;
+
+	if (!t)
+		return 0;
+	s = sandbox_of(t);
+	if (!s)
+		return 0;
+	count(procs_of(s)->execs);
+	return 0;
+}
+
+/* Tasks that enter or leave a watched cgroup by a write to cgroup.procs. */
+SEC("tp_btf/cgroup_attach_task")
+int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct *p, bool threadgroup)
+{
+	struct cgroup *now = BPF_CORE_READ(p, cgroups, dfl_cgrp);
+	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	u32 *found = slot_of_cgroup(now);
+	struct sandbox *s;
+
+	if (t && !t->dead) {
+		if (found && *found == t->slot)
+			return 0;
+		s = sandbox_of(t);
+		if (s) {
+			release(s, t);
+			count(s->untracked);
+		}
+	}
+	if (!found)
+		return 0;
+	s = bpf_map_lookup_elem(&sandboxes, found);
+	if (!s)
+		return 0;
+	/* The event names the leader alone; its other threads are found by the next sweep. */
+	if (threadgroup && BPF_CORE_READ(p, signal, nr_threads) > 1)
+		count(s->untracked);
+	adopt(p, *found);
+	return 0;
+}
+
+/* The sweep: all tasks of the host, once per watch; records those of watched cgroups. */
+SEC("iter/task")
+int sweep(struct bpf_iter__task *ctx)
+{
+	struct task_struct *p = ctx->task;
+	struct sandbox *s;
+	struct task *t;
+	u32 *found, host = 0;
+
+	if (ctx->meta->seq_num == 0) {
+		s = bpf_map_lookup_elem(&sandboxes, &host);
+		if (s)
+			s->init_level = BPF_CORE_READ(bpf_get_current_task_btf(), thread_pid, level) + 1;
+	}
+	if (!p || BPF_CORE_READ(p, exit_state))
+		return 0;
+	found = slot_of_cgroup(BPF_CORE_READ(p, cgroups, dfl_cgrp));
+	if (!found)
+		return 0;
+	s = bpf_map_lookup_elem(&sandboxes, found);
+	if (!s)
+		return 0;
+	t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	if (t && !t->dead && t->slot == *found && t->cgroup_id == s->cgroup_id)
+		return 0;
+	adopt(p, *found);
+	return 0;
+}
+
+/* ------------------------------------------------------------------ did a survivor run? */
+
+static __always_inline bool at_stash(struct task *t, u64 nr, u64 ip, u64 sp)
+{
+	return t->stashed && (t->at_nr == nr || nr == NR_RESTART_SYSCALL) && t->at_ip == ip && t->at_sp == sp;
+}
+
+static __always_inline void stash(struct task *t, u64 nr, u64 ip, u64 sp)
+{
+	t->stashed = true;
+	t->at_nr = nr;
+	t->at_ip = ip;
+	t->at_sp = sp;
+}
+
+/*
+ * A task is switched out: blocked, or still runnable. One older than the mark that blocks anywhere but in
+ * the system call in which it was interrupted has run. (Being frozen for a dump interrupts the call; the
+ * thaw enters it again, at the same place, without any code of the program in between.)
+ */
+static __always_inline void switched_out(struct task_struct *p, bool preempted)
+{
+	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct sandbox *s;
+	struct pt_regs *regs;
+
+	if (!t || t->init || t->dead)
+		return;
+	s = sandbox_of(t);
+	if (!s)
+		return;
+	if (preempted || !task_blocked(p)) {
+		if (!t->on) {
+			t->on = true;
+			count(s->running);
+		}
+		return;
+	}
+	if (t->on) {
+		t->on = false;
+		uncount(s->running);
+	}
+	if (!p->ptrace)
+		t->traced = false;
+	if (t->born == s->procs_epoch || t->ran == s->procs_epoch)
+		return;
+	regs = (struct pt_regs *)bpf_task_pt_regs(p);
+	if (!at_stash(t, regs->orig_ax, regs->ip, regs->sp))
+		ran(s, t);
+}
+
+static __always_inline void switched_in(struct task_struct *p)
+{
+	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct sandbox *s;
+
+	if (!t || t->init || t->dead || t->on)
+		return;
+	s = sandbox_of(t);
+	if (!s)
+		return;
+	t->on = true;
+	count(s->running);
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	switched_out(prev, preempt);
+	switched_in(next);
+	return 0;
+}
+
+/* 0f 05: the program will enter the call in ax without running any code before. */
+static __always_inline bool at_syscall(u64 ip)
+{
+	u16 code = 0;
+
+	return bpf_probe_read_user(&code, sizeof(code), (void *)ip) == 0 && code == 0x050f;
+}
+
+/* A task older than the mark leaves a system call. */
+static __always_inline void progress(struct sandbox *s, struct task *t, struct task_struct *p,
+				     struct pt_regs *regs, long result, u8 kind)
+{
+	bool interrupted = result == -4 || (result <= -512 && result >= -516);
+
+	if (p->ptrace) {
+		/*
+		 * A tracer works here: our dump, or a debugger. Count it as progress of this epoch; the
+		 * dump's mark comes after. Only the first event tells where the task itself was.
+		 */
+		if (kind == K_SIGRETURN && at_syscall(regs->ip))
+			stash(t, regs->ax, regs->ip + 2, regs->sp);
+		else if (!t->traced && interrupted)
+			stash(t, regs->orig_ax, regs->ip, regs->sp);
+		else if (!t->traced)
+			t->stashed = false;
+		t->traced = true;
+		ran(s, t);
+		return;
+	}
+	t->traced = false;
+	if (interrupted && kind != K_SIGRETURN) {
+		stash(t, regs->orig_ax, regs->ip, regs->sp);
+		return;
+	}
+	t->stashed = false;
+	ran(s, t);
+}
+
+SEC("tp_btf/signal_generate")
+int BPF_PROG(on_signal, int number, struct kernel_siginfo *info, struct task_struct *p, int group, int result)
+{
+	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct sandbox *s;
+
+	if (!t || t->init || t->dead || result == 1 /* ignored */)
+		return 0;
+	s = sandbox_of(t);
+	if (!s || t->born == s->procs_epoch || p->ptrace)
+		return 0;
+	count(procs_of(s)->signals);
+	explain_proc(WHY_SIGNAL, FROM_KERNEL, p->comm);
+	return 0;
+}
+
+/* ------------------------------------------------------------------ inodes */
+
+static __always_inline struct inode_key key_of(const struct inode *inode)
+{
+	struct inode_key key = {};
+
+	key.inode = (u64)inode;
+	key.ino = BPF_CORE_READ(inode, i_ino);
+	key.generation = BPF_CORE_READ(inode, i_generation);
+	return key;
+}
+
+/* True when `flag` is new for this inode since the mark. */
+static __always_inline bool touch(struct sandbox *s, struct task *t, struct inode_key *key, u64 flag)
+{
+	struct inode_value *v = bpf_map_lookup_elem(&inodes, key);
+	struct inode_value fresh = { .epoch = s->files_epoch, .slot = t->slot, .flags = flag };
+
+	if (v && v->slot == t->slot && v->epoch == fresh.epoch)
+		return !(__sync_fetch_and_or(&v->flags, flag) & flag);
+	bpf_map_update_elem(&inodes, key, &fresh, BPF_ANY);
+	return true;
+}
+
+static __always_inline void dirtied(struct sandbox *s, struct task *t, const struct inode *inode, const void *name)
+{
+	struct inode_key key = key_of(inode);
+
+	if (t->dirtied == key.inode && t->dirtied_ino == key.ino && t->dirtied_generation == key.generation &&
+	    t->dirtied_epoch == s->files_epoch)
+		return;
+	t->dirtied = key.inode;
+	t->dirtied_ino = key.ino;
+	t->dirtied_generation = key.generation;
+	t->dirtied_epoch = s->files_epoch;
+	if (touch(s, t, &key, TOUCHED_DATA)) {
+		count(files_of(s)->data);
+		explain_file(WHY_DATA, name ? FROM_KERNEL : FROM_NOTHING, name);
+	}
+}
+
+static __always_inline const void *name_of_inode(const struct inode *inode)
+{
+	struct hlist_node *first = BPF_CORE_READ(inode, i_dentry.first);
+	struct dentry *dentry;
+
+	if (!first)
+		return NULL;
+	dentry = (void *)first - bpf_core_field_offset(struct dentry, d_u.d_alias);
+	return BPF_CORE_READ(dentry, d_name.name);
+}
+
+static __always_inline int marked(const struct inode *inode)
+{
+	struct task *t = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), NULL, 0);
+	struct sandbox *s;
+	enum store store;
+
+	if (!t || t->dead)
+		return 0;
+	store = store_of(inode);
+	if (store != PERSISTENT)
+		return 0;
+	s = sandbox_of(t);
+	if (s)
+		dirtied(s, t, inode, name_of_inode(inode));
+	return 0;
+}
+
+SEC("tp_btf/writeback_mark_inode_dirty")
+int BPF_PROG(on_mark, struct inode *inode, int flags)
+{
+	/* I_DIRTY_SYNC alone is a time stamp: an atime, or the mtime of a change that is seen elsewhere. */
+	return flags & dirty_content() ? marked(inode) : 0;
+}
+
+SEC("tp_btf/writeback_dirty_folio")
+int BPF_PROG(on_dirty_folio, struct folio *folio, struct address_space *mapping)
+{
+	struct inode *inode;
+
+	if (!mapping)
+		return 0;
+	inode = mapping->host;
+	return inode ? marked(inode) : 0;
+}
+
+SEC("tp_btf/btrfs_inode_new")
+int BPF_PROG(on_inode_new, const struct inode *inode)
+{
+	struct task *t = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), NULL, 0);
+	struct inode_key key;
+
+	if (!t)
+		return 0;
+	key = key_of(inode);
+	t->birth = key.inode;
+	t->birth_ino = key.ino;
+	t->birth_generation = key.generation;
+	t->birth_mode = BPF_CORE_READ(inode, i_mode);
+	return 0;
+}
+
+/* The inode leaves memory, whoever drops it last. Gone for good when it has no link. */
+SEC("tp_btf/btrfs_inode_evict")
+int BPF_PROG(on_inode_evict, const struct inode *inode)
+{
+	struct task *t = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), NULL, 0);
+	struct inode_key key = key_of(inode);
+	struct inode_value *v = bpf_map_lookup_elem(&inodes, &key);
+	struct files_bucket *b;
+	struct sandbox *s;
+
+	if (t && t->birth == key.inode && t->birth_ino == key.ino)
+		t->birth = 0;
+	if (!v)
+		return 0;
+	s = bpf_map_lookup_elem(&sandboxes, &v->slot);
+	if (s && v->epoch == s->files_epoch && (v->flags & TOUCHED_BORN) && BPF_CORE_READ(inode, i_nlink) == 0) {
+		b = files_of(s);
+		if (v->flags & TOUCHED_NAMED)
+			count(b->temporary);
+		if (v->flags & TOUCHED_DATA)
+			uncount(b->data);
+		if (v->flags & TOUCHED_METADATA)
+			uncount(b->metadata);
+	}
+	bpf_map_delete_elem(&inodes, &key);
+	return 0;
+}
+
+SEC("tp_btf/io_uring_submit_req")
+int BPF_PROG(on_uring, struct io_kiocb *request)
+{
+	struct task *t = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), NULL, 0);
+	struct sandbox *s;
+
+	if (!t || uring_harmless(BPF_CORE_READ(request, opcode)))
+		return 0;
+	s = sandbox_of(t);
+	if (!s)
+		return 0;
+	count(files_of(s)->uring);
+	count(procs_of(s)->channels);
+	explain_file(WHY_URING, FROM_NOTHING, NULL);
+	return 0;
+}
+
+/* ------------------------------------------------------------------ system calls */
+
+#include "calls.h"
+
+SEC("tp_btf/sys_exit")
+int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
+	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct sandbox *s;
+	u64 nr;
+	u8 kind = K_UNKNOWN;
+
+	if (!t || t->dead)
+		return 0;
+	s = sandbox_of(t);
+	if (!s)
+		return 0;
+	nr = regs->orig_ax;
+	if (nr < SYSCALLS)
+		kind = syscall_kinds[nr];
+	else if (nr == -1ull)
+		kind = K_SIGRETURN; /* which forgets its own number, so that nothing restarts it */
+	if (task_compat(p))
+		kind = K_UNKNOWN;
+	if (t->born != s->procs_epoch && !t->init)
+		progress(s, t, p, regs, result, kind);
+	if (kind != K_NONE)
+		call(s, t, p, regs, nr, kind, result);
+	t->birth = 0;
+	return 0;
+}

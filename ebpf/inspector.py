@@ -1,0 +1,286 @@
+"""What the tasks of a sandbox did to the operating system since its mark.
+
+::
+
+    inspector = Inspector.load()
+    inspector.watch(cgroup_id)             tasks of this cgroup and of all cgroups below it count from now on
+    inspector.mark(cgroup_id)              everything up to now is captured
+    inspector.read(cgroup_id)              Effects since the mark: a read of mapped memory
+    inspector.taint(cgroup_id, "why")      this half must be captured whatever is seen, until its next mark
+
+Owns: the loaded kernel half (inspector.bpf.c) and its maps. Does not own: what the effects mean (daemon/judge.py),
+or when to mark. The caller marks the file half before it snapshots the tree (an effect in between is counted once
+more), the process half while the sandbox is frozen for its dump, and taints the half whose capture failed.
+
+Guarantee: an effect is in the counts, or the Effects say `overflow` or `unknown`. No iteration, no event stream and
+no system call lies on the path of a verdict; explanations may be lost, and are counted when they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from ebpf import explain, layout, libbpf, probe
+from sandbox import paths
+from sandbox.errors import Unsupported
+from sandbox.messages import Effects
+
+_MAPS = ("tasks", "sandboxes", "slots", "inodes", "explanations")
+_TAINT_FILES, _TAINT_PROCESSES = 1, 2
+_KEPT_REASONS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much the maps hold. Too small costs precision or explanations, never an effect."""
+
+    sandboxes: int = 1024  # watched at once; one more is refused, and read() then says `unknown`
+    inodes: int = 65536  # touched since the marks; the least recently used lose the netting of temporary files
+    explanations: int = 1 << 20  # bytes of the ring buffer: a power of two, at least a page
+
+
+class Inspector:
+    """The kernel half, loaded. One per host daemon; safe to use from several threads."""
+
+    def __init__(self, loaded: libbpf.Object, sizes: Sizes, missing: dict[str, str], sweep_fd: int):
+        self._object = loaded
+        self._sizes = sizes
+        self.missing = missing  # programs that this kernel did not take, with what is lost without them
+        self._sweep_fd = sweep_fd
+        self._lock = threading.Lock()
+        self._slots: dict[int, int] = {}
+        self._reasons: dict[int, deque[str]] = {}
+        self._why: dict[int, dict[int, str]] = {}
+        stride = (ctypes.sizeof(layout.Sandbox) + 7) & ~7
+        length = -(-(stride * (sizes.sandboxes + 1)) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory = mmap.mmap(loaded.map_fd("sandboxes"), length, mmap.MAP_SHARED)
+        self._table = [layout.Sandbox.from_buffer(self._memory, stride * slot) for slot in range(sizes.sandboxes + 1)]
+        self._slots_fd = loaded.map_fd("slots")
+        self._callback = libbpf.RING_CALLBACK(self._explained)
+        self._ring: int | None = libbpf.library().ring_buffer__new(
+            loaded.map_fd("explanations"), self._callback, None, None
+        )
+
+    # ------------------------------------------------------------------ life
+
+    @classmethod
+    def load(cls, *, pin: Path | None = None, sizes: Sizes | None = None, path: Path | None = None) -> Inspector:
+        """Load and attach. Raises Unsupported, with the verifier's words, where the kernel refuses."""
+        sizes = sizes or Sizes()
+        try:
+            loaded, missing = probe.load_best(path or paths.inspector_object(), lambda new: _resize(new, sizes))
+        except (OSError, FileNotFoundError) as error:
+            raise Unsupported(
+                f"the inspector does not load: {error}",
+                remedy="run `pagurus doctor`; it needs root, BTF (/sys/kernel/btf/vmlinux) and libbpf 1.x",
+            ) from error
+        size = loaded.map_shape("sandboxes")[1]
+        if size != ctypes.sizeof(layout.Sandbox):
+            raise Unsupported(
+                f"the inspector object is of another version ({size} bytes a sandbox, "
+                f"not {ctypes.sizeof(layout.Sandbox)})",
+                remedy="run `make native` again",
+            )
+        for program in loaded.programs:
+            if program != "sweep":
+                loaded.attach(program)
+        inspector = cls(loaded, sizes, missing, loaded.attach_iterator("sweep"))
+        libbpf.run_iterator(inspector._sweep_fd)  # notes how deep in pid namespaces we are
+        return inspector
+
+    @property
+    def tier(self) -> str:
+        """Which kind of hooks is active."""
+        return "tracepoint"
+
+    def close(self) -> None:
+        """Detach and unload. Idempotent."""
+        with self._lock:
+            if self._ring:
+                libbpf.library().ring_buffer__free(self._ring)
+                self._ring = None
+            self._slots.clear()
+            self._table = []
+            self._object.close()
+
+    def __enter__(self) -> Inspector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ sandboxes
+
+    def watch(self, cgroup_id: int) -> None:
+        """Count what tasks of this cgroup, or of one below it, do. Tasks already in it count as new."""
+        with self._lock:
+            if cgroup_id in self._slots:
+                return
+            taken = set(self._slots.values())
+            slot = next((n for n in range(1, len(self._table)) if n not in taken), None)
+            if slot is None:
+                raise Unsupported(
+                    f"{self._sizes.sandboxes} sandboxes are watched already", remedy="raise Sizes.sandboxes"
+                )
+            state = self._table[slot]
+            files_epoch, procs_epoch = state.files_epoch + 1, state.procs_epoch + 1
+            ctypes.memset(ctypes.addressof(state), 0, ctypes.sizeof(state))
+            state.files[files_epoch % layout.BUCKETS].epoch = state.files_epoch = files_epoch
+            state.procs[procs_epoch % layout.BUCKETS].epoch = state.procs_epoch = procs_epoch
+            state.init_level = self._table[0].init_level
+            state.cgroup_id = cgroup_id
+            libbpf.update(self._slots_fd, cgroup_id, slot)
+            self._slots[cgroup_id] = slot
+            self._reasons[cgroup_id] = deque(maxlen=_KEPT_REASONS)
+            self._why[cgroup_id] = {}
+            libbpf.run_iterator(self._sweep_fd)
+
+    def unwatch(self, cgroup_id: int) -> None:
+        """Stop counting. Unknown cgroups are fine."""
+        with self._lock:
+            slot = self._slots.pop(cgroup_id, None)
+            self._reasons.pop(cgroup_id, None)
+            self._why.pop(cgroup_id, None)
+            if slot is not None:
+                libbpf.delete(self._slots_fd, cgroup_id)
+                self._table[slot].cgroup_id = 0
+
+    def watched(self) -> list[int]:
+        """The cgroups that are watched."""
+        return list(self._slots)
+
+    def mark(self, cgroup_id: int, files: bool = True, processes: bool = True) -> None:
+        """Everything up to now is captured, or is being captured and taint() follows when that fails."""
+        with self._lock:
+            state = self._state(cgroup_id)
+            if state is None:
+                return
+            if processes and state.untracked:
+                state.untracked = 0
+                libbpf.run_iterator(self._sweep_fd)
+            if files:
+                state.tainted &= ~_TAINT_FILES
+                following = state.files_epoch + 1
+                _clear(state.files[following % layout.BUCKETS], following)
+                state.files_epoch = following
+            if processes:
+                state.tainted &= ~_TAINT_PROCESSES
+                following = state.procs_epoch + 1
+                _clear(state.procs[following % layout.BUCKETS], following)
+                state.procs_epoch = following
+            self._drain()
+            self._reasons[cgroup_id].clear()
+
+    def taint(self, cgroup_id: int, reason: str, files: bool = True, processes: bool = True) -> None:
+        """The given halves must be captured whatever is seen, until they are marked again."""
+        with self._lock:
+            state = self._state(cgroup_id)
+            if state is None:
+                return
+            for wanted, bit in ((files, _TAINT_FILES), (processes, _TAINT_PROCESSES)):
+                if wanted:
+                    state.tainted |= bit
+                    self._why[cgroup_id][bit] = reason
+
+    def has_tmpfs(self, cgroup_id: int) -> None:
+        """Tell that a tmpfs is mounted in the sandbox: changes of names may belong to the process dump."""
+        state = self._state(cgroup_id)
+        if state is not None:
+            state.has_tmpfs = 1
+
+    def read(self, cgroup_id: int) -> Effects:
+        """What was done since the mark. Never raises for a cgroup that is not watched: it is `unknown`."""
+        state = self._state(cgroup_id)
+        if state is None:
+            return Effects(unknown=True, reasons=["this sandbox is not watched"])
+        files = state.files[state.files_epoch % layout.BUCKETS]
+        procs = state.procs[state.procs_epoch % layout.BUCKETS]
+        with self._lock:
+            self._drain()
+            reasons = list(self._reasons.get(cgroup_id, ()))
+        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons)
+
+    def statistics(self) -> dict[str, int]:
+        """Sandboxes watched, tasks seen in them, explanations lost."""
+        states = [self._table[slot] for slot in list(self._slots.values())]
+        return {
+            "sandboxes": len(states),
+            "tasks": sum(state.alive for state in states),
+            "lost_events": sum(state.lost for state in states),
+        }
+
+    # ------------------------------------------------------------------ parts
+
+    def _state(self, cgroup_id: int) -> layout.Sandbox | None:  # type: ignore[valid-type]
+        slot = self._slots.get(cgroup_id)
+        return None if slot is None else self._table[slot]
+
+    @staticmethod
+    def _effects(state, files, procs, why: dict[int, str], reasons: list[str]) -> Effects:  # type: ignore[no-untyped-def]
+        temporary = files.temporary
+        fresh, alive = _signed(procs.fresh), max(0, _signed(state.alive))
+        older = max(0, alive - max(0, fresh))
+        # Tasks on a processor now are not told apart by age; where none is new they are all older than the mark.
+        running = max(0, _signed(state.running)) if fresh <= 0 else 0
+        return Effects(
+            data_writes=max(0, _signed(files.data)),
+            name_changes=max(0, files.creates - temporary) + max(0, files.removes - temporary) + files.renames,
+            metadata_changes=max(0, _signed(files.metadata)),
+            mounts=procs.mounts,
+            forks=procs.forks,
+            execs=procs.execs,
+            exits=procs.exits,
+            ipc_changes=procs.ipc,
+            listens=procs.listens,
+            foreign_writes=procs.foreign,
+            signals=procs.signals,
+            survivors=alive,
+            survivors_new=max(0, fresh),
+            survivors_ran=min(older, max(0, _signed(procs.ran)) + running),
+            survivors_gone=procs.gone,
+            temporary=temporary,
+            overflow=state.untracked > 0,
+            unknown=files.unknown > 0 or procs.unknown > 0,
+            lost_events=state.lost,
+            reasons=reasons,
+            channels=procs.channels,
+            tmpfs_writes=procs.tmpfs,
+            uring_requests=files.uring,
+            must_files=why.get(_TAINT_FILES, "marked before a restart") if state.tainted & _TAINT_FILES else "",
+            must_processes=(
+                why.get(_TAINT_PROCESSES, "marked before a restart") if state.tainted & _TAINT_PROCESSES else ""
+            ),
+        )
+
+    def _drain(self) -> None:
+        if self._ring:
+            libbpf.library().ring_buffer__consume(self._ring)
+
+    def _explained(self, _context: object, data: int, _size: int) -> int:
+        event = layout.Explanation.from_address(data)
+        kept = self._reasons.get(event.cgroup_id)
+        if kept is not None:
+            kept.append(explain.line(event))
+        return 0
+
+
+def _clear(bucket: ctypes.Structure, epoch: int) -> None:
+    ctypes.memset(ctypes.addressof(bucket), 0, ctypes.sizeof(bucket))
+    bucket.epoch = epoch
+
+
+def _signed(value: int) -> int:
+    """A gauge of the kernel half: unsigned there, may dip below zero for an instant."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _resize(new: libbpf.Object, sizes: Sizes) -> None:
+    new.resize("sandboxes", sizes.sandboxes + 1)  # slot 0 is the host's
+    new.resize("slots", sizes.sandboxes)
+    new.resize("inodes", sizes.inodes)
+    new.resize("explanations", sizes.explanations)

@@ -1,0 +1,205 @@
+"""The few functions of libbpf.so.1 that the loader needs, through ctypes.
+
+Owns: calls into libbpf and what it prints while it works, so that an error quotes it.
+Does not own: what is loaded. Guarantee: every failure is an :class:`OSError` with libbpf's own words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_uint32, c_void_p
+from pathlib import Path
+
+_printed: list[str] = []
+_KEPT_LINES = 200
+
+
+@CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
+def _remember(level: int, template: bytes, arguments: int) -> int:
+    buffer = ctypes.create_string_buffer(4096)
+    length = _libc.vsnprintf(buffer, len(buffer), template, c_void_p(arguments))
+    if level < 2:  # warnings and notices; debug lines are thousands
+        _printed.append(buffer.value.decode(errors="replace").rstrip())
+        del _printed[:-_KEPT_LINES]
+    return int(length)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.vsnprintf.argtypes = [c_char_p, c_size_t, c_char_p, c_void_p]
+
+RING_CALLBACK = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
+
+
+def _open() -> ctypes.CDLL:
+    library = ctypes.CDLL("libbpf.so.1", use_errno=True)
+    for name, result, arguments in (
+        ("bpf_object__open_file", c_void_p, [c_char_p, c_void_p]),
+        ("bpf_object__load", c_int, [c_void_p]),
+        ("bpf_object__close", None, [c_void_p]),
+        ("bpf_object__find_map_by_name", c_void_p, [c_void_p, c_char_p]),
+        ("bpf_object__next_program", c_void_p, [c_void_p, c_void_p]),
+        ("bpf_program__name", c_char_p, [c_void_p]),
+        ("bpf_program__set_autoload", c_int, [c_void_p, ctypes.c_bool]),
+        ("bpf_program__autoload", ctypes.c_bool, [c_void_p]),
+        ("bpf_program__attach", c_void_p, [c_void_p]),
+        ("bpf_program__attach_iter", c_void_p, [c_void_p, c_void_p]),
+        ("bpf_link__fd", c_int, [c_void_p]),
+        ("bpf_link__pin", c_int, [c_void_p, c_char_p]),
+        ("bpf_link__destroy", c_int, [c_void_p]),
+        ("bpf_map__fd", c_int, [c_void_p]),
+        ("bpf_map__set_max_entries", c_int, [c_void_p, c_uint32]),
+        ("bpf_map__max_entries", c_uint32, [c_void_p]),
+        ("bpf_map__value_size", c_uint32, [c_void_p]),
+        ("bpf_map__set_pin_path", c_int, [c_void_p, c_char_p]),
+        ("bpf_map__reuse_fd", c_int, [c_void_p, c_int]),
+        ("bpf_obj_get", c_int, [c_char_p]),
+        ("bpf_obj_pin", c_int, [c_int, c_char_p]),
+        ("bpf_iter_create", c_int, [c_int]),
+        ("bpf_map_update_elem", c_int, [c_int, c_void_p, c_void_p, ctypes.c_uint64]),
+        ("bpf_map_delete_elem", c_int, [c_int, c_void_p]),
+        ("bpf_map_lookup_elem", c_int, [c_int, c_void_p, c_void_p]),
+        ("bpf_map_get_next_key", c_int, [c_int, c_void_p, c_void_p]),
+        ("bpf_obj_get_info_by_fd", c_int, [c_int, c_void_p, POINTER(c_uint32)]),
+        ("btf__load_vmlinux_btf", c_void_p, []),
+        ("btf__free", None, [c_void_p]),
+        ("btf__find_by_name_kind", ctypes.c_int32, [c_void_p, c_char_p, c_uint32]),
+        ("ring_buffer__new", c_void_p, [c_int, RING_CALLBACK, c_void_p, c_void_p]),
+        ("ring_buffer__consume", c_int, [c_void_p]),
+        ("ring_buffer__free", None, [c_void_p]),
+        ("libbpf_set_print", c_void_p, [c_void_p]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    library.libbpf_set_print(ctypes.cast(_remember, c_void_p))
+    return library
+
+
+_library: ctypes.CDLL | None = None
+
+
+def library() -> ctypes.CDLL:
+    """libbpf, opened on first use. Raises OSError when it is not installed."""
+    global _library
+    if _library is None:
+        _library = _open()
+    return _library
+
+
+def said(last: int = 12) -> str:
+    """What libbpf printed last: the verifier's log among it."""
+    return "\n".join(_printed[-last:])
+
+
+def check(result: int | None, what: str) -> int:
+    """`result`, or the OSError that libbpf left in errno. Takes pointers (NULL fails) and ints (< 0 fails)."""
+    if result is None or result < 0:
+        number = ctypes.get_errno() or (-result if result else 0)
+        words = said()
+        raise OSError(number, f"{what}: {os.strerror(number)}" + (f"\n{words}" if words else ""))
+    return result
+
+
+class Object:
+    """A compiled object: open, adjust, load, attach. Closing it unloads what is not pinned."""
+
+    def __init__(self, path: Path):
+        self._lib = library()
+        _printed.clear()
+        self.path = path
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is missing: run `make native`")
+        self._object: int | None = check(self._lib.bpf_object__open_file(os.fsencode(path), None), f"open {path}")
+        self._links: dict[str, int] = {}
+        self.programs: dict[str, int] = {}
+        program = self._lib.bpf_object__next_program(self._object, None)
+        while program:
+            self.programs[self._lib.bpf_program__name(program).decode()] = program
+            program = self._lib.bpf_object__next_program(self._object, program)
+
+    def _map(self, name: str) -> int:
+        return check(self._lib.bpf_object__find_map_by_name(self._object, name.encode()), f"map {name}")
+
+    def resize(self, name: str, entries: int) -> None:
+        check(self._lib.bpf_map__set_max_entries(self._map(name), entries), f"resize {name}")
+
+    def reuse(self, name: str, fd: int) -> None:
+        """Use the map behind `fd` instead of a new one."""
+        check(self._lib.bpf_map__reuse_fd(self._map(name), fd), f"reuse {name}")
+
+    def leave_out(self, program: str) -> None:
+        check(self._lib.bpf_program__set_autoload(self.programs.pop(program), False), f"leave out {program}")
+
+    def load(self) -> None:
+        check(self._lib.bpf_object__load(self._object), f"load {self.path}")
+
+    def map_fd(self, name: str) -> int:
+        return check(self._lib.bpf_map__fd(self._map(name)), f"map {name}")
+
+    def map_shape(self, name: str) -> tuple[int, int]:
+        """Entries and size of a value."""
+        found = self._map(name)
+        return self._lib.bpf_map__max_entries(found), self._lib.bpf_map__value_size(found)
+
+    def attach(self, program: str) -> None:
+        self._links[program] = check(self._lib.bpf_program__attach(self.programs[program]), f"attach {program}")
+
+    def attach_iterator(self, program: str) -> int:
+        """Attach; returns the link's descriptor for :func:`run_iterator`."""
+        link = check(self._lib.bpf_program__attach_iter(self.programs[program], None), f"attach {program}")
+        self._links[program] = link
+        return check(self._lib.bpf_link__fd(link), f"link of {program}")
+
+    def pin_links(self, folder: Path) -> None:
+        for program, link in self._links.items():
+            check(self._lib.bpf_link__pin(link, os.fsencode(folder / f"link_{program}")), f"pin {program}")
+
+    def pin_map(self, name: str, folder: Path) -> None:
+        check(self._lib.bpf_obj_pin(self.map_fd(name), os.fsencode(folder / f"map_{name}")), f"pin {name}")
+
+    def close(self) -> None:
+        for link in self._links.values():
+            self._lib.bpf_link__destroy(link)
+        self._links.clear()
+        if self._object:
+            self._lib.bpf_object__close(self._object)
+            self._object = None
+
+
+def run_iterator(link_fd: int) -> None:
+    """Let an attached iterator program see all its objects once."""
+    fd = check(library().bpf_iter_create(link_fd), "create iterator")
+    try:
+        while os.read(fd, 4096):
+            pass
+    finally:
+        os.close(fd)
+
+
+def open_pinned(path: Path) -> int:
+    return check(library().bpf_obj_get(os.fsencode(path)), f"open {path}")
+
+
+def update(fd: int, key: int, value: int) -> None:
+    """Set an entry of a map from u64 to u32."""
+    k, v = ctypes.c_uint64(key), ctypes.c_uint32(value)
+    check(library().bpf_map_update_elem(fd, ctypes.byref(k), ctypes.byref(v), 0), "map update")
+
+
+def delete(fd: int, key: int) -> None:
+    """Remove an entry of a map from u64; absent is fine."""
+    k = ctypes.c_uint64(key)
+    library().bpf_map_delete_elem(fd, ctypes.byref(k))
+
+
+def entries(fd: int) -> dict[int, int]:
+    """All entries of a map from u64 to u32."""
+    lib, found = library(), {}
+    key, following, value = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint32()
+    at: object = None
+    while lib.bpf_map_get_next_key(fd, at, ctypes.byref(following)) == 0:
+        key.value = following.value
+        at = ctypes.byref(key)
+        if lib.bpf_map_lookup_elem(fd, at, ctypes.byref(value)) == 0:
+            found[key.value] = value.value
+    return found

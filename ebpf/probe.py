@@ -1,0 +1,57 @@
+"""Which hooks this kernel takes: load the best tier and say what is missing.
+
+Owns: the list of programs a kernel may lack, and what is lost without each. Does not own: maps and verdicts.
+Guarantee: nothing is left out silently; a program whose absence could hide an effect is not optional.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+from ebpf import libbpf
+
+BTF = Path("/sys/kernel/btf/vmlinux")
+_TYPEDEF = 8  # BTF_KIND_TYPEDEF
+
+# Programs that may be absent: the tracepoint they need, and what that means.
+_OPTIONAL = {
+    "on_inode_new": ("btrfs_inode_new", "no btrfs: files made and removed in one turn count as changes"),
+    "on_inode_evict": ("btrfs_inode_evict", "no btrfs: files made and removed in one turn count as changes"),
+    "on_dirty_folio": ("writeback_dirty_folio", "older than 5.18: content is seen by inode marks alone"),
+    "on_uring": ("io_uring_submit_req", "no io_uring tracepoint: sandboxes must deny io_uring (they do)"),
+}
+
+
+def kernel_has(tracepoint: str) -> bool:
+    """True when the kernel itself, not a module, has the tracepoint."""
+    lib = libbpf.library()
+    btf = lib.btf__load_vmlinux_btf()
+    if not btf:
+        return False
+    try:
+        return lib.btf__find_by_name_kind(btf, f"btf_trace_{tracepoint}".encode(), _TYPEDEF) > 0
+    finally:
+        lib.btf__free(btf)
+
+
+def load_best(path: Path, prepare: Callable[[libbpf.Object], None]) -> tuple[libbpf.Object, dict[str, str]]:
+    """A loaded object and what had to be left out of it."""
+    if platform.machine() != "x86_64":
+        raise OSError(f"system call numbers of {platform.machine()} are not known; x86_64 only")
+    if not BTF.exists():
+        raise OSError(f"{BTF} is missing: the kernel has no type information (CONFIG_DEBUG_INFO_BTF)")
+    missing: dict[str, str] = {}
+    candidate = libbpf.Object(path)
+    try:
+        for program, (tracepoint, loss) in _OPTIONAL.items():
+            if not kernel_has(tracepoint):
+                candidate.leave_out(program)
+                missing[program] = loss
+        prepare(candidate)
+        candidate.load()
+    except OSError:
+        candidate.close()
+        raise
+    return candidate, missing
