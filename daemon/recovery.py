@@ -160,7 +160,7 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
 async def _sweep(spec: ContainerSpec) -> None:
     """End whatever a sandbox without a shim left: processes, groups, its run directory."""
     container = Container(spec)
-    if container.cgroup.exists() or spec.run_dir.exists():
+    if container.cgroup.exists() or await asyncio.to_thread(spec.run_dir.exists):
         await container.destroy()
 
 
@@ -214,10 +214,9 @@ async def _destroy_stray(host: Host, directory: Path) -> None:
         id=directory.name, image=directory, tree=directory, uid_base=1 << 20, hostname=directory.name, run_dir=directory
     )
     try:
-        container = await Container.adopt(spec)
+        await (await Container.adopt(spec)).destroy()
     except PagurusError:
-        container = Container(spec)
-    await container.destroy()
+        await _sweep(spec)
     log.info("collected a half-made sandbox", extra={"sandbox": directory.name})
 
 

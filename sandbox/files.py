@@ -123,7 +123,7 @@ def _opened(root: int, path: str, flags: int, mode: int = 0) -> Iterator[int]:
 
 
 def _openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
-    flags |= os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    flags |= os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY)
     resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS
     how = struct.pack("=QQQ", flags, mode if flags & os.O_CREAT else 0, resolve)
     for _ in range(64):  # EAGAIN: a rename raced with the resolution
