@@ -461,7 +461,7 @@ int main(int argc, char **argv) {
     }
     umask(022);
     set_slice(100 * 1000);
-    write_file("/proc/self/oom_score_adj", "-900");  /* refused without CAP_SYS_RESOURCE: then we stay ordinary */
+    shim.spared = write_file("/proc/self/oom_score_adj", "-900") >= 0;  /* refused without CAP_SYS_RESOURCE */
     for (int i = 2; i < argc; i++) {
         char path[PATH_MAX];
         snprintf(path, sizeof path, "%s/cgroup.procs", argv[i]);

@@ -31,6 +31,7 @@ struct shim {
     uint64_t open_files;
     int idmap;                /* user namespace that maps 0.. to uid_base.. */
     bool mounted;
+    bool spared;              /* last in the OOM killer's queue; what we start must not inherit that */
     pid_t init;               /* host pid of the sandbox's pid 1, or 0 */
     int init_pidfd;
 };

@@ -117,8 +117,10 @@ void set_slice(uint64_t nanoseconds) {
     syscall(SYS_sched_setattr, 0, &attr, 0);
 }
 
-/* The child must not inherit a place in the OOM killer's queue that the shim may have been given. */
-static void ordinary_oom_score(void) {
+/* The child must not inherit a place in the OOM killer's queue that the shim may have been given. Without such a
+ * place nothing is written: the inspector takes any write to /proc for a change of another process. */
+static void ordinary_oom_score(const struct shim *s) {
+    if (!s->spared) return;
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
     if (write(fd, "0", 1) < 0) { /* raising towards 0 is always allowed; nothing else to do */ }
@@ -133,7 +135,7 @@ static void become_init(struct shim *s, int status) {
     const char *stage;
     if (recv(status, &go, 1, 0) != 1) _exit(127);
     set_slice(0);
-    ordinary_oom_score();
+    ordinary_oom_score(s);
     setsid();
     if ((stage = set_limits(s->open_files))) give_up(status, stage);
     if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) give_up(status, "become root");
@@ -229,7 +231,7 @@ static void become_command(const struct command *c, int status) {
 static void help_command(struct shim *s, const struct command *c, int status) __attribute__((noreturn));
 static void help_command(struct shim *s, const struct command *c, int status) {
     const char *stage;
-    ordinary_oom_score();
+    ordinary_oom_score(s);
     if ((stage = set_limits(s->open_files))) give_up(status, stage);
     if (setns(s->init_pidfd, JOINED) < 0) give_up(status, "join namespaces");
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -294,7 +296,7 @@ static int leave_cgroups(struct shim *s) {
 static void become_host(struct shim *s, const struct host_command *c, int status) __attribute__((noreturn));
 static void become_host(struct shim *s, const struct host_command *c, int status) {
     set_slice(0);
-    ordinary_oom_score();
+    ordinary_oom_score(s);
     setsid();
     if (!c->in_cgroup && leave_cgroups(s) < 0) give_up(status, "leave cgroups");
     if (c->join && setns(s->init_pidfd, c->join) < 0) give_up(status, "join namespaces");
