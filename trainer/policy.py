@@ -1,0 +1,87 @@
+"""A policy folder in the Hugging Face layout, made from scratch: Qwen3 weights, tokenizer, configs.
+
+Owns: the tokenizer and the size of a policy. Does not own: the forward pass and the files of the weights
+(rollout.engine.model, one definition for trainer and engine), fitting, publication.
+Guarantee: `transformers`, vLLM and the embedded engine load the same folder; every byte string has tokens
+(words that an environment names have one each, everything else is spelt in bytes), decoding what was encoded
+gives the same text, and no text spells a special token; the same seed gives bit-identical weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers.models import Unigram
+
+from rollout.engine.model import ModelConfig, Qwen3, save_model
+
+SPECIALS = PAD, BEGIN, END = ("<|pad|>", "<|begin|>", "<|end|>")  # ids 0, 1, 2; an action ends with END
+PAD_ID, BEGIN_ID, END_ID = range(3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The size of a policy. The default has about a million parameters."""
+
+    width: int = 192
+    layers: int = 2
+    heads: int = 6
+    inner: int = 576
+    context: int = 1024  # tokens
+
+
+def tokenizer(words: Sequence[str]) -> Tokenizer:
+    """One token per word, bytes for the rest: the segmentation with the fewest pieces, no normalisation."""
+    pieces: list[tuple[str, float]] = [(special, -1000.0) for special in SPECIALS]  # cheaper to spell in bytes
+    pieces += [(f"<0x{byte:02X}>", -10.0) for byte in range(256)]
+    pieces += [(word, -1.0) for word in dict.fromkeys(words)]
+    made = Tokenizer(Unigram(pieces, unk_id=PAD_ID, byte_fallback=True))
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens([AddedToken(special, special=True, normalized=False) for special in SPECIALS])
+    return made
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a policy folder. Text that spells a special token does not become one."""
+    loaded = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    loaded.encode_special_tokens = True
+    return loaded
+
+
+def make(folder: Path, words: Sequence[str], *, seed: int, shape: Shape | None = None) -> Qwen3:
+    """Writes a fresh policy with random weights into `folder` and returns its model."""
+    shape = shape or Shape()
+    folder.mkdir(parents=True, exist_ok=True)
+    made = tokenizer(words)
+    made.save(str(folder / "tokenizer.json"))
+    configuration = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": shape.context,
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(configuration, indent=1) + "\n")
+    model = Qwen3(
+        ModelConfig(
+            vocab_size=made.get_vocab_size(),
+            hidden_size=shape.width,
+            intermediate_size=shape.inner,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.heads,
+            head_dim=shape.width // shape.heads,
+            max_position_embeddings=shape.context,
+            pad_token_id=PAD_ID,
+            bos_token_id=BEGIN_ID,
+            eos_token_id=END_ID,
+        )
+    )
+    model.initialise(seed)
+    save_model(model, folder)
+    return model

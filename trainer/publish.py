@@ -1,0 +1,56 @@
+"""Publication of weights: a complete, sealed, versioned folder appears in one rename, or does not appear.
+
+Owns: `<run>/weights/vNNNNNN/`. Does not own: telling the engine (rollout), the seal's format (rollout.engine.manifest).
+Guarantee: a folder named vNNNNNN is complete and its manifest holds the hash of each of its files; the version
+that an engine serves is among the ones kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from rollout.engine.manifest import write_manifest
+from rollout.engine.model import Qwen3, save_model
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def path_of(weights: Path, version: int) -> Path:
+    return weights / f"v{version:06d}"
+
+
+def publish(model: Qwen3, weights: Path, version: int, *, tokenizer: Path, keep: int = 3) -> Path:
+    """Writes version `version` below `weights`, collects all but the last `keep`; returns its folder.
+
+    `tokenizer` is a folder with the tokenizer's files; they travel with every version so that it loads alone.
+    """
+    weights.mkdir(parents=True, exist_ok=True)
+    target = path_of(weights, version)
+    aside = weights / f".{target.name}.new"
+    shutil.rmtree(aside, ignore_errors=True)  # what an earlier crash left
+    aside.mkdir()
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(tokenizer / name, aside / name)
+    save_model(model, aside)  # syncs every file of the folder, the tokenizer's too
+    write_manifest(aside, version)
+    shutil.rmtree(target, ignore_errors=True)  # a resumed run publishes its version again
+    aside.rename(target)
+    sync_folder(weights)
+    for old in versions(weights)[:-keep]:
+        shutil.rmtree(path_of(weights, old), ignore_errors=True)
+    return target
+
+
+def versions(weights: Path) -> list[int]:
+    """Published versions, oldest first."""
+    return sorted(int(path.name[1:]) for path in weights.glob("v[0-9]*"))
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
