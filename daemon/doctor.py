@@ -1,0 +1,370 @@
+"""What this host can do, found out by doing it.
+
+Owns: one probe for each capability, and the remedy for each miss. Does not own: the capabilities.
+Guarantee: a capability reported as ``ok`` was exercised a moment ago; nothing is concluded from a version alone
+where trying is possible. Probes leave nothing behind.
+
+Levels: ``ok``; ``miss`` (required, Pagurus does not run without it); ``note`` (optional, says what is lost).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sandbox import paths
+from sandbox.errors import PagurusError
+
+Level = Literal["ok", "miss", "note"]
+_SYS_USERFAULTFD = 323  # x86-64
+_UFFDIO_API = 0xC018AA3F
+_UFFD_API = 0xAA
+_UFFD_FEATURE_WP_ASYNC = 1 << 15
+_SOFT_DIRTY_BIT = 1 << 55
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """doctor -> people and scripts."""
+
+    name: str
+    level: Level
+    fact: str
+    remedy: str = ""
+
+
+class _Miss(Exception):
+    """A probe's way to say that a capability is absent."""
+
+    def __init__(self, fact: str, remedy: str = ""):
+        super().__init__(fact)
+        self.fact = fact
+        self.remedy = remedy
+
+
+def examine() -> list[Finding]:
+    """Run every probe. Takes a few seconds; needs root for most."""
+    return [_probe(*row) for row in PROBES]
+
+
+def sound(findings: list[Finding]) -> bool:
+    """True when nothing required is missing."""
+    return all(finding.level != "miss" for finding in findings)
+
+
+def _probe(name: str, required: bool, work: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, "ok", work())
+    except _Miss as miss:
+        return Finding(name, "miss" if required else "note", miss.fact, miss.remedy)
+    except (OSError, PagurusError, subprocess.SubprocessError, ImportError, ValueError) as error:
+        remedy = getattr(error, "remedy", "") or "run `make setup` as root"
+        return Finding(name, "miss" if required else "note", getattr(error, "message", None) or str(error), remedy)
+
+
+# --------------------------------------------------------------------------- kernel
+
+
+def _root() -> str:
+    if os.geteuid() != 0:
+        raise _Miss("not root", "run it as root or with sudo")
+    return "running as root"
+
+
+def _kernel() -> str:
+    if platform.machine() != "x86_64":
+        raise _Miss(f"{platform.machine()}", "only x86-64 is supported")
+    return f"Linux {platform.release()} on {platform.machine()}, {os.cpu_count()} cores"
+
+
+def _btf() -> str:
+    path = Path("/sys/kernel/btf/vmlinux")
+    if not path.exists():
+        raise _Miss("no kernel type information", "use a kernel built with CONFIG_DEBUG_INFO_BTF=y")
+    return f"{path.stat().st_size >> 20} MiB of type information"
+
+
+def _cgroups() -> str:
+    from sandbox.cgroup import hierarchy
+
+    found = hierarchy()
+    return "pure v2" if found.pure else "v1 controllers with a v2 hierarchy for accounting and events"
+
+
+def _inspector() -> str:
+    from ebpf.inspector import Inspector
+
+    with Inspector.load() as inspector:
+        lost = "; ".join(inspector.missing.values())
+        return f"{inspector.tier} tier loaded and attached" + (f" ({lost})" if lost else "")
+
+
+def _soft_dirty() -> str:
+    page = mmap.PAGESIZE
+    with mmap.mmap(-1, page) as memory, open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        memory[0] = 1
+        Path("/proc/self/clear_refs").write_text("4")
+        memory[0] = 2
+        view = ctypes.c_char.from_buffer(memory)
+        address = ctypes.addressof(view)
+        del view
+        pagemap.seek(address // page * 8)
+        (entry,) = struct.unpack("=Q", pagemap.read(8))
+    if not entry & _SOFT_DIRTY_BIT:
+        raise _Miss("no soft-dirty bits: the kernel takes the request and tracks nothing", "not needed by Pagurus")
+    return "soft-dirty bits work"
+
+
+def _uffd() -> str:
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(_SYS_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
+    if fd < 0:
+        raise _Miss(f"userfaultfd: {os.strerror(ctypes.get_errno())}", "not needed yet")
+    try:
+        request = bytearray(struct.pack("=QQQ", _UFFD_API, _UFFD_FEATURE_WP_ASYNC, 0))
+        fcntl.ioctl(fd, _UFFDIO_API, request)
+    except OSError as error:
+        raise _Miss(f"no asynchronous write protection: {error.strerror}", "not needed yet") from None
+    finally:
+        os.close(fd)
+    return "userfaultfd with asynchronous write protection"
+
+
+def _pidfd() -> str:
+    from sandbox.process import pidfd_tells_exit
+
+    if not pidfd_tells_exit():
+        raise _Miss(
+            "pidfds do not tell exit codes (kernel < 6.15)",
+            "commands are waited for by the shim; a checkpoint while one runs is refused",
+        )
+    return "pidfds tell the exit code of another's child"
+
+
+# --------------------------------------------------------------------------- sandboxes
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="pagurus-doctor-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _btrfs() -> str:
+    from sandbox import btrfs
+    from sandbox.pool import Pool
+
+    with _scratch() as folder:
+        pool = Pool(folder, size=1 << 28).ensure()
+        try:
+            pool.create_tree(pool.sandboxes / "probe")
+            began = time.perf_counter()
+            btrfs.snapshot(pool.sandboxes / "probe", pool.checkpoints / "probe", readonly=True)
+            took = time.perf_counter() - began
+            for each in (pool.checkpoints / "probe", pool.sandboxes / "probe"):
+                btrfs.delete_subvolume(each)
+        finally:
+            pool.close()
+    return f"a loop-mounted pool works; a snapshot took {took * 1e3:.1f} ms"
+
+
+def _sandbox() -> str:
+    return asyncio.run(_start_one())
+
+
+async def _start_one() -> str:
+    """A sandbox of an empty image: its pid 1 comes from the runtime layer."""
+    from sandbox.container import Container, ContainerSpec
+    from sandbox.messages import Limits
+    from sandbox.pool import Pool
+
+    with _scratch() as folder:
+        pool = await asyncio.to_thread(Pool(folder, size=1 << 28).ensure)
+        try:
+            image, tree = folder / "image", pool.sandboxes / "probe"
+            for name in ("dev", "proc", "sys", "tmp"):
+                (image / name).mkdir(parents=True)
+            pool.create_tree(tree)
+            spec = ContainerSpec(
+                id=f"doctor-{os.getpid()}",
+                image=image,
+                tree=tree,
+                uid_base=1 << 20,
+                hostname="doctor",
+                limits=Limits(),
+                run_dir=folder / "run",
+            )
+            began = time.perf_counter()
+            container = await Container.create(spec)
+            took = time.perf_counter() - began
+            await container.destroy()
+        finally:
+            await asyncio.to_thread(pool.close)
+    return f"user namespace, idmapped overlay, seccomp, cgroup limits: started in {took * 1e3:.0f} ms"
+
+
+# --------------------------------------------------------------------------- CRIU
+
+
+def _criu() -> str:
+    done = subprocess.run([paths.criu(), "--version"], capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        raise _Miss(done.stderr.strip()[-200:], "run `make setup`")
+    version = done.stdout.split("Version:")[-1].split()[0]
+    if tuple(int(part) for part in version.split(".")[:2]) < (4, 2):
+        raise _Miss(f"CRIU {version}", "4.2 or newer is needed: run `make setup`")
+    return f"CRIU {version}"
+
+
+_LISTENER = """
+import os, socket, sys
+server = socket.socket(); server.bind(("127.0.0.1", 0)); server.listen()
+os.write(1, str(server.getsockname()[1]).encode() + b"\\n")
+null = os.open("/dev/null", os.O_RDWR); os.dup2(null, 1)
+while True:
+    peer, _ = server.accept(); peer.sendall(b"alive"); peer.close()
+"""
+
+
+def _criu_listener() -> str:
+    """Dump a process that listens on TCP, which kills it; restore it; it must answer again."""
+    environment = {"PATH": "/usr/bin:/bin"}
+    with _scratch() as folder:
+        listener = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _LISTENER],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+            env=environment,
+        )
+        assert listener.stdout is not None
+        port = int(listener.stdout.readline())
+        try:
+            _run_criu("dump", folder, "--tree", str(listener.pid), "--network-lock", "skip", "--manage-cgroups=ignore")
+        finally:
+            listener.kill()
+            listener.wait()
+            listener.stdout.close()
+        pidfile = folder / "restored.pid"
+        _run_criu("restore", folder, "--restore-detached", "--manage-cgroups=ignore", "--pidfile", str(pidfile))
+        pid = int(pidfile.read_text())
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as peer:
+                answer = peer.recv(16)
+        finally:
+            os.kill(pid, 9)
+    if answer != b"alive":
+        raise _Miss(f"the restored listener answered {answer!r}", "run `make setup`: CRIU 4.2 or newer")
+    return "dumps and restores a TCP listener"
+
+
+def _run_criu(verb: str, folder: Path, *arguments: str) -> None:
+    command = [str(paths.criu()), verb, "--images-dir", str(folder), "--log-file", f"{verb}.log", *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        log = folder / f"{verb}.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else done.stderr.splitlines()
+        said = [line for line in lines if "Error" in line] or lines[-1:]
+        raise _Miss(f"CRIU {verb} failed: {said[-1].strip() if said else done.returncode}", "run `make setup`")
+
+
+def _pycriu() -> str:
+    from sandbox import criu
+
+    criu.messages()
+    criu.images()
+    return "CRIU's message classes load"
+
+
+# --------------------------------------------------------------------------- around it
+
+
+def _images() -> str:
+    folder = paths.state() / "images"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    if not names:
+        raise _Miss("no image to start sandboxes from", "run `make setup`")
+    return ", ".join(names)
+
+
+def _space() -> str:
+    folder = paths.state()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < 2 << 30:
+        raise _Miss(f"{free >> 20} MiB free at {folder}", "free at least 2 GiB or set PAGURUS_STATE to another disk")
+    return f"{free >> 30} GiB free at {folder}"
+
+
+def _docker() -> str:
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=3)
+    except DockerException:
+        raise _Miss("no Docker Engine answers", "only needed to take images from one") from None
+    try:
+        return f"Docker Engine {client.version()['Version']}"
+    finally:
+        client.close()
+
+
+def _gpu() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _Miss("no GPU: engine and trainer run on the CPU", "")
+    return torch.cuda.get_device_name(0)
+
+
+def _vllm() -> str:
+    python = paths.CHECKOUT / ".venv-vllm" / "bin" / "python"
+    if not python.exists():
+        raise _Miss("vLLM is not installed here", "`make setup-vllm`, for `--engine vllm`")
+    found = next(python.parent.parent.glob("lib/python*/site-packages/vllm*.dist-info"), None)
+    return found.name.removesuffix(".dist-info") if found else "vLLM's environment exists"
+
+
+PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
+    ("root", True, _root),
+    ("kernel", True, _kernel),
+    ("space", True, _space),
+    ("btf", True, _btf),
+    ("inspector", True, _inspector),
+    ("cgroups", True, _cgroups),
+    ("btrfs", True, _btrfs),
+    ("sandbox", True, _sandbox),
+    ("exit codes", False, _pidfd),
+    ("criu", True, _criu),
+    ("criu messages", True, _pycriu),
+    ("criu tcp", True, _criu_listener),
+    ("soft-dirty", False, _soft_dirty),
+    ("userfaultfd", False, _uffd),
+    ("images", True, _images),
+    ("docker", False, _docker),
+    ("gpu", False, _gpu),
+    ("vllm", False, _vllm),
+)

@@ -1,0 +1,336 @@
+"""The verbs of ``pagurus`` and their arguments.
+
+Owns: names, arguments, what is printed. Does not own: behaviour. Each verb calls one method of the SDK, of the
+daemon or of the trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.tree import Tree
+
+from pagurus import output
+from sandbox import Client, Limits
+from sandbox.errors import PagurusError
+from sandbox.messages import CheckpointInfo, ExecResult
+
+T = TypeVar("T")
+
+application = typer.Typer(
+    name="pagurus",
+    help="Agent sandboxes that can be checkpointed, forked and rolled back, and the training that feeds on them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+image = typer.Typer(help="Images that sandboxes start from.", no_args_is_help=True)
+application.add_typer(image, name="image")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SandboxName = Annotated[str, typer.Argument(help="Id or name of a sandbox.", metavar="SANDBOX")]
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def call(work: Callable[[Client], Awaitable[T]]) -> T:
+    """Run one piece of work against the local daemon."""
+
+    async def connected() -> T:
+        async with Client() as host:
+            return await work(host)
+
+    return asyncio.run(connected())
+
+
+# --------------------------------------------------------------------------- the host
+
+
+@application.command()
+def doctor(json: Json = False) -> None:
+    """Probe what this host can do, for real, and say how to mend what it cannot."""
+    from daemon.doctor import examine, sound
+
+    findings = examine()
+    if json:
+        output.as_json(findings)
+    else:
+        output.table(
+            ("", "capability", "fact", "remedy"),
+            [(f.level, f.name, f.fact, f.remedy) for f in findings],
+        )
+    raise typer.Exit(0 if sound(findings) else 1)
+
+
+@application.command(context_settings=PASSED_ON, add_help_option=False)
+def daemon(context: typer.Context) -> None:
+    """Run the daemon of this host in the foreground (see `pagurus daemon --help`)."""
+    from daemon.app import main
+
+    raise typer.Exit(main(context.args))
+
+
+@image.command("list")
+def image_list(json: Json = False) -> None:
+    """The images of this host."""
+    names = call(lambda host: host.images())
+    if json:
+        output.as_json(names)
+    else:
+        output.table(("image",), [(name,) for name in names])
+
+
+@image.command("import")
+def image_import(
+    name: Annotated[str, typer.Argument(help="Name of the new image.")],
+    source: Annotated[Path, typer.Argument(help="A directory or a tar archive.", exists=True)],
+) -> None:
+    """Make an image from a directory or a tar archive. Needs no daemon; root only."""
+    from sandbox.image import ImageStore
+    from sandbox.pool import Pool
+
+    store = ImageStore(Pool())
+    path = store.import_directory(name, source) if source.is_dir() else store.import_tar(name, source)
+    print(path)
+
+
+# --------------------------------------------------------------------------- sandboxes
+
+
+@application.command(context_settings={"allow_interspersed_args": False})
+def run(
+    image_name: Annotated[str, typer.Argument(metavar="IMAGE")],
+    command: Annotated[list[str] | None, typer.Argument(help="Run this, then remove the sandbox.")] = None,
+    name: Annotated[str | None, typer.Option(help="A name for the sandbox.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Cores.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory, such as 512MiB.")] = "1GiB",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox after the command.")] = False,
+) -> None:
+    """Start a sandbox; with a command, run it there. Without one, print the id and leave it running."""
+    limits = Limits(cpus=cpus, memory=memory)
+
+    async def start(host: Client) -> ExecResult | None:
+        sandbox = await host.create(image_name, name=name, limits=limits)
+        if not command:
+            print(sandbox.id)
+            return None
+        try:
+            return await sandbox.exec(command, timeout=None)
+        finally:
+            if not keep:
+                await sandbox.remove()
+
+    result = call(start)
+    if result is not None:
+        _deliver(result)
+
+
+@application.command("ls")
+def list_sandboxes(json: Json = False) -> None:
+    """The sandboxes of this host."""
+    found = call(lambda host: host.sandboxes())
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("sandbox", "name", "image", "state", "turns", "head", "created"),
+        [(s.id, s.name, s.image, s.state, s.turn, s.head, output.when(s.created_at)) for s in found],
+    )
+
+
+@application.command("exec", context_settings={"allow_interspersed_args": False})
+def execute(
+    sandbox: SandboxName,
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
+    timeout: Annotated[float | None, typer.Option(help="Seconds after which it is killed.")] = None,
+    cwd: Annotated[str | None, typer.Option(help="Directory to run it in.")] = None,
+    user: Annotated[int, typer.Option(help="User id inside the sandbox.")] = 0,
+    json: Json = False,
+) -> None:
+    """Run a command in a sandbox and end the turn. Exits with the command's code."""
+
+    async def work(host: Client) -> ExecResult:
+        stdin = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+        return await (await host.get(sandbox)).exec(command, timeout=timeout, cwd=cwd, user=user, stdin=stdin)
+
+    result = call(work)
+    if json:
+        output.as_json(result)
+        raise typer.Exit(_exit_code(result))
+    _deliver(result)
+
+
+def _deliver(result: ExecResult) -> None:
+    sys.stdout.buffer.write(result.stdout)
+    sys.stdout.buffer.flush()
+    sys.stderr.buffer.write(result.stderr)
+    dropped = result.stdout_dropped + result.stderr_dropped
+    if dropped:
+        print(f"pagurus: {dropped} bytes of output were beyond the limit and dropped", file=sys.stderr)
+    if result.timed_out:
+        print("pagurus: the command reached its time limit and was killed", file=sys.stderr)
+    raise typer.Exit(_exit_code(result))
+
+
+def _exit_code(result: ExecResult) -> int:
+    return 124 if result.timed_out else result.exit_code
+
+
+@application.command()
+def rm(sandboxes: Annotated[list[str], typer.Argument(help="Ids or names.", metavar="SANDBOX...")]) -> None:
+    """Remove sandboxes with their checkpoints, but for what forks of them need."""
+
+    async def work(host: Client) -> list[str]:
+        failed = []
+        for name in sandboxes:
+            try:
+                await (await host.get(name)).remove()
+            except PagurusError as error:
+                failed.append(str(error))
+        return failed
+
+    failed = call(work)
+    for line in failed:
+        print(f"pagurus: {line}", file=sys.stderr)
+    raise typer.Exit(1 if failed else 0)
+
+
+# --------------------------------------------------------------------------- checkpoints
+
+
+@application.command()
+def checkpoint(
+    sandbox: SandboxName,
+    label: Annotated[str | None, typer.Argument(help="A label for people.")] = None,
+    durable: Annotated[bool, typer.Option("--durable", help="Wait until it survives the loss of power.")] = False,
+    json: Json = False,
+) -> None:
+    """Capture the state of a sandbox as it is now."""
+
+    async def work(host: Client) -> CheckpointInfo:
+        return await (await host.get(sandbox)).checkpoint(label, wait="durable" if durable else "captured")
+
+    info = call(work)
+    if json:
+        output.as_json(info)
+    else:
+        print(info.id)
+
+
+@application.command()
+def restore(
+    sandbox: SandboxName,
+    to: Annotated[str | None, typer.Argument(help="Checkpoint id; the latest when left out.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the restored state with the checkpoint.")] = False,
+    json: Json = False,
+) -> None:
+    """Take a sandbox back to a checkpoint, in place. Also revives a dead one."""
+
+    async def work(host: Client) -> Any:
+        return await (await host.get(sandbox)).restore(to, verify=verify)
+
+    result = call(work)
+    if json:
+        output.as_json(result)
+    else:
+        print(f"{result.checkpoint} in {result.total_ms:.0f} ms" + (", verified equal" if result.verified else ""))
+
+
+@application.command()
+def fork(
+    source: Annotated[str, typer.Argument(help="A sandbox, or the id of a checkpoint.")],
+    count: Annotated[int, typer.Argument(min=1, help="How many.")] = 1,
+    json: Json = False,
+) -> None:
+    """Start new sandboxes that continue from a checkpoint or from a sandbox as it is now."""
+
+    async def work(host: Client) -> list[Any]:
+        children = await (host.fork(source, count) if source.startswith("c-") else (await host.get(source)).fork(count))
+        return [child.sandbox.info if child.error is None else {"error": child.error} for child in children]
+
+    children = call(work)
+    if json:
+        output.as_json(children)
+    failed = [child["error"] for child in children if isinstance(child, dict)]
+    if not json:
+        for child in children:
+            if not isinstance(child, dict):
+                print(child.id)
+    for line in failed:
+        print(f"pagurus: a child failed: {line}", file=sys.stderr)
+    raise typer.Exit(1 if failed else 0)
+
+
+@application.command()
+def tree(sandbox: SandboxName, json: Json = False) -> None:
+    """The checkpoints of a sandbox and how they descend from one another."""
+
+    async def work(host: Client) -> tuple[str | None, list[CheckpointInfo]]:
+        found = await host.get(sandbox)
+        return found.info.head, await found.tree()
+
+    head, infos = call(work)
+    if json:
+        output.as_json(infos)
+        return
+    nodes: dict[str | None, Tree] = {None: Tree(output.plain(sandbox))}
+    for info in infos:
+        text = f"{info.id} turn {info.turn} {info.verdict} {info.state} {output.size(info.stored_bytes)}"
+        if info.label:
+            text += f" “{info.label}”"
+        parent = nodes.get(info.parent, nodes[None])
+        nodes[info.id] = parent.add(output.plain(text) + (" [bold]← head[/bold]" if info.id == head else ""))
+    output.console.print(nodes[None])
+
+
+@application.command()
+def diff(
+    sandbox: SandboxName,
+    since: Annotated[str, typer.Argument(help="Checkpoint id.")],
+    json: Json = False,
+) -> None:
+    """How the file tree of a sandbox differs from a checkpoint."""
+
+    async def work(host: Client) -> Any:
+        return await (await host.get(sandbox)).diff(since)
+
+    changes = call(work)
+    if json:
+        output.as_json(changes)
+        return
+    for change in changes:
+        print(f"{ {'added': 'A', 'modified': 'M', 'removed': 'D'}[change.kind] } {output.plain(change.path)}")
+
+
+# --------------------------------------------------------------------------- training and benches
+
+
+@application.command(context_settings=PASSED_ON, add_help_option=False)
+def train(context: typer.Context) -> None:
+    """Train a policy in the sandboxes of this host (see `pagurus train --help`)."""
+    from trainer.run import main
+
+    raise typer.Exit(main(context.args))
+
+
+@application.command(context_settings=PASSED_ON, add_help_option=False)
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of a bench; `list` shows them.")] = "list",
+) -> None:
+    """Run a bench: `pagurus bench NAME [--json] ...`. With --json one JSON object is printed last."""
+    import bench as benches
+
+    known = benches.names()
+    if name not in known:
+        if name not in ("list", "--help"):
+            print(f"pagurus: no bench {name!r}; there are: {', '.join(known)}", file=sys.stderr)
+            raise typer.Exit(2)
+        output.table(("bench",), [(each,) for each in known])
+        return
+    raise typer.Exit(importlib.import_module(f"bench.{name}").main(context.args))

@@ -1,0 +1,51 @@
+"""How the program prints: JSON for scripts, tables for people.
+
+Owns: formatting. Guarantee: what a sandbox wrote never reaches a terminal as control sequences through a table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+console = Console()
+
+
+def as_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+    """A table; cells are plain text."""
+    shown = Table(*columns, title=title, box=None, pad_edge=False, title_justify="left")
+    for row in rows:
+        shown.add_row(*(plain("" if cell is None else str(cell)) for cell in row))
+    console.print(shown)
+
+
+def plain(text: str) -> str:
+    """Text without markup or control characters."""
+    return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def when(seconds: float | None) -> str:
+    """Epoch seconds as local time."""
+    return "" if not seconds else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
