@@ -65,6 +65,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     hostname: str
     tree: str | None  # name of its subvolume in the pool; None: none yet
     head: str  # checkpoint that its current state descends from
+    origin: str  # checkpoint that it was made from: its own first one, or another's for a fork
     name: str | None = None
     turn: int = 0
     ipc: bool = False  # System V or POSIX objects may exist without any process

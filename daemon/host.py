@@ -143,7 +143,7 @@ class Host:
             durable_answers=request.durable_answers,
         )
         root = self._root_checkpoint(row)
-        row.head = root.id
+        row.head = row.origin = root.id
 
         async def start(spec: ContainerSpec) -> Any:
             return await Container.create(spec)
@@ -174,7 +174,7 @@ class Host:
             labels=template.labels,
             durable_answers=template.durable_answers,
         )
-        row.head, row.ipc = origin.id, origin.ipc
+        row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
 
         async def start(spec: ContainerSpec) -> Any:
             container = await Container.prepare(spec)
@@ -226,6 +226,7 @@ class Host:
             hostname=number,
             tree=None,
             head="",
+            origin="",
             **fields,
         )
 
@@ -387,7 +388,7 @@ class Host:
         if (loop := self.loops.get(origin.sandbox)) is not None:
             return loop.row
         for loop in self.loops.values():
-            if loop.row.head == origin.id:
+            if origin.id in (loop.row.head, loop.row.origin):
                 return loop.row
         raise Conflict(f"the sandbox of checkpoint {origin.id} has been removed", remedy="fork a living one")
 
@@ -449,8 +450,12 @@ class Host:
             for row in mine:
                 if (flight := self.services.flights.get(row.id)) is not None:
                     await flight.settled(durable=True)
-            heads = {loop.row.head for loop in self.loops.values()}
-            await self.forget([row for row in mine if row.id not in heads])
+            held = self.held()
+            await self.forget([row for row in mine if row.id not in held])
+
+    def held(self) -> set[str]:
+        """Checkpoints that living sandboxes stand on, whoever they belong to."""
+        return {checkpoint for loop in self.loops.values() for checkpoint in (loop.row.head, loop.row.origin)}
 
     async def forget(self, gone: list[CheckpointRow]) -> None:
         """Remove checkpoints: first the rows, then the content that no other row needs."""

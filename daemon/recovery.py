@@ -196,8 +196,8 @@ def _store(host: Host, row: CheckpointRow) -> None:
 async def _collect(host: Host) -> None:
     """Remove everything on the disk that no row names."""
     places, rows = host.places, host.services.checkpoints
-    heads = {loop.row.head for loop in host.loops.values()}
-    kept = [row for row in rows.values() if row.sandbox in host.loops or row.id in heads]
+    held = host.held()
+    kept = [row for row in rows.values() if row.sandbox in host.loops or row.id in held]
     needed = host.content(kept) | {row.id for row in kept if row.state is CheckpointState.PENDING}
     trees = {loop.row.tree for loop in host.loops.values()}
     for directory in _entries(host.run_dir):

@@ -27,7 +27,14 @@ from sandbox.messages import CheckpointState, Effects, SandboxState, TurnInfo, V
 
 
 def sandbox(name: str = "s-1", **fields) -> SandboxRow:
-    given = {"image": "debian", "state": SandboxState.RUNNING, "created_at": 1.0, "uid_base": 1 << 20, "head": "c-0"}
+    given = {
+        "image": "debian",
+        "state": SandboxState.RUNNING,
+        "created_at": 1.0,
+        "uid_base": 1 << 20,
+        "head": "c-0",
+        "origin": "c-0",
+    }
     return SandboxRow(id=name, hostname=name, tree=f"{name}.0", **{**given, **fields})
 
 

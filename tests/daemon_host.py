@@ -1,0 +1,106 @@
+"""A real daemon for tests: its own state, its own pool, its own socket, gone at the end.
+
+Owns: starting, killing and cleaning up. Not a test module. Needs root, btrfs, BTF and the parts that
+`make setup` built; `missing()` names what is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from sandbox import Client, paths
+from sandbox.pool import Pool
+
+IMAGE = "debian"
+
+
+def image_tree() -> Path:
+    """The base image that `make setup` made; PAGURUS_TEST_IMAGE names another tree."""
+    return Path(os.environ.get("PAGURUS_TEST_IMAGE", paths.state() / "images" / IMAGE))
+
+
+def missing() -> str:
+    """What keeps a real daemon from running here; "" when nothing does."""
+    if os.geteuid() != 0:
+        return "needs root"
+    needed = {
+        "the shim": paths.shim(),
+        "CRIU": paths.criu(),
+        "the inspector's BPF object": paths.inspector_object(),
+        "BTF": Path("/sys/kernel/btf/vmlinux"),
+        "a base image": image_tree(),
+    }
+    absent = [f"{what} ({path})" for what, path in needed.items() if not path.exists()]
+    if shutil.which("mkfs.btrfs") is None:
+        absent.append("mkfs.btrfs")
+    return f"missing: {', '.join(absent)}; run `make setup`" if absent else ""
+
+
+class Daemon:
+    """A daemon process over the directories below `root`. `start` returns when it serves."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state, self.run = root / "state", root / "run"
+        self.socket = self.run / "pagurus.sock"
+        self.log = root / "daemon.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        (self.state / "images").mkdir(parents=True)
+        (self.state / "images" / IMAGE).symlink_to(image_tree())
+
+    def start(self, *options: str) -> Daemon:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gate:
+            gate.bind(f"\0pagurus-test-{os.getpid()}-{id(self)}")
+            gate.settimeout(60)
+            environment = {
+                **os.environ,
+                "PAGURUS_STATE": str(self.state),
+                "PAGURUS_RUN": str(self.run),
+                "NOTIFY_SOCKET": "@" + gate.getsockname()[1:].decode(),
+            }
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "daemon", *options], env=environment, stdout=log, stderr=log
+                )
+            try:
+                assert gate.recv(64) == b"READY=1"
+            except TimeoutError:
+                raise AssertionError(f"the daemon does not start:\n{self.log.read_text()[-4000:]}") from None
+        return self
+
+    def client(self) -> Client:
+        return Client(self.socket)
+
+    def kill(self) -> None:
+        """kill -9: no chance to tidy up."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(timeout=60)
+        self.process = None
+        return status
+
+    def clean(self) -> None:
+        """End the daemon and everything that it ever made below `root`."""
+        if self.process is not None:
+            self.kill()
+        if self.state.exists():
+            self.start("--stop-sandboxes")
+            self.stop()
+            Pool(self.state).close()
+        captures = self.run / "captures"
+        if captures.is_mount():
+            subprocess.run(["umount", str(captures)], check=True)
+        shutil.rmtree(self.root)

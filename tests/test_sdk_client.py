@@ -1,0 +1,149 @@
+"""The SDK's surface: what it exports, what importing it loads, and the errors that cross the wire."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+
+import sandbox
+from sandbox import errors, messages, sync
+
+PUBLIC = [
+    "Change",
+    "CheckpointFailed",
+    "CheckpointInfo",
+    "CheckpointState",
+    "Chunk",
+    "Client",
+    "Closed",
+    "CommandNotFound",
+    "Conflict",
+    "Creation",
+    "Effects",
+    "EngineFailed",
+    "ExecResult",
+    "FileInfo",
+    "Files",
+    "Fork",
+    "ImageNotFound",
+    "Invalid",
+    "Limits",
+    "Network",
+    "NoSpace",
+    "NotEqual",
+    "NotFound",
+    "PagurusError",
+    "Protocol",
+    "RestoreFailed",
+    "RestoreResult",
+    "Sandbox",
+    "SandboxDead",
+    "SandboxInfo",
+    "SandboxState",
+    "Statistics",
+    "Timeout",
+    "TurnInfo",
+    "Unsupported",
+    "Verdict",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(sandbox.__all__) == sorted(PUBLIC)
+    assert all(hasattr(sandbox, name) for name in PUBLIC)
+
+
+def test_importing_the_sdk_loads_neither_torch_nor_bpf_nor_the_daemon() -> None:
+    program = "import sandbox, sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "ebpf", "daemon", "rollout", "trainer", "numpy"} & set(loaded)
+
+
+def test_every_error_crosses_the_wire_as_itself() -> None:
+    for kind in errors.TABLE.values():
+        sent = kind("what", remedy="do", sandbox="s-1", turn=4)
+        got = errors.from_body(msgspec.msgpack.decode(msgspec.msgpack.encode(sent.body()), type=errors.ErrorBody))
+        assert (type(got), str(got)) == (kind, str(sent))
+
+
+@pytest.fixture
+async def server(tmp_path: Path):
+    """A real HTTP server on a Unix socket whose only route answers what the test puts into `answer`."""
+    answer: dict[str, web.Response] = {}
+
+    async def reply(_: web.Request) -> web.StreamResponse:
+        return answer["response"]
+
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", reply)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "s.sock")).start()
+    async with sandbox.Client(tmp_path / "s.sock") as client:
+        yield client, answer
+    await runner.cleanup()
+
+
+async def test_an_error_body_becomes_its_class(server) -> None:
+    client, answer = server
+    body = errors.SandboxDead("gone", remedy="restore", sandbox="s-1", turn=2).body()
+    answer["response"] = web.Response(status=410, body=msgspec.msgpack.encode(body))
+    with pytest.raises(sandbox.SandboxDead, match="s-1 turn 2: gone \\(restore\\)"):
+        await client.get("s-1")
+
+
+async def test_a_code_outside_the_table_is_no_class_of_the_peers_choice(server) -> None:
+    client, answer = server
+    answer["response"] = web.Response(status=500, body=msgspec.msgpack.encode({"code": "SystemExit", "message": "x"}))
+    with pytest.raises(sandbox.PagurusError) as caught:
+        await client.statistics()
+    assert type(caught.value) is sandbox.PagurusError
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xff", b"<html>", msgspec.msgpack.encode({"sandboxes": "many"})])
+async def test_an_answer_that_cannot_be_read_is_a_protocol_error(server, body: bytes) -> None:
+    client, answer = server
+    answer["response"] = web.Response(body=body)
+    with pytest.raises(sandbox.Protocol):
+        await client.statistics()
+
+
+async def test_no_daemon_says_how_to_start_one(tmp_path: Path) -> None:
+    async with sandbox.Client(tmp_path / "none.sock") as client:
+        with pytest.raises(sandbox.PagurusError, match="pagurus daemon"):
+            await client.sandboxes()
+
+
+async def test_a_closed_client_says_so(tmp_path: Path) -> None:
+    client = sandbox.Client(tmp_path / "none.sock")
+    await client.close()
+    await client.close()
+    with pytest.raises(sandbox.Closed):
+        await client.sandboxes()
+
+
+@pytest.mark.parametrize("name", ["Client", "Sandbox", "Files", "Fork"])
+def test_the_synchronous_classes_have_the_same_methods(name: str) -> None:
+    original, proxy = getattr(sandbox, name), getattr(sync, name)
+    methods = {key for key, value in vars(original).items() if inspect.isfunction(value) and not key.startswith("_")}
+    assert methods <= set(vars(proxy))
+    for method in methods:
+        assert not inspect.iscoroutinefunction(getattr(proxy, method))
+    if name in ("Client", "Sandbox"):
+        assert hasattr(proxy, "__enter__")
+
+
+def test_the_synchronous_client_raises_the_same_errors(tmp_path: Path) -> None:
+    with sync.Client(tmp_path / "none.sock") as host, pytest.raises(sandbox.PagurusError, match="pagurus daemon"):
+        host.sandboxes()
+
+
+def test_verdicts_know_their_halves() -> None:
+    for verdict in messages.Verdict:
+        assert messages.Verdict.of(files=verdict.files, processes=verdict.processes) is verdict
