@@ -209,6 +209,7 @@ class _Task:
     pid: int
     parent: int
     session: int
+    started: int  # clock ticks since boot: tells a process from a later one of the same number
 
 
 def _task(pid: int) -> _Task | None:
@@ -217,34 +218,43 @@ def _task(pid: int) -> _Task | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
-    return _Task(pid, int(fields[1]), int(fields[3]))
+    return None if fields[0] in "ZX" else _Task(pid, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
-def started_by(root: int, candidates: list[int]) -> list[int]:
+def started_by(root: int, candidates: list[int]) -> list[_Task]:
     """Of `candidates`, those in the session of `root` or below it. Processes that made a session of their own and
     whose parent has ended are not found: they are what a command leaves behind on purpose."""
-    tasks = {task.pid: task for task in map(_task, candidates) if task is not None}
-    found = {pid for pid, task in tasks.items() if pid == root or task.session == root}
-    while more := {pid for pid, task in tasks.items() if pid not in found and task.parent in found}:
+    tasks = [task for task in map(_task, candidates) if task is not None]
+    found = {task.pid for task in tasks if root in (task.pid, task.session)}
+    while more := {task.pid for task in tasks if task.pid not in found and task.parent in found}:
         found |= more
-    return sorted(found)
+    return [task for task in tasks if task.pid in found]
 
 
 def kill_started(root: int, pids: Callable[[], list[int]]) -> int:
-    """SIGKILL everything that the command `root` started and that is still connected to it; returns how many."""
-    killed: set[int] = set()
-    for _ in range(50):  # it may fork while we look
-        found = [pid for pid in started_by(root, pids()) if pid not in killed]
-        if not found:
+    """SIGKILL everything that the command `root` started and that is still connected to it; returns how many.
+
+    All are stopped first: none can then fork, end, or lose its parent while the others are looked for.
+    """
+    stopped: set[_Task] = set()
+    for _ in range(100):
+        fresh = set(started_by(root, pids())) - stopped
+        if not fresh:
             break
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                pidfd = os.pidfd_open(pid)
-                try:
-                    task = _task(pid)
-                    if task is not None and pid in started_by(root, pids()):  # not another by the same number
-                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                finally:
-                    os.close(pidfd)
-            killed.add(pid)
-    return len(killed)
+        for task in fresh:
+            _signal(task, signal.SIGSTOP)
+        stopped |= fresh
+    for task in stopped:
+        _signal(task, signal.SIGKILL)
+    return len(stopped)
+
+
+def _signal(task: _Task, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(task.pid)
+        try:
+            now = _task(task.pid)
+            if now is not None and now.started == task.started:
+                signal.pidfd_send_signal(pidfd, number)
+        finally:
+            os.close(pidfd)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ from sandbox.errors import Invalid, PagurusError, Unsupported
 PACKET_MAX = 1 << 20
 SOCKET_NAME = "shim.sock"
 _FDS_MAX = 16
+_SYS_SCHED_SETATTR = 314
 
 
 class ShimGone(PagurusError):
@@ -232,3 +235,13 @@ def _discard(future: asyncio.Future[Answer]) -> None:
     if not future.cancelled() and future.exception() is None:
         for fd in future.result()[1]:
             os.close(fd)
+
+
+def short_slice(nanoseconds: int = 100_000) -> None:
+    """Ask the scheduler to run this thread for short times, but at once. For an event loop on a busy host.
+
+    A wake-up then need not wait for another's whole time slice (3 ms). Linux 6.12 and newer; harmless before.
+    """
+    # struct sched_attr: size, policy (0: normal), flags, nice, priority, runtime, deadline, period
+    attributes = struct.pack("=IIQiIQQQ", 48, 0, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, nanoseconds, 0, 0)
+    ctypes.CDLL(None, use_errno=True).syscall(_SYS_SCHED_SETATTR, 0, attributes, 0)
