@@ -322,6 +322,8 @@ def _docker() -> str:
     import docker
     from docker.errors import DockerException
 
+    if "DOCKER_HOST" not in os.environ and not Path("/var/run/docker.sock").exists():
+        raise _Miss("no Docker Engine runs", "only needed to take images from one")
     try:
         client = docker.from_env(timeout=3)
     except DockerException:

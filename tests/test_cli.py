@@ -1,0 +1,133 @@
+"""The command-line program against a real daemon: what people type, and what they get for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemon_host import Daemon, missing
+
+needs_host = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def pagurus(*arguments: str, host: Daemon | None = None, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    run = str(host.run) if host else "/nonexistent"
+    environment = {**os.environ, "PAGURUS_RUN": run}
+    command = [sys.executable, "-m", "pagurus", *arguments]
+    return subprocess.run(command, env=environment, input=stdin, capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path_factory.mktemp("host") / "d")
+    try:
+        yield daemon.start()
+    finally:
+        daemon.clean()
+
+
+@pytest.fixture
+def sandbox(host: Daemon) -> Iterator[str]:
+    done = pagurus("run", "debian", host=host)
+    name = done.stdout.decode().strip()
+    assert done.returncode == 0 and name, done.stderr
+    yield name
+    pagurus("rm", name, host=host)
+
+
+def listed(host: Daemon) -> list[str]:
+    return [entry["id"] for entry in json.loads(pagurus("ls", "--json", host=host).stdout)]
+
+
+@needs_host
+def test_exec_passes_streams_and_the_code_on(host: Daemon, sandbox: str) -> None:
+    done = pagurus("exec", sandbox, "sh", "-c", "cat; echo no >&2; exit 7", host=host, stdin=b"a\0b")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"a\0b", b"no\n")
+
+
+@needs_host
+def test_exec_of_what_does_not_exist_says_so(host: Daemon, sandbox: str) -> None:
+    done = pagurus("exec", sandbox, "no-such-program", host=host)
+    assert done.returncode == 1
+    assert b"no-such-program" in done.stderr and sandbox.encode() in done.stderr and b"Traceback" not in done.stderr
+
+
+@needs_host
+def test_exec_ends_at_its_time_limit(host: Daemon, sandbox: str) -> None:
+    done = pagurus("exec", "--timeout", "0.3", sandbox, "sleep", "1000", host=host)
+    assert done.returncode == 124 and b"time limit" in done.stderr
+
+
+@needs_host
+def test_run_removes_what_it_started(host: Daemon) -> None:
+    before = listed(host)
+    done = pagurus("run", "debian", "echo", "hello", host=host)
+    assert done.stdout == b"hello\n" and done.returncode == 0
+    assert listed(host) == before
+
+
+@needs_host
+def test_an_unknown_image_lists_those_there_are(host: Daemon) -> None:
+    done = pagurus("run", "no-such-image", host=host)
+    assert done.returncode == 1 and b"debian" in done.stderr
+
+
+@needs_host
+def test_checkpoint_diff_restore_and_tree(host: Daemon, sandbox: str) -> None:
+    pagurus("exec", sandbox, "sh", "-c", "echo 1 >/srv/a", host=host)
+    saved = pagurus("checkpoint", sandbox, "before", host=host).stdout.decode().strip()
+    pagurus("exec", sandbox, "sh", "-c", "echo 2 >/srv/a; echo 3 >/srv/b", host=host)
+    changes = json.loads(pagurus("diff", sandbox, saved, "--json", host=host).stdout)
+    assert {(change["path"], change["kind"]) for change in changes} >= {("/srv/a", "modified"), ("/srv/b", "added")}
+    restored = pagurus("restore", sandbox, saved, "--verify", host=host)
+    assert restored.returncode == 0 and b"verified equal" in restored.stdout, restored.stderr
+    assert pagurus("exec", sandbox, "sh", "-c", "cat /srv/a; ls /srv", host=host).stdout == b"1\na\n"
+    tree = json.loads(pagurus("tree", sandbox, "--json", host=host).stdout)
+    assert "before" in {entry.get("label") for entry in tree}
+    assert saved in pagurus("tree", sandbox, host=host).stdout.decode()
+
+
+@needs_host
+def test_fork_continues_from_a_checkpoint(host: Daemon, sandbox: str) -> None:
+    pagurus("exec", sandbox, "sh", "-c", "echo kept >/srv/a", host=host)
+    saved = pagurus("checkpoint", sandbox, host=host).stdout.decode().strip()
+    children = pagurus("fork", saved, "2", host=host).stdout.decode().split()
+    assert len(children) == 2
+    for child in children:
+        assert pagurus("exec", child, "cat", "/srv/a", host=host).stdout == b"kept\n"
+    assert pagurus("rm", *children, host=host).returncode == 0
+
+
+@needs_host
+def test_rm_names_what_it_did_not_find(host: Daemon) -> None:
+    done = pagurus("rm", "no-such-sandbox", host=host)
+    assert done.returncode == 1 and b"no-such-sandbox" in done.stderr
+
+
+def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
+    done = pagurus("ls")
+    assert done.returncode == 1
+    assert b"pagurus daemon" in done.stderr and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "verb",
+    "doctor daemon run ls exec checkpoint restore fork tree diff rm train bench image".split(),
+)
+def test_every_verb_is_there(verb: str) -> None:
+    assert verb in pagurus("--help").stdout.decode()
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    assert pagurus("exec").returncode == 2
+    assert pagurus("bench", "no-such-bench").returncode == 2
+
+
+def test_the_program_loads_neither_torch_nor_bpf() -> None:
+    check = "import sys, pagurus.cli; sys.exit(any(m in sys.modules for m in ('torch', 'ebpf', 'trainer', 'daemon')))"
+    assert subprocess.run([sys.executable, "-c", check], cwd=Path("/"), check=False).returncode == 0

@@ -1,0 +1,66 @@
+"""`pagurus doctor` on the real host: every probe runs, and what it says is what the kernel does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from daemon_host import missing
+
+from daemon import doctor
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the probes need root")
+
+
+@pytest.fixture(scope="module")
+def findings() -> dict[str, doctor.Finding]:
+    return {finding.name: finding for finding in doctor.examine()}
+
+
+def test_every_probe_reports(findings: dict[str, doctor.Finding]) -> None:
+    assert set(findings) == {name for name, _, _ in doctor.PROBES}
+    assert all(finding.fact for finding in findings.values())
+
+
+def test_what_is_missing_comes_with_a_remedy(findings: dict[str, doctor.Finding]) -> None:
+    assert all(finding.remedy for finding in findings.values() if finding.level == "miss")
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_host_that_was_set_up_is_sound(findings: dict[str, doctor.Finding]) -> None:
+    assert [f for f in findings.values() if f.level == "miss"] == []
+    assert "tracepoint" in findings["inspector"].fact
+    assert findings["criu tcp"].fact == "dumps and restores a TCP listener"
+
+
+def test_soft_dirty_is_told_as_the_kernel_has_it(findings: dict[str, doctor.Finding]) -> None:
+    """The kernel's own configuration is another witness, where it is readable."""
+    finding = findings["soft-dirty"]
+    done = subprocess.run(["zgrep", "CONFIG_MEM_SOFT_DIRTY=y", "/proc/config.gz"], capture_output=True, check=False)
+    if done.returncode > 1:
+        pytest.skip("no /proc/config.gz to compare with")
+    assert (finding.level == "ok") == (done.returncode == 0)
+
+
+def test_the_probes_leave_nothing_behind(findings: dict[str, doctor.Finding]) -> None:
+    loops = subprocess.run(["losetup", "--list", "--noheadings"], capture_output=True, text=True, check=True).stdout
+    with open("/proc/self/mountinfo") as mounts:
+        assert "pagurus-doctor" not in loops + mounts.read()
+
+
+def test_json_is_one_document() -> None:
+    done = subprocess.run([sys.executable, "-m", "pagurus", "doctor", "--json"], capture_output=True, check=False)
+    assert {entry["level"] for entry in json.loads(done.stdout)} <= {"ok", "miss", "note"}
+
+
+def test_a_probe_that_fails_is_a_finding() -> None:
+    def broken() -> str:
+        raise FileNotFoundError(2, "No such file or directory", "criu")
+
+    finding = doctor._probe("criu", True, broken)
+    assert finding.level == "miss" and "criu" in finding.fact and "make setup" in finding.remedy
+    assert not doctor.sound([finding])
+    assert doctor.sound([doctor._probe("gpu", False, broken)])
