@@ -196,7 +196,7 @@ class Cgroup:
             swap = path / "memory.memsw.limit_in_bytes"
             steps = [path / "memory.limit_in_bytes", *([swap] if swap.exists() else [])]
             current = int(steps[0].read_text())
-            if memory is not None and memory > current:
+            if memory is None or memory > current:
                 steps.reverse()  # memory + swap may never be below memory
             for step in steps:
                 _write(step, -1 if memory is None else memory)
