@@ -6,8 +6,10 @@ prefix=$1
 here=$(dirname "$(readlink -f "$0")")
 mkdir -p "$prefix/bin" "$prefix/layer"
 cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-shim.new" \
-    "$here"/shim.c "$here"/mounts.c "$here"/spawn.c "$here"/confine.c "$here"/files.c
+    "$here"/shim.c "$here"/mounts.c "$here"/spawn.c "$here"/confine.c
 mv "$prefix/bin/pagurus-shim.new" "$prefix/bin/pagurus-shim"
+cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-criu-run.new" "$here"/criu-run.c
+mv "$prefix/bin/pagurus-criu-run.new" "$prefix/bin/pagurus-criu-run"
 
 # The layer is an overlay's lower directory while sandboxes run: an unchanged one is left alone.
 layer=$prefix/layer

@@ -20,6 +20,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -137,6 +138,15 @@ static int bind_read_only(const char *from, const char *to) {
     return (int)syscall(SYS_mount_setattr, AT_FDCWD, to, 0, &attr, sizeof attr);
 }
 
+/* The tree may come from a sandbox that has replaced what we are about to use: then it does not start. */
+static const char *check_runtime(void) {
+    struct stat st;
+    if (lstat("/dev/null", &st) < 0 || !S_ISCHR(st.st_mode) || st.st_rdev != makedev(1, 3)) return "/dev/null was replaced";
+    if (lstat("/dev/pts", &st) < 0 || !S_ISDIR(st.st_mode)) return "/dev/pts was replaced";
+    if (lstat("/.pagurus/empty", &st) < 0 || !S_ISDIR(st.st_mode)) return "/.pagurus was replaced";
+    return NULL;
+}
+
 static const char *mask_proc(void) {
     for (size_t i = 0; i < sizeof masked / sizeof *masked; i++) {
         struct stat st;
@@ -160,11 +170,18 @@ const char *enter_root(void) {
     if (syscall(SYS_move_mount, root, "", AT_FDCWD, ".", MOVE_MOUNT_F_EMPTY_PATH) < 0) return "root mount";
     if (fchdir(root) < 0) return "root directory";
     close(root);
+    struct stat st;
+    if (lstat("proc", &st) < 0 || !S_ISDIR(st.st_mode)) return "/proc was replaced";
     if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) return "mount proc";
     if (syscall(SYS_pivot_root, ".", ".") < 0) return "pivot_root";
     if (umount2(".", MNT_DETACH) < 0) return "detach host root";
     if (chdir("/") < 0) return "root directory";
-    if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5") < 0)
+    const char *stage = check_runtime();
+    if (stage) {
+        errno = EINVAL;
+        return stage;
+    }
+    if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=256") < 0)
         return "mount devpts";
     return mask_proc();
 }

@@ -343,15 +343,6 @@ static void command_host(void) {
     close(out.pidfd);
 }
 
-/* file OPERATION ARGUMENT..., with a memfd for the data  ->  ok, eight numbers */
-static void command_file(void) {
-    int64_t r[8] = {0};
-    if (!shim.init) return refuse("file", ESRCH);
-    int error = file_operation(&shim, field + 1, fields - 1, passed_count ? passed[0] : -1, r);
-    if (error) return refuse("file", error);
-    answer(NULL, 0, "ok\n%ld\n%ld\n%ld\n%ld\n%ld\n%ld\n%ld\n%ld\n", r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7]);
-}
-
 static void command_exit(void) {
     if (shim.init) return refuse("exit", EBUSY);
     unmount();
@@ -362,7 +353,7 @@ static void command_exit(void) {
 static const struct { const char *name; void (*run)(void); } commands[] = {
     {"hello", command_hello}, {"setup", command_setup}, {"mount", command_mount}, {"umount", command_umount},
     {"start", command_start}, {"attach", command_attach}, {"exec", command_exec}, {"release", command_release},
-    {"sink", command_sink}, {"host", command_host}, {"file", command_file}, {"exit", command_exit},
+    {"sink", command_sink}, {"host", command_host}, {"exit", command_exit},
 };
 
 /* ------------------------------------------------------------------ loop */

@@ -4,7 +4,6 @@
  * mounts.c   idmapped overlay; the sandbox's view of its root
  * spawn.c    pid 1, adopted commands, host programs
  * confine.c  capabilities, seccomp, limits
- * files.c    file access inside the sandbox's mount namespace
  */
 #ifndef PAGURUS_SHIM_H
 #define PAGURUS_SHIM_H
@@ -85,8 +84,5 @@ const char *enter_root(void);
 void prepare_filter(void);
 const char *set_limits(uint64_t open_files);
 const char *confine(uid_t uid, gid_t gid, bool new_privileges);
-
-/* files.c: runs one operation in a child inside the sandbox; returns errno, sets *result */
-int file_operation(struct shim *s, char **field, int count, int data, int64_t result[8]);
 
 #endif

@@ -213,8 +213,10 @@ static void become_command(const struct command *c, int status) {
     set_slice(0);
     if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) give_up(status, "become root");
     for (int i = 0; i < 3; i++) {
-        int fd = c->fd[i] >= 0 ? c->fd[i] : open("/dev/null", i ? O_WRONLY : O_RDONLY);
+        /* Not blocking: the sandbox may have put a FIFO there. */
+        int fd = c->fd[i] >= 0 ? c->fd[i] : open("/dev/null", (i ? O_WRONLY : O_RDONLY) | O_NONBLOCK);
         if (fd < 0) give_up(status, "open /dev/null");
+        if (c->fd[i] < 0) fcntl(fd, F_SETFL, 0);
         if (dup2(fd, i) < 0) give_up(status, "descriptors");
     }
     umask(022);
