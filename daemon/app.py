@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -350,7 +351,10 @@ def notify(state: str) -> None:
     """Tell systemd, where it listens (``NOTIFY_SOCKET``)."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        with (
+            contextlib.suppress(OSError),  # whoever listened is gone: nothing to tell
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel,
+        ):
             channel.connect("\0" + address[1:] if address.startswith("@") else address)
             channel.sendall(state.encode())
 

@@ -26,7 +26,7 @@ from daemon.capture import Places, need_space
 from daemon.catalogue import CheckpointRow, SandboxRow, drop_checkpoint, drop_sandbox, put_checkpoint, put_sandbox
 from daemon.schedule import Stage
 from daemon.turns import Services, TurnLoop
-from sandbox import btrfs, files
+from sandbox import btrfs, digest, files
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
 from sandbox.messages import (
@@ -354,12 +354,17 @@ class Host:
             await container.destroy()
 
     async def _bring_back(self, container: Any, target: CheckpointRow, *, verify: bool, fork: bool) -> list[str]:
+        """The processes of a checkpoint in a container that is mounted over its files. Raises NotEqual."""
+        reference = None if target.files is None else self.places.snapshot(target.files)
         if target.dump is None:
+            if verify and reference is not None:
+                await asyncio.to_thread(_need_equal_trees, reference, container.tree)
             await container.start()
             return []
-        container.cgroup.lift()  # CRIU needs more than the sandbox may have
         async with self.services.capturer.reading(target.dump) as images:
-            report = await self.services.capturer.checkpointer.restore(container, images, verify=verify, fork=fork)
+            report = await self.services.capturer.checkpointer.restore(
+                container, images, verify=verify, fork=fork, reference=reference
+            )
         return list(report.differences)
 
     async def _restorable(self, checkpoint: str) -> CheckpointRow:
@@ -468,12 +473,15 @@ class Host:
         unused = {row.id for row in gone} | self.content(gone)
         await asyncio.to_thread(self._discard_all, unused - needed)
 
-    async def settle(self, timeout: float) -> None:
-        """Wait until removals and checkpoints in the background have ended, for at most `timeout` seconds."""
-        with contextlib.suppress(TimeoutError):
+    async def settle(self, timeout: float) -> bool:
+        """Wait until removals and checkpoints in the background have ended. False after `timeout` seconds."""
+        try:
             async with asyncio.timeout(timeout):
                 while busy := [task for task in self.services.tasks if not task.get_name().startswith("death")]:
                     await asyncio.wait(busy)
+        except TimeoutError:
+            return False
+        return True
 
     def _discard_all(self, checkpoints: Iterable[str]) -> None:
         for checkpoint in checkpoints:
@@ -483,3 +491,9 @@ class Host:
     def content(rows: Iterable[CheckpointRow]) -> set[str]:
         """The owners of all content that these checkpoints need."""
         return {owner for row in rows for owner in (row.files, row.dump) if owner is not None}
+
+
+def _need_equal_trees(reference: Path, tree: Path) -> None:
+    found = digest.differences(digest.tree(reference / "upper"), digest.tree(tree / "upper"))
+    if found:
+        raise NotEqual(f"the restored files differ in {len(found)} points: {'; '.join(found[:10])}")

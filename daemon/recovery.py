@@ -81,9 +81,8 @@ async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
     """Stop in order. Sandboxes go on living unless `stop_sandboxes`."""
     if stop_sandboxes:
         await asyncio.gather(*(host.remove(sandbox) for sandbox in list(host.loops)), return_exceptions=True)
-        await host.settle(DRAIN)
     services = host.services
-    if not await services.engine.drain(DRAIN):
+    if not await host.settle(DRAIN):
         log.warning("checkpoints are still under way after %.0f s; the next daemon finishes them", DRAIN)
     await services.engine.close()
     for task in list(services.tasks):

@@ -100,7 +100,8 @@ class Daemon:
             self.start("--stop-sandboxes")
             self.stop()
             Pool(self.state).close()
-        captures = self.run / "captures"
-        if captures.is_mount():
-            subprocess.run(["umount", str(captures)], check=True)
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            mount = Path(line.split()[1])
+            if mount.is_relative_to(self.root):
+                subprocess.run(["umount", str(mount)], check=True)
         shutil.rmtree(self.root)

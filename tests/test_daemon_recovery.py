@@ -1,0 +1,196 @@
+"""A daemon that dies at any instant loses no sandbox and no durable checkpoint (I5), and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+
+import pytest
+from daemon_host import IMAGE, Daemon, missing
+
+from sandbox import PagurusError, SandboxDead, SandboxState, Verdict
+from sandbox.messages import CheckpointState
+from sandbox.shim import Shim
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+SERVICE = "setsid sleep 1000000 >/dev/null 2>&1 &"
+
+
+@pytest.fixture
+def daemon(tmp_path_factory: pytest.TempPathFactory):
+    daemon = Daemon(tmp_path_factory.mktemp("host"))
+    try:
+        yield daemon.start()
+    finally:
+        daemon.clean()
+
+
+async def test_sandboxes_outlive_a_killed_daemon(daemon: Daemon) -> None:
+    async with daemon.client() as host:
+        sandbox = await host.create(IMAGE, name="survivor", env={"A": "1"})
+        await sandbox.exec(SERVICE)
+        before = await sandbox.durable(await sandbox.exec("echo kept > /kept"))
+    daemon.kill()
+    await asyncio.to_thread(daemon.start)
+    async with daemon.client() as host:
+        sandbox = await host.get("survivor")
+        assert sandbox.info.state is SandboxState.RUNNING
+        assert (sandbox.info.turn, sandbox.info.head) == (2, before.id)
+        assert (await host.checkpoint(before)).state is CheckpointState.DURABLE
+        result = await sandbox.exec("cat /kept; echo $A; grep -l sleep /proc/[0-9]*/comm | wc -l")
+        assert result.text == "kept\n1\n1\n"
+        assert result.turn == 3
+        assert result.verdict is Verdict.BOTH  # nobody watched while the daemon was dead
+        assert (await sandbox.exec("true")).verdict is Verdict.NONE
+        await sandbox.kill()
+        await sandbox.restore(before)
+        assert (await sandbox.exec("cat /kept; grep -l sleep /proc/[0-9]*/comm | wc -l")).text == "kept\n1\n"
+
+
+async def test_a_sandbox_that_died_meanwhile_is_dead_and_restorable(daemon: Daemon) -> None:
+    async with daemon.client() as host:
+        sandbox = await host.create(IMAGE)
+        await sandbox.durable(await sandbox.exec("echo kept > /kept"))
+    daemon.kill()
+    os.kill(await _shim(daemon, sandbox.id), signal.SIGKILL)
+    await asyncio.to_thread(daemon.start)
+    async with daemon.client() as host:
+        sandbox = await host.get(sandbox.id)
+        assert sandbox.info.state is SandboxState.DEAD
+        with pytest.raises(SandboxDead):
+            await sandbox.exec("true")
+        await sandbox.restore()
+        assert (await sandbox.exec("cat /kept")).text == "kept\n"
+
+
+async def test_a_stop_leaves_sandboxes_running_unless_asked(daemon: Daemon) -> None:
+    async with daemon.client() as host:
+        sandbox = await host.create(IMAGE)
+        result = await sandbox.exec("echo x > /x")
+    assert await asyncio.to_thread(daemon.stop) == 0
+    await asyncio.to_thread(daemon.start, "--stop-sandboxes")
+    async with daemon.client() as host:
+        assert (await host.checkpoint(result.checkpoint)).state is CheckpointState.DURABLE
+        assert await (await host.get(sandbox.id)).files.read("/x") == b"x\n"
+    await asyncio.to_thread(daemon.stop)
+    assert _left(daemon) == []
+
+
+async def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
+    environment = {**os.environ, "PAGURUS_STATE": str(daemon.state), "PAGURUS_RUN": str(daemon.run)}
+    other = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "daemon", env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    _, error = await other.communicate()
+    assert other.returncode == 1
+    assert b"already listens" in error
+
+
+async def test_only_the_daemons_user_may_connect(daemon: Daemon) -> None:
+    assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("round_", range(4))
+async def test_killed_under_load_nothing_is_lost_and_nothing_left(daemon: Daemon, round_: int) -> None:
+    """Several sandboxes work; the daemon is killed after a prime count of answers, then everything is checked."""
+    answers = 0
+    enough = asyncio.Event()
+    durable: dict[str, tuple[str, bytes]] = {}
+
+    async def work(host, number: int) -> None:
+        nonlocal answers
+        with contextlib.suppress(PagurusError):  # the daemon dies in the middle of it
+            sandbox = await host.create(IMAGE, name=f"n{number}")
+            while True:
+                result = await sandbox.exec(f"echo {answers} >> /log; cat /log")
+                answers += 1
+                if answers >= (3, 7, 13, 29)[round_]:
+                    enough.set()
+                if answers % 5 == 0:
+                    await sandbox.exec(SERVICE)
+                info = await sandbox.durable(result)
+                durable[sandbox.id] = (info.id, result.stdout)
+
+    async with daemon.client() as host:
+        tasks = [asyncio.ensure_future(work(host, number)) for number in range(4)]
+        await enough.wait()
+        daemon.kill()
+        await asyncio.gather(*tasks)
+    await asyncio.to_thread(daemon.start)
+    async with daemon.client() as host:
+        infos = {info.id: info for info in await host.sandboxes()}
+        assert set(durable) <= set(infos)
+        assert {info.state for info in infos.values()} <= {SandboxState.RUNNING}
+        for identity, (checkpoint, log) in durable.items():
+            sandbox = await host.get(identity)
+            assert (await sandbox.files.read("/log")).startswith(log)
+            assert (await host.checkpoint(checkpoint)).state is CheckpointState.DURABLE
+            await sandbox.restore(checkpoint)
+            assert await sandbox.files.read("/log") == log
+        for info in await host.sandboxes():
+            await (await host.get(info.id)).remove()
+    await asyncio.to_thread(daemon.stop)
+    assert _left(daemon) == []
+    with contextlib.closing(sqlite3.connect(daemon.state / "catalogue.sqlite")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_content_without_a_row_is_collected(daemon: Daemon) -> None:
+    async with daemon.client() as host:
+        sandbox = await host.create(IMAGE)
+        kept = await sandbox.durable(await sandbox.exec("echo x > /x"))
+    daemon.kill()
+    stray = daemon.state / "pool" / "checkpoints" / "c-stray"
+    subprocess.run(["btrfs", "subvolume", "create", stray], check=True, capture_output=True)  # noqa: ASYNC221
+    (daemon.state / "checkpoints" / "c-stray.dump").write_bytes(b"half")
+    (daemon.run / "sandboxes" / "s-stray").mkdir()
+    await asyncio.to_thread(daemon.start)
+    assert [path.name for path in (daemon.state / "pool" / "checkpoints").iterdir()] == [kept.id]
+    assert not list((daemon.state / "checkpoints").glob("c-stray*"))
+    assert not (daemon.run / "sandboxes" / "s-stray").exists()
+
+
+async def test_a_checkpoint_whose_content_is_gone_is_not_offered(daemon: Daemon) -> None:
+    async with daemon.client() as host:
+        sandbox = await host.create(IMAGE)
+        first = await sandbox.durable(await sandbox.exec("echo 1 > /x"))
+        second = await sandbox.durable(await sandbox.exec("echo 2 > /x"))
+        await sandbox.kill()
+    await asyncio.to_thread(daemon.stop)
+    pool = subprocess.run(  # noqa: ASYNC221
+        ["btrfs", "subvolume", "delete", daemon.state / "pool" / "checkpoints" / second.id], capture_output=True
+    )
+    assert pool.returncode == 0, pool.stderr
+    await asyncio.to_thread(daemon.start)
+    async with daemon.client() as host:
+        assert (await host.checkpoint(second)).state is CheckpointState.FAILED
+        sandbox = await host.get(sandbox.id)
+        assert (await sandbox.restore()).checkpoint == first.id
+        assert await sandbox.files.read("/x") == b"1\n"
+
+
+async def _shim(daemon: Daemon, sandbox: str) -> int:
+    shim = await Shim.connect(daemon.run / "sandboxes" / sandbox)
+    (pid, *_), fds = await shim.call("hello")
+    for fd in fds:
+        os.close(fd)
+    shim.close()
+    return int(pid)
+
+
+def _left(daemon: Daemon) -> list[str]:
+    """What a host without sandboxes should not have."""
+    with contextlib.closing(sqlite3.connect(daemon.state / "catalogue.sqlite")) as database:
+        rows = [row[0] for row in database.execute("SELECT id FROM sandboxes UNION SELECT id FROM checkpoints")]
+    trees = [path.name for kind in ("sandboxes", "checkpoints") for path in (daemon.state / "pool" / kind).iterdir()]
+    dumps = [path.name for path in (daemon.state / "checkpoints").iterdir()]
+    runs = [path.name for path in (daemon.run / "sandboxes").iterdir() if path.name != "empty"]
+    captures = [path.name for path in (daemon.run / "captures").iterdir()]
+    return [*rows, *trees, *dumps, *runs, *captures]
