@@ -1,0 +1,49 @@
+# Shared by every script of this folder: where things go, and how a step speaks.
+# Sourced, never run. Guarantee: a step prints one line saying what and why, its output goes to a log
+# that is quoted when the step fails, and `die` always names a remedy.
+
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+PREFIX=${PAGURUS_PREFIX:-$ROOT/.prefix}
+STATE=${PAGURUS_STATE:-/var/lib/pagurus}
+VENV=$ROOT/.venv
+LOGS=$PREFIX/log
+PYTHON=${PYTHON:-python3}
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
+mkdir -p "$LOGS"
+
+say() { printf '%-8s %s\n' "${STEP:-setup}" "$*"; }
+
+die() { # die WHAT REMEDY
+    printf '%-8s error: %s\n%-8s remedy: %s\n' "${STEP:-setup}" "$1" "" "$2" >&2
+    exit 1
+}
+
+# quiet NAME COMMAND...: run with the output in a log; on failure show its end and return the status.
+quiet() {
+    local log="$LOGS/$1.log" status=0
+    shift
+    "$@" >"$log" 2>&1 </dev/null || status=$?
+    if [ "$status" -ne 0 ]; then
+        printf '%s failed (%s), the end of %s:\n' "$1" "$status" "$log" >&2
+        tail -n 15 "$log" >&2
+    fi
+    return "$status"
+}
+
+# newer TARGET SOURCES...: true when TARGET exists and no source is newer than it.
+newer() {
+    local target=$1 source
+    shift
+    [ -e "$target" ] || return 1
+    for source in "$@"; do [ ! "$source" -nt "$target" ] || return 1; done
+}
+
+version_at_least() { # version_at_least HAVE WANT
+    [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
+}
+
+need_root() {
+    [ "$(id -u)" -eq 0 ] || die "not root" "run it as root or with sudo: sandboxes need namespaces, BPF and CRIU"
+}
