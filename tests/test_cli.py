@@ -117,7 +117,22 @@ def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    "doctor daemon run ls exec checkpoint restore fork tree diff rm train bench image".split(),
+    [
+        "doctor",
+        "daemon",
+        "run",
+        "ls",
+        "exec",
+        "checkpoint",
+        "restore",
+        "fork",
+        "tree",
+        "diff",
+        "rm",
+        "train",
+        "bench",
+        "image",
+    ],
 )
 def test_every_verb_is_there(verb: str) -> None:
     assert verb in pagurus("--help").stdout.decode()
