@@ -310,12 +310,35 @@ def diff(
 # --------------------------------------------------------------------------- training and benches
 
 
-@application.command(context_settings=PASSED_ON, add_help_option=False)
-def train(context: typer.Context) -> None:
-    """Train a policy in the sandboxes of this host (see `pagurus train --help`)."""
-    from trainer.run import main
+@application.command()
+def train(
+    task: Annotated[Path, typer.Argument(help="A folder such as examples/fix_the_service.")] = Path("."),
+    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
+    engine: Annotated[str, typer.Option(help="embedded or vllm.")] = "embedded",
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
+    groups: Annotated[int | None, typer.Option(help="Prompts of a step.")] = None,
+    size: Annotated[int | None, typer.Option(help="Trajectories of a prompt.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Sandboxes at once.")] = None,
+    held_out: Annotated[int | None, typer.Option(help="Episodes of each evaluation.")] = None,
+    faults: Annotated[int | None, typer.Option(help="Sandboxes killed on purpose in the second half.")] = None,
+    image_name: Annotated[str | None, typer.Option("--image", help="Instead of the environment's.")] = None,
+    out: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+) -> None:
+    """Train a policy in the sandboxes of this host."""
+    from trainer.run import Config, main
 
-    raise typer.Exit(main(context.args))
+    chosen = {
+        "steps": steps,
+        "groups": groups,
+        "size": size,
+        "concurrency": concurrency,
+        "held_out": held_out,
+        "faults": faults,
+        "image": image_name,
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    raise typer.Exit(main(Config(task=task, seed=seed, engine=engine, out=out, resume=resume, **given)))
 
 
 @application.command(context_settings=PASSED_ON, add_help_option=False)
