@@ -1,0 +1,283 @@
+"""Checkpoint and restore of the processes of a sandbox: the main path, in order.
+
+Owns: warm CRIU processes, the directories of captures, the store of dumps. Does not own: file snapshots (the caller
+takes one in `on_frozen`), the catalogue, when to checkpoint.
+Guarantee: a capture is complete or CheckpointFailed is raised and the sandbox runs on; a stored dump is durable when
+`store` returns; `restore` gives a running tree (with `verify`, one that equals the checkpoint) or leaves no process.
+
+::
+
+    capture = syncfs ▸ freeze ▸ dump to tmpfs ▸ on_frozen ▸ thaw          (dump.py over criu.py)
+    store   = pages by content ▸ dump file, synced                        (pages.py, dumpfile.py; after the thaw)
+    restore = images to tmpfs ▸ adapt ▸ CRIU in the cgroup ▸ attach       (restore.py)
+    verify  = restore stopped ▸ dump again ▸ compare ▸ let run            (digest.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox import criu, digest, dump, dumpfile, paths
+from sandbox import restore as restoring
+from sandbox.dumpfile import StoredDump
+from sandbox.errors import NotEqual, PagurusError, Unsupported
+from sandbox.held import Held, held_files
+from sandbox.pages import Collected, PageStore
+
+__all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
+
+TMPFS_MAGIC = 0x01021994
+CPU_PARALLEL = 1  # dumps packed or unpacked at a time: hashing must not take the cores from the sandboxes
+
+
+@dataclass
+class Capture:
+    """A capture in `dir`. Without processes, only the file tree was captured (by `on_frozen`)."""
+
+    dir: Path
+    processes: bool
+    frozen_ms: float = 0.0
+    total_ms: float = 0.0
+    on_frozen_ms: float = 0.0
+    raw_bytes: int = 0
+    tasks: int = 0
+    held: Held = field(default_factory=Held)  # fingerprint of the files that processes hold, taken while frozen
+
+
+@dataclass
+class RestoreReport:
+    """A restored sandbox. `differences` is empty when it was verified."""
+
+    init_pid: int
+    total_ms: float
+    criu_ms: float
+    verified: bool = False
+    differences: list[str] = field(default_factory=list)
+
+
+class Checkpointer:
+    """See the module. One per state directory (the page store is locked)."""
+
+    def __init__(self, *, state: Path | None = None, run: Path | None = None):
+        self._run = run or paths.run()
+        self._store = PageStore((state or paths.state()) / "pages")
+        self._warm: dict[str, criu.Worker] = {}
+        self._warming: set[asyncio.Task[None]] = set()
+        self._cpu = asyncio.Semaphore(CPU_PARALLEL)
+        self._numbers = itertools.count(1)
+        self._counts = {"captures": 0, "restores": 0, "stores": 0, "failures": 0}
+        self.cache = self._run / "criu"  # lies over /run for CRIU
+        self.captures = self._run / "captures"
+        self._restores = self._run / "restores"
+
+    async def prepare(self) -> None:
+        """Have the directories on a tmpfs. Call it before the first sandbox is made: shims copy the mounts."""
+        await asyncio.to_thread(self._prepare)
+
+    def _prepare(self) -> None:
+        for directory in (self.cache, self.captures, self._restores):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _on_tmpfs(directory):
+                _mount_tmpfs(directory)
+        for left in self._restores.iterdir():  # of a daemon that was killed in a restore
+            shutil.rmtree(left, ignore_errors=True)
+
+    # ---------------------------------------------------------------- capture
+
+    async def capture(
+        self, container: Any, dest: Path, *, processes: bool, on_frozen: Callable[[], None] | None = None
+    ) -> Capture:
+        """Capture into `dest` (must not exist). `on_frozen` runs on a worker thread, see the module."""
+        began = time.monotonic()
+        await asyncio.to_thread(dump.sync_tree, container.tree)
+        if not processes:
+            if on_frozen is not None:
+                await asyncio.to_thread(on_frozen)
+            return Capture(dest, False, total_ms=(time.monotonic() - began) * 1e3)
+        process = await self._worker(container)
+        dest.mkdir(mode=0o700, parents=True)
+        try:
+            done = await dump.dump(container, dest, process, on_frozen=on_frozen)
+        except BaseException:
+            self._counts["failures"] += 1
+            await asyncio.to_thread(shutil.rmtree, dest, ignore_errors=True)
+            raise
+        self._counts["captures"] += 1
+        self._warm_later(container)
+        return Capture(
+            dir=dest,
+            processes=True,
+            frozen_ms=done.frozen_ms,
+            total_ms=(time.monotonic() - began) * 1e3,
+            on_frozen_ms=done.on_frozen_ms,
+            raw_bytes=done.raw_bytes,
+            tasks=done.tasks,
+            held=done.held,
+        )
+
+    async def warm(self, container: Any) -> None:
+        """Have the next dump's CRIU process ready. Optional."""
+        kept = self._warm.get(container.spec.id)
+        if kept is None or not kept.alive():
+            self._warm[container.spec.id] = await dump.worker(container, self.cache)
+
+    def _warm_later(self, container: Any) -> None:
+        async def attempt() -> None:
+            with contextlib.suppress(PagurusError, OSError):  # the sandbox may be gone; the next dump will say so
+                await self.warm(container)
+
+        task = asyncio.create_task(attempt())
+        self._warming.add(task)
+        task.add_done_callback(self._warming.discard)
+
+    async def _worker(self, container: Any) -> criu.Worker:
+        await asyncio.gather(*self._warming, return_exceptions=True)
+        kept = self._warm.pop(container.spec.id, None)
+        if kept is not None and kept.alive():
+            return kept
+        return await dump.worker(container, self.cache)
+
+    async def forget(self, container: Any) -> None:
+        """End the warm process of a container: before its processes are killed or it is destroyed."""
+        await asyncio.gather(*self._warming, return_exceptions=True)
+        kept = self._warm.pop(container.spec.id, None)
+        if kept is not None:
+            kept.close()
+
+    # ---------------------------------------------------------------- store
+
+    async def store(self, capture_dir: Path, into: Path) -> StoredDump:
+        """Make a capture durable as the file `into`. The capture directory stays."""
+        async with self._cpu:
+            stored = await asyncio.to_thread(dumpfile.pack, capture_dir, into, self._store)
+        self._counts["stores"] += 1
+        return stored
+
+    async def verify_stored(self, stored: Path) -> None:
+        """Re-hash a dump file and every page that it refers to; raises CheckpointFailed."""
+        async with self._cpu:
+            await asyncio.to_thread(dumpfile.verify, stored, self._store)
+
+    async def collect(self, roots: Sequence[Path]) -> Collected:
+        """Drop the pages to which no dump file below `roots` refers. Nothing is dropped if one cannot be read."""
+
+        def marks() -> Any:
+            found = [path for root in roots for path in sorted(root.rglob(f"*{dumpfile.SUFFIX}"))]
+            return dumpfile.references(found)
+
+        async with self._cpu:
+            return await asyncio.to_thread(self._store.collect, marks)
+
+    # ---------------------------------------------------------------- restore
+
+    async def restore(
+        self,
+        container: Any,
+        stored: StoredDump | Path,
+        *,
+        verify: bool = False,
+        fork: bool = False,
+        reference: Path | None = None,
+    ) -> RestoreReport:
+        """Restore into a prepared or killed container that is mounted over the right tree.
+
+        `stored` is a dump file or a capture directory. With `verify` the tree is restored stopped, dumped again and
+        compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with.
+        """
+        del fork  # what differs is read off the container's spec
+        began = time.monotonic()
+        await self.forget(container)
+        source = stored.path if isinstance(stored, StoredDump) else stored
+        images = self._restores / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
+        try:
+            own_network = await self._images(container, source, images)
+            container.cgroup.lift()
+            ready = time.monotonic()
+            async with restoring.worker(container, self.cache, images) as process:
+                pid = await restoring.restore(container, images, process, own_network=own_network, leave_stopped=verify)
+            report = RestoreReport(pid, 0.0, (time.monotonic() - ready) * 1e3)
+            if verify:
+                await self._verify(container, images, reference)
+                report.verified = True
+        finally:
+            await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
+        self._counts["restores"] += 1
+        report.total_ms = (time.monotonic() - began) * 1e3
+        return report
+
+    async def _images(self, container: Any, source: Path, images: Path) -> bool:
+        spec = container.spec
+
+        def write() -> bool:
+            if source.is_dir():
+                restoring.copy(source, images)
+            else:
+                dumpfile.unpack(source, images, self._store)
+            return restoring.adapt(images, uid_base=spec.uid_base, hostname=spec.hostname[:64])
+
+        return await asyncio.to_thread(write)
+
+    async def _verify(self, container: Any, images: Path, reference: Path | None) -> None:
+        again = images.with_name(images.name + "-again")
+        again.mkdir(mode=0o700)
+        try:
+            process = await dump.worker(container, self.cache)
+            await dump.dump(container, again, process, on_frozen=None)
+            found = await asyncio.to_thread(_compare, images, again, reference, container.tree)
+            if found:
+                raise NotEqual(
+                    f"the restored state differs in {len(found)} points: " + "; ".join(found),
+                    remedy="restore an older checkpoint",
+                    sandbox=container.spec.id,
+                )
+            await asyncio.to_thread(restoring.resume, container, images)
+        except BaseException:
+            await container.kill()
+            raise
+        finally:
+            await asyncio.to_thread(shutil.rmtree, again, ignore_errors=True)
+
+    # ---------------------------------------------------------------- the rest
+
+    def statistics(self) -> dict[str, Any]:
+        return {**self._counts, "warm": len(self._warm), **self._store.statistics()}
+
+    async def close(self) -> None:
+        """Let go of the store and the warm processes. Captures stay."""
+        await asyncio.gather(*self._warming, return_exceptions=True)
+        for process in self._warm.values():
+            process.close()
+        self._warm.clear()
+        await asyncio.to_thread(self._store.close)
+
+
+def _compare(before: Path, after: Path, reference: Path | None, tree: Path) -> list[str]:
+    found = digest.differences(digest.processes(before), digest.processes(after))
+    if reference is not None:
+        found += digest.differences(digest.tree(reference / "upper"), digest.tree(tree / "upper"))
+    return found
+
+
+def _on_tmpfs(directory: Path) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = (ctypes.c_long * 16)()
+    if libc.statfs(os.fsencode(directory), buffer):
+        raise OSError(ctypes.get_errno(), f"statfs {directory}")
+    return buffer[0] == TMPFS_MAGIC
+
+
+def _mount_tmpfs(directory: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"pagurus", os.fsencode(directory), b"tmpfs", 0, b"mode=700,size=50%"):
+        number = ctypes.get_errno()
+        raise Unsupported(f"cannot mount a tmpfs on {directory}: {os.strerror(number)}", remedy="run as root")

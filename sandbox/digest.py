@@ -1,0 +1,385 @@
+"""State equality: a canonical form of a process tree (from CRIU's images) and of a file tree.
+
+Owns: what "equal" means. Does not own: taking the dumps that are compared.
+Guarantee: :func:`differences` of two dumps of the same state is empty, however CRIU numbered its objects; and a
+change of anything listed as compared gives at least one readable line.
+
+Compared, per process: parent, group, session, threads; registers, floating point state, signal masks, pending
+signals, credentials, capabilities, seccomp, scheduling, name, personality, rlimits, signal actions, umask, current
+directory, root, executable, mappings, every memory page by address; every descriptor with its flags, and the
+object behind it (path, offset, flags, size; socket addresses, states, options, backlog, peers, queued data; pipe
+and FIFO content; epoll interest; eventfd, signalfd; terminals), sharing between descriptors included; deleted-but-
+open files with content; file locks; shared memory; System V IPC; host name; id mapping.
+
+Not compared, with the reason:
+
+- numbers that CRIU or the kernel hands out anew (image ids, inode numbers of pipes and sockets, mount and
+  namespace ids, device numbers): identity is compared by who shares what instead;
+- vDSO and vvar pages: the kernel's own, mapped from the running kernel;
+- 16 bytes of each thread's rseq area (cpu and node numbers): the kernel writes where the thread runs;
+- `orig_ax`: says that a system call was interrupted; its restart is encoded in `ip` and `ax`, which are compared;
+- remaining time of timers: time went on; interval, clock and signal are compared;
+- the stopped state itself and pending SIGCHLD that tell of it: verification holds the tree by stopping it;
+- cgroup paths: a fork lives in another cgroup;
+- windows and timestamps of TCP connections: they change with every segment;
+- file tree: ctime and atime, bookkeeping xattrs of overlayfs, mtime of sockets and of directories that hold
+  sockets or held a deleted-but-open file (a restore makes those anew), holes of sparse files.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from sandbox import criu
+
+PAGE = 4096
+VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 << 9, 1 << 8, 1 << 10, 1 << 12
+VMA_FILE = (1 << 6) | (1 << 7)
+VMA_MEMFD = 1 << 14
+SIGCHLD = 17
+CLD_TRAPPED, CLD_CONTINUED = 4, 6  # and CLD_STOPPED between them
+RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
+SHOWN = 40  # differences listed
+
+Facts = dict[str, Any]
+
+_KINDS = ("reg", "isk", "nsf", "psk", "nlsk", "efd", "epfd", "sgfd", "tunf", "tfd", "ify", "ffy", "ext", "usk", "fifo",
+          "pipe", "tty", "memfd", "bpf", "pidfd")  # fmt: skip
+_HANDED_OUT = {"id", "ino", "mnt_id", "ns_id", "pipe_id", "regf_id", "tty_info_id", "inode_id", "peer"}
+_TCP_KEPT = ("inq_len", "outq_len", "unsq_len", "opt_mask", "cork", "nodelay", "mss_clamp")
+
+
+def differences(before: Facts, after: Facts) -> list[str]:
+    """Readable lines, one per fact that differs; at most SHOWN and a count of the rest."""
+    lines = []
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key, "absent"), after.get(key, "absent")
+        if old != new:
+            lines.append(f"{key}: {_short(old)} became {_short(new)}")
+    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
+
+
+def digest(facts: Facts) -> str:
+    """One hash of a canonical form."""
+    return blake3(repr(sorted(facts.items(), key=lambda item: item[0])).encode()).hexdigest()
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+# ---------------------------------------------------------------------------- processes
+
+
+def processes(directory: Path) -> Facts:
+    """The canonical form of the processes in an image directory. Blocks."""
+    return _Canonical(directory).facts
+
+
+class _Canonical:
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self.facts: Facts = {}
+        self._files = {entry["id"]: entry for entry in self._load("files.img")}
+        self._labels: dict[int, str] = {}  # file id -> who referred to it first
+        self._pipes: dict[int, str] = {}
+        self._shared: dict[int, str] = {}
+        self._sockets = {e["usk"]["ino"]: i for i, e in self._files.items() if "usk" in e}
+        self._tty = {entry["id"]: entry for entry in self._load("tty-info.img")}
+        self._memfd = {entry["inode_id"]: entry for entry in self._load("memfd.img")}
+        tree = sorted(self._load("pstree.img"), key=lambda entry: entry["pid"])
+        for entry in tree:
+            self._descriptors(entry["pid"])
+        for entry in tree:
+            self._process(entry)
+        for number in list(self._labels):
+            self._object(number)
+        self._contents()
+        self._host()
+
+    def _load(self, name: str) -> list[dict[str, Any]]:
+        path = self._directory / name
+        if not path.exists():
+            return []
+        with open(path, "rb") as file:
+            return criu.images().load(file)["entries"]
+
+    # ---- per process
+
+    def _descriptors(self, pid: int) -> None:
+        ids = self._load(f"ids-{pid}.img")
+        if not ids:
+            return
+        for entry in sorted(self._load(f"fdinfo-{ids[0]['files_id']}.img"), key=lambda entry: entry["fd"]):
+            label = self._label(entry["id"], f"{pid}/{entry['fd']}")
+            self.facts[f"process {pid} descriptor {entry['fd']}"] = (label, entry["type"], entry["flags"])
+
+    def _label(self, number: int, reference: str) -> str:
+        return self._labels.setdefault(number, reference)
+
+    def _process(self, entry: dict[str, Any]) -> None:
+        pid, who = entry["pid"], f"process {entry['pid']}"
+        for key in ("ppid", "pgid", "sid"):
+            self.facts[f"{who} {key}"] = entry.get(key)
+        threads = sorted(entry.get("threads", []))
+        self.facts[f"{who} threads"] = threads
+        rseq = []
+        for thread in threads or [pid]:
+            core = self._load(f"core-{thread}.img")
+            if core:
+                rseq.append(self._core(f"{who} thread {thread}", core[0]))
+        for place in self._load(f"fs-{pid}.img"):
+            self.facts[f"{who} cwd"] = self._path(place.get("cwd_id"))
+            self.facts[f"{who} root"] = self._path(place.get("root_id"))
+            self.facts[f"{who} umask"] = place.get("umask")
+        for index, action in enumerate(self._load(f"sigacts-{pid}.img")):
+            self.facts[f"{who} signal action {index}"] = action
+        self._memory(pid, who, [pointer for pointer in rseq if pointer])
+
+    def _core(self, who: str, core: dict[str, Any]) -> int:
+        """Facts of a thread; returns the address of its rseq area."""
+        info, thread = core.get("thread_info", {}), core.get("thread_core", {})
+        for name, value in info.get("gpregs", {}).items():
+            if name != "orig_ax":
+                self.facts[f"{who} register {name}"] = value
+        self.facts[f"{who} floating point"] = _hash(info.get("fpregs"))
+        self.facts[f"{who} tls"] = (info.get("clear_tid_addr"), info.get("tls"))
+        for name, value in thread.items():
+            if name == "cg_set":
+                continue
+            self.facts[f"{who} {name}"] = _pending(value) if name == "signals_p" else value
+        for name, value in core.get("tc", {}).items():
+            if name in ("cg_set", "task_state", "stop_signo"):
+                continue
+            if name == "signals_s":
+                value = _pending(value)
+            elif name == "timers":
+                value = _timers(value)
+            self.facts[f"{who} task {name}"] = value
+        return int(thread.get("rseq_entry", {}).get("rseq_abi_pointer", 0))
+
+    def _path(self, number: int | None) -> str:
+        entry = self._files.get(number or 0, {})
+        return entry["reg"]["name"] if "reg" in entry else f"object {self._labels.get(number or 0)}"
+
+    # ---- memory
+
+    def _memory(self, pid: int, who: str, rseq: list[int]) -> None:
+        for mm in self._load(f"mm-{pid}.img"):
+            for name, value in mm.items():
+                if name == "exe_file_id":
+                    self.facts[f"{who} executable"] = self._path(value)
+                elif name != "vmas":
+                    self.facts[f"{who} {name}"] = value
+            vmas = mm.get("vmas", [])
+            for vma in vmas:
+                self._mapping(pid, who, vma)
+            skipped = [(v["start"], v["end"]) for v in vmas if v["status"] & (VMA_VDSO | VMA_VVAR)]
+            anonymous = [(v["start"], v["end"]) for v in vmas if v["status"] & VMA_ANON_PRIVATE]
+            for address, page in self._pages(f"pagemap-{pid}.img"):
+                if _within(address, skipped):
+                    continue
+                content = _mask(address, page, rseq)
+                if not any(content) and _within(address, anonymous):
+                    continue  # a page of zeros and a page never touched are the same memory
+                self.facts[f"{who} page {address:#x}"] = blake3(content).hexdigest()
+
+    def _mapping(self, pid: int, who: str, vma: dict[str, Any]) -> None:
+        fact = {key: vma.get(key) for key in ("end", "prot", "flags", "status", "madv", "fdflags")}
+        if vma["status"] & (VMA_VDSO | VMA_VVAR):
+            fact = {"kernel": True}
+        elif vma["status"] & (VMA_FILE | VMA_MEMFD) and not vma["status"] & VMA_ANON_SHARED:
+            fact["file"], fact["pgoff"] = self._path(vma["shmid"]), vma.get("pgoff")
+        elif vma["status"] & (VMA_ANON_SHARED | VMA_SYSVIPC):
+            number = vma["shmid"]
+            fact["shared with"] = self._shared.setdefault(number, f"{pid}/{vma['start']:#x}")
+            fact["pgoff"] = vma.get("pgoff")
+        self.facts[f"{who} mapping {vma['start']:#x}"] = fact
+
+    def _pages(self, name: str) -> Iterator[tuple[int, bytes]]:
+        """(address, content) of each page that a pagemap lists."""
+        entries = self._load(name)
+        if not entries:
+            return
+        with open(self._directory / f"pages-{entries[0]['pages_id']}.img", "rb") as pages:
+            for entry in entries[1:]:
+                count = entry.get("nr_pages") or entry.get("compat_nr_pages", 0)
+                data = pages.read(count * PAGE)
+                for index in range(count):
+                    yield entry["vaddr"] + index * PAGE, data[index * PAGE : (index + 1) * PAGE]
+
+    # ---- objects
+
+    def _object(self, number: int) -> None:
+        entry, label = self._files.get(number), f"object {self._labels[number]}"
+        if entry is None:
+            self.facts[label] = "not in files.img"
+            return
+        kind = next((kind for kind in _KINDS if kind in entry), "?")
+        body = entry.get(kind, {})
+        self.facts[f"{label} kind"] = kind
+        for name, value in body.items():
+            if name not in _HANDED_OUT:
+                self.facts[f"{label} {name}"] = value
+        if kind == "pipe":
+            shared = self._pipes.setdefault(body["pipe_id"], self._labels[number])
+            self.facts[f"{label} pipe"] = shared
+        elif kind == "fifo":
+            self.facts[f"{label} pipe"] = self._pipes.setdefault(body["pipe_id"], self._labels[number])
+            self.facts[f"{label} path"] = self._path(body.get("regf_id"))
+        elif kind == "usk":
+            peer = self._sockets.get(body.get("peer", 0))
+            self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
+        elif kind == "epfd":
+            watched = [{k: v for k, v in t.items() if k not in ("id", "dev", "inode", "pos")} for t in body["tfd"]]
+            self.facts[f"{label} tfd"] = sorted(watched, key=repr)
+        elif kind == "tfd":
+            for name in ("vsec", "vnsec"):
+                self.facts.pop(f"{label} {name}", None)
+        elif kind == "tty":
+            info = self._tty.get(body["tty_info_id"], {})
+            self.facts[f"{label} terminal"] = {k: v for k, v in info.items() if k not in ("id", "rdev", "dev")}
+        elif kind == "memfd":
+            info = self._memfd.get(body["inode_id"], {})
+            self.facts[f"{label} memory file"] = {k: v for k, v in info.items() if k not in ("inode_id", "shmid")}
+        elif kind == "isk":
+            for stream in self._load(f"tcp-stream-{body['ino']:x}.img"):
+                self.facts[f"{label} stream"] = {key: stream.get(key) for key in _TCP_KEPT}
+
+    def _contents(self) -> None:
+        """What is queued in pipes and sockets, in deleted files and in shared memory."""
+        for name in ("pipes-data.img", "fifo-data.img"):
+            for entry in self._load(name):
+                owner = self._pipes.get(entry["pipe_id"], "?")
+                self.facts[f"pipe {owner} content"] = (entry.get("size"), _hash(entry.get("extra")))
+        queued: dict[str, list[Any]] = {}
+        for entry in self._load("sk-queues.img"):
+            queued.setdefault(self._labels.get(entry["id_for"], "?"), []).append(_hash(entry.get("extra")))
+        for owner, packets in queued.items():
+            self.facts[f"object {owner} queue"] = packets
+        for entry in self._load("remap-fpath.img"):
+            owner = self._labels.get(entry["orig_id"]) or self._path(entry["orig_id"])
+            ghost = self._load(f"ghost-file-{entry['remap_id']:x}.img")
+            kept = [{k: v for k, v in g.items() if k not in ("dev", "ino", "atim")} for g in ghost]
+            self.facts[f"object {owner} deleted content"] = _hash(kept)
+        for number, owner in self._shared.items():
+            for address, page in self._pages(f"pagemap-shmem-{number}.img"):
+                if any(page):
+                    self.facts[f"shared memory {owner} page {address:#x}"] = blake3(page).hexdigest()
+        for index, lock in enumerate(sorted(self._load("filelocks.img"), key=repr)):
+            self.facts[f"file lock {index}"] = lock
+
+    def _host(self) -> None:
+        for pattern in ("utsns-*.img", "userns-*.img", "ipcns-*.img", "seccomp.img"):
+            for path in sorted(self._directory.glob(pattern)):
+                kind = path.stem.rsplit("-", 1)[0] if pattern.endswith("*.img") else path.stem
+                self.facts[f"namespace {kind}"] = self._load(path.name)
+
+
+def _within(address: int, ranges: list[tuple[int, int]]) -> bool:
+    return any(start <= address < end for start, end in ranges)
+
+
+def _mask(address: int, page: bytes, rseq: list[int]) -> bytes:
+    """The page without the words that the kernel writes into rseq areas."""
+    for pointer in rseq:
+        if not address - 32 < pointer < address + PAGE:
+            continue
+        changed = bytearray(page)
+        for first, last in RSEQ_MASKED:
+            for at in range(max(0, pointer + first - address), min(PAGE, pointer + last - address)):
+                changed[at] = 0
+        page = bytes(changed)
+    return page
+
+
+def _pending(queue: dict[str, Any]) -> list[str]:
+    """Pending signals, but for the SIGCHLD of a stop."""
+    kept = []
+    for signal in queue.get("signals", []):
+        raw = base64.b64decode(signal["siginfo"]) if isinstance(signal["siginfo"], str) else signal["siginfo"]
+        number, _, code = np.frombuffer(raw[:12], dtype="<i4").tolist()
+        if number == SIGCHLD and CLD_TRAPPED <= code <= CLD_CONTINUED:
+            continue
+        kept.append(blake3(raw).hexdigest())
+    return kept
+
+
+def _timers(timers: dict[str, Any]) -> dict[str, Any]:
+    """Intervals and settings; the remaining time only as armed or not."""
+    result: dict[str, Any] = {}
+    for name, value in timers.items():
+        entries = value if isinstance(value, list) else [value]
+        result[name] = [
+            {
+                **{k: v for k, v in entry.items() if k not in ("vsec", "vusec", "vnsec", "overrun")},
+                "armed": any(entry.get(k) for k in ("vsec", "vusec", "vnsec")),
+            }
+            for entry in entries
+        ]
+    return result
+
+
+def _hash(value: Any) -> str:
+    return blake3(repr(value).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------------------- file tree
+
+
+def tree(upper: Path) -> Facts:
+    """The canonical form of the upper directory of a sandbox. Blocks; reads every file."""
+    facts: Facts = {}
+    linked: dict[int, str] = {}
+    for path, name in _walk(upper, ""):
+        found = os.lstat(path)
+        fact: dict[str, Any] = {"mode": oct(found.st_mode), "owner": (found.st_uid, found.st_gid)}
+        fact["xattrs"] = _xattrs(path)
+        if stat.S_ISREG(found.st_mode):
+            fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=_content(path))
+            if found.st_nlink > 1:
+                fact["same file as"] = linked.setdefault(found.st_ino, name)
+        elif stat.S_ISLNK(found.st_mode):
+            fact.update(target=os.readlink(path), mtime=found.st_mtime_ns)
+        elif stat.S_ISDIR(found.st_mode):
+            fact.update(mtime=None if _holds_socket(path) else found.st_mtime_ns)
+        elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+            fact.update(device=found.st_rdev)  # 0 is overlayfs' mark of a deleted lower file
+        facts[f"file {name or '/'}"] = fact
+    return facts
+
+
+def _walk(path: Path, name: str) -> Iterator[tuple[Path, str]]:
+    yield path, name
+    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+        below = f"{name}/{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path), below)
+        else:
+            yield Path(entry.path), below
+
+
+def _content(path: Path) -> str:
+    return blake3(max_threads=1).update_mmap(path).hexdigest()
+
+
+def _holds_socket(path: Path) -> bool:
+    return any(stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) for entry in os.scandir(path))
+
+
+def _xattrs(path: Path) -> dict[str, str]:
+    kept = {}
+    for name in os.listxattr(path, follow_symlinks=False):
+        if name.startswith("trusted.overlay.") and name.rpartition(".")[2] in ("origin", "impure", "uuid", "nlink"):
+            continue
+        kept[name] = os.getxattr(path, name, follow_symlinks=False).hex()
+    return kept

@@ -1,0 +1,219 @@
+"""Dump the processes of a running sandbox with CRIU and leave them running.
+
+Owns: the options of a dump, what happens while the tasks are frozen, the check that no process was left out,
+the translation of CRIU's refusals. Does not own: where CRIU runs (the container), storing the images.
+Guarantee: :func:`dump` returns a complete image directory, and `on_frozen` ran exactly once while every task of
+the sandbox was frozen and the dump was already good; or it raises CheckpointFailed and the sandbox runs on.
+
+::
+
+    syncfs ▸ freeze ▸ CRIU reads every task ▸ post-dump: on_frozen() ▸ thaw ▸ compare with the cgroup's tasks
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox import criu
+from sandbox.errors import CheckpointFailed
+from sandbox.held import Held, held_files
+
+EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
+TIMEOUT = 120.0  # seconds; CRIU itself gives up freezing after 10
+GHOST_LIMIT = 1 << 30  # deleted-but-open files up to this size travel in the images (CRIU's default is 1 MiB)
+LOG = "dump.log"
+
+#: CRIU's words -> what to do about it. First match wins.
+REMEDIES: tuple[tuple[str, str], ...] = (
+    (r"io_uring", "io_uring cannot be checkpointed: run the program without it"),
+    (r"inotify|fanotify|fsnotify", "a watched file cannot be found again: close the watch before the checkpoint"),
+    (r"[Gg]host.*(too|limit)|Can't dump ghost", "a deleted file that is still open is too large: close it"),
+    (r"tty|pts|ptmx", "a terminal has one end outside the sandbox: run the program without a terminal"),
+    (r"session leader|leader .*outside|sid", "a process belongs to a session outside: start it with setsid"),
+    (r"unix|Unix", "a Unix socket is connected to something outside the sandbox: close it"),
+    (r"trac(ed|er)|ptrace|seize", "a process is being traced: detach the debugger"),
+    (r"lookup mount|mount point", "a process holds a file or mount from outside the sandbox"),
+    (r"No space left", "the memory for captures is full: make checkpoints durable or raise its limit"),
+    (r"socket|sk_|inet", "a socket of a kind that cannot be checkpointed is open: close it"),
+)
+
+
+@dataclass
+class Dumped:
+    """A finished dump in `directory`."""
+
+    directory: Path
+    frozen_ms: float
+    total_ms: float
+    on_frozen_ms: float
+    tasks: int
+    raw_bytes: int
+    held: Held = field(default_factory=Held)
+
+
+async def worker(container: Any, cache: Path) -> criu.Worker:
+    """A warm CRIU process for one dump of this container: joined to its net, ipc and uts namespaces."""
+
+    async def spawn(argv: Any, fds: Any) -> int:
+        return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net", "ipc", "uts"))
+
+    return await criu.Worker.spawn(criu.program(cache, cgroup_namespace=False), spawn)
+
+
+async def dump(
+    container: Any,
+    directory: Path,
+    process: criu.Worker,
+    *,
+    on_frozen: Callable[[], None] | None,
+    leave_stopped: bool = False,
+) -> Dumped:
+    """Dump into `directory` (exists, empty, on tmpfs). See the module."""
+    began = time.monotonic()
+    pid = container.init_pid
+    if pid is None:
+        raise CheckpointFailed("the sandbox has no processes", remedy="restore or start it", sandbox=container.spec.id)
+    frozen = _Frozen(container, on_frozen)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        await process.call(
+            _request(pid, fd),
+            notify={"post-dump": frozen},
+            timeout=TIMEOUT,
+            log=directory / LOG,
+            kill_on_cancel=False,
+        )
+    except criu.CriuError as error:
+        raise _failed(container, error) from None
+    finally:
+        os.close(fd)
+    total = (time.monotonic() - began) * 1e3
+    statistics = stats(directory)
+    tasks = _check_complete(container, directory, frozen.pids)
+    raw = sum(entry.stat().st_size for entry in os.scandir(directory))
+    return Dumped(
+        directory=directory,
+        frozen_ms=statistics.get("frozen_time", 0) / 1e3,
+        total_ms=total,
+        on_frozen_ms=frozen.took_ms,
+        tasks=tasks,
+        raw_bytes=raw,
+        held=frozen.held,
+    )
+
+
+class _Frozen:
+    """What is done between the end of CRIU's dump and the thaw."""
+
+    def __init__(self, container: Any, on_frozen: Callable[[], None] | None):
+        self._container = container
+        self._on_frozen = on_frozen
+        self.pids: list[int] = []
+        self.held = Held()
+        self.took_ms = 0.0
+
+    def __call__(self, _pid: int) -> None:
+        began = time.monotonic()
+        self.pids = self._container.tasks()
+        if self._on_frozen is not None:
+            self._on_frozen()
+        self.held = held_files(self._container)
+        self.took_ms = (time.monotonic() - began) * 1e3
+
+
+def _request(pid: int, directory_fd: int) -> Any:
+    rpc = criu.messages()
+    namespace = os.stat(f"/proc/{pid}/ns/net").st_ino
+    options = rpc.criu_opts(
+        images_dir_fd=directory_fd,
+        pid=pid,
+        leave_running=True,
+        tcp_established=True,
+        shell_job=True,
+        file_locks=True,
+        link_remap=True,
+        orphan_pts_master=True,
+        ghost_limit=GHOST_LIMIT,
+        manage_cgroups=True,
+        manage_cgroups_mode=rpc.IGNORE,
+        network_lock=rpc.SKIP,  # only loopback inside one sandbox: nobody outside could send meanwhile
+        external=[f"net[{namespace}]:{EXTERNAL_NETNS}"],
+        notify_scripts=True,
+        log_level=2,
+        log_file=LOG,
+    )
+    return rpc.criu_req(type=rpc.DUMP, opts=options)
+
+
+def _check_complete(container: Any, directory: Path, pids: list[int]) -> int:
+    """CRIU silently leaves out a process that is not below pid 1: compare with the cgroup. Returns the tasks."""
+    tree = load(directory / "pstree.img")
+    known = {entry["pid"] for entry in tree}
+    if len(pids) <= len(known):
+        return len(known)
+    outside = [f"pid {pid} ({name})" for pid in pids for number, name in [_identify(pid)] if number not in known]
+    raise CheckpointFailed(
+        f"{len(pids) - len(known)} of {len(pids)} processes are not below pid 1 and would be lost: "
+        + (", ".join(outside) or "they have ended meanwhile"),
+        remedy="wait for them to end, then checkpoint again",
+        sandbox=container.spec.id,
+    )
+
+
+def _identify(pid: int) -> tuple[int, str]:
+    """Pid inside the sandbox and name of a host pid; (0, "ended") when it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0, "ended"
+    numbers = re.search(r"^NSpid:\s*(.*)$", status, re.M)
+    name = re.search(r"^Name:\s*(.*)$", status, re.M)
+    return int(numbers[1].split()[-1]) if numbers else 0, name[1] if name else "?"
+
+
+def _failed(container: Any, error: criu.CriuError) -> CheckpointFailed:
+    text = f"{error.words} {error.log}"
+    remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "the sandbox keeps running")
+    words = re.sub(r"\b(?:pid |task )?(\d{2,7})\b", lambda m: _named(m, container), str(error), count=1)
+    return CheckpointFailed(f"CRIU could not dump the processes: {words}", remedy=remedy, sandbox=container.spec.id)
+
+
+def _named(match: re.Match[str], container: Any) -> str:
+    """Add the program's name to the first number in CRIU's message that is a process of this sandbox."""
+    pid = int(match[1])
+    if pid not in container.tasks():
+        return match[0]
+    number, name = _identify(pid)
+    return f"{match[0]} [{name}, pid {number} in the sandbox]"
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """Entries of an image as dictionaries."""
+    with open(path, "rb") as file:
+        return criu.images().load(file)["entries"]
+
+
+def stats(directory: Path) -> dict[str, int]:
+    """CRIU's own measurements of a dump, in microseconds."""
+    try:
+        return load(directory / "stats-dump")[0]["dump"]
+    except (OSError, KeyError, IndexError):
+        return {}
+
+
+def sync_tree(path: Path) -> None:
+    """syncfs: take the flush of dirty data out of the frozen window. Blocks."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+            number = ctypes.get_errno()
+            raise CheckpointFailed(f"syncfs of {path}: {os.strerror(number)}")
+    finally:
+        os.close(fd)

@@ -1,0 +1,86 @@
+"""Files held by the processes of a sandbox: open or mapped, on the persistent tree.
+
+Owns: the fingerprint of those files. Does not own: the verdict.
+Guarantee: two fingerprints are equal only when every file that a process holds has the same identity, size,
+mode and modification time, and its path still leads to it. CRIU refuses to restore a process whose open file
+changed its size, and restores one silently whose file was replaced; so a turn that only changed files, but one
+of these, must capture the processes as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+Identity = tuple[int, int, int, int, int]  # inode, mode, size, mtime in ns, links
+
+
+class Tasks(Protocol):
+    """The part of a container that is needed here."""
+
+    init_pid: int | None
+
+    def tasks(self) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class Held:
+    """Fingerprint: path in the sandbox -> identity of the file held, and of what the path leads to now."""
+
+    files: dict[str, tuple[Identity, Identity | None]] = field(default_factory=dict)
+
+    def changes(self, later: Held) -> list[str]:
+        """Readable differences; empty when equal."""
+        changed = []
+        for path in sorted(self.files.keys() | later.files.keys()):
+            before, after = self.files.get(path), later.files.get(path)
+            if before == after:
+                continue
+            what = "newly held" if before is None else "no longer held" if after is None else "changed while held"
+            changed.append(f"{path}: {what}")
+        return changed
+
+
+def held_files(container: Tasks) -> Held:
+    """Fingerprint of the regular files and directories that the sandbox's processes hold now. Blocks, about 1 ms."""
+    init = container.init_pid
+    if init is None:
+        return Held()
+    root = f"/proc/{init}/root"
+    files: dict[str, tuple[Identity, Identity | None]] = {}
+    for pid in container.tasks():
+        for link in _links(pid):
+            with contextlib.suppress(OSError):  # the process or the descriptor went away meanwhile
+                target = os.readlink(link)
+                if target in files or not target.startswith("/"):
+                    continue
+                found = os.stat(link)
+                if stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode):
+                    files[target] = (_identity(found), _at(root + target))
+    return Held(files)
+
+
+def _links(pid: int) -> Iterable[str]:
+    base = Path("/proc") / str(pid)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(base / "fd"):
+            yield f"{base}/fd/{name}"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(base / "map_files"):
+            yield f"{base}/map_files/{name}"
+
+
+def _at(path: str) -> Identity | None:
+    try:
+        return _identity(os.lstat(path))
+    except OSError:
+        return None
+
+
+def _identity(found: os.stat_result) -> Identity:
+    return (found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_nlink)

@@ -1,0 +1,269 @@
+"""Bring the processes of a checkpoint back with CRIU, in place or under another identity.
+
+Owns: adapting a private copy of the images (ids of a fork, host name, a network namespace that the restored
+user namespace owns where established TCP asks for it), the options of a restore, letting stopped tasks run.
+Does not own: mounting the right file tree, cgroups and their limits (the container; limits are applied after the
+restore), comparing (:mod:`sandbox.digest`).
+Guarantee: :func:`restore` returns the host pid of a complete, attached process tree, or raises RestoreFailed and
+leaves no process of it behind. The images given are never changed.
+
+CRIU runs inside the sandbox's cgroups and in a cgroup namespace rooted there, so the restored tasks need no move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import io
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox import criu
+from sandbox.dump import EXTERNAL_NETNS, _identify, load
+from sandbox.errors import RestoreFailed
+
+TIMEOUT = 120.0
+LOG = "restore.log"
+NETNS_FD = 4  # number of the network namespace's descriptor in CRIU (3 is the socket)
+TASK_STOPPED = 3  # compel's task states, as core images hold them
+TCP_LISTEN = 10
+TCP_CLOSE = 7
+CLONE_NEWNET = 0x40000000
+IFF_UP = 1
+
+REMEDIES: tuple[tuple[str, str], ...] = (
+    (
+        r"bad size|bad mode|build-id|Can't open file|can't open file",
+        "a file that a process holds differs from the checkpoint's: restore a checkpoint that captured both",
+    ),
+    (r"Can't bind|Address already in use", "a port or socket path is taken"),
+    (r"fork|pids|Resource temporarily", "the sandbox's limits are too low for its processes"),
+    (r"No space left|Cannot allocate", "not enough memory on the host"),
+)
+
+
+def copy(directory: Path, into: Path) -> None:
+    """A private copy whose files are hard links; :func:`adapt` replaces the ones it changes. Blocks."""
+    into.mkdir(parents=True)
+    for entry in os.scandir(directory):
+        if entry.name.endswith(".log") or entry.name.startswith("stats-"):
+            continue
+        try:
+            os.link(entry.path, into / entry.name)
+        except OSError:  # another file system
+            shutil.copyfile(entry.path, into / entry.name)
+
+
+def adapt(directory: Path, *, uid_base: int, hostname: str) -> bool:
+    """Fit a private copy to the container. True: it needs a network namespace of its own. Blocks."""
+    for path in directory.glob("userns-*.img"):
+        _rewrite(path, lambda entry: _shift(entry, uid_base))
+    for path in directory.glob("utsns-*.img"):
+        _rewrite(path, lambda entry: _rename(entry, hostname))
+    own_network = _has_connections(directory)
+    if own_network:
+        # With another id than the external one CRIU creates the namespace itself, below the user namespace.
+        _rewrite(directory / "inventory.img", _detach_network)
+    return own_network
+
+
+def _rewrite(path: Path, change: Any) -> None:
+    """Change the first entry of an image and replace the file, so that a hard-linked original stays."""
+    parser = criu.images()
+    content = path.read_bytes()
+    image = parser.loads(content)
+    if not change(image["entries"][0]):
+        return
+    path.unlink()
+    path.write_bytes(_dumps(parser, image))
+
+
+def _dumps(parser: Any, image: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    parser.dump(image, buffer)
+    return buffer.getvalue()
+
+
+def _shift(entry: dict[str, Any], uid_base: int) -> bool:
+    extents = [*entry.get("uid_map", []), *entry.get("gid_map", [])]
+    if not extents or extents[0]["lower_first"] == uid_base:
+        return False
+    offset = uid_base - min(extent["lower_first"] for extent in extents)
+    for extent in extents:
+        extent["lower_first"] += offset
+    return True
+
+
+def _rename(entry: dict[str, Any], hostname: str) -> bool:
+    if entry.get("nodename") == hostname:
+        return False
+    entry["nodename"] = hostname
+    return True
+
+
+def _detach_network(entry: dict[str, Any]) -> bool:
+    entry["root_ids"]["net_ns_id"] += 1000
+    return True
+
+
+def _has_connections(directory: Path) -> bool:
+    """Whether a TCP connection must be restored, which repair mode does only in a namespace of our own."""
+    if not (directory / "files.img").exists():
+        return False
+    return any(
+        entry["isk"].get("proto") == socket.IPPROTO_TCP and entry["isk"].get("state") not in (TCP_LISTEN, TCP_CLOSE)
+        for entry in load(directory / "files.img")
+        if "isk" in entry
+    )
+
+
+@contextlib.asynccontextmanager
+async def worker(container: Any, cache: Path, directory: Path) -> AsyncIterator[Process]:
+    """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand."""
+    pipes = await asyncio.to_thread(outside_pipes, directory)
+    fds = [os.open(container.netns, os.O_RDONLY | os.O_CLOEXEC)]
+    try:
+        for _ in pipes:
+            fds.append(await container.sink())
+
+        async def spawn(argv: Any, passed: Any) -> int:
+            return await container.spawn_host(argv, fds=passed, in_cgroup=True, join=())
+
+        process = await criu.Worker.spawn(criu.program(cache, cgroup_namespace=True), spawn, fds)
+        keys = [EXTERNAL_NETNS, *(f"pipe:[{pipe}]" for pipe in pipes)]
+        yield Process(process, {key: NETNS_FD + index for index, key in enumerate(keys)})
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def outside_pipes(directory: Path) -> list[int]:
+    """Pipes that processes write to and of which nobody in the sandbox holds the reading end. Blocks."""
+    if not (directory / "files.img").exists():
+        return []
+    ends: dict[int, set[int]] = {}
+    for entry in load(directory / "files.img"):
+        if "pipe" in entry:
+            ends.setdefault(entry["pipe"]["pipe_id"], set()).add(entry["pipe"]["flags"] & os.O_ACCMODE)
+    return sorted(pipe for pipe, modes in ends.items() if modes == {os.O_WRONLY})
+
+
+@dataclass(frozen=True)
+class Process:
+    """CRIU, and the number in it of each descriptor that it inherited, by CRIU's key."""
+
+    worker: criu.Worker
+    inherited: dict[str, int]
+
+
+async def restore(container: Any, directory: Path, process: Process, *, own_network: bool, leave_stopped: bool) -> int:
+    """Restore the adapted images; returns pid 1's host pid after `container.attach`."""
+    rpc = criu.messages()
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    options = rpc.criu_opts(
+        images_dir_fd=fd,
+        root=str(container.root),
+        rst_sibling=True,
+        tcp_established=True,
+        shell_job=True,
+        file_locks=True,
+        link_remap=True,
+        orphan_pts_master=True,
+        manage_cgroups=True,
+        manage_cgroups_mode=rpc.IGNORE,
+        notify_scripts=True,
+        leave_stopped=leave_stopped,
+        log_level=2,
+        log_file=LOG,
+    )
+    if own_network:
+        options.empty_ns = CLONE_NEWNET
+    for key, number in process.inherited.items():
+        if key != EXTERNAL_NETNS or not own_network:
+            options.inherit_fd.add(key=key, fd=number)
+    try:
+        response = await process.worker.call(
+            rpc.criu_req(type=rpc.RESTORE, opts=options),
+            notify={"setup-namespaces": _loopback} if own_network else {},
+            timeout=TIMEOUT,
+            log=directory / LOG,
+            kill_on_cancel=True,
+        )
+        pid = response.restore.pid
+        await container.attach(pid)
+    except criu.CriuError as error:
+        await container.kill()
+        text = f"{error.words} {error.log}"
+        remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "")
+        raise RestoreFailed(
+            f"CRIU could not restore the processes: {error}", remedy=remedy, sandbox=container.spec.id
+        ) from None
+    except BaseException:
+        await container.kill()
+        raise
+    finally:
+        os.close(fd)
+    return pid
+
+
+def resume(container: Any, directory: Path) -> None:
+    """Let a tree that was restored stopped run, except what was stopped in the checkpoint already. Blocks."""
+    stopped = set()
+    for entry in load(directory / "pstree.img"):
+        core = load(directory / f"core-{entry['pid']}.img")[0]
+        if core.get("tc", {}).get("task_state") == TASK_STOPPED:
+            stopped.add(entry["pid"])
+    # Children first: a parent that continues could see them still stopped.
+    for pid in sorted(container.tasks(), reverse=True):
+        if _identify(pid)[0] not in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def _loopback(pid: int) -> None:
+    """Set up the new network namespace of `pid` as the container's pool does: loopback up, low ports allowed."""
+    failed: list[BaseException] = []
+
+    def enter() -> None:  # a thread of its own: it never leaves that namespace
+        try:
+            _configure(pid)
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _configure(pid: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.setns(fd, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns to the restored network namespace")
+    finally:
+        os.close(fd)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = struct.pack("16sh22x", b"lo", IFF_UP)
+        fcntl.ioctl(control, 0x8914, request)  # SIOCSIFFLAGS
+    Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
+
+
+def stored_files(directory: Path) -> Iterable[str]:
+    """Paths of the regular files that the processes of a dump hold."""
+    if not (directory / "files.img").exists():
+        return []
+    return [entry["reg"]["name"] for entry in load(directory / "files.img") if "reg" in entry]
