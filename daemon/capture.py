@@ -18,8 +18,9 @@ that the next turn owes the same again: a failed checkpoint is never silently lo
 
 The account: `stored_bytes` is what the checkpoint added to the disk: new compressed pages and images,
 plus the data extents and the tree blocks of its snapshot that no earlier one has. `full_bytes` is
-what a full dump and a full copy of the upper would have added at that turn; a checkpoint without a
-dump counts the latest full process images of its line (0 while the sandbox is fresh).
+what a full dump and a full copy of the upper would have added at that turn, by the same measure; a
+checkpoint without a dump counts the latest full process images of its line (0 while the sandbox is
+fresh). Of an upper beyond EXACT_MOST the size is carried on by what each checkpoint adds.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ log = logging.getLogger("pagurus.capture")
 
 SPACE_KEPT = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
 FREEZE_MOST = 5.0  # seconds
+EXACT_MOST = 64 << 20  # bytes of an upper up to which its size is measured anew at each checkpoint
 
 
 class NeedsDump(Exception):
@@ -169,25 +171,27 @@ class Capturer:
 
     # ----------------------------------------------------------------- afterwards
 
-    async def persist(self, row: CheckpointRow, parent: CheckpointRow | None) -> None:
-        """Make the content of `row` survive power loss, and account for its bytes.
-
-        Content shared with ancestors must be durable already: the caller persists in order.
-        """
+    async def pack(self, row: CheckpointRow) -> None:
+        """Store the process images of `row`, if it has any of its own."""
         if row.dump == row.id:
             stored = await self.checkpointer.store(self.places.dump(row.id), self.places.packed(row.id))
             row.stored_bytes += stored.new_bytes
             row.dump_bytes = stored.raw_bytes
+
+    async def sync_files(self, row: CheckpointRow, parent: CheckpointRow) -> None:
+        """Make the snapshot of `row` survive power loss, together with whatever else waits for that, and account."""
         if row.files == row.id:
             await self._sync.wait()
             await asyncio.to_thread(self._account_files, row, parent)
         row.full_bytes = row.dump_bytes + row.files_bytes
 
-    def _account_files(self, row: CheckpointRow, parent: CheckpointRow | None) -> None:
+    def _account_files(self, row: CheckpointRow, parent: CheckpointRow) -> None:
         snapshot = self.places.snapshot(row.id)
-        before = self.places.snapshot(parent.files) if parent is not None and parent.files is not None else None
-        row.stored_bytes += added_bytes(snapshot, before)
-        row.files_bytes = files.tree_bytes(snapshot / "upper")
+        before = self.places.snapshot(parent.files) if parent.files is not None else None
+        added = added_bytes(snapshot, before)
+        row.stored_bytes += added
+        exact = before is None or parent.files_bytes < EXACT_MOST
+        row.files_bytes = added_bytes(snapshot, None) if exact else parent.files_bytes + added
 
     def process_images(self, dump: str) -> Path:
         """Where the process images of `dump` are best read from."""

@@ -24,9 +24,6 @@ import logging
 import shutil
 from pathlib import Path
 
-from sandbox.checkpoint import Checkpointer
-from sandbox.image import ImageStore
-
 from daemon.capture import Capturer, Places
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
 from daemon.engine import Engine
@@ -35,8 +32,10 @@ from daemon.schedule import Stage
 from daemon.turns import Flight, Services
 from ebpf.inspector import Inspector
 from sandbox import btrfs
+from sandbox.checkpoint import Checkpointer
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import PagurusError
+from sandbox.image import ImageStore
 from sandbox.messages import CheckpointState, SandboxState, Verdict
 from sandbox.pool import Pool
 
@@ -83,7 +82,8 @@ async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
         await asyncio.gather(*(host.remove(sandbox) for sandbox in list(host.loops)), return_exceptions=True)
     services = host.services
     if not await host.settle(DRAIN):
-        log.warning("checkpoints are still under way after %.0f s; the next daemon finishes them", DRAIN)
+        names = ", ".join(sorted(task.get_name() for task in services.tasks))
+        log.warning("still under way after %.0f s: %s; the next daemon finishes it", DRAIN, names)
     await services.engine.close()
     for task in list(services.tasks):
         task.cancel()

@@ -389,14 +389,16 @@ class TurnLoop:
         try:
             if (before := services.flights.get(flight.parent.id)) is not None:
                 await asyncio.shield(before.durable)
-            flight.ticket = services.engine.submit(
-                Stage.PACK,
-                sandbox=self.row.id,
-                deadline=services.engine.now() + PACK_PATIENCE,
-                work=lambda: services.capturer.persist(row, flight.parent),
-                waited=flight.waited and self.row.durable_answers,
-            )
-            await flight.ticket.done
+            if row.dump == row.id:
+                flight.ticket = services.engine.submit(
+                    Stage.PACK,
+                    sandbox=self.row.id,
+                    deadline=services.engine.now() + PACK_PATIENCE,
+                    work=lambda: services.capturer.pack(row),
+                    waited=flight.waited and self.row.durable_answers,
+                )
+                await flight.ticket.done
+            await services.capturer.sync_files(row, flight.parent)
             self._need_durable_content(row)
             row.state, row.durable_at = CheckpointState.DURABLE, time.time()
             await services.catalogue.write([put_checkpoint(row)], durable=True)

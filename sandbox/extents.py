@@ -29,7 +29,7 @@ _MOST = (1 << 64) - 1
 
 
 def added_bytes(snapshot: Path, before: Path | None) -> int:
-    """Bytes that `snapshot` has and the older snapshot `before` of the same line has not."""
+    """Bytes that `snapshot` has and the older snapshot `before` of the same line has not; None: all that it has."""
     since = btrfs.generation(before) + 1 if before is not None else 0
     extents: dict[int, int] = {}
     items = 0

@@ -194,18 +194,6 @@ def _refused(error: OSError, path: str) -> PagurusError:
 # --------------------------------------------------------------------------- comparing trees
 
 
-def tree_bytes(upper: Path) -> int:
-    """Disk bytes of everything below `upper`: what a full copy of it would take."""
-    total = 0
-    for directory, _, names in os.walk(upper):
-        total += 4096
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                status = os.lstat(os.path.join(directory, name))
-                total += max(status.st_blocks * 512, min(status.st_size, 4096))
-    return total
-
-
 def changes(old: Path, new: Path, lower: Path) -> list[Change]:
     """What differs between the merged views of two uppers over the same `lower`, by path.
 
