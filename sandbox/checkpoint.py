@@ -105,7 +105,7 @@ class Checkpointer:
                 await asyncio.to_thread(on_frozen)
             return Capture(dest, False, total_ms=(time.monotonic() - began) * 1e3)
         process = await self._worker(container)
-        dest.mkdir(mode=0o700, parents=True)
+        await asyncio.to_thread(dest.mkdir, mode=0o700, parents=True)
         try:
             done = await dump.dump(container, dest, process, on_frozen=on_frozen)
         except BaseException:
@@ -229,7 +229,7 @@ class Checkpointer:
 
     async def _verify(self, container: Any, images: Path, reference: Path | None) -> None:
         again = images.with_name(images.name + "-again")
-        again.mkdir(mode=0o700)
+        await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
             process = await dump.worker(container, self.cache)
             await dump.dump(container, again, process, on_frozen=None)

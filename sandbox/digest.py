@@ -18,9 +18,13 @@ Not compared, with the reason:
 - vDSO and vvar pages: the kernel's own, mapped from the running kernel;
 - 16 bytes of each thread's rseq area (cpu and node numbers): the kernel writes where the thread runs;
 - `orig_ax`: says that a system call was interrupted; its restart is encoded in `ip` and `ax`, which are compared;
+- `xstate_bv`: whether a register set is in its initial state because nobody used it or because somebody reset it;
+  the registers themselves are compared;
 - remaining time of timers: time went on; interval, clock and signal are compared;
 - the stopped state itself and pending SIGCHLD that tell of it: verification holds the tree by stopping it;
 - cgroup paths: a fork lives in another cgroup;
+- the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
+  and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
 - windows and timestamps of TCP connections: they change with every segment;
 - file tree: ctime and atime, bookkeeping xattrs of overlayfs, mtime of sockets and of directories that hold
   sockets or held a deleted-but-open file (a restore makes those anew), holes of sparse files.
@@ -44,6 +48,7 @@ PAGE = 4096
 VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 << 9, 1 << 8, 1 << 10, 1 << 12
 VMA_FILE = (1 << 6) | (1 << 7)
 VMA_MEMFD = 1 << 14
+O_LARGEFILE = 0o100000
 SIGCHLD = 17
 CLD_TRAPPED, CLD_CONTINUED = 4, 6  # and CLD_STOPPED between them
 RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
@@ -151,14 +156,17 @@ class _Canonical:
         for name, value in info.get("gpregs", {}).items():
             if name != "orig_ax":
                 self.facts[f"{who} register {name}"] = value
-        self.facts[f"{who} floating point"] = _hash(info.get("fpregs"))
+        for name, value in info.get("fpregs", {}).items():
+            if isinstance(value, dict):
+                value = {field: content for field, content in value.items() if field != "xstate_bv"}
+            self.facts[f"{who} floating point {name}"] = value
         self.facts[f"{who} tls"] = (info.get("clear_tid_addr"), info.get("tls"))
         for name, value in thread.items():
             if name == "cg_set":
                 continue
             self.facts[f"{who} {name}"] = _pending(value) if name == "signals_p" else value
         for name, value in core.get("tc", {}).items():
-            if name in ("cg_set", "task_state", "stop_signo"):
+            if name in ("cg_set", "task_state", "stop_signo", "flags"):
                 continue
             if name == "signals_s":
                 value = _pending(value)
@@ -229,7 +237,7 @@ class _Canonical:
         self.facts[f"{label} kind"] = kind
         for name, value in body.items():
             if name not in _HANDED_OUT:
-                self.facts[f"{label} {name}"] = value
+                self.facts[f"{label} {name}"] = value & ~O_LARGEFILE if name == "flags" else value
         if kind == "pipe":
             shared = self._pipes.setdefault(body["pipe_id"], self._labels[number])
             self.facts[f"{label} pipe"] = shared
