@@ -31,6 +31,7 @@ import logging
 import os
 import select
 import shutil
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ from typing import Any
 from daemon.catalogue import CheckpointRow
 from daemon.judge import judge
 from sandbox import btrfs, files
-from sandbox.errors import CheckpointFailed, NoSpace
+from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.extents import added_bytes
 from sandbox.held import held_files
 from sandbox.messages import Verdict
@@ -49,6 +50,7 @@ log = logging.getLogger("pagurus.capture")
 
 SPACE_KEPT = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
 FREEZE_MOST = 5.0  # seconds
+PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 EXACT_MOST = 64 << 20  # bytes of an upper up to which its size is measured anew at each checkpoint
 
 
@@ -129,6 +131,8 @@ class Capturer:
             self.inspector.mark(container.cgroup.id, files=False, processes=True)
         if row.verdict.files:
             self._snapshot(container, tree, row)
+        if row.verdict.processes:
+            _need_life(container)
 
     def _snapshot_frozen(self, container: Any, tree: str, row: CheckpointRow) -> None:
         btrfs.flush(self.places.tree(tree))  # takes the flush out of the frozen window
@@ -265,6 +269,23 @@ def _await_frozen(cgroup: Path) -> None:
             change.poll(100)
 
 
+def _need_life(container: Any) -> None:
+    """Raise unless pid 1 lives and is not about to die.
+
+    Whoever kills a whole sandbox from outside may be seen between the end of its services and the end of
+    pid 1. What is left then must not become a checkpoint: it is not what the agent left behind.
+    """
+    pid = container.init_pid
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pending = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "Pnd:" in line]
+    except OSError:
+        fields, pending = [], []
+    killed = any(int(mask, 16) & 1 << (signal.SIGKILL - 1) for mask in pending)
+    if not fields or int(fields[6]) & PF_EXITING or killed or not container.alive:
+        raise SandboxDead("it was killed before its state was captured", remedy="restore it", sandbox=container.spec.id)
+
+
 def need_space(path: Path, wanted: int = 0) -> None:
     """Raise NoSpace, saying how much is missing, unless `wanted` bytes and a reserve are free at `path`."""
     status = shutil.disk_usage(path)
@@ -276,9 +297,9 @@ def need_space(path: Path, wanted: int = 0) -> None:
         )
 
 
-def failure(error: BaseException) -> CheckpointFailed | NoSpace:
+def failure(error: BaseException) -> CheckpointFailed | NoSpace | SandboxDead:
     """What a failed capture means to the user of the sandbox."""
-    if isinstance(error, NoSpace | CheckpointFailed):
+    if isinstance(error, NoSpace | CheckpointFailed | SandboxDead):
         return error
     if isinstance(error, OSError) and error.errno == 28:
         return NoSpace(f"no space left for the checkpoint: {error}", remedy="remove sandboxes or checkpoints")
