@@ -1,0 +1,57 @@
+"""Every hostile act of bench/hostile.py, by name, in a real sandbox beside a real neighbour."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import isolation
+from bench.hostile import ACTS, ATTEMPT, Act, judge
+from sandbox.messages import Limits
+from sandbox.pool import Pool
+from sandbox.process import Completed
+from tests.container_support import base_image, pool
+
+__all__ = ["pool"]
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name.replace(" ", "-"))
+async def test_contained(act: Act, pool: Pool, tmp_path: Path) -> None:
+    image = base_image()
+    neighbour = await isolation.container(pool, image, tmp_path, Limits(), isolation.FIRST_UID + 65_536)
+    try:
+        assert await isolation.try_act(act, pool, image, tmp_path, neighbour) == ""
+    finally:
+        await isolation.remove(neighbour)
+
+
+def test_names_are_distinct_and_many() -> None:
+    assert len({act.name for act in ACTS}) == len(ACTS) >= 60
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "syscall('unshare', 272, 0x10000000)",
+        "attempt('raw', socket.socket, socket.AF_INET, socket.SOCK_RAW, 255)",
+        "syscall('fsopen', 430, b'tmpfs', 0)",
+        "syscall('bpf', 321, 0, struct.pack('IIIII', 2, 4, 4, 1, 0) + bytes(100), 72)",
+        "attempt('keys', read, '/proc/keys')",
+    ],
+)
+def test_the_same_attempts_work_outside(code: str) -> None:
+    """A control: an attempt that nothing stops is seen as a breach."""
+    done = subprocess.run([sys.executable, "-c", ATTEMPT + code], capture_output=True, check=False)
+    said = judge(Completed(done.returncode, done.stdout, done.stderr, 0.0))
+    assert said.startswith("BREACH")
+
+
+def test_a_program_that_tried_nothing_proves_nothing() -> None:
+    assert judge(Completed(0, b"", b"", 0.0)).startswith("was not tried")
+    assert judge(Completed(0, b"tried x EFAULT\nBREACH x\n", b"", 0.0)) == "BREACH x"
+    assert judge(Completed(0, b"tried x EPERM\n", b"", 0.0)) == ""
