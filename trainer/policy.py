@@ -35,9 +35,14 @@ class Shape:
 
 
 def tokenizer(words: Sequence[str]) -> Tokenizer:
-    """One token per word, bytes for the rest: the segmentation with the fewest pieces, no normalisation."""
-    pieces: list[tuple[str, float]] = [(special, -1000.0) for special in SPECIALS]  # cheaper to spell in bytes
-    pieces += [(f"<0x{byte:02X}>", -10.0) for byte in range(256)]
+    """One token per word, then per printable character, bytes for the rest: the cheapest spelling wins.
+
+    The scores make the spelling of a special token, or of a byte's own name, in characters the cheaper one.
+    """
+    pieces: list[tuple[str, float]] = [(special, -1000.0) for special in SPECIALS]
+    pieces += [(f"<0x{byte:02X}>", -100.0) for byte in range(256)]
+    characters = [chr(code) for code in range(0x20, 0x7F) if chr(code) not in words]
+    pieces += [(character, -5.0) for character in characters]
     pieces += [(word, -1.0) for word in dict.fromkeys(words)]
     made = Tokenizer(Unigram(pieces, unk_id=PAD_ID, byte_fallback=True))
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])

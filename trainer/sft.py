@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from rollout.engine.model import Qwen3
-from trainer.policy import BEGIN_ID, END_ID
+from trainer.policy import END_ID
 
 Demonstration = Callable[..., list[tuple[str, bool]]]  # demonstrate(seed, sloppy=...) -> [(text, is an action)]
 
@@ -26,7 +26,7 @@ class Recipe:
     """How long and on what. Muon fits the matrices: on these short texts it learns to copy in a third of
     AdamW's steps; AdamW fits the embedding and the norms."""
 
-    clean_steps: int = 150
+    clean_steps: int = 190
     sloppy_steps: int = 60
     batch: int = 32
     matrix_rate: float = 0.02
@@ -34,12 +34,13 @@ class Recipe:
     final_share: float = 0.1  # of both rates, reached linearly
     warmup: int = 20
     observed: float = 0.5  # weight of the tokens that the environment wrote, beside 1 for the agent's
-    clean_share: float = 0.0  # of the demonstrations in the sloppy phase
+    clean_share: float = 0.15  # of the demonstrations in the sloppy phase
 
 
 def transcript(texts: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
     """Tokens of an episode and which of them the agent wrote; each action ends with END."""
-    tokens, agent = [BEGIN_ID], [False]
+    tokens: list[int] = []
+    agent: list[bool] = []
     for text, action in texts:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         if action:

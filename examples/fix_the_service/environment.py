@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout import Environment, Observation
+from rollout.environment import Environment, Observation
 from sandbox.messages import ExecResult
 
 from .scenario import FOLDER, Scenario, scenario

@@ -1,0 +1,97 @@
+"""What a person sees while a run goes: a few lines that stay in place.
+
+Owns: the live display. Does not own: any figure in it.
+Guarantee: works without a terminal too (one line per step, nothing that blinks).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+RATE_OVER = 10.0  # seconds over which turns per second are averaged
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Display:
+    """``with Display(steps=20) as display: display.stage("fitting"); display.turn("files"); display.step(...)``."""
+
+    def __init__(self, *, steps: int, console: Console | None = None):
+        self.console = console or Console()
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            console=self.console,
+        )  # fmt: skip
+        self.task = self.bar.add_task("starting", total=None)
+        self.steps = steps
+        self.rewards: list[float] = []
+        self.verdicts: Counter[str] = Counter()
+        self.figures: dict[str, Any] = {}
+        self._turns: list[float] = []
+        self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=2, transient=True)
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """A new stage begins."""
+        self.bar.reset(self.task, description=name, total=total, completed=0)
+        if not self.console.is_terminal:
+            self.say(f"{name} ...")
+
+    def advance(self, completed: int) -> None:
+        self.bar.update(self.task, completed=completed)
+
+    def turn(self, verdict: str | None) -> None:
+        """A turn has ended somewhere."""
+        now = time.monotonic()
+        self._turns.append(now)
+        if len(self._turns) > 4096:
+            self._turns = self._turns[-2048:]
+        if verdict is not None:
+            self.verdicts[verdict] += 1
+
+    def step(self, number: int, reward: float, figures: dict[str, Any]) -> None:
+        """An optimisation step has ended."""
+        self.rewards.append(reward)
+        self.figures.update(figures)
+        self.advance(number)
+        if not self.console.is_terminal:
+            self.say(f"step {number}/{self.steps}: reward {reward:.2f}, {self.rate():.1f} turns/s, {self._mix()}")
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def rate(self) -> float:
+        """Turns per second over the last seconds."""
+        now = time.monotonic()
+        return sum(1 for at in self._turns if now - at < RATE_OVER) / RATE_OVER
+
+    def _mix(self) -> str:
+        return ", ".join(f"{self.verdicts[kind]} {kind}" for kind in ("none", "files", "processes", "both"))
+
+    def _render(self) -> Group:
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim")
+        grid.add_column()
+        curve = "".join(BLOCKS[min(7, int(reward * 8))] for reward in self.rewards[-60:])
+        latest = f"{self.rewards[-1]:.2f} " if self.rewards else ""
+        grid.add_row("reward", Text(latest + curve, style="green"))
+        grid.add_row("turns", f"{self.rate():.1f} per second; {self._mix()}")
+        for name, value in self.figures.items():
+            grid.add_row(name, str(value))
+        return Group(self.bar, grid)

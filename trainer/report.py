@@ -1,0 +1,163 @@
+"""The figures of a run: counted while it goes, written at its end.
+
+Owns: the counters, `summary.json`, the table that a person reads. Does not own: measuring (turn records carry
+the times, the daemon's statistics the bytes), plots.
+Guarantee: every figure is a count or a sum over records of this run; none is assumed. Counters survive a resume.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from rollout import Trajectory, TurnRecord
+from sandbox.messages import Statistics
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """Counters of a run. Saved with the resume state."""
+
+    reward_before: float | None = None
+    reward_after: float | None = None
+    wall_s: float = 0.0
+    turns: int = 0
+    trajectories: int = 0
+    trajectories_lost: int = 0
+    truncated: int = 0
+    verdicts: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(VERDICTS, 0))
+    checkpoints: int = 0
+    checkpoints_by_kind: dict[str, int] = {}
+    checkpoint_s: float = 0.0  # sum of start to captured
+    exposed_s: float = 0.0  # of these, time in which the next action had to wait
+    frozen_s: float = 0.0
+    stored_bytes: int = 0
+    full_bytes: int = 0
+    killed: int = 0
+    recovered_equal: int = 0
+    lost_reasons: dict[str, int] = {}
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Share of checkpoint time that delayed nothing."""
+        return 1.0 - self.exposed_s / self.checkpoint_s if self.checkpoint_s else None
+
+    def add(self, trajectories: Iterable[Trajectory]) -> None:
+        """Counts trajectories that have ended."""
+        for trajectory in trajectories:
+            self.trajectories += 1
+            self.truncated += trajectory.status == "truncated"
+            if trajectory.status in ("failed", "aborted"):
+                self.trajectories_lost += trajectory.status == "failed"
+                reason = trajectory.reason or trajectory.status
+                self.lost_reasons[reason] = self.lost_reasons.get(reason, 0) + 1
+            self.killed += trajectory.killed
+            self.recovered_equal += trajectory.recovered_equal
+            for turn in trajectory.turns:
+                self._add_turn(turn)
+
+    def _add_turn(self, turn: TurnRecord) -> None:
+        if not turn.exec_end:
+            return  # the agent said something that ran nothing
+        self.turns += 1
+        self.verdicts[turn.verdict] = self.verdicts.get(turn.verdict, 0) + 1
+        if not turn.checkpoint_started or not turn.checkpoint_captured:
+            return
+        span = max(0.0, turn.checkpoint_captured - turn.checkpoint_started)
+        self.checkpoint_s += span
+        self.frozen_s += turn.frozen_ms / 1000
+        self.exposed_s += min(span, turn.waited_s)
+
+
+VERDICTS = ("none", "files", "processes", "both")
+
+
+class HostMeter:
+    """What the daemon counted since the run began: checkpoints by kind, bytes stored, bytes of full dumps."""
+
+    def __init__(self, begin: Statistics, totals: Totals):
+        self.begin = begin
+        self.base = (totals.checkpoints, dict(totals.checkpoints_by_kind), totals.stored_bytes, totals.full_bytes)
+
+    def update(self, totals: Totals, now: Statistics) -> None:
+        checkpoints, kinds, stored, full = self.base
+        since = {kind: count - self.begin.checkpoints.get(kind, 0) for kind, count in now.checkpoints.items()}
+        totals.checkpoints = checkpoints + sum(since.values())
+        totals.checkpoints_by_kind = {kind: kinds.get(kind, 0) + count for kind, count in since.items()}
+        totals.stored_bytes = stored + now.stored_bytes - self.begin.stored_bytes
+        totals.full_bytes = full + now.full_bytes - self.begin.full_bytes
+
+
+def summary(totals: Totals, *, engine: str, seed: int, steps: int, version: int) -> dict[str, Any]:
+    """The content of `summary.json`."""
+    share = totals.hidden_share
+    return {
+        "reward_before": totals.reward_before,
+        "reward_after": totals.reward_after,
+        "wall_s": round(totals.wall_s, 1),
+        "verdicts": totals.verdicts,
+        "checkpoints": totals.checkpoints,
+        "stored_bytes": totals.stored_bytes,
+        "full_bytes": totals.full_bytes,
+        "hidden_share": None if share is None else round(share, 4),
+        "killed": totals.killed,
+        "recovered_equal": totals.recovered_equal,
+        "trajectories_lost": totals.trajectories_lost,
+        "engine": engine,
+        "seed": seed,
+        "steps": steps,
+        "policy_version": version,
+        "turns": totals.turns,
+        "trajectories": totals.trajectories,
+        "checkpoints_by_kind": totals.checkpoints_by_kind,
+        "checkpoint_ms_mean": _mean_ms(totals.checkpoint_s, totals),
+        "frozen_ms_mean": _mean_ms(totals.frozen_s, totals),
+        "lost_reasons": totals.lost_reasons,
+    }
+
+
+def _mean_ms(seconds: float, totals: Totals) -> float | None:
+    return round(1000 * seconds / totals.checkpoints, 2) if totals.checkpoints else None
+
+
+def write_summary(folder: Path, content: dict[str, Any]) -> None:
+    """`summary.json`, complete or absent."""
+    aside = folder / "summary.json.new"
+    with aside.open("wb") as out:
+        out.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+        out.flush()
+        os.fsync(out.fileno())
+    aside.rename(folder / "summary.json")
+
+
+def table(content: dict[str, Any], folder: Path) -> Table:
+    """The summary as a person reads it."""
+    shown = Table(title=f"Run {folder}", show_header=False, title_justify="left")
+    shown.add_column(style="bold")
+    shown.add_column()
+    verdicts, stored, full = content["verdicts"], content["stored_bytes"], content["full_bytes"]
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(content["checkpoints_by_kind"].items()))
+    rows = {
+        "reward on held-out seeds": f"{_share(content['reward_before'])} before GRPO, "
+        f"{_share(content['reward_after'])} after {content['steps']} steps",
+        "wall time": f"{content['wall_s']:.0f} s, engine {content['engine']}",
+        "turns": f"{content['turns']}: " + ", ".join(f"{count} {kind}" for kind, count in verdicts.items()),
+        "checkpoints": f"{content['checkpoints']} ({kinds}); mean {content['checkpoint_ms_mean']} ms, "
+        f"frozen {content['frozen_ms_mean']} ms",
+        "bytes stored": f"{stored / 1e6:.1f} MB; a full dump every turn: {full / 1e6:.1f} MB"
+        + (f" ({1 - stored / full:.1%} saved)" if full else ""),
+        "hidden behind generation": _share(content["hidden_share"]) + " of checkpoint time",
+        "sandboxes killed": f"{content['killed']}, recovered equal: {content['recovered_equal']}",
+        "trajectories": f"{content['trajectories']}, lost: {content['trajectories_lost']}",
+    }
+    for name, value in rows.items():
+        shown.add_row(name, value)
+    return shown
+
+
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1%}"

@@ -1,0 +1,430 @@
+"""One training run, from demonstrations to a summary.
+
+Owns: the order of the stages and the run folder. Does not own: what the stages do (modules of their names).
+
+::
+
+    demonstrate ──▶ fit (sft) ──▶ weights/v000000 ──▶ engine serves ──▶ held-out reward before
+                                                                              │
+         ┌────────────────────────────────────────────────────────────────────┘
+         ▼
+    controller: prompts ─▶ sandboxes ⇄ engine ─▶ trajectories ─▶ groups ─▶ buffer     (never stops)
+         ▲                                                                    │ batch of complete groups
+         │ admission opens                                                    ▼
+      publish ◀── resume state saved ◀── one optimiser step ◀── advantages ◀── next_batch
+         │
+         └─▶ engine takes the version between two of its steps; running trajectories go on and span versions
+
+    after the last step: held-out reward after ─▶ summary.json, plots, table
+
+Guarantee: after `kill -9` at any instant `--resume RUN` goes on: the resume state of a step is on disk before its
+weights are published, and names the prompts that it consumed. A trajectory that the trainer takes is at most
+`staleness` versions old (the controller's admission and this loop's order see to it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
+
+import rollout
+from rollout import Batch, Faults, RolloutConfig, RolloutController, Trajectory, TurnRecord
+from rollout.engine.client import Sampling
+from rollout.engine.model import load_model
+from sandbox import Client
+from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, NotFound, PagurusError
+from trainer import grpo, policy, report, resume, sft, task
+from trainer.advantages import advantages
+from trainer.metrics import Recorder
+from trainer.progress import Display
+from trainer.publish import path_of, publish
+
+HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
+ACTION_TOKENS = 16  # longest action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What `pagurus train` takes. A resumed run takes all but `resume` from its folder."""
+
+    task: Path
+    seed: int = 0
+    engine: str = "embedded"  # or vllm
+    steps: int = 20
+    groups: int = 8
+    size: int = 8  # trajectories per group
+    concurrency: int = 24  # sandboxes at once
+    held_out: int = 160  # episodes of each evaluation
+    rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
+    tis: float | None = None
+    faults: int = 8  # sandboxes killed on purpose in the second half
+    image: str | None = None  # instead of the environment's
+    out: Path = Path("runs")
+    resume: Path | None = None
+
+
+def main(config: Config) -> int:
+    """Runs to the end; the exit status. Errors are one line each, with the command that goes on from there."""
+    console = Console()
+    run: Run | None = None
+    try:
+        run = Run(config, console)
+        asyncio.run(run.go())
+        return 0
+    except (PagurusError, OSError) as error:
+        trouble = NoSpace(str(error), remedy="free some space") if is_full(error) else error
+        console.print(f"[red]stopped[/red]: {trouble}", highlight=False, soft_wrap=True)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("[red]stopped[/red] by request")
+    if run is not None and resume.load(run.folder / "resume") is not None:
+        console.print(f"go on with: pagurus train --resume {run.folder}", highlight=False, soft_wrap=True)
+    return 1
+
+
+def is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (28, 122)  # ENOSPC, EDQUOT
+
+
+class Run:
+    """One run folder and what happens in it."""
+
+    def __init__(self, config: Config, console: Console):
+        torch.set_num_threads(1)  # two threads make small matrix products many times slower
+        self.console = console
+        self.started = time.monotonic()
+        self.folder, self.config = _open(config)
+        self.task = task.load(self.config.task)
+        self.weights = self.folder / "weights"
+        self.base = self.folder / "policy"  # tokenizer and fresh weights
+        self.totals = report.Totals()
+        self.wall_before = 0.0
+        self.last_turns = 0
+
+    async def go(self) -> None:
+        """The whole run, read from top to bottom."""
+        async with Client() as host:
+            await self._check_image(host)
+            with (
+                Recorder(self.folder) as self.recorder,
+                Display(steps=self.config.steps, console=self.console) as self.display,
+            ):
+                self.display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
+                await self._load_or_fit()
+                self.meter = report.HostMeter(await host.statistics(), self.totals)
+                await self._with_engine(host)
+            content = await self._finish(host)
+        self.console.print(report.table(content, self.folder))
+
+    # ------------------------------------------------------------------ stages
+
+    async def _check_image(self, host: Client) -> None:
+        """Before minutes are spent: is there an image to start sandboxes from?"""
+        wanted = self.config.image or self.task.environment.image
+        there = [str(getattr(image, "name", image)) for image in await host.images()]
+        if wanted not in there:
+            raise ImageNotFound(
+                f"no image {wanted!r}; there are: {', '.join(sorted(there)) or 'none'}", remedy="pagurus image ls"
+            )
+
+    async def _load_or_fit(self) -> None:
+        """Consumes demonstrations, or the resume state of an interrupted run. Produces model, optimiser, version."""
+        state = await asyncio.to_thread(resume.load, self.folder / "resume")
+        if state is None:
+            self.display.stage("writing a fresh policy")
+            self.model = await asyncio.to_thread(policy.make, self.base, self.task.words, seed=self.config.seed)
+            await self._fit()
+            self.optimiser = self._optimiser()
+            self.step = self.version = 0
+            self.unsettled: list[str] = []
+            await asyncio.to_thread(self._save, [])
+        else:
+            self.model = await asyncio.to_thread(load_model, self.base)
+            self.model.load_state_dict(state.model)
+            self.optimiser = self._optimiser()
+            self.optimiser.load_state_dict(state.optimiser)
+            torch.set_rng_state(state.random)
+            self.step, self.version = state.step, state.version
+            self.unsettled = state.consumed
+            self.totals = msgspec.convert(state.totals, report.Totals)
+            self.wall_before = self.totals.wall_s
+            self.display.say(f"resumed after step {self.step}, policy version {self.version}")
+        self.tokenizer = policy.load_tokenizer(self.base)
+        await asyncio.to_thread(self._publish)
+
+    async def _fit(self) -> None:
+        recipe = sft.Recipe()
+        steps = recipe.clean_steps + recipe.sloppy_steps
+        self.display.stage("fitting to demonstrations", steps)
+        torch.manual_seed(self.config.seed)
+        seconds = await asyncio.to_thread(
+            sft.fit,
+            self.model,
+            self.task.demonstrate,
+            policy.load_tokenizer(self.base),
+            seed=self.config.seed,
+            recipe=recipe,
+            report=lambda step, _, __: self.display.advance(step),
+        )
+        self.display.say(f"fitted to {steps * recipe.batch} scripted episodes in {seconds:.0f} s")
+
+    async def _with_engine(self, host: Client) -> None:
+        """The part of a run that needs an engine: evaluate, learn, evaluate."""
+        launch = {"embedded": embedded, "vllm": vllm}[self.config.engine]()
+        folder = path_of(self.weights, self.version)
+        self.display.stage(f"starting the {self.config.engine} engine")
+        async with EngineSupervisor(launch, folder, self.version, log=self.folder / "engine.log") as self.engine:
+            self.controller = self._controller(host)
+            if self.totals.reward_before is None:
+                self.totals.reward_before = await self._evaluate("held-out reward before GRPO", 0, host)
+                await asyncio.to_thread(self._save, self.unsettled)
+            if self.step < self.config.steps:
+                await self._learn(host)
+            self.totals.reward_after = await self._evaluate("held-out reward after GRPO", self.step, host)
+
+    async def _learn(self, host: Client) -> None:
+        """Consumes batches of complete groups. Waits for: the buffer. Produces one policy version per batch."""
+        self.display.stage("GRPO", self.config.steps)
+        self.display.advance(self.step)
+        await self.controller.start()
+        watcher = asyncio.create_task(self._watch(host))
+        try:
+            while self.step < self.config.steps:
+                began = time.monotonic()
+                batch = await self.controller.next_batch()
+                waited = time.monotonic() - began
+                stats = await asyncio.to_thread(self._train, batch)
+                self.step, self.version = self.step + 1, self.version + 1
+                await asyncio.to_thread(self._account, batch)
+                await asyncio.to_thread(self._save, [group.prompt for group in batch.groups])
+                await self.controller.consumed(batch)
+                folder = await asyncio.to_thread(self._publish)
+                published = await self.engine.publish(folder, self.version)
+                await self.controller.published(self.version)
+                await self._record(host, batch, stats, waited, time.monotonic() - began, published.paused_s)
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+            await self.controller.stop()
+
+    async def _evaluate(self, name: str, step: int, host: Client) -> float:
+        """Mean reward over held-out seeds, sampled at T = 1 in real sandboxes."""
+        self.display.stage(name)
+        seeds = [HELD_OUT + i for i in range(self.config.held_out)]
+        trajectories = await self.controller.evaluate(seeds)
+        rewards = [trajectory.reward for trajectory in trajectories if trajectory.status in ("completed", "truncated")]
+        if not rewards:
+            raise EngineFailed("no held-out episode could be completed", remedy=f"see {self.folder}/engine.log")
+        self.totals.add(trajectories)
+        await asyncio.to_thread(self.recorder.turns, step, trajectories)
+        self.meter.update(self.totals, await host.statistics())
+        mean = sum(rewards) / len(rewards)
+        self.recorder.step(step, {"reward_held_out": mean, "reward": mean, "held_out_episodes": len(rewards)})
+        self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
+        return mean
+
+    async def _finish(self, host: Client) -> dict[str, Any]:
+        """Consumes the files of the run. Produces the summary and the plots."""
+        from trainer import plots  # matplotlib takes a second to import
+
+        self.meter.update(self.totals, await host.statistics())
+        self.totals.wall_s = self._wall()
+        content = report.summary(
+            self.totals,
+            engine=self.config.engine,
+            seed=self.config.seed,
+            steps=self.step,
+            version=self.version,
+        )
+        await asyncio.to_thread(report.write_summary, self.folder, content)
+        await asyncio.to_thread(plots.draw, self.folder)
+        return content
+
+    # ------------------------------------------------------------------ parts
+
+    def _controller(self, host: Client) -> RolloutController:
+        config = self.config
+        image = config.image
+
+        def environment() -> rollout.Environment:
+            made = self.task.environment()
+            if image is not None:
+                made.image = image
+            return made
+
+        return RolloutController(
+            environment=environment,
+            host=host,
+            engine=self.engine,
+            tokenizer=rollout.tokenizer.load(self.base),
+            config=RolloutConfig(
+                groups=config.groups,
+                size=config.size,
+                concurrency=config.concurrency,
+                staleness=1,
+                sampling=Sampling(max_tokens=ACTION_TOKENS, temperature=1.0, stop_token_ids=[policy.END_ID]),
+                seed=config.seed,
+            ),
+            folder=self.folder / "rollout",
+            faults=self._faults(),
+            on_turn=lambda _, turn: self._on_turn(turn),
+        )
+
+    def _faults(self) -> Faults | None:
+        raise NotImplementedError
+
+    def _on_turn(self, turn: TurnRecord) -> None:
+        self.display.turn(turn.verdict)
+
+    def _optimiser(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.model.parameters(), lr=self.config.rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def _train(self, batch: Batch) -> grpo.StepStats:
+        """Consumes a batch. Produces the next weights, in place."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.config.rate * max(0.05, 1 - self.step / self.config.steps)
+        return grpo.step(self.model, self.optimiser, samples(batch), loss=grpo.Loss(tis=self.config.tis))
+
+    def _account(self, batch: Batch) -> None:
+        trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+        self.totals.add(trajectories)
+        self.recorder.turns(self.step, trajectories)
+
+    def _save(self, consumed: list[str]) -> None:
+        self.totals.wall_s = self._wall()
+        state = resume.State(
+            step=self.step,
+            version=self.version,
+            model=self.model.state_dict(),
+            optimiser=self.optimiser.state_dict(),
+            random=torch.get_rng_state(),
+            consumed=consumed,
+            totals=msgspec.to_builtins(self.totals),
+        )
+        resume.save(self.folder / "resume", state)
+
+    def _publish(self) -> Path:
+        return publish(self.model, self.weights, self.version, tokenizer=self.base)
+
+    def _wall(self) -> float:
+        return self.wall_before + time.monotonic() - self.started
+
+    async def _watch(self, host: Client) -> None:
+        """Keeps the display's figures fresh."""
+        while True:
+            statistics = await host.statistics()
+            self.display.figures.update(
+                {
+                    "checkpoints": f"{statistics.in_flight} in flight, {statistics.queued} queued",
+                    "policy version": self.version,
+                }
+            )
+            await asyncio.sleep(1.0)
+
+    async def _record(
+        self, host: Client, batch: Batch, stats: grpo.StepStats, waited: float, took: float, paused: float
+    ) -> None:
+        """Produces one line of metrics and one of display."""
+        trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+        self.meter.update(self.totals, await host.statistics())
+        age = staleness(trajectories, self.version - 1)
+        reward = sum(trajectory.reward for trajectory in trajectories) / max(1, len(trajectories))
+        turns = self.totals.turns - self.last_turns
+        self.last_turns = self.totals.turns
+        self.recorder.step(
+            self.step,
+            {
+                "reward": reward,
+                "policy_version": self.version,
+                "staleness": {str(key): count for key, count in sorted(age.items())},
+                "degenerate_groups": sum(len({t.reward for t in group.trajectories}) == 1 for group in batch.groups),
+                **{f"train/{key}": value for key, value in dataclasses.asdict(stats).items()},
+                "idle_ratio": waited / took,
+                "seconds": took,
+                "paused_s": paused,
+                "turns_per_s": turns / took,
+                "verdicts": self.totals.verdicts,
+                "checkpoints": self.totals.checkpoints,
+                "stored_bytes": self.totals.stored_bytes,
+                "full_bytes": self.totals.full_bytes,
+                "hidden_share": self.totals.hidden_share,
+                "killed": self.totals.killed,
+                "recovered_equal": self.totals.recovered_equal,
+                "trajectories_lost": self.totals.trajectories_lost,
+            },
+        )
+        figures = {
+            "policy version": self.version,
+            "staleness": ", ".join(f"{count} at {key}" for key, count in sorted(age.items())),
+            "mismatch KL": f"{stats.mismatch_kl:.1e}, entropy {stats.entropy:.2f}, grad norm {stats.grad_norm:.2f}",
+            "killed": f"{self.totals.killed}, recovered equal {self.totals.recovered_equal}",
+        }
+        self.display.step(self.step, reward, figures)
+
+
+# ---------------------------------------------------------------------- pure helpers
+
+
+def samples(batch: Batch) -> list[grpo.Sample]:
+    """A batch as the loss sees it. A trajectory that failed says nothing and is left out of its group."""
+    groups = [
+        [trajectory for trajectory in group.trajectories if trajectory.status in ("completed", "truncated")]
+        for group in batch.groups
+    ]
+    groups = [group for group in groups if group]
+    values = advantages([[trajectory.reward for trajectory in group] for group in groups]).values
+    return [
+        grpo.Sample(trajectory.tokens, trajectory.mask, trajectory.logprobs, advantage)
+        for group, row in zip(groups, values, strict=True)
+        for trajectory, advantage in zip(group, row, strict=True)
+    ]
+
+
+def staleness(trajectories: list[Trajectory], version: int) -> Counter[int]:
+    """How many trajectories are how many versions old: `version` minus the oldest of their spans."""
+    return Counter(
+        version - min(known)
+        for trajectory in trajectories
+        if (known := [spoken for spoken in trajectory.versions if spoken >= 0])
+    )
+
+
+def _open(config: Config) -> tuple[Path, Config]:
+    """The run folder, new or resumed, and the configuration that it runs under."""
+    if config.engine not in ("embedded", "vllm"):
+        raise Invalid(f"no engine {config.engine!r}", remedy="embedded or vllm")
+    if config.resume is not None:
+        folder = config.resume.resolve()
+        try:
+            stored = (folder / "config.json").read_bytes()
+        except FileNotFoundError:
+            raise NotFound(f"{config.resume} is not a run folder", remedy="name a folder below runs/") from None
+        return folder, msgspec.json.decode(stored, type=Config, dec_hook=_path)
+    task.load(config.task)  # a wrong folder leaves no run behind
+    config = dataclasses.replace(config, task=config.task.resolve())
+    folder = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
+    while folder.exists():
+        folder = folder.with_name(folder.name + "b")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=1))
+    latest = folder.parent / ".latest.new"
+    latest.unlink(missing_ok=True)
+    latest.symlink_to(folder.name)
+    os.replace(latest, folder.parent / "latest")
+    return folder, config
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)
