@@ -91,12 +91,28 @@ def image_import(
     source: Annotated[Path, typer.Argument(help="A directory or a tar archive.", exists=True)],
 ) -> None:
     """Make an image from a directory or a tar archive. Needs no daemon; root only."""
+    store = _images()
+    path = store.import_directory(name, source) if source.is_dir() else store.import_tar(name, source)
+    print(path)
+
+
+@image.command("build")
+def image_build(
+    name: Annotated[str, typer.Argument(help="Name of the new image.")],
+    suite: Annotated[str, typer.Option(help="Debian release.")] = "bookworm",
+    include: Annotated[str, typer.Option(help="Packages beside the essential ones, separated by commas.")] = "",
+) -> None:
+    """Make a minimal Debian with debootstrap. Needs no daemon; root only."""
+    print(_images().debootstrap(name, suite=suite, include=[each for each in include.split(",") if each]))
+
+
+def _images() -> Any:
     from sandbox.image import ImageStore
     from sandbox.pool import Pool
 
-    store = ImageStore(Pool())
-    path = store.import_directory(name, source) if source.is_dir() else store.import_tar(name, source)
-    print(path)
+    pool = Pool()
+    pool.images.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return ImageStore(pool)
 
 
 # --------------------------------------------------------------------------- sandboxes

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sandbox.pool import Pool
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-DEBIAN_MIRROR = "http://deb.debian.org/debian"
 MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, "root": 0o700, "etc": 0o755}
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
@@ -94,6 +93,7 @@ class ImageStore:
         if target.exists():
             raise Conflict(f"image {name} exists already", remedy=f"pagurus image rm {name}")
         aside = self.folder / f".new-{name}-{secrets.token_hex(4)}"
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside.mkdir(mode=0o755)
         try:
             fill(aside)
@@ -143,7 +143,7 @@ def _host_mirror() -> str:
             match = re.search(r"^(?:URIs:|deb(?:\s+\[[^\]]*\])?)\s+(\S*/debian/?)(?:\s|$)", text, re.MULTILINE)
             if match is not None:
                 return match[1]
-    return DEBIAN_MIRROR
+    raise Unsupported("apt's sources name no Debian mirror", remedy="name one: debootstrap(..., mirror=...)")
 
 
 def _untar(tree: Path) -> list[str]:
