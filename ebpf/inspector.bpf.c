@@ -34,6 +34,8 @@ struct task {
 	bool dead;
 	bool traced;	/* events since somebody outside attached; only the first one tells where it was */
 	bool stashed;
+	bool host;	/* outside the sandbox's pid namespace: a helper of ours that is entering it */
+	bool entering;	/* child of such a helper: runs our code until it executes a program of the sandbox */
 	u64 born;	/* epochs of the process half */
 	u64 ran;
 	u64 at_nr, at_ip, at_sp;	/* the interrupted system call it sits in */
@@ -163,7 +165,7 @@ static __always_inline void ran(struct sandbox *s, struct task *t)
 {
 	u64 now = s->procs_epoch;
 
-	if (t->init || t->dead || t->born == now || t->ran == now)
+	if (t->init || t->host || t->dead || t->born == now || t->ran == now)
 		return;
 	t->ran = now;
 	count(procs_at(s, now)->ran);
@@ -193,20 +195,35 @@ static __always_inline u32 *slot_of_cgroup(struct cgroup *cgroup)
 	return NULL;
 }
 
+/* A task of the pid namespace of the sandbox's init, or of one below it? Always, where there is none. */
+static __always_inline bool inside(struct task_struct *p, struct sandbox *s)
+{
+	return BPF_CORE_READ(p, thread_pid, level) >= s->init_level;
+}
+
 static __always_inline bool is_init(struct task_struct *p, struct sandbox *s)
 {
 	struct pid *pid = BPF_CORE_READ(p, thread_pid);
 	u32 level = BPF_CORE_READ(pid, level);
 	int number = 0;
 
-	if (level != s->init_level || level >= DEEPEST)
+	if (!s->init_level || level != s->init_level || level >= DEEPEST)
 		return false;
 	bpf_probe_read_kernel(&number, sizeof(number), &pid->numbers[level].nr);
 	return number == 1;
 }
 
+/*
+ * Our own code at work: a helper that has not entered the pid namespace, or its child before it executes a
+ * program. A restored process executes none: for it this ends with the mark that follows a restore.
+ */
+static __always_inline bool ours(struct sandbox *s, struct task *t)
+{
+	return t->host || (t->entering && t->born == s->procs_epoch);
+}
+
 /* Count `p` as a task of the sandbox, born in the running epoch. */
-static __always_inline struct task *adopt(struct task_struct *p, u32 slot)
+static __always_inline struct task *adopt(struct task_struct *p, u32 slot, bool entering)
 {
 	struct sandbox *s = bpf_map_lookup_elem(&sandboxes, &slot);
 	struct task *t;
@@ -221,11 +238,13 @@ static __always_inline struct task *adopt(struct task_struct *p, u32 slot)
 	t->slot = slot;
 	t->cgroup_id = s->cgroup_id;
 	t->init = is_init(p, s);
+	t->host = !inside(p, s);
+	t->entering = entering;
 	t->born = s->procs_epoch;
 	t->ran = 0;
 	t->on = t->dead = t->traced = t->stashed = false;
 	t->birth = t->dirtied = 0;
-	if (!t->init) {
+	if (!t->init && !t->host) {
 		count(s->alive);
 		count(procs_at(s, t->born)->fresh);
 	}
@@ -239,7 +258,7 @@ static __always_inline void release(struct sandbox *s, struct task *t)
 	if (t->dead)
 		return;
 	t->dead = true;
-	if (t->init)
+	if (t->init || t->host)
 		return;
 	uncount(s->alive);
 	if (t->on) {
@@ -266,6 +285,7 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 	struct task *from = bpf_task_storage_get(&tasks, parent, NULL, 0);
 	struct sandbox *s;
 	u32 slot, *found;
+	bool entering;
 
 	if (set == parent->cgroups) {
 		if (!from || from->dead)
@@ -280,8 +300,10 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 	s = bpf_map_lookup_elem(&sandboxes, &slot);
 	if (!s || !s->cgroup_id)
 		return 0;
-	count(procs_of(s)->forks);
-	adopt(p, slot);
+	entering = s->init_level && (!from || from->slot != slot || ours(s, from));
+	if (inside(p, s))
+		count(procs_of(s)->forks);
+	adopt(p, slot, entering);
 	return 0;
 }
 
@@ -296,7 +318,8 @@ int BPF_PROG(on_exit, struct task_struct *p)
 	s = sandbox_of(t);
 	if (!s)
 		return 0;
-	count(procs_of(s)->exits);
+	if (!t->host)
+		count(procs_of(s)->exits);
 	release(s, t);
 	return 0;
 }
@@ -307,11 +330,12 @@ int BPF_PROG(on_exec, struct task_struct *p, pid_t old_pid, struct linux_binprm 
 	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
 	struct sandbox *s;
 
-	if (!t)
+	if (!t || t->host)
 		return 0;
 	s = sandbox_of(t);
 	if (!s)
 		return 0;
+	t->entering = false;
 	count(procs_of(s)->execs);
 	return 0;
 }
@@ -342,7 +366,7 @@ int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct 
 	/* The event names the leader alone; its other threads are found by the next sweep. */
 	if (threadgroup && BPF_CORE_READ(p, signal, nr_threads) > 1)
 		count(s->untracked);
-	adopt(p, *found);
+	adopt(p, *found, false);
 	return 0;
 }
 
@@ -371,7 +395,7 @@ int sweep(struct bpf_iter__task *ctx)
 	t = bpf_task_storage_get(&tasks, p, NULL, 0);
 	if (t && !t->dead && t->slot == *found && t->cgroup_id == s->cgroup_id)
 		return 0;
-	adopt(p, *found);
+	adopt(p, *found, false);
 	return 0;
 }
 
@@ -401,7 +425,7 @@ static __always_inline void switched_out(struct task_struct *p, bool preempted)
 	struct sandbox *s;
 	struct pt_regs *regs;
 
-	if (!t || t->init || t->dead)
+	if (!t || t->init || t->dead || t->host)
 		return;
 	s = sandbox_of(t);
 	if (!s)
@@ -431,7 +455,7 @@ static __always_inline void switched_in(struct task_struct *p)
 	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
 	struct sandbox *s;
 
-	if (!t || t->init || t->dead || t->on)
+	if (!t || t->init || t->dead || t->host || t->on)
 		return;
 	s = sandbox_of(t);
 	if (!s)
@@ -492,7 +516,7 @@ int BPF_PROG(on_signal, int number, struct kernel_siginfo *info, struct task_str
 	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
 	struct sandbox *s;
 
-	if (!t || t->init || t->dead || result == 1 /* ignored */)
+	if (!t || t->init || t->dead || t->host || result == 1 /* ignored */)
 		return 0;
 	s = sandbox_of(t);
 	if (!s || t->born == s->procs_epoch || p->ptrace)
@@ -566,7 +590,7 @@ static __always_inline int marked(const struct inode *inode)
 	if (store != PERSISTENT)
 		return 0;
 	s = sandbox_of(t);
-	if (s)
+	if (s && !ours(s, t))
 		dirtied(s, t, inode, name_of_inode(inode));
 	return 0;
 }
@@ -666,7 +690,7 @@ int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
 	if (!t || t->dead)
 		return 0;
 	s = sandbox_of(t);
-	if (!s)
+	if (!s || ours(s, t))
 		return 0;
 	nr = regs->orig_ax;
 	if (nr < SYSCALLS)

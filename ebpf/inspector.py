@@ -116,8 +116,12 @@ class Inspector:
 
     # ------------------------------------------------------------------ sandboxes
 
-    def watch(self, cgroup_id: int) -> None:
-        """Count what tasks of this cgroup, or of one below it, do. Tasks already in it count as new."""
+    def watch(self, cgroup_id: int, *, contained: bool = True) -> None:
+        """Count what tasks of this cgroup, or of one below it, do. Tasks already in it count as new.
+
+        `contained`: the sandbox has a pid namespace one below ours. Its pid 1 is not a survivor, and tasks of the
+        cgroup that have not entered it, or have not executed a program in it yet, are the host's own helpers.
+        """
         with self._lock:
             if cgroup_id in self._slots:
                 return
@@ -132,7 +136,7 @@ class Inspector:
             ctypes.memset(ctypes.addressof(state), 0, ctypes.sizeof(state))
             state.files[files_epoch % layout.BUCKETS].epoch = state.files_epoch = files_epoch
             state.procs[procs_epoch % layout.BUCKETS].epoch = state.procs_epoch = procs_epoch
-            state.init_level = self._table[0].init_level
+            state.init_level = self._table[0].init_level if contained else 0
             state.cgroup_id = cgroup_id
             libbpf.update(self._slots_fd, cgroup_id, slot)
             self._slots[cgroup_id] = slot

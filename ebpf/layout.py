@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from typing import Any
 
 HEADER = Path(__file__).with_name("inspector.h")
 
@@ -20,10 +21,10 @@ _DEFINE = re.compile(r"^#define (\w+) (0x[0-9a-f]+|\d+)$", re.MULTILINE)
 def parse(text: str) -> tuple[dict[str, type[ctypes.Structure]], dict[str, int]]:
     """All structures and integer constants of a header that keeps to one field per line."""
     constants = {name: int(value, 0) for name, value in _DEFINE.findall(text)}
-    types: dict[str, type] = {"u64": ctypes.c_uint64, "u32": ctypes.c_uint32, "char": ctypes.c_char}
+    types: dict[str, Any] = {"u64": ctypes.c_uint64, "u32": ctypes.c_uint32, "char": ctypes.c_char}
     structures: dict[str, type[ctypes.Structure]] = {}
     for name, body in _STRUCT.findall(text):
-        fields: list[tuple[str, type]] = []
+        fields: list[tuple[str, Any]] = []
         for kind, field, length in _FIELD.findall(body):
             base = types[kind]
             if length:
