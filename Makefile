@@ -1,0 +1,50 @@
+# One verb per line of work; the steps live in scripts/. `make setup` needs root (or sudo), all others what they say.
+
+SEED ?= 0
+TESTS ?= tests
+BENCH ?= list
+ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
+BIN := .venv/bin
+
+.PHONY: help setup native image setup-vllm demo test lint bench lock clean
+
+help:
+	@echo "make setup       install what is missing: packages, CRIU, .venv, native parts, the base image"
+	@echo "make demo        train an agent in real sandboxes (SEED=$(SEED), ARGS='--engine vllm' ...)"
+	@echo "make test        the tests (TESTS='tests/test_one_turn.py -x')"
+	@echo "make lint        ruff and mypy"
+	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
+	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
+	@echo "make clean       remove what set-up built in this checkout"
+
+setup:
+	@$(ROOT) bash scripts/setup.sh
+
+native:
+	@$(ROOT) bash scripts/native.sh
+
+image:
+	@$(ROOT) bash scripts/image.sh
+
+setup-vllm: setup
+	@$(ROOT) bash scripts/vllm.sh
+
+demo: setup
+	@$(ROOT) bash scripts/demo.sh $(SEED) $(ARGS)
+
+test: setup
+	@$(ROOT) $(BIN)/python -m pytest $(TESTS)
+
+lint: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: setup
+	@$(ROOT) $(BIN)/pagurus bench $(BENCH)
+
+# Take what .venv holds now as the new pins. torch is pinned without its build tag: see scripts/python.sh.
+lock:
+	@{ sed '/^[^#]/,$$d' requirements.lock; $(BIN)/pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/^\(torch==[^+]*\)+.*/\1/'; } > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+clean:
+	rm -rf .venv .venv-vllm .prefix .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

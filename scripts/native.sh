@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Compiles what the kernel asks for: the shim and pid 1 of sandboxes, and the inspector's BPF object.
+STEP=native
+. "$(dirname "$0")/lib.sh"
+
+BPF=$PREFIX/bpf
+
+build_shim() {
+    if newer "$PREFIX/bin/pagurus-shim" "$ROOT"/sandbox/native/* && [ -x "$PREFIX/bin/pagurus-criu-run" ] &&
+        [ -x "$PREFIX/layer/.pagurus/init" ]; then
+        say "shim and pid 1 are up to date"
+        return
+    fi
+    say "compile the shim and pid 1 (one small static process of ours per sandbox on each side)"
+    quiet shim sh "$ROOT/sandbox/native/build.sh" "$PREFIX" || die "the shim does not compile" "see $LOGS/shim.log"
+}
+
+kernel_types() { # the kernel's own types as C: the object is compiled once and relocated at load
+    local new
+    new=$(mktemp "$BPF/vmlinux.XXXXXX")
+    bpftool btf dump file /sys/kernel/btf/vmlinux format c >"$new" && mv "$new" "$BPF/vmlinux.h"
+}
+
+build_inspector() {
+    if newer "$BPF/inspector.bpf.o" "$ROOT"/ebpf/*.c "$ROOT"/ebpf/*.h; then
+        say "inspector is up to date"
+        return
+    fi
+    say "compile the inspector to BPF (sees in the kernel what a turn did)"
+    mkdir -p "$BPF"
+    [ -s "$BPF/vmlinux.h" ] || kernel_types || die "bpftool cannot read the kernel's types" "check /sys/kernel/btf/vmlinux"
+    quiet inspector clang -O2 -g -target bpf -mcpu=v3 -D__TARGET_ARCH_x86 -I"$BPF" -Wall -Wno-unused-function \
+        -c "$ROOT/ebpf/inspector.bpf.c" -o "$BPF/inspector.bpf.o.new" ||
+        die "the inspector does not compile" "see $LOGS/inspector.log"
+    mv "$BPF/inspector.bpf.o.new" "$BPF/inspector.bpf.o"
+}
+
+need_root # device nodes of the runtime layer
+build_shim
+build_inspector

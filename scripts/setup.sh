@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# make setup: from a fresh Debian to a machine that runs sandboxes and trains. Idempotent.
+#
+#   system ─▶ python ─┬▶ image (in the background: it mostly waits for the mirror)
+#                     └▶ criu ─▶ native ─▶ ready
+STEP=setup
+. "$(dirname "$0")/lib.sh"
+
+main() {
+    local here image started=$SECONDS
+    here=$ROOT/scripts
+    need_root
+    # One set-up at a time: tests, a demo and a person may all ask for it.
+    exec 9>"$PREFIX/setup.lock"
+    flock 9
+    "$here/system.sh"
+    "$here/python.sh"
+    "$here/image.sh" 9>&- &
+    image=$!
+    trap 'kill "$image" 2>/dev/null || true' EXIT
+    "$here/criu.sh"
+    "$here/native.sh"
+    trap - EXIT
+    wait "$image"
+    say "ready after $((SECONDS - started)) s; \`.venv/bin/pagurus doctor\` probes every capability"
+}
+
+main

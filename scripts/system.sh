@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Debian packages that the rest needs: compilers for the native parts, file-system and network tools.
+STEP=system
+. "$(dirname "$0")/lib.sh"
+
+PACKAGES=(
+    clang libbpf-dev libbpf1 bpftool      # compile and load the inspector
+    gcc libc6-dev linux-libc-dev          # compile the shim and pid 1
+    btrfs-progs                           # the pool of sandbox trees
+    debootstrap                           # the base image
+    iproute2 nftables iptables            # network of sandboxes; CRIU calls iptables-restore for locked sockets
+    python3 python3-venv                  # .venv
+    ca-certificates procps util-linux
+)
+
+missing() {
+    local package
+    for package in "${PACKAGES[@]}"; do
+        dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -q '^installed$' || echo "$package"
+    done
+}
+
+check_host() {
+    [ "$(uname -m)" = x86_64 ] || die "this machine is $(uname -m)" "only x86-64 is supported"
+    [ -r /sys/kernel/btf/vmlinux ] || die "the kernel gives no type information (BTF)" "use a kernel built with CONFIG_DEBUG_INFO_BTF=y"
+    grep -qw btrfs /proc/filesystems || modprobe btrfs 2>/dev/null || die "the kernel has no btrfs" "load or install its btrfs module"
+    grep -qw overlay /proc/filesystems || modprobe overlay 2>/dev/null || die "the kernel has no overlayfs" "load or install its overlay module"
+    command -v apt-get >/dev/null || die "no apt-get here" "set-up knows Debian 12 and newer; elsewhere install what scripts/system.sh lists"
+    local free
+    free=$(df --output=avail -m "$ROOT" | tail -n 1)
+    [ "$free" -ge 5000 ] || die "only $free MiB are free below $ROOT" "free at least 5000 MiB"
+}
+
+main() {
+    local wanted
+    need_root
+    check_host
+    mapfile -t wanted < <(missing)
+    if [ "${#wanted[@]}" -eq 0 ]; then
+        say "system packages are there (compilers, btrfs, network tools)"
+        return
+    fi
+    say "install ${wanted[*]} (compilers, btrfs, network tools)"
+    quiet apt-update apt-get update || die "apt-get update failed" "check the network and /etc/apt/sources.list"
+    quiet apt-install apt-get install -y --no-install-recommends "${wanted[@]}" ||
+        die "apt-get could not install the packages" "see $LOGS/apt-install.log; then run make setup again"
+}
+
+main
