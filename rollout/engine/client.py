@@ -8,6 +8,7 @@ is left paused or refusing, never serving half of an update.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,9 @@ from rollout.engine.manifest import Manifest, verify_folder
 from sandbox.errors import EngineFailed, Invalid, Timeout
 
 T = TypeVar("T", bound=msgspec.Struct)
+EMPTY = hashlib.sha256().hexdigest()
+VLLM_VOCABULARY_MULTIPLE = 64
+KEEP_ALIVE = 3.0  # seconds; below uvicorn's five, so that we never write into a connection that it is closing
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +114,7 @@ class EngineClient:
                 )
                 await self._request("POST", wire.RESET_CACHE, params={"reset_running_requests": "true"})
                 await self._post(wire.SET_VERSION, wire.VersionRequest(str(version)))
-                await self._check(manifest)
+                await self._check(manifest, folder)
                 await asyncio.to_thread(verify_folder, folder, version)  # nobody changed it while it was read
                 await self.resume()
         except TimeoutError:
@@ -140,6 +144,10 @@ class EngineClient:
     async def set_version(self, version: int) -> None:
         await self._post(wire.SET_VERSION, wire.VersionRequest(str(version)))
 
+    async def check(self, folder: Path | str, version: int) -> None:
+        """Raise unless the engine holds the weights of this sealed folder, as far as it lets us see (I9)."""
+        await self._check(await asyncio.to_thread(verify_folder, folder, version), Path(folder))
+
     async def healthy(self) -> bool:
         try:
             await self._request("GET", wire.HEALTH)
@@ -151,18 +159,21 @@ class EngineClient:
         return (await self._post(wire.WEIGHT_CHECKER, wire.CheckerRequest(), wire.Checksums)).checksums
 
     async def statistics(self) -> wire.Statistics:
-        """Of the embedded engine; NotImplemented there is none: vLLM answers EngineFailed (404)."""
+        """Of the embedded engine; vLLM has no such route (EngineFailed, 404)."""
         return await self._get(wire.STATISTICS, wire.Statistics)
 
-    async def _check(self, manifest: Manifest) -> None:
-        """Compare what the engine holds with the seal, for every parameter that it keeps under its own name.
+    async def _check(self, manifest: Manifest, folder: Path) -> None:
+        """Compare what the engine holds with the seal, for every parameter that it keeps as published.
 
-        The embedded engine keeps all. vLLM fuses and prepacks linear layers: embeddings and norms keep their names.
+        The embedded engine keeps all. vLLM fuses and prepacks linear layers (their digest is of no bytes at all) and
+        pads the embedding of a vocabulary that is no multiple of 64: what remains are norms and embedding.
         """
-        live = await self.checksums()
-        shared = live.keys() & manifest.tensors.keys()
-        wrong = sorted(name for name in shared if live[name] != manifest.tensors[name])
-        if wrong or not shared:
+        live = {name.rpartition(":")[2]: digest for name, digest in (await self.checksums()).items()}
+        names = {name for name in live.keys() & manifest.tensors.keys() if live[name] != EMPTY}
+        if len(live) != len(manifest.tensors) and _vocabulary(folder) % VLLM_VOCABULARY_MULTIPLE:
+            names.discard("model.embed_tokens.weight")
+        wrong = sorted(name for name in names if live[name] != manifest.tensors[name])
+        if wrong or not names:
             what = f"{', '.join(wrong[:4])} differ" if wrong else "no parameter could be compared"
             raise EngineFailed(
                 f"engine {self.url} does not serve version {manifest.version}: {what}; it stays paused",
@@ -181,13 +192,17 @@ class EngineClient:
     ) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                timeout=self._timeout, connector=aiohttp.TCPConnector(limit=0), headers={"content-type": "application/json"}
+                timeout=self._timeout,
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
+                headers={"content-type": "application/json"},
             )
         try:
             async with self._session.request(method, self.url + path, data=data, params=params) as response:
                 raw = await response.read()
         except TimeoutError as error:
-            raise EngineFailed(f"engine {self.url}{path} did not answer: {error}", remedy="read the engine's log") from error
+            raise EngineFailed(
+                f"engine {self.url}{path} did not answer: {error}", remedy="read the engine's log"
+            ) from error
         except aiohttp.ClientError as error:
             raise EngineFailed(
                 f"engine {self.url}{path} is gone: {type(error).__name__}: {error}", remedy="read the engine's log"
@@ -196,6 +211,10 @@ class EngineClient:
             kind = Invalid if response.status == 400 else EngineFailed
             raise kind(f"engine {self.url}{path} answered {response.status}: {raw[:500].decode('utf-8', 'replace')}")
         return raw
+
+
+def _vocabulary(folder: Path) -> int:
+    return int(msgspec.json.decode((folder / "config.json").read_bytes())["vocab_size"])
 
 
 def label(version: str) -> int:

@@ -127,7 +127,9 @@ class Core:
                     raise EngineFailed(f"weights in memory differ from {folder}: {', '.join(wrong[:4])}")
         except (OSError, RuntimeError, ValueError, EngineFailed) as error:
             self.broken = f"loading {folder} failed: {error}"
-            raise EngineFailed(self.broken, remedy="publish a whole folder; until then this engine serves nothing") from error
+            raise EngineFailed(
+                self.broken, remedy="publish a whole folder; until then this engine serves nothing"
+            ) from error
         self.folder, self.manifest, self.broken = folder, manifest, None
         self.version = str(manifest.version) if manifest is not None else "unlabelled"
         self.statistics.version = self.version

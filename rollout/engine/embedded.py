@@ -255,7 +255,11 @@ class Server:
     async def statistics(self, _: web.Request) -> web.Response:
         counts = self.thread.core.statistics
         scheduler = self.thread.core.scheduler
-        counts.paused, counts.running, counts.waiting = self.thread.paused, len(scheduler.running), len(scheduler.waiting)
+        counts.paused, counts.running, counts.waiting = (
+            self.thread.paused,
+            len(scheduler.running),
+            len(scheduler.waiting),
+        )
         return answer(counts)
 
 

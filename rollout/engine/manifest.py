@@ -64,7 +64,9 @@ def read_manifest(folder: Path | str) -> Manifest:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
-        raise EngineFailed(f"{folder} is not a published weights folder: no {NAME}", remedy="publish it again") from None
+        raise EngineFailed(
+            f"{folder} is not a published weights folder: no {NAME}", remedy="publish it again"
+        ) from None
     except msgspec.MsgspecError as error:
         raise EngineFailed(f"{path} is damaged: {error}", remedy="publish it again") from error
 

@@ -46,7 +46,9 @@ class ModelConfig:
     def load(cls, folder: Path | str) -> ModelConfig:
         raw: dict[str, Any] = json.loads((Path(folder) / "config.json").read_bytes())
         if raw.get("model_type") != "qwen3":
-            raise ValueError(f"{folder}/config.json: model_type {raw.get('model_type')!r}, the embedded engine has qwen3")
+            raise ValueError(
+                f"{folder}/config.json: model_type {raw.get('model_type')!r}, the embedded engine has qwen3"
+            )
         rope = raw.get("rope_parameters") or {}
         if "rope_theta" in rope:  # where transformers 5 writes it
             raw["rope_theta"] = rope["rope_theta"]

@@ -1,0 +1,75 @@
+"""How to start each kind of engine server: its command line and environment.
+
+Owns: the flags. Does not own: processes (supervisor), the protocol (client).
+Guarantee: a launched engine listens on the loopback only, serves the token protocol and the RL routes, and returns
+log-probabilities of the distribution that it samples from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.errors import EngineFailed
+from sandbox.paths import CHECKOUT
+
+VLLM_PYTHON = CHECKOUT / ".venv-vllm" / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class Command:
+    argv: list[str]
+    env: dict[str, str]  # added to ours
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kind of engine. ``command(folder, port)`` starts a server of the weights in `folder`."""
+
+    name: str
+    command: Callable[[Path, int], Command]
+    start_timeout: float  # seconds until it must be healthy
+
+
+def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
+    """The embedded torch engine: ready in three seconds, one core."""
+
+    def command(folder: Path, port: int) -> Command:
+        argv = [sys.executable, "-m", "rollout.engine.embedded", "--model", str(folder), "--port", str(port)]
+        argv += ["--slots", str(slots), "--length", str(length)]
+        search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
+        return Command(argv, {"OMP_NUM_THREADS": "1", "PYTHONPATH": search})
+
+    return Launch("embedded", command, start_timeout=60.0)
+
+
+def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, threads: int = 1) -> Launch:
+    """A real vLLM server (the CPU build on hosts without a GPU) with token routes and RL routes.
+
+    Raises EngineFailed when it is not installed.
+    """
+    if not python.exists():
+        raise EngineFailed(f"vLLM is not installed: no {python}", remedy="run `make setup-vllm`")
+
+    def command(folder: Path, port: int) -> Command:
+        argv = [str(python), "-m", "vllm.entrypoints.openai.api_server"]  # the `vllm` script fails on its metadata
+        argv += ["--model", str(folder), "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port)]
+        argv += ["--enforce-eager", "--dtype", "float32", "--enable-scale-out", "--disable-uvicorn-access-log"]
+        argv += ["--max-model-len", str(length), "--max-num-seqs", str(slots)]
+        argv += ["--logprobs-mode", "processed_logprobs"]  # of the sampled distribution, after the temperature
+        env = {
+            "VLLM_SERVER_DEV_MODE": "1",  # the RL routes
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": str(threads),
+        }
+        openmp = python.parent.parent / "lib" / "libiomp5.so"
+        if openmp.exists():
+            env["LD_PRELOAD"] = str(openmp)
+        return Command(argv, env)
+
+    return Launch("vllm", command, start_timeout=300.0)

@@ -1,0 +1,273 @@
+"""`EngineSupervisor`: one engine server that is always there, with the last published weights.
+
+Owns: the server's process, its log file, restarts, the retry of requests that a death interrupted.
+Does not own: the protocol (client), what is published.
+Guarantee: a death is noticed when the kernel reports it, not by a time-out; after a restart the engine serves the
+folder published last, verified (I9); when it cannot be restarted every caller gets one error that names the log.
+
+====================  =================================================================
+state                 moved by
+====================  =================================================================
+starting              `__aenter__`, or the watcher after a death
+serving               health route answers and the weights were checked
+failed                too many deaths, or a start that did not succeed; final
+closed                `close`; final
+====================  =================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rollout.engine.client import EngineClient, Generation, Published, Sampling, wait_healthy
+from rollout.engine.launch import Launch
+from rollout.engine.manifest import verify_folder
+from sandbox.errors import Closed, EngineFailed, Timeout
+
+log = logging.getLogger("pagurus.engine.supervisor")
+
+RESTARTS_MOST = 5  # in a row, without a minute of service between two deaths
+SERVED_WELL = 60.0  # seconds of service after which earlier deaths are forgotten
+STOP_PATIENCE = 5.0  # seconds between SIGTERM and SIGKILL
+LOG_TAIL = 15  # lines of the engine's log in an error
+PR_SET_PDEATHSIG = 1
+
+
+class EngineSupervisor:
+    """``async with EngineSupervisor(embedded(), folder, 0, log=run / "engine.log") as engine: ...``"""
+
+    def __init__(self, launch: Launch, folder: Path | str, version: int, *, log: Path):
+        self.launch, self.log = launch, log
+        self.folder, self.version = Path(folder).resolve(), version
+        self.restarts = 0
+        self.retried = 0
+        self.publications: list[Published] = []
+        self.pid: int | None = None
+        self._client: EngineClient | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._serving = asyncio.Event()  # set while serving, and for ever once failed or closed
+        self._failure: EngineFailed | Closed | None = None
+        self._publishing = asyncio.Lock()
+
+    async def __aenter__(self) -> EngineSupervisor:
+        try:
+            await self._start()
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="engine watcher")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.shield(self.close())
+
+    async def close(self) -> None:
+        """Stop the server. Idempotent."""
+        self._failure = self._failure or Closed("the engine supervisor is closed")
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait([self._watcher])
+            self._watcher = None
+        await self._stop()
+        self._serving.set()
+
+    @property
+    def client(self) -> EngineClient:
+        """The client of the server as it runs now. Raises when there is none for good."""
+        if self._failure is not None:
+            raise self._failure
+        if self._client is None:
+            raise EngineFailed("the engine is starting", remedy="wait for it with wait_serving()")
+        return self._client
+
+    async def wait_serving(self) -> EngineClient:
+        """The client, once the engine serves; raises when it never will again."""
+        await self._serving.wait()
+        return self.client
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        """Like the client's; a death of the engine on the way costs time only: asked again after the restart."""
+        while True:
+            client = await self.wait_serving()
+            try:
+                return await client.generate(prompt_ids, sampling, request_id=request_id)
+            except EngineFailed:
+                if not await self._died(client):
+                    raise
+                self.retried += 1
+
+    async def publish(self, folder: Path | str, version: int) -> Published:
+        """Serve these weights from now on. If the engine dies or refuses on the way, it is restarted with them."""
+        folder = Path(folder).resolve()
+        await asyncio.to_thread(verify_folder, folder, version)  # a bad folder is refused before it is "the last"
+        async with self._publishing:
+            client = await self.wait_serving()
+            before, self.folder, self.version = (self.folder, self.version), folder, version
+            started = time.monotonic()
+            try:
+                published = await client.publish(folder, version)
+            except (EngineFailed, Timeout) as error:
+                log.warning("publication of version %d failed, restarting the engine with it: %s", version, error)
+                if not await self._died(client):
+                    self._signal(signal.SIGKILL)
+                    await self._died(client)
+                try:
+                    await self.wait_serving()
+                except EngineFailed:
+                    self.folder, self.version = before
+                    raise
+                seconds = time.monotonic() - started
+                published = Published(version=version, seconds=seconds, paused_s=seconds)
+            self.publications.append(published)
+            return published
+
+    async def abort(self, request_ids: list[str] | None = None) -> None:
+        await (await self.wait_serving()).abort(request_ids)
+
+    def statistics(self) -> dict[str, float | int | str | None]:
+        paused = [published.paused_s for published in self.publications]
+        return {
+            "engine": self.launch.name,
+            "version": self.version,
+            "pid": self.pid,
+            "restarts": self.restarts,
+            "retried": self.retried,
+            "publications": len(paused),
+            "paused_s": sum(paused),
+        }
+
+    async def _died(self, client: EngineClient) -> bool:
+        """Whether the server behind `client` is gone (its connection may break an instant before the kernel says so)."""
+        if self._client is not client:
+            return True
+        process = self._process
+        if process is None:
+            return True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(process.wait()), STOP_PATIENCE / 5)
+        while self._client is client and process.returncode is not None and self._failure is None:
+            await asyncio.sleep(0)  # the watcher is about to take it down
+        return process.returncode is not None
+
+    async def _start(self) -> None:
+        """Start a server of the last published weights and wait until it serves them."""
+        await asyncio.to_thread(verify_folder, self.folder, self.version)
+        port = free_port()
+        command = self.launch.command(self.folder, port)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            self._process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                env={**os.environ, **command.env},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self.pid = self._process.pid
+        client = EngineClient(f"http://127.0.0.1:{port}")
+        ended = asyncio.ensure_future(self._process.wait())
+        healthy = asyncio.ensure_future(wait_healthy(client))
+        try:
+            await asyncio.wait({ended, healthy}, timeout=self.launch.start_timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not healthy.done():
+                why = (
+                    f"ended with {ended.result()}" if ended.done() else f"not ready in {self.launch.start_timeout:g} s"
+                )
+                raise self._error(f"the {self.launch.name} engine did not start: {why}")
+            await client.set_version(self.version)
+            await client.check(self.folder, self.version)
+        except BaseException:
+            await client.close()
+            await self._stop()
+            raise
+        finally:
+            for waiter in (ended, healthy):
+                waiter.cancel()
+            await asyncio.wait({ended, healthy})
+        self._client = client
+        self._serving.set()
+
+    async def _watch(self) -> None:
+        """Consumes: the server's death. Produces: a server with the last weights, or the final failure."""
+        deaths = 0
+        while True:
+            assert self._process is not None
+            since = time.monotonic()
+            code = await self._process.wait()
+            self._serving.clear()
+            client, self._client = self._client, None
+            log.warning(
+                "engine %s (pid %s) ended with %s, restarting; log: %s", self.launch.name, self.pid, code, self.log
+            )
+            if client is not None:
+                await client.close()
+            await self._stop()  # children of a dead server
+            deaths = 1 if time.monotonic() - since > SERVED_WELL else deaths + 1
+            try:
+                if deaths > RESTARTS_MOST:
+                    raise self._error(f"the {self.launch.name} engine died {deaths} times in a row, last with {code}")
+                self.restarts += 1
+                await self._start()
+            except (EngineFailed, OSError) as error:
+                self._failure = error if isinstance(error, EngineFailed) else self._error(str(error))
+                log.error("%s", self._failure)
+                self._serving.set()
+                return
+
+    async def _stop(self) -> None:
+        process, self._process, client, self._client = self._process, None, self._client, None
+        if client is not None:
+            await client.close()
+        if process is None:
+            return
+        if process.returncode is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), STOP_PATIENCE)
+            except TimeoutError:
+                log.warning("engine pid %d ignores SIGTERM, killing it", process.pid)
+        _signal_group(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            _signal_group(self._process.pid, number)
+
+    def _error(self, message: str) -> EngineFailed:
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL:] if self.log.exists() else []
+        quoted = "\n  ".join(["", *lines])
+        return EngineFailed(f"{message}; its log {self.log} ends:{quoted}", remedy=f"read {self.log}")
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: a server must not outlive a supervisor that was killed."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

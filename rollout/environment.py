@@ -1,0 +1,59 @@
+"""`Environment` and `Observation`: what a researcher writes.
+
+Owns: the interface and its defaults. Does not own: sandboxes, turns, tokens beyond their layout.
+Guarantee: text is tokenised exactly once, by `encode_observation`, when it enters a trajectory (I8).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sandbox.messages import Limits, Network
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the agent gets to see. `reward` counts when `done`, or adds up over the turns."""
+
+    text: str
+    reward: float = 0.0
+    done: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class Environment(ABC):
+    """One instance serves one episode.
+
+    The sandbox that `reset` and `step` receive has the SDK's `exec` and `files`. Should it die, it is restored and
+    the command at hand executed again before the call returns: keep what an episode must not lose in the sandbox,
+    or in attributes derived from results.
+    """
+
+    image: str = "debian"
+    max_turns: int = 8
+    limits: Limits = Limits()
+    network: Network = Network.none()
+
+    @abstractmethod
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        """Prepare the sandbox for the episode `seed`; the first observation."""
+
+    @abstractmethod
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        """Execute the agent's action in the sandbox."""
+
+    def encode_observation(self, tokenizer: Tokenizer, observation: Observation, first: bool) -> list[int]:
+        """Tokens of an observation; `first` for the prompt that opens the episode."""
+        return tokenizer.encode(observation.text)
+
+    def decode_action(self, tokenizer: Tokenizer, token_ids: list[int]) -> str:
+        """The action's text. `token_ids` has no stop token. The ids themselves, not this text, go to the loss."""
+        return tokenizer.decode(token_ids)

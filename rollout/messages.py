@@ -1,0 +1,120 @@
+"""What the rollout hands to the trainer, and writes to disk: trajectories, turns, groups, batches.
+
+Owns: these structs; fields are append-only with defaults. Does not own: how they come to be.
+Guarantee (I8): `tokens`, `mask`, `logprobs` and `versions` of a trajectory have one length; token i was either put
+in (mask 0) or sampled (mask 1) with ``logprobs[i]`` under weights ``versions[i]``; no text was tokenised twice.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rollout.engine.client import Generation
+
+Status = Literal["completed", "truncated", "failed", "aborted"]
+
+
+class TurnRecord(msgspec.Struct, kw_only=True):
+    """One turn of one trajectory. Times are seconds since the epoch; 0.0 is "did not happen"."""
+
+    index: int
+    action: str = ""
+    observation: str = ""
+    gen_start: float = 0.0
+    gen_end: float = 0.0
+    exec_start: float = 0.0
+    exec_end: float = 0.0
+    verdict: str = "none"
+    checkpoint: str | None = None
+    checkpoint_started: float = 0.0
+    checkpoint_captured: float = 0.0
+    waited_s: float = 0.0  # time the agent stood still for this turn's checkpoint
+    frozen_ms: float = 0.0
+    stored_bytes: int = 0
+    full_bytes: int = 0
+    verdict_ms: float = 0.0
+    tokens: int = 0  # sampled
+    restored: int = 0  # times that the sandbox was brought back in this turn
+
+
+class Recovery(msgspec.Struct, kw_only=True):
+    """One death of a sandbox and its restore."""
+
+    turn: int
+    checkpoint: str
+    equal: bool
+    differences: list[str] = []
+    replayed: int = 0  # commands executed again, the interrupted one excluded
+    milliseconds: float = 0.0
+
+
+class Trajectory(msgspec.Struct, kw_only=True):
+    """One episode. Example: tokens [5, 6, 9, 3], mask [0, 0, 1, 1], versions [-1, -1, 4, 4]."""
+
+    prompt: str = ""
+    group: str = ""
+    index: int = 0  # in its group
+    seed: int = 0
+    tokens: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    reward: float = 0.0
+    status: Status = "completed"
+    reason: str = ""
+    turns: list[TurnRecord] = []
+    recoveries: list[Recovery] = []
+    killed: int = 0  # times that its sandbox died
+    struck: int = 0  # of these, on purpose
+    sandbox: str = ""
+    started_at: float = 0.0
+    finished_at: float = 0.0
+
+    @property
+    def recovered_equal(self) -> int:
+        return sum(recovery.equal for recovery in self.recoveries)
+
+    @property
+    def oldest(self) -> int | None:
+        """Oldest policy version in it; None before the first sampled token."""
+        return min((version for version in self.versions if version >= 0), default=None)
+
+    def put(self, ids: list[int]) -> None:
+        """Tokens that came from outside: prompt, observation."""
+        self.tokens += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+        self.versions += [-1] * len(ids)
+
+    def sampled(self, generation: Generation) -> None:
+        """Tokens that the policy sampled, as the engine gave them."""
+        self.tokens += generation.token_ids
+        self.mask += [1] * len(generation.token_ids)
+        self.logprobs += generation.logprobs
+        for span in generation.spans:
+            self.versions += [span.version] * (span.end - span.start)
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """All trajectories of one prompt. Failed ones are in it, with their reason (I10)."""
+
+    prompt: str
+    seed: int
+    trajectories: list[Trajectory]
+
+    @property
+    def oldest(self) -> int | None:
+        return min((t.oldest for t in self.trajectories if t.oldest is not None), default=None)
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """controller -> trainer: complete groups for the step that makes version `version` + 1."""
+
+    version: int
+    groups: list[Group]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
