@@ -390,6 +390,26 @@ async def _burn(scene: Scene) -> str:
     return judge(done) or (f"used {used:.2f} processors" if used > 0.8 else "") or await unharmed(scene)
 
 
+@act("fill the disk", Limits(memory="256MiB", processes=64, cpus=1, disk="50MiB"))
+async def _disk(scene: Scene) -> str:
+    code = (
+        "print('tried', flush=True)\n"
+        "with open('/big', 'wb') as f:\n for _ in range(200): f.write(os.urandom(1 << 20)); f.flush(); os.fsync(f)\n"
+        "print('BREACH')"
+    )
+    return judge(await _exhaust(scene, code, timeout=20)) or await unharmed(scene)
+
+
+@act("fill the disk with tiny files", Limits(memory="256MiB", processes=64, cpus=1, disk="4MiB"))
+async def _inodes(scene: Scene) -> str:
+    code = (
+        "print('tried', flush=True); os.mkdir('/many')\n"
+        "for n in range(20000):\n open(f'/many/{n}', 'w').write('x' * 1500)\n if n % 500 == 0: os.sync()\n"
+        "print('BREACH')"
+    )
+    return judge(await _exhaust(scene, code, timeout=20)) or await unharmed(scene)
+
+
 @act("endless output")
 async def _output(scene: Scene) -> str:
     done = await scene.attacker.exec(["sh", "-c", "yes tried"], timeout=1, output_limit=1000)

@@ -40,6 +40,10 @@ _SUBVOL_GETFLAGS = _read_ioctl(25, 8)
 _SUBVOL_SETFLAGS = _write_ioctl(26, 8)
 _SYNC = (0x94 << 8) | 8
 _TREE_SEARCH_V2 = (3 << 30) | (112 << 16) | (0x94 << 8) | 17
+_QUOTA_CTL = (3 << 30) | (16 << 16) | (0x94 << 8) | 40
+_ENABLE_SIMPLE_QUOTA = 4
+_QGROUP_LIMIT = _read_ioctl(43, 48)
+_LIMIT_REFERENCED = 1
 _SEARCH_BUFFER = 256 << 10
 _EXTENT_DATA = 108
 _MAX = (1 << 64) - 1
@@ -138,6 +142,30 @@ def generation(path: Path) -> int:
         fcntl.ioctl(fd, _GET_SUBVOL_INFO, info)
     # u64 treeid, name[256], u64 parent_id, u64 dirid, u64 generation
     return struct.unpack_from("=Q", info, 8 + 256 + 16)[0]
+
+
+def enable_quota(path: Path) -> None:
+    """Account for bytes by the subvolume that wrote them (simple quotas, Linux 6.7). Snapshots cost nothing more."""
+    with _Directory(path) as fd:
+        try:
+            fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=QQ", _ENABLE_SIMPLE_QUOTA, 0)))
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP):
+                raise Unsupported("btrfs cannot limit the disk space of a sandbox (needs Linux 6.7)") from error
+            raise
+
+
+def limit(path: Path, size: int | None) -> None:
+    """Let the subvolume `path` write at most `size` bytes; what its snapshots still hold counts too. Then: EDQUOT."""
+    flags, value = (_LIMIT_REFERENCED, size) if size is not None else (_LIMIT_REFERENCED, _MAX)
+    with _Directory(path) as fd:
+        try:
+            fcntl.ioctl(fd, _QGROUP_LIMIT, bytearray(struct.pack("=QQQQQQ", 0, flags, value, 0, 0, 0)))
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            if size is not None:
+                raise Unsupported(f"limit {path}: quotas are off on this file system") from error
 
 
 def added_bytes(path: Path, before: Path | None) -> int:

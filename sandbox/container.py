@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox import paths
-from sandbox.cgroup import Cgroup
+from sandbox import btrfs, paths
+from sandbox.cgroup import Cgroup, parse_bytes
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead, Unsupported
 from sandbox.messages import Limits
 from sandbox.process import Completed, Drain, Feed, Reaped, exit_code, exit_status, kill_started, readable
@@ -126,6 +126,8 @@ class Container:
 
     async def _mount(self) -> None:
         await self._call("mount", str(self.tree), str(self.spec.image))
+        disk = self.spec.limits.disk
+        btrfs.limit(self.tree, None if disk is None else parse_bytes(disk))
 
     async def start(self) -> int:
         """Start a fresh pid 1 in a prepared or killed sandbox; returns its host pid."""
@@ -215,8 +217,18 @@ class Container:
         flags = (_STDIN if stdin else 0) | (_PARENTED if parented else 0)
         variables = {"PATH": PATH, "HOME": "/root" if uid == 0 else "/", **(env or {})}
         before = self.cgroup.oom_kills()
-        (pid, stream), fds = await self._start_command(flags, uid, cwd, argv, variables)
-        command = _Command(self, int(pid), int(stream), fds, stdin, output_limit, on_output, parented)
+
+        async def launch_command() -> _Command:
+            (pid, stream), fds = await self._start_command(flags, uid, cwd, argv, variables)
+            return _Command(self, int(pid), int(stream), fds, stdin, output_limit, on_output, parented)
+
+        launching = asyncio.ensure_future(launch_command())
+        try:
+            command = await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            with contextlib.suppress(PagurusError):  # what is being started must be ended, not lost
+                await (await launching).close()
+            raise
         try:
             status, timed_out = await command.wait(timeout)
         finally:

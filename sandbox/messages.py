@@ -49,6 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     memory: str | int | None = "1GiB"  # bytes, or a string with KiB/MiB/GiB
     processes: int | None = 256  # tasks, threads included
     open_files: int = 4096  # RLIMIT_NOFILE of each process
+    disk: str | int | None = "4GiB"  # bytes written since the last restore, as far as it or a checkpoint holds them
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -72,6 +72,7 @@ class Pool:
                 if not self.file.exists():
                     self._make_file()
                 self._mount()
+            btrfs.enable_quota(self.path)
             for folder in (self.sandboxes, self.checkpoints):
                 folder.mkdir(mode=0o700, exist_ok=True)
         finally:

@@ -401,3 +401,28 @@ async def test_killed_shim_is_cleaned_up(maker: Maker) -> None:
     os.kill(sb._shim_pid, 9)
     await sb.destroy()
     assert _traces(sb.spec.id, sb.spec.run_dir) == []
+
+
+async def test_disk_limit_holds(maker: Maker) -> None:
+    sb = await maker.create(limits=Limits(disk="20MiB"))
+    done = await sb.exec(["sh", "-c", "head -c 60000000 /dev/urandom > /big; sync; stat -c %s /big; echo more > /x"])
+    assert b"Disk quota exceeded" in done.stderr
+    assert int(done.stdout) <= 20 << 20
+    other = await maker.create()
+    assert await shell(other, "head -c 40000000 /dev/urandom > /big; stat -c %s /big") == "40000000\n"
+    await sb.kill()
+    await sb.remount(maker.tree(f"{sb.spec.id}-2"))
+    await sb.start()
+    done = await sb.exec(["sh", "-c", "head -c 60000000 /dev/urandom > /big"])
+    assert b"Disk quota exceeded" in done.stderr
+
+
+async def test_command_cancelled_while_it_starts_is_killed(maker: Maker) -> None:
+    sb = await maker.create()
+    for _ in range(5):
+        task = asyncio.create_task(sb.exec(["sleep", "1000"]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await _settled(sb) == [sb.init_pid]
