@@ -480,12 +480,15 @@ static __always_inline bool at_syscall(u64 ip)
 	return bpf_probe_read_user(&code, sizeof(code), (void *)ip) == 0 && code == 0x050f;
 }
 
-/* A task older than the mark leaves a system call. */
+static __always_inline bool interrupted(long result)
+{
+	return result == -4 /* EINTR */ || (result <= -512 && result >= -516) /* ERESTART... */;
+}
+
+/* A task leaves a system call. */
 static __always_inline void progress(struct sandbox *s, struct task *t, struct task_struct *p,
 				     struct pt_regs *regs, long result, u8 kind)
 {
-	bool interrupted = result == -4 || (result <= -512 && result >= -516);
-
 	if (p->ptrace) {
 		/*
 		 * A tracer works here: our dump, or a debugger. Count it as progress of this epoch; the
@@ -493,7 +496,7 @@ static __always_inline void progress(struct sandbox *s, struct task *t, struct t
 		 */
 		if (kind == K_SIGRETURN && at_syscall(regs->ip))
 			stash(t, regs->ax, regs->ip + 2, regs->sp);
-		else if (!t->traced && interrupted)
+		else if (!t->traced && interrupted(result))
 			stash(t, regs->orig_ax, regs->ip, regs->sp);
 		else if (!t->traced)
 			t->stashed = false;
@@ -502,7 +505,7 @@ static __always_inline void progress(struct sandbox *s, struct task *t, struct t
 		return;
 	}
 	t->traced = false;
-	if (interrupted && kind != K_SIGRETURN) {
+	if (interrupted(result) && kind != K_SIGRETURN) {
 		stash(t, regs->orig_ax, regs->ip, regs->sp);
 		return;
 	}
@@ -699,7 +702,8 @@ int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
 		kind = K_SIGRETURN; /* which forgets its own number, so that nothing restarts it */
 	if (task_compat(p))
 		kind = K_UNKNOWN;
-	if (t->born != s->procs_epoch && !t->init)
+	/* A new task may be interrupted by the very dump that makes it an older one. */
+	if (!t->init && (t->born != s->procs_epoch || t->stashed || p->ptrace || interrupted(result)))
 		progress(s, t, p, regs, result, kind);
 	if (kind != K_NONE)
 		call(s, t, p, regs, nr, kind, result);
