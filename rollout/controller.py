@@ -1,4 +1,4 @@
-"""`RolloutController`: groups of trajectories from prompts, at a bounded staleness, for a trainer that never waits long.
+"""`RolloutController`: groups of trajectories from prompts, at a bounded staleness, for a trainer that waits little.
 
 Owns: which groups run, the limit on trajectories at once, retries, the sample buffer, the books (ledger, counts).
 Does not own: one trajectory (`run_trajectory`), the engine's life (supervisor), gradients.
@@ -7,9 +7,9 @@ a trajectory that failed is in its group with a reason (I10).
 
 ::
 
-    seeds ─▶ ledger ─▶ admission (staleness.may_start) ─▶ group: size × run_trajectory ─▶ buffer ─▶ next_batch ─▶ trainer
-                ▲                                             │ over-stale: abort                           │
-                └──────────────── queued again ◀──────────────┘          published(version) ◀── consumed ◀──┘
+    seeds ─▶ ledger ─▶ admission (may_start) ─▶ group: size x run_trajectory ─▶ buffer ─▶ next_batch ─▶ trainer
+                ▲                                      │ over-stale: abort                            │
+                └─────────── queued again ◀────────────┘        published(version) ◀── consumed ◀─────┘
 
 A failed trajectory is tried again in a fresh sandbox when the failure was the platform's, not the environment's or
 the policy's. A group of which no trajectory succeeded in running is given up after `attempts` tries of the prompt.
@@ -125,7 +125,7 @@ class RolloutController:
         self._stopping = False
 
     async def __aenter__(self) -> RolloutController:
-        self.start()
+        await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -133,7 +133,7 @@ class RolloutController:
 
     # ----------------------------------------------------------------- life
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begin to fill the buffer."""
         if self._pump is None:
             self._pump = asyncio.get_running_loop().create_task(self._admit(), name="rollout admission")

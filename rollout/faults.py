@@ -11,14 +11,14 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sandbox.cgroup import Cgroup
 
 When = Literal["checkpoint", "between", "command"]
-Kill = Callable[[str, float], Awaitable[int]]
+Kill = Callable[[str, float], Coroutine[Any, Any, int]]
 KILL_ROUNDS = 50  # a process may fork between the listing and the signal
 
 
@@ -53,25 +53,28 @@ class Strike:
     kill: Kill = kill_sandbox
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Faults:
     """Which trajectories are struck, and when.
 
-    Example: ``Faults(seed=1, share=0.05, turns=(2, 5))`` strikes every twentieth trajectory in its turn 2, 3, 4 or 5.
-    A share of them is struck late, where the service of an episode usually runs already.
+    Example: ``Faults(seed=1, share=0.05, turns=(2, 5))`` strikes every twentieth trajectory in its turn 2, 3, 4 or 5;
+    the late turns are those where the service of an episode usually runs already.
     """
 
     seed: int = 0
-    share: float = 0.05  # of all trajectories
-    turns: tuple[int, int] = (1, 5)  # inclusive
+    share: float = 0.05  # of the trajectories that start while active
+    turns: tuple[int, int] = (1, 5)  # inclusive, counted from 0
+    most: int | None = None  # strikes in all
+    active: bool = True  # the owner switches it, e.g. on in the second half of a run
     kill: Kill = kill_sandbox
-    active: bool = True
+    chosen: int = 0
 
     def choose(self, prompt: str, index: int, attempt: int = 0) -> Strike | None:
-        """The strike for a trajectory, or None. A pure function of the seed and the trajectory's names."""
+        """The strike for a trajectory, or None: while active, a function of the seed and the trajectory's names."""
         dice = random.Random(f"{self.seed}/{prompt}/{index}/{attempt}")
-        if not self.active or dice.random() >= self.share:
+        if not self.active or dice.random() >= self.share or (self.most is not None and self.chosen >= self.most):
             return None
+        self.chosen += 1
         turn = dice.randint(*self.turns)
         when: When = dice.choice(("between", "between", "command", "checkpoint"))
         return Strike(turn, when, delay=dice.uniform(0.0, 0.004), kill=self.kill)

@@ -62,6 +62,7 @@ async def run_trajectory(
     loop = _Loop(env, guarded, engine, tokenizer, trajectory, sampling, max_length, strike, on_turn)
     try:
         await loop.play(seed)
+        await loop.outlive()
     except PagurusError as error:
         trajectory.status, trajectory.reason = "failed", f"{error.code}: {error}"
     except asyncio.CancelledError:
@@ -122,6 +123,11 @@ class _Loop:
                 return
             trajectory.put(self.env.encode_observation(self.tokenizer, observation, False))
         self._truncate(f"turns: {self.env.max_turns} were not enough")
+
+    async def outlive(self) -> None:
+        """A sandbox that was struck in the last turn, and that nobody has needed since, is brought back too."""
+        if self.trajectory.struck > self.guarded.deaths:
+            await self.guarded.exec("true", ends_turn=False)
 
     async def _think(self, record: TurnRecord) -> Generation:
         """Generate the answer while the checkpoint of the last turn is being taken."""

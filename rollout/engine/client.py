@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -102,7 +103,7 @@ class EngineClient:
 
         Requests in flight go on with the new weights from their next token; their caches are computed again.
         """
-        folder = Path(folder).resolve()
+        folder = Path(os.path.abspath(folder))
         started = time.monotonic()
         manifest = await asyncio.to_thread(verify_folder, folder, version)
         try:
@@ -247,7 +248,7 @@ def generation(response: wire.GenerateResponse) -> Generation:
 
 async def wait_healthy(client: EngineClient, *, every: float = 0.1) -> None:
     """Return when the engine answers its health route. The caller sets the deadline and watches the process."""
-    while not await client.healthy():
+    while not await client.healthy():  # noqa: ASYNC110 - the event is another process's
         await asyncio.sleep(every)
 
 

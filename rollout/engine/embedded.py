@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from rollout.engine.core import Core, Request
 from sandbox.errors import EngineFailed
 
 T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("pagurus.engine")
 
 
@@ -288,10 +289,12 @@ def answer(body: msgspec.Struct) -> web.Response:
 
 
 @web.middleware
-async def errors(http: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+async def errors(
+    http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
     """The one place where an error becomes a response."""
     try:
-        return await handler(http)
+        return await handler(request)
     except (ValueError, msgspec.MsgspecError) as error:
         failure = wire.Failure(str(error), "BadRequestError", 400)
     except (EngineFailed, OSError) as error:
@@ -310,7 +313,7 @@ async def serve(core: Core, *, host: str, port: int, stop: asyncio.Event | None 
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     log.info("serving %s as version %s on %s:%d", core.folder, core.version, host, port)
-    waiters = [ended] if stop is None else [ended, asyncio.ensure_future(stop.wait())]
+    waiters: list[asyncio.Future[Any]] = [ended] if stop is None else [ended, asyncio.ensure_future(stop.wait())]
     try:
         done, _ = await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
         if ended in done:

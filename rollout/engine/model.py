@@ -144,16 +144,27 @@ class KVCache:
             layer[target, :, :length] = layer[source, :, :length]
 
 
+class Body(nn.Module):
+    """What Hugging Face calls ``model``: everything but the head."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks: list[Layer] = [Layer(config) for _ in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(self.blocks)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
 class Qwen3(nn.Module):
     """Parameter names are Hugging Face's, so `state_dict` is the file's content (less the tied head)."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.model = nn.Module()
-        self.model.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.model.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.model.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.model = Body(config)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
@@ -180,7 +191,7 @@ class Qwen3(nn.Module):
         """Logits [B, T, V] of tokens [B, T], causal. Right padding is harmless: mask its loss."""
         x = self.model.embed_tokens(tokens)
         rope = (self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]])
-        for layer in self.model.layers:
+        for layer in self.model.blocks:
             attention = layer.self_attn
             q, k, v = (part.transpose(1, 2) for part in attention.qkv(layer.input_layernorm(x), rope))
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=attention.heads != attention.groups)
@@ -198,7 +209,7 @@ class Qwen3(nn.Module):
         positions = torch.cat([torch.arange(start, end) for _, start, end in pieces])
         rope = (self.cos[positions], self.sin[positions])
         x = self.model.embed_tokens(tokens)
-        for index, layer in enumerate(self.model.layers):
+        for index, layer in enumerate(self.model.blocks):
             attention = layer.self_attn
             q, k, v = attention.qkv(layer.input_layernorm(x), rope)
             y = torch.empty_like(q)
@@ -243,7 +254,7 @@ class Qwen3(nn.Module):
         hidden = torch.arange(length)[None, :] > positions[:, None]  # [B, L]
         bias = torch.zeros(batch, 1, 1, length).masked_fill_(hidden[:, None, None, :], float("-inf"))
         x = self.model.embed_tokens(tokens)
-        for index, layer in enumerate(self.model.layers):
+        for index, layer in enumerate(self.model.blocks):
             attention = layer.self_attn
             heads, groups, size = attention.heads, attention.groups, attention.size
             q, k, v = attention.qkv(layer.input_layernorm(x), rope)
@@ -274,7 +285,7 @@ def load_weights(model: Qwen3, folder: Path | str) -> None:
 
 
 def save_model(model: Qwen3, folder: Path | str) -> None:
-    """Write config.json, generation_config.json and model.safetensors, synced to disk. The tokenizer is the caller's."""
+    """Write config.json, generation_config.json and model.safetensors, synced. The tokenizer is the caller's."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config

@@ -29,9 +29,11 @@ from pathlib import Path
 from types import TracebackType
 
 from rollout.engine.client import EngineClient, Generation, Published, Sampling, wait_healthy
-from rollout.engine.launch import Launch
+from rollout.engine.launch import Launch, embedded, vllm
 from rollout.engine.manifest import verify_folder
 from sandbox.errors import Closed, EngineFailed, Timeout
+
+__all__ = ["EngineSupervisor", "embedded", "vllm"]
 
 log = logging.getLogger("pagurus.engine.supervisor")
 
@@ -110,7 +112,7 @@ class EngineSupervisor:
 
     async def publish(self, folder: Path | str, version: int) -> Published:
         """Serve these weights from now on. If the engine dies or refuses on the way, it is restarted with them."""
-        folder = Path(folder).resolve()
+        folder = Path(os.path.abspath(folder))
         await asyncio.to_thread(verify_folder, folder, version)  # a bad folder is refused before it is "the last"
         async with self._publishing:
             client = await self.wait_serving()
@@ -149,7 +151,7 @@ class EngineSupervisor:
         }
 
     async def _died(self, client: EngineClient) -> bool:
-        """Whether the server behind `client` is gone (its connection may break an instant before the kernel says so)."""
+        """Whether the server behind `client` is gone (a connection may break an instant before the kernel says so)."""
         if self._client is not client:
             return True
         process = self._process
@@ -157,8 +159,8 @@ class EngineSupervisor:
             return True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(process.wait()), STOP_PATIENCE / 5)
-        while self._client is client and process.returncode is not None and self._failure is None:
-            await asyncio.sleep(0)  # the watcher is about to take it down
+        if process.returncode is not None and self._client is client:
+            self._serving.clear()  # the watcher, told by the same kernel, sets it again after the restart
         return process.returncode is not None
 
     async def _start(self) -> None:
