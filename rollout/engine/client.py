@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +18,7 @@ import aiohttp
 import msgspec
 
 from rollout.engine import protocol as wire
-from rollout.engine.manifest import Manifest, verify_folder
+from rollout.engine.manifest import Manifest, absolute, verify_folder
 from sandbox.errors import EngineFailed, Invalid, Timeout
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -103,7 +102,7 @@ class EngineClient:
 
         Requests in flight go on with the new weights from their next token; their caches are computed again.
         """
-        folder = Path(os.path.abspath(folder))
+        folder = absolute(folder)
         started = time.monotonic()
         manifest = await asyncio.to_thread(verify_folder, folder, version)
         try:

@@ -289,9 +289,7 @@ def answer(body: msgspec.Struct) -> web.Response:
 
 
 @web.middleware
-async def errors(
-    http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The one place where an error becomes a response."""
     try:
         return await handler(request)

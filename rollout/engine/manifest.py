@@ -84,6 +84,11 @@ def verify_folder(folder: Path | str, version: int | None = None) -> Manifest:
     return manifest
 
 
+def absolute(folder: Path | str) -> Path:
+    """An engine has a working directory of its own: it is told absolute names."""
+    return Path(folder).absolute()
+
+
 def tensor_hashes(path: Path) -> dict[str, str]:
     """sha256 of each tensor's bytes in a safetensors file, read from its header (no torch)."""
     with path.open("rb") as file:

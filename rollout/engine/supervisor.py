@@ -30,7 +30,7 @@ from types import TracebackType
 
 from rollout.engine.client import EngineClient, Generation, Published, Sampling, wait_healthy
 from rollout.engine.launch import Launch, embedded, vllm
-from rollout.engine.manifest import verify_folder
+from rollout.engine.manifest import absolute, verify_folder
 from sandbox.errors import Closed, EngineFailed, Timeout
 
 __all__ = ["EngineSupervisor", "embedded", "vllm"]
@@ -112,7 +112,7 @@ class EngineSupervisor:
 
     async def publish(self, folder: Path | str, version: int) -> Published:
         """Serve these weights from now on. If the engine dies or refuses on the way, it is restarted with them."""
-        folder = Path(os.path.abspath(folder))
+        folder = absolute(folder)
         await asyncio.to_thread(verify_folder, folder, version)  # a bad folder is refused before it is "the last"
         async with self._publishing:
             client = await self.wait_serving()
