@@ -26,6 +26,7 @@ from sandbox.messages import Limits
 PARENT = "pagurus"
 SHIMS = "_shims"
 CONTROLLERS = ("memory", "cpu", "pids", "devices")
+V2_CONTROLLERS = ("memory", "cpu", "pids")
 CPU_PERIOD = 100_000  # microseconds
 _MS_REMOUNT = 32
 SHIM_TASKS = 1  # the shim itself counts in the v1 pids group that it has joined
@@ -111,7 +112,7 @@ def prepare_host() -> None:
     for mount in (host.unified, *host.v1.values()):
         (mount / PARENT).mkdir(exist_ok=True)
     if host.pure:
-        wanted = {"memory", "cpu", "pids"}
+        wanted = set(V2_CONTROLLERS)
         for group in (host.unified, host.unified / PARENT):
             available = set((group / "cgroup.controllers").read_text().split())
             enabled = set((group / "cgroup.subtree_control").read_text().split())

@@ -31,7 +31,7 @@ from sandbox import btrfs, paths
 from sandbox.cgroup import Cgroup, parse_bytes
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead, Unsupported
 from sandbox.messages import Limits
-from sandbox.process import Completed, Drain, Feed, Reaped, exit_code, exit_status, kill_started, readable
+from sandbox.process import Command, Completed, Handles, Reaped, exit_code, exit_status, kill_started, readable
 from sandbox.process import pidfd_tells_exit as _pidfd_tells_exit
 from sandbox.shim import Refused, Shim, ShimGone, launch
 
@@ -39,7 +39,6 @@ ID_RANGE = 65_536
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACES = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "mnt": 0x00020000, "pid": 0x20000000}
 _STDIN, _PARENTED, _NEW_PRIVILEGES = 1, 2, 4
-_KILL_PATIENCE = 10.0  # seconds for a killed command to be gone
 
 
 @dataclass(frozen=True)
@@ -218,9 +217,15 @@ class Container:
         variables = {"PATH": PATH, "HOME": "/root" if uid == 0 else "/", **(env or {})}
         before = self.cgroup.oom_kills()
 
-        async def launch_command() -> _Command:
+        async def launch_command() -> Command:
             (pid, stream), fds = await self._start_command(flags, uid, cwd, argv, variables)
-            return _Command(self, int(pid), int(stream), fds, stdin, output_limit, on_output, parented)
+            return Command(
+                self._handles(int(pid), int(stream), fds[0], parented),
+                fds,
+                stdin=stdin,
+                limit=output_limit,
+                tell=on_output,
+            )
 
         launching = asyncio.ensure_future(launch_command())
         try:
@@ -294,10 +299,24 @@ class Container:
     def _dead(self, why: str) -> SandboxDead:
         return SandboxDead(why, remedy=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
 
-    async def _await_reaped(self, pidfd: int) -> None:
-        if self._reaped is None:
-            self._reaped = Reaped()
-        await self._reaped.wait(pidfd)
+    def _handles(self, pid: int, stream: int, pidfd: int, parented: bool) -> Handles:
+        """What a running command needs of its sandbox."""
+
+        async def end() -> int:
+            if parented:
+                return await self.host_exited(pid)
+            if self._reaped is None:
+                self._reaped = Reaped()
+            await self._reaped.wait(pidfd)
+            status = exit_status(pidfd)
+            assert status is not None
+            return status
+
+        async def release() -> None:
+            with contextlib.suppress(ShimGone, Refused, SandboxDead):
+                await self._call("release", stream)
+
+        return Handles(end=end, release=release, kill=lambda: kill_started(pid, self.tasks))
 
     # ---------------------------------------------------------------- host programs
 
@@ -423,73 +442,6 @@ async def _ended(pid: int) -> None:
         os.close(pidfd)
     with contextlib.suppress(ChildProcessError):  # adopted: not our child
         os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - does not block
-
-
-class _Command:
-    """A started command, from its descriptors to its end."""
-
-    def __init__(
-        self,
-        container: Container,
-        pid: int,
-        stream: int,
-        fds: list[int],
-        stdin: bytes,
-        limit: int,
-        on_output: Callable[[str, bytes], None] | None,
-        parented: bool,
-    ):
-        def tell(name: str) -> Callable[[bytes], None] | None:
-            return None if on_output is None else lambda data: on_output(name, data)
-
-        self._container = container
-        self._pid = pid
-        self._stream = stream
-        self._parented = parented
-        self._pidfd = fds[0]
-        self.stdout = Drain(fds[1], limit, tell("stdout"))
-        self.stderr = Drain(fds[2], limit, tell("stderr"))
-        self._feed = Feed(fds[3], stdin) if len(fds) > 3 else None
-        self._done = False
-
-    async def wait(self, timeout: float | None) -> tuple[int, bool]:
-        """(wait status, timed out)"""
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._end(), False
-        except TimeoutError:
-            await asyncio.to_thread(self._kill)
-            async with asyncio.timeout(_KILL_PATIENCE):
-                return await self._end(), True
-
-    async def _end(self) -> int:
-        if self._parented:
-            shim = self._container._shim
-            assert shim is not None
-            status = await shim.exited(self._pid)
-            shim.forget(self._pid)
-        else:
-            await self._container._await_reaped(self._pidfd)
-            found = exit_status(self._pidfd)
-            assert found is not None
-            status = found
-        self._done = True
-        return status
-
-    def _kill(self) -> None:
-        kill_started(self._pid, self._container.tasks)
-
-    async def close(self) -> None:
-        """Takes what lies in the pipes; whoever still holds them is from now on read by the shim."""
-        if not self._done:
-            await asyncio.to_thread(self._kill)
-        self.stdout.finish()
-        self.stderr.finish()
-        if self._feed is not None:
-            self._feed.close()
-        os.close(self._pidfd)
-        with contextlib.suppress(ShimGone, Refused, SandboxDead):
-            await self._container._call("release", self._stream)
 
 
 def _is_readable(fd: int) -> bool:

@@ -17,7 +17,7 @@ import select
 import signal
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ _PIDFD_GET_INFO = 0xC040FF0B
 _INFO_EXIT = 1 << 3
 _PIPE_SIZE = 1 << 20
 _READ_SIZE = 1 << 18
+_KILL_PATIENCE = 10.0  # seconds for a killed command to be gone
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,64 @@ class Feed:
             self._loop.remove_writer(self._fd)
             os.close(self._fd)
             self._fd = -1
+
+
+@dataclass(frozen=True)
+class Handles:
+    """What a running command needs of its sandbox."""
+
+    end: Callable[[], Awaitable[int]]  # its wait status
+    release: Callable[[], Awaitable[None]]  # give its pipes up to the shim
+    kill: Callable[[], int]  # all that it started; blocks
+
+
+class Command:
+    """A started command, from its descriptors (pidfd, stdout, stderr and perhaps stdin) to its end."""
+
+    def __init__(
+        self,
+        handles: Handles,
+        fds: Sequence[int],
+        *,
+        stdin: bytes,
+        limit: int,
+        tell: Callable[[str, bytes], None] | None,
+    ):
+        def telling(name: str) -> Callable[[bytes], None] | None:
+            return None if tell is None else lambda data: tell(name, data)
+
+        self._handles = handles
+        self._pidfd = fds[0]
+        self.stdout = Drain(fds[1], limit, telling("stdout"))
+        self.stderr = Drain(fds[2], limit, telling("stderr"))
+        self._feed = Feed(fds[3], stdin) if len(fds) > 3 else None
+        self._done = False
+
+    async def wait(self, timeout: float | None) -> tuple[int, bool]:
+        """(wait status, timed out)"""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._end(), False
+        except TimeoutError:
+            await asyncio.to_thread(self._handles.kill)
+            async with asyncio.timeout(_KILL_PATIENCE):
+                return await self._end(), True
+
+    async def _end(self) -> int:
+        status = await self._handles.end()
+        self._done = True
+        return status
+
+    async def close(self) -> None:
+        """Takes what lies in the pipes; whoever still holds them is from now on read by the shim."""
+        if not self._done:
+            await asyncio.to_thread(self._handles.kill)
+        self.stdout.finish()
+        self.stderr.finish()
+        if self._feed is not None:
+            self._feed.close()
+        os.close(self._pidfd)
+        await self._handles.release()
 
 
 @dataclass(frozen=True)

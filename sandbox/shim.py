@@ -16,7 +16,7 @@ import signal
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,6 @@ class Shim:
 
     def __init__(self, connection: socket.socket, run_dir: Path):
         self.run_dir = run_dir
-        self.on_init_gone: Callable[[int], None] = lambda pid: None
         self._socket = connection
         self._waiting: deque[asyncio.Future[Answer]] = deque()
         self._exits: dict[int, asyncio.Future[int]] = {}
@@ -191,12 +190,9 @@ class Shim:
     def _dispatch(self, fields: list[str], fds: list[int]) -> None:
         kind, *rest = fields
         if kind == "event":
-            if rest[0] == "exit":
-                future = self._exit_future(int(rest[1]))
-                if not future.done():
-                    future.set_result(int(rest[2]))
-            elif rest[0] == "init":
-                self.on_init_gone(int(rest[1]))
+            future = self._exit_future(int(rest[1]))
+            if not future.done():
+                future.set_result(int(rest[2]))
             return
         future_answer = self._waiting.popleft()
         if kind == "ok":

@@ -9,7 +9,7 @@
  *
  * A packet is a list of fields, each ended by NUL: the command, then its arguments; descriptors travel
  * beside it. Every command is answered once, in order, by "ok", fields... or "error", stage, errno;
- * "event" packets come in between.
+ * "event", "exit", pid, status come in between.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -147,12 +147,10 @@ static bool watch(pid_t pid) {
 }
 
 static void init_gone(void) {
-    pid_t pid = shim.init;
     close(shim.init_pidfd);
     shim.init_pidfd = -1;
     shim.init = 0;
     reap();
-    answer(NULL, 0, "event\ninit\n%d\n", pid);
 }
 
 /* ------------------------------------------------------------------ commands */
