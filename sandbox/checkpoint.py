@@ -10,7 +10,7 @@ Guarantee: a capture is complete or CheckpointFailed is raised and the sandbox r
     capture = syncfs ▸ freeze ▸ dump to tmpfs ▸ on_frozen ▸ thaw          (dump.py over criu.py)
     store   = pages by content ▸ dump file, synced                        (pages.py, dumpfile.py; after the thaw)
     restore = images to tmpfs ▸ adapt ▸ CRIU in the cgroup ▸ attach       (restore.py)
-    verify  = restore stopped ▸ dump again ▸ compare ▸ let run            (digest.py)
+    verify  = restore held   ▸ dump again ▸ compare ▸ let run            (digest.py)
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Checkpointer:
     ) -> RestoreReport:
         """Restore into a prepared or killed container that is mounted over the right tree.
 
-        `stored` is a dump file or a capture directory. With `verify` the tree is restored stopped, dumped again and
+        `stored` is a dump file or a capture directory. With `verify` the tree is held before it runs, dumped again and
         compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with.
         """
         del fork  # what differs is read off the container's spec
@@ -203,11 +203,12 @@ class Checkpointer:
             own_network = await self._images(container, source, images)
             container.cgroup.lift()
             ready = time.monotonic()
+            hold = restoring.Hold(container) if verify else None
             async with restoring.worker(container, self.cache, images) as process:
-                pid = await restoring.restore(container, images, process, own_network=own_network, leave_stopped=verify)
+                pid = await restoring.restore(container, images, process, own_network=own_network, hold=hold)
             report = RestoreReport(pid, 0.0, (time.monotonic() - ready) * 1e3)
-            if verify:
-                await self._verify(container, images, reference)
+            if hold is not None:
+                await self._verify(container, images, reference, hold)
                 report.verified = True
         finally:
             await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
@@ -227,12 +228,13 @@ class Checkpointer:
 
         return await asyncio.to_thread(write)
 
-    async def _verify(self, container: Any, images: Path, reference: Path | None) -> None:
+    async def _verify(self, container: Any, images: Path, reference: Path | None, hold: restoring.Hold) -> None:
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
             process = await dump.worker(container, self.cache)
-            await dump.dump(container, again, process, on_frozen=None)
+            steps = {"network-lock": hold.seized, "query-ext-files": hold.seized, "post-dump": hold.hold}
+            await dump.dump(container, again, process, on_frozen=None, steps=steps)
             found = await asyncio.to_thread(_compare, images, again, reference, container.tree)
             if found:
                 raise NotEqual(
@@ -240,7 +242,7 @@ class Checkpointer:
                     remedy="restore an older checkpoint",
                     sandbox=container.spec.id,
                 )
-            await asyncio.to_thread(restoring.resume, container, images)
+            hold.release()
         except BaseException:
             await container.kill()
             raise

@@ -21,7 +21,6 @@ Not compared, with the reason:
 - `xstate_bv`: whether a register set is in its initial state because nobody used it or because somebody reset it;
   the registers themselves are compared;
 - remaining time of timers: time went on; interval, clock and signal are compared;
-- the stopped state itself and pending SIGCHLD that tell of it: verification holds the tree by stopping it;
 - cgroup paths: a fork lives in another cgroup;
 - the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
@@ -32,14 +31,12 @@ Not compared, with the reason:
 
 from __future__ import annotations
 
-import base64
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from blake3 import blake3
 
 from sandbox import criu
@@ -49,8 +46,6 @@ VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 <
 VMA_FILE = (1 << 6) | (1 << 7)
 VMA_MEMFD = 1 << 14
 O_LARGEFILE = 0o100000
-SIGCHLD = 17
-CLD_TRAPPED, CLD_CONTINUED = 4, 6  # and CLD_STOPPED between them
 RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
 SHOWN = 40  # differences listed
 
@@ -164,13 +159,11 @@ class _Canonical:
         for name, value in thread.items():
             if name == "cg_set":
                 continue
-            self.facts[f"{who} {name}"] = _pending(value) if name == "signals_p" else value
+            self.facts[f"{who} {name}"] = value
         for name, value in core.get("tc", {}).items():
-            if name in ("cg_set", "task_state", "stop_signo", "flags"):
+            if name in ("cg_set", "flags"):
                 continue
-            if name == "signals_s":
-                value = _pending(value)
-            elif name == "timers":
+            if name == "timers":
                 value = _timers(value)
             self.facts[f"{who} task {name}"] = value
         return int(thread.get("rseq_entry", {}).get("rseq_abi_pointer", 0))
@@ -308,18 +301,6 @@ def _mask(address: int, page: bytes, rseq: list[int]) -> bytes:
                 changed[at] = 0
         page = bytes(changed)
     return page
-
-
-def _pending(queue: dict[str, Any]) -> list[str]:
-    """Pending signals, but for the SIGCHLD of a stop."""
-    kept = []
-    for signal in queue.get("signals", []):
-        raw = base64.b64decode(signal["siginfo"]) if isinstance(signal["siginfo"], str) else signal["siginfo"]
-        number, _, code = np.frombuffer(raw[:12], dtype="<i4").tolist()
-        if number == SIGCHLD and CLD_TRAPPED <= code <= CLD_CONTINUED:
-            continue
-        kept.append(blake3(raw).hexdigest())
-    return kept
 
 
 def _timers(timers: dict[str, Any]) -> dict[str, Any]:

@@ -73,9 +73,9 @@ async def dump(
     process: criu.Worker,
     *,
     on_frozen: Callable[[], None] | None,
-    leave_stopped: bool = False,
+    steps: criu.Notify | None = None,
 ) -> Dumped:
-    """Dump into `directory` (exists, empty, on tmpfs). See the module."""
+    """Dump into `directory` (exists, empty, on tmpfs). `steps`: more to do at CRIU's notifications. See the module."""
     began = time.monotonic()
     pid = container.init_pid
     if pid is None:
@@ -85,7 +85,7 @@ async def dump(
     try:
         await process.call(
             _request(pid, fd),
-            notify={"post-dump": frozen},
+            notify={"post-dump": frozen, **(steps or {})},
             timeout=TIMEOUT,
             log=directory / LOG,
             kill_on_cancel=False,

@@ -1,7 +1,8 @@
 """Bring the processes of a checkpoint back with CRIU, in place or under another identity.
 
 Owns: adapting a private copy of the images (ids of a fork, host name, a network namespace that the restored
-user namespace owns where established TCP asks for it), the options of a restore, letting stopped tasks run.
+user namespace owns where established TCP asks for it), the options of a restore, holding a restored tree before
+its first instruction.
 Does not own: mounting the right file tree, cgroups and their limits (the container; limits are applied after the
 restore), comparing (:mod:`sandbox.digest`).
 Guarantee: :func:`restore` returns the host pid of a complete, attached process tree, or raises RestoreFailed and
@@ -20,23 +21,22 @@ import io
 import os
 import re
 import shutil
-import signal
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sandbox import criu
-from sandbox.dump import EXTERNAL_NETNS, _identify, load
+from sandbox.cgroup import hierarchy
+from sandbox.dump import EXTERNAL_NETNS, load
 from sandbox.errors import RestoreFailed
 
 TIMEOUT = 120.0
 LOG = "restore.log"
 NETNS_FD = 4  # number of the network namespace's descriptor in CRIU (3 is the socket)
-TASK_STOPPED = 3  # compel's task states, as core images hold them
 TCP_LISTEN = 10
 TCP_CLOSE = 7
 CLONE_NEWNET = 0x40000000
@@ -167,8 +167,10 @@ class Process:
     inherited: dict[str, int]
 
 
-async def restore(container: Any, directory: Path, process: Process, *, own_network: bool, leave_stopped: bool) -> int:
-    """Restore the adapted images; returns pid 1's host pid after `container.attach`."""
+async def restore(
+    container: Any, directory: Path, process: Process, *, own_network: bool, hold: Hold | None = None
+) -> int:
+    """Restore the adapted images; returns pid 1's host pid after `container.attach`. With `hold`, nothing runs yet."""
     rpc = criu.messages()
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     options = rpc.criu_opts(
@@ -183,7 +185,6 @@ async def restore(container: Any, directory: Path, process: Process, *, own_netw
         manage_cgroups=True,
         manage_cgroups_mode=rpc.IGNORE,
         notify_scripts=True,
-        leave_stopped=leave_stopped,
         log_level=2,
         log_file=LOG,
     )
@@ -195,7 +196,7 @@ async def restore(container: Any, directory: Path, process: Process, *, own_netw
     try:
         response = await process.worker.call(
             rpc.criu_req(type=rpc.RESTORE, opts=options),
-            notify={"setup-namespaces": _loopback} if own_network else {},
+            notify=_notify(process, own_network, hold),
             timeout=TIMEOUT,
             log=directory / LOG,
             kill_on_cancel=True,
@@ -217,18 +218,42 @@ async def restore(container: Any, directory: Path, process: Process, *, own_netw
     return pid
 
 
-def resume(container: Any, directory: Path) -> None:
-    """Let a tree that was restored stopped run, except what was stopped in the checkpoint already. Blocks."""
-    stopped = set()
-    for entry in load(directory / "pstree.img"):
-        core = load(directory / f"core-{entry['pid']}.img")[0]
-        if core.get("tc", {}).get("task_state") == TASK_STOPPED:
-            stopped.add(entry["pid"])
-    # Children first: a parent that continues could see them still stopped.
-    for pid in sorted(container.tasks(), reverse=True):
-        if _identify(pid)[0] not in stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+def _notify(process: Process, own_network: bool, hold: Hold | None) -> dict[str, Callable[[int], None]]:
+    steps: dict[str, Callable[[int], None]] = {}
+    if own_network:
+        steps["setup-namespaces"] = _loopback
+    if hold is not None:
+
+        def stop(_pid: int) -> None:
+            hold.leave(process.worker.pid)
+            hold.hold()
+
+        steps["pre-resume"] = stop
+    return steps
+
+
+class Hold:
+    """Holds a restored tree before its first instruction, so that it can be dumped again unchanged.
+
+    The v2 freezer, not SIGSTOP: a stop would send SIGCHLD to every parent, and the handlers would run. Frozen tasks
+    let CRIU seize them, but not run its parasite; so it is thawed once all are seized (`seized`) and frozen again
+    before they are let go (`hold`).
+    """
+
+    def __init__(self, container: Any):
+        self._file = container.cgroup.path / "cgroup.freeze"
+
+    def leave(self, criu_pid: int) -> None:
+        """Take CRIU itself out of the group that is about to be frozen."""
+        (hierarchy().unified / "cgroup.procs").write_text(str(criu_pid))
+
+    def hold(self, _pid: int = 0) -> None:
+        self._file.write_text("1")
+
+    def seized(self, _pid: int = 0) -> None:
+        self._file.write_text("0")
+
+    release = seized
 
 
 def _loopback(pid: int) -> None:
