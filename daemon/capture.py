@@ -39,7 +39,7 @@ from typing import Any
 
 from daemon.catalogue import CheckpointRow
 from daemon.judge import judge
-from sandbox import btrfs, files
+from sandbox import btrfs
 from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.extents import added_bytes
 from sandbox.held import held_files

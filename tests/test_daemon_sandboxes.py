@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 
 import pytest
-from daemon_host import IMAGE, Daemon, missing
+from daemon_host import IMAGE, Daemon, kill_everything, missing, tasks_of
 
 from sandbox import (
     Client,
@@ -217,8 +216,7 @@ async def test_a_killed_sandbox_says_so_and_comes_back_equal(daemon: Daemon, sb)
     result = await sb.exec(SERVICE)
     await sb.captured(result)
     pid = (await sb.files.read("/run/pid")).strip()
-    for task in _tasks(daemon, sb.id):
-        os.kill(task, signal.SIGKILL)
+    kill_everything(sb.id)
     with pytest.raises(SandboxDead, match="pagurus restore"):
         await _until_dead(sb)
     assert (await sb.refresh()).state is SandboxState.DEAD
@@ -307,9 +305,9 @@ async def test_statistics_count_turns_by_verdict(host: Client, sb) -> None:
 async def test_removal_leaves_nothing(daemon: Daemon, host: Client) -> None:
     async with host.create(IMAGE) as sandbox:
         await sandbox.durable(await sandbox.exec(SERVICE))
-        tasks = _tasks(daemon, sandbox.id)
+        tasks = tasks_of(sandbox.id)
         assert tasks
-    assert not _tasks(daemon, sandbox.id)
+    assert not tasks_of(sandbox.id)
     assert not (daemon.run / "sandboxes" / sandbox.id).exists()
     assert not list((daemon.state / "pool" / "sandboxes").glob(f"{sandbox.id}*"))
     with pytest.raises(NotFound):
@@ -317,19 +315,6 @@ async def test_removal_leaves_nothing(daemon: Daemon, host: Client) -> None:
 
 
 # --------------------------------------------------------------------------- help
-
-
-def _tasks(daemon: Daemon, sandbox: str) -> list[int]:
-    """Host pids of a sandbox's processes: those whose root lies in its overlay, by the name of its uts namespace."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if f"/pagurus/{sandbox}" in (entry / "cgroup").read_text().split("0::", 1)[-1]:
-                    found.append(int(entry.name))
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    return found
 
 
 async def _until_dead(sb) -> None:

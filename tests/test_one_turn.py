@@ -8,11 +8,9 @@ it changed is captured. Then everything is killed, and the sandbox comes back as
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import pytest
-from daemon_host import IMAGE, Daemon, missing, tasks_of
+from daemon_host import IMAGE, Daemon, kill_everything, missing
 
 from sandbox import SandboxDead, Verdict
 from sandbox.messages import CheckpointState
@@ -81,8 +79,7 @@ async def test_one_turn(daemon: Daemon) -> None:
         assert infos[2].stored_bytes < infos[2].full_bytes / 5  # nearly all pages were known already
 
         # kill -9 for everything in it.
-        for task in tasks_of(sandbox.id):
-            os.kill(task, signal.SIGKILL)
+        kill_everything(sandbox.id)
         with pytest.raises(SandboxDead, match="restore"):
             while True:
                 await sandbox.exec("true")
