@@ -367,7 +367,12 @@ async def test_host_program_outside_the_groups(maker: Maker, either_hierarchy: s
 
 async def test_host_program_inside_the_groups(maker: Maker, either_hierarchy: str) -> None:
     sb = await maker.create()
-    out = await _host_output(sb, ["/bin/cat", "/proc/self/cgroup"], in_cgroup=True)
+    script = "hostname; readlink /proc/self/ns/ipc /proc/self/ns/uts; cat /proc/self/cgroup"
+    out = await _host_output(sb, ["/bin/sh", "-c", script], in_cgroup=True)
+    assert out.startswith("crab\n")
+    assert not any(
+        os.readlink(f"/proc/{pid}/ns/{name}") in out for pid in ("self", sb.init_pid) for name in ("ipc", "uts")
+    )
     assert f"0::/pagurus/{sb.spec.id}\n" in out
     if not hierarchy().pure and either_hierarchy == "as it is":
         assert f"memory:/pagurus/{sb.spec.id}\n" in out
