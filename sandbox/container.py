@@ -333,7 +333,8 @@ class Container:
         """Start a host program (CRIU) as a child of the shim, in the shim's mount namespace; returns its host pid.
 
         ``fds[i]`` becomes its descriptor ``3 + i``. `in_cgroup`: inside the sandbox's groups and in fresh ipc and uts
-        namespaces, so that what it restores is; otherwise outside all groups. `join`: namespaces of pid 1 to enter ("net", "ipc", "uts").
+        namespaces, so that what it restores is; otherwise outside all groups. `join`: namespaces of pid 1 to enter
+        ("net", "ipc", "uts"). `stderr`: the descriptor for its stdout and stderr, else the shim's log.
         """
         passed, targets = list(fds), list(range(3, 3 + len(fds)))
         if stderr is not None:
