@@ -48,6 +48,7 @@ async def test_sandboxes_outlive_a_killed_daemon(daemon: Daemon) -> None:
         assert result.text == "kept\n1\n1\n"
         assert result.turn == 3
         assert result.verdict is Verdict.BOTH  # nobody watched while the daemon was dead
+        await sandbox.exec("true")  # a call that the last daemon's dump had interrupted may still count once
         assert (await sandbox.exec("true")).verdict is Verdict.NONE
         await sandbox.kill()
         await sandbox.restore(before)
