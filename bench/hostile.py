@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -470,6 +471,17 @@ async def _neighbour_ipc(scene: Scene) -> str:
     if int(made.stdout) < 0:
         return "the neighbour could not make any"
     return judge(await _exhaust(scene, "i = libc.shmget(77, 4096, 0); print('tried', i)\nif i >= 0: print('BREACH')"))
+
+
+@act("use the host's System V shared memory")
+async def _host_ipc(scene: Scene) -> str:
+    libc = ctypes.CDLL(None)
+    made = libc.shmget(scene.host_port, 4096, 0o1666)
+    try:
+        code = f"i = libc.shmget({scene.host_port}, 4096, 0); print('tried', i)\nif i >= 0: print('BREACH')"
+        return judge(await _exhaust(scene, code))
+    finally:
+        libc.shmctl(made, 0, None)
 
 
 @act("kill every process there is")

@@ -11,6 +11,8 @@ import pytest
 
 from bench import isolation
 from bench.hostile import ACTS, ATTEMPT, Act, judge
+from sandbox import paths
+from sandbox.checkpoint import Checkpointer
 from sandbox.messages import Limits
 from sandbox.pool import Pool
 from sandbox.process import Completed
@@ -26,6 +28,47 @@ async def test_contained(act: Act, pool: Pool, tmp_path: Path) -> None:
     try:
         assert await isolation.try_act(act, pool, image, tmp_path, neighbour) == ""
     finally:
+        await isolation.remove(neighbour)
+
+
+FROM_A_RESTORED_ONE = (
+    "create a user namespace (unshare)",
+    "mount a tmpfs",
+    "set the host name",
+    "io_uring",
+    "be traced",
+    "gain CAP_SYS_ADMIN by capset",
+    "raise the limit of open files",
+    "write kernel settings",
+    "read masked files",
+    "make a block device",
+    "find a descriptor of the host",
+    "see processes of the host",
+    "take loopback down",
+    "reach the internet",
+    "fork bomb",
+    "take all memory",
+    "fill the disk",
+    "reach a server on the host's loopback",
+    "use the host's System V shared memory",
+    "kill a process of the host by its number",
+)
+
+
+@pytest.mark.parametrize("name", FROM_A_RESTORED_ONE, ids=lambda name: name.replace(" ", "-"))
+async def test_contained_after_a_restore(name: str, pool: Pool, tmp_path: Path) -> None:
+    if not paths.criu().exists():
+        pytest.skip(f"{paths.criu()} is missing: run `make setup`")
+    (act,) = (act for act in ACTS if act.name == name)
+    image = base_image()
+    neighbour = await isolation.container(pool, image, tmp_path, Limits(), isolation.FIRST_UID + 65_536)
+    checkpointer = Checkpointer(state=tmp_path, run=tmp_path)
+    try:
+        await checkpointer.prepare()
+        assert await isolation.try_act(act, pool, image, tmp_path, neighbour, checkpointer) == ""
+    finally:
+        await checkpointer.close()
+        isolation.unmount_below(tmp_path)
         await isolation.remove(neighbour)
 
 
