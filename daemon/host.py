@@ -418,10 +418,9 @@ class Host:
         loop = self.loop(sandbox)
         async with loop.using():
             await self.services.capturer.checkpointer.forget(loop.container)
-            await loop.container.kill()
-        if loop.row.state is SandboxState.RUNNING:
             loop.step(states.Event.DIE)
-            self.services.catalogue.later([put_sandbox(loop.row)])
+            await loop.container.kill()
+        self.services.catalogue.later([put_sandbox(loop.row)])
 
     async def remove(self, sandbox: str) -> None:
         """Remove a sandbox with its checkpoints, but for what forks of it still need."""
