@@ -26,6 +26,7 @@ from rollout.messages import Recovery
 from sandbox.errors import CheckpointFailed, Conflict, SandboxDead
 from sandbox.messages import CheckpointInfo, CheckpointState, ExecResult
 
+KILLED = 128 + 9  # exit code of a command that SIGKILL ended
 DEATHS_MOST = 8  # of one trajectory; more means that its own commands kill it
 
 
@@ -82,6 +83,9 @@ class GuardedSandbox:
                 signal()
             answer = await self.sandbox.exec(command, **options)
             ended = self._clock()
+            if answer.exit_code == KILLED and not answer.timed_out:
+                # The command may have been killed with everything else, an instant before the death was noticed.
+                await self.sandbox.exec("true", ends_turn=False)
             return answer
 
         result = await self._run(act)
