@@ -8,7 +8,7 @@ Guarantee: every figure is a count or a sum over records of this run; none is as
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from rollout import Trajectory, TurnRecord
 from sandbox.messages import Statistics
 
 
+VERDICTS = ("none", "files", "processes", "both")
+
+
 class Totals(msgspec.Struct, kw_only=True):
     """Counters of a run. Saved with the resume state."""
 
@@ -27,7 +30,8 @@ class Totals(msgspec.Struct, kw_only=True):
     wall_s: float = 0.0
     turns: int = 0
     trajectories: int = 0
-    trajectories_lost: int = 0
+    trajectories_lost: int = 0  # that neither a restore nor another try could save
+    trajectories_retried: int = 0  # begun again in a fresh sandbox
     truncated: int = 0
     verdicts: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(VERDICTS, 0))
     checkpoints: int = 0
@@ -52,17 +56,14 @@ class Totals(msgspec.Struct, kw_only=True):
             self.trajectories += 1
             self.truncated += trajectory.status == "truncated"
             if trajectory.status in ("failed", "aborted"):
-                self.trajectories_lost += trajectory.status == "failed"
                 reason = trajectory.reason or trajectory.status
                 self.lost_reasons[reason] = self.lost_reasons.get(reason, 0) + 1
-            self.killed += trajectory.killed
-            self.recovered_equal += trajectory.recovered_equal
             for turn in trajectory.turns:
                 self._add_turn(turn)
 
     def _add_turn(self, turn: TurnRecord) -> None:
-        if not turn.exec_end:
-            return  # the agent said something that ran nothing
+        if turn.checkpoint is None:
+            return  # nothing ran, or only a check of the environment's own: not judged
         self.turns += 1
         self.verdicts[turn.verdict] = self.verdicts.get(turn.verdict, 0) + 1
         if not turn.checkpoint_started or not turn.checkpoint_captured:
@@ -73,15 +74,24 @@ class Totals(msgspec.Struct, kw_only=True):
         self.exposed_s += min(span, turn.waited_s)
 
 
-VERDICTS = ("none", "files", "processes", "both")
+class Meter:
+    """What others count, as growth since this process began, on top of what the run counted before it.
 
-
-class HostMeter:
-    """What the daemon counted since the run began: checkpoints by kind, bytes stored, bytes of full dumps."""
+    The daemon: checkpoints by kind, bytes stored, bytes of full dumps. The controller: deaths of sandboxes and what
+    became of them, those of trajectories that no batch took included.
+    """
 
     def __init__(self, begin: Statistics, totals: Totals):
         self.begin = begin
         self.base = (totals.checkpoints, dict(totals.checkpoints_by_kind), totals.stored_bytes, totals.full_bytes)
+        self.deaths = (totals.killed, totals.recovered_equal, totals.trajectories_lost, totals.trajectories_retried)
+
+    def update_rollouts(self, totals: Totals, counts: Mapping[str, Any]) -> None:
+        killed, equal, lost, retried = self.deaths
+        totals.killed = killed + counts["killed"]
+        totals.recovered_equal = equal + counts["recovered_equal"]
+        totals.trajectories_lost = lost + counts["trajectories_lost"]
+        totals.trajectories_retried = retried + counts["trajectories_retried"]
 
     def update(self, totals: Totals, now: Statistics) -> None:
         checkpoints, kinds, stored, full = self.base
@@ -113,6 +123,8 @@ def summary(totals: Totals, *, engine: str, seed: int, steps: int, version: int)
         "policy_version": version,
         "turns": totals.turns,
         "trajectories": totals.trajectories,
+        "trajectories_retried": totals.trajectories_retried,
+        "truncated": totals.truncated,
         "checkpoints_by_kind": totals.checkpoints_by_kind,
         "checkpoint_ms_mean": _mean_ms(totals.checkpoint_s, totals),
         "frozen_ms_mean": _mean_ms(totals.frozen_s, totals),

@@ -36,12 +36,12 @@ from typing import Any
 import msgspec
 import torch
 from rich.console import Console
-from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
 
-import rollout
-from rollout import Batch, Faults, RolloutConfig, RolloutController, Trajectory, TurnRecord
+from rollout import Batch, Environment, Faults, RolloutConfig, RolloutController, Trajectory, TurnRecord
 from rollout.engine.client import Sampling
 from rollout.engine.model import load_model
+from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
+from rollout.tokenizer import FolderTokenizer
 from sandbox import Client
 from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, NotFound, PagurusError
 from trainer import grpo, policy, report, resume, sft, task
@@ -52,6 +52,7 @@ from trainer.publish import path_of, publish
 
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
 ACTION_TOKENS = 16  # longest action
+FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +65,11 @@ class Config:
     steps: int = 20
     groups: int = 8
     size: int = 8  # trajectories per group
-    concurrency: int = 24  # sandboxes at once
+    concurrency: int = 12  # sandboxes at once
     held_out: int = 160  # episodes of each evaluation
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
     tis: float | None = None
-    faults: int = 8  # sandboxes killed on purpose in the second half
+    faults: int = 16  # sandboxes killed on purpose in the second half, about
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
     resume: Path | None = None
@@ -121,7 +122,7 @@ class Run:
             ):
                 self.display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
                 await self._load_or_fit()
-                self.meter = report.HostMeter(await host.statistics(), self.totals)
+                self.meter = report.Meter(await host.statistics(), self.totals)
                 await self._with_engine(host)
             content = await self._finish(host)
         self.console.print(report.table(content, self.folder))
@@ -200,6 +201,8 @@ class Run:
         watcher = asyncio.create_task(self._watch(host))
         try:
             while self.step < self.config.steps:
+                if 2 * self.step >= self.config.steps:
+                    self.controller.faults = self._faults()  # for the groups that start from now on
                 began = time.monotonic()
                 batch = await self.controller.next_batch()
                 waited = time.monotonic() - began
@@ -227,7 +230,7 @@ class Run:
             raise EngineFailed("no held-out episode could be completed", remedy=f"see {self.folder}/engine.log")
         self.totals.add(trajectories)
         await asyncio.to_thread(self.recorder.turns, step, trajectories)
-        self.meter.update(self.totals, await host.statistics())
+        await self._measure(host)
         mean = sum(rewards) / len(rewards)
         self.recorder.step(step, {"reward_held_out": mean, "reward": mean, "held_out_episodes": len(rewards)})
         self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
@@ -237,7 +240,7 @@ class Run:
         """Consumes the files of the run. Produces the summary and the plots."""
         from trainer import plots  # matplotlib takes a second to import
 
-        self.meter.update(self.totals, await host.statistics())
+        await self._measure(host)
         self.totals.wall_s = self._wall()
         content = report.summary(
             self.totals,
@@ -256,7 +259,7 @@ class Run:
         config = self.config
         image = config.image
 
-        def environment() -> rollout.Environment:
+        def environment() -> Environment:
             made = self.task.environment()
             if image is not None:
                 made.image = image
@@ -266,7 +269,7 @@ class Run:
             environment=environment,
             host=host,
             engine=self.engine,
-            tokenizer=rollout.tokenizer.load(self.base),
+            tokenizer=FolderTokenizer(self.tokenizer),
             config=RolloutConfig(
                 groups=config.groups,
                 size=config.size,
@@ -276,12 +279,15 @@ class Run:
                 seed=config.seed,
             ),
             folder=self.folder / "rollout",
-            faults=self._faults(),
+            version=self.version,
+            step=self.step,
             on_turn=lambda _, turn: self._on_turn(turn),
         )
 
-    def _faults(self) -> Faults | None:
-        raise NotImplementedError
+    def _faults(self) -> Faults:
+        """Strikes that hit about `config.faults` trajectories of the run's second half, at random turns."""
+        half = (self.config.steps + 1) // 2 * self.config.groups * self.config.size
+        return Faults(seed=self.config.seed, share=min(1.0, self.config.faults / half), turns=FAULT_TURNS)
 
     def _on_turn(self, turn: TurnRecord) -> None:
         self.display.turn(turn.verdict)
@@ -292,13 +298,18 @@ class Run:
     def _train(self, batch: Batch) -> grpo.StepStats:
         """Consumes a batch. Produces the next weights, in place."""
         for group in self.optimiser.param_groups:
-            group["lr"] = self.config.rate * max(0.05, 1 - self.step / self.config.steps)
+            group["lr"] = learning_rate(self.config, self.step)
         return grpo.step(self.model, self.optimiser, samples(batch), loss=grpo.Loss(tis=self.config.tis))
 
     def _account(self, batch: Batch) -> None:
-        trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+        trajectories = batch.trajectories
         self.totals.add(trajectories)
         self.recorder.turns(self.step, trajectories)
+
+    async def _measure(self, host: Client) -> None:
+        """Brings the counters up to date."""
+        self.meter.update(self.totals, await host.statistics())
+        self.meter.update_rollouts(self.totals, self.controller.statistics())
 
     def _save(self, consumed: list[str]) -> None:
         self.totals.wall_s = self._wall()
@@ -335,8 +346,8 @@ class Run:
         self, host: Client, batch: Batch, stats: grpo.StepStats, waited: float, took: float, paused: float
     ) -> None:
         """Produces one line of metrics and one of display."""
-        trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
-        self.meter.update(self.totals, await host.statistics())
+        trajectories = batch.trajectories
+        await self._measure(host)
         age = staleness(trajectories, self.version - 1)
         reward = sum(trajectory.reward for trajectory in trajectories) / max(1, len(trajectories))
         turns = self.totals.turns - self.last_turns
@@ -373,6 +384,11 @@ class Run:
 
 
 # ---------------------------------------------------------------------- pure helpers
+
+
+def learning_rate(config: Config, step: int) -> float:
+    """Of optimiser step number `step`, counted from 0."""
+    return config.rate * max(0.05, 1 - step / config.steps)
 
 
 def samples(batch: Batch) -> list[grpo.Sample]:

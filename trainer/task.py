@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.environment import Environment
+from rollout import Environment
 from sandbox.errors import Invalid, NotFound
 from trainer.sft import Demonstration
 

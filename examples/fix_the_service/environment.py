@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout.environment import Environment, Observation
+from rollout import Environment, Observation
 from sandbox.messages import ExecResult
 
 from .scenario import FOLDER, Scenario, scenario
@@ -49,7 +49,7 @@ class FixTheService(Environment):
         self.scenario = scenario(seed)
         self.turns = 0
         self.looked = self.repaired = self.checked = False
-        result = await sandbox.exec(self.scenario.install, cwd=FOLDER, timeout=LONGEST, ends_turn=False)
+        result = await sandbox.exec(self.scenario.install, cwd=FOLDER, timeout=LONGEST)
         if result.exit_code != 0:
             raise RuntimeError(f"the service could not be laid down: {result.stderr[:200]!r}")
         return Observation(text=self.scenario.ticket + PROMPT)

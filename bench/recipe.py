@@ -1,0 +1,158 @@
+"""Does the recipe learn? First fit and GRPO against the simulated twin, no sandboxes: ``pagurus bench recipe --json``.
+
+Owns: a lockstep sampler over many twins, and the figures of docs/training.md. Does not own: the recipe (trainer).
+What it does not cover: sandboxes, the engine's process, asynchrony; the staleness of one step is imitated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from examples.fix_the_service import WORDS, FixTheService, demonstrate
+from examples.fix_the_service.twin import Twin, immediate
+from rollout.engine.model import KVCache, Qwen3
+from trainer import grpo, policy, sft
+from trainer.advantages import advantages
+from trainer.run import ACTION_TOKENS, HELD_OUT, Config, learning_rate
+
+LONGEST = 256  # tokens of an episode
+
+
+class Episode:
+    """One twin, its environment and its tokens so far."""
+
+    def __init__(self, seed: int, tokenizer: Tokenizer):
+        self.environment, self.twin, self.tokenizer = FixTheService(), Twin(), tokenizer
+        first = immediate(self.environment.reset(self.twin, seed))
+        self.tokens = self._encode(first.text)
+        self.mask = [0] * len(self.tokens)
+        self.logprobs = [0.0] * len(self.tokens)
+        self.fed = 0  # tokens that the model has seen
+        self.action: list[int] = []
+        self.reward, self.done = 0.0, False
+
+    def take(self, token: int, logprob: float) -> None:
+        """The policy's next token; a complete action is executed at once."""
+        self.tokens.append(token)
+        self.mask.append(1)
+        self.logprobs.append(logprob)
+        self.action.append(token)
+        if token != policy.END_ID and len(self.action) < ACTION_TOKENS:
+            return
+        words = [each for each in self.action if each != policy.END_ID]
+        self.action = []
+        observation = immediate(self.environment.step(self.twin, self.tokenizer.decode(words)))
+        seen = self._encode(observation.text)
+        self.done = observation.done or len(self.tokens) + len(seen) + ACTION_TOKENS > LONGEST
+        self.reward = observation.reward
+        if not self.done:
+            self.tokens += seen
+            self.mask += [0] * len(seen)
+            self.logprobs += [0.0] * len(seen)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@torch.inference_mode()
+def sample(model: Qwen3, tokenizer: Tokenizer, seeds: Sequence[int], draw: torch.Generator) -> list[Episode]:
+    """Episodes for these seeds, decoded in lockstep at T = 1: one token of each at a time."""
+    episodes = [Episode(seed, tokenizer) for seed in seeds]
+    cache = KVCache(model.config, len(episodes), LONGEST + ACTION_TOKENS)
+    while not all(episode.done for episode in episodes):
+        fed = [min(episode.fed, len(episode.tokens) - 1) for episode in episodes]
+        tokens = torch.tensor([episode.tokens[at] for episode, at in zip(episodes, fed, strict=True)])
+        logprobs = torch.log_softmax(model.decode(tokens, torch.tensor(fed), cache), dim=-1)
+        drawn: Tensor = torch.multinomial(logprobs.exp(), 1, generator=draw)[:, 0]
+        for row, episode in enumerate(episodes):
+            if episode.done:
+                continue
+            episode.fed += 1
+            if episode.fed == len(episode.tokens):
+                token = int(drawn[row])
+                episode.take(token, float(logprobs[row, token]))
+    return episodes
+
+
+def learn(seed: int, *, steps: int, held_out: int) -> dict[str, Any]:
+    """The whole recipe for one seed; rewards on held-out seeds by step."""
+    torch.manual_seed(seed)
+    config = Config(task=Path("examples/fix_the_service"), seed=seed, steps=steps)
+    with tempfile.TemporaryDirectory() as folder:
+        model = policy.make(Path(folder), WORDS, seed=seed)
+        tokenizer = policy.load_tokenizer(Path(folder))
+    began = time.process_time()
+    sft.fit(model, demonstrate, tokenizer, seed=seed)
+    fitted = time.process_time() - began
+    optimiser = torch.optim.AdamW(model.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    draw = torch.Generator().manual_seed(seed)
+    rewards = {0: evaluate(model, tokenizer, held_out)}
+    waiting: list[Episode] | None = None  # sampled one step ago
+    for step in range(steps):
+        prompts = [1_000_000 * seed + step * config.groups + i for i in range(config.groups)]
+        fresh = sample(model, tokenizer, [prompt for prompt in prompts for _ in range(config.size)], draw)
+        update(model, optimiser, waiting or fresh, config, step)
+        waiting = fresh
+        if (step + 1) % 10 == 0 or step + 1 == steps:
+            rewards[step + 1] = evaluate(model, tokenizer, held_out)
+            print(f"seed {seed}: held-out reward {rewards}", file=sys.stderr)
+    return {
+        "seed": seed,
+        "sft_cpu_s": round(fitted, 1),
+        "reward": rewards,
+        "before": rewards[0],
+        "after": rewards[steps],
+    }
+
+
+def update(
+    model: Qwen3, optimiser: torch.optim.Optimizer, episodes: list[Episode], config: Config, step: int
+) -> grpo.StepStats:
+    rewards = [episode.reward for episode in episodes]
+    groups = [rewards[at : at + config.size] for at in range(0, len(rewards), config.size)]
+    flat = [value for row in advantages(groups).values for value in row]
+    batch = [
+        grpo.Sample(episode.tokens, episode.mask, episode.logprobs, value)
+        for episode, value in zip(episodes, flat, strict=True)
+    ]
+    optimiser.param_groups[0]["lr"] = learning_rate(config, step)
+    return grpo.step(model, optimiser, batch)
+
+
+def evaluate(model: Qwen3, tokenizer: Tokenizer, episodes: int) -> float:
+    seeds = [HELD_OUT + i for i in range(episodes)]
+    done = sample(model, tokenizer, seeds, torch.Generator().manual_seed(0))
+    return sum(episode.reward for episode in done) / len(done)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench recipe", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=Config(task=Path()).steps)
+    parser.add_argument("--held-out", type=int, default=256)
+    parser.add_argument("--json", action="store_true", help="one JSON object last")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    runs = [learn(seed, steps=options.steps, held_out=options.held_out) for seed in options.seeds]
+    result = {
+        "runs": runs,
+        "before_max": max(run["before"] for run in runs),
+        "after_min": min(run["after"] for run in runs),
+    }
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
