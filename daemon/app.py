@@ -39,6 +39,7 @@ from sandbox.messages import (
     ForkRequest,
     RestoreRequest,
 )
+from sandbox.shim import short_slice
 
 log = logging.getLogger("pagurus.app")
 
@@ -428,6 +429,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler], force=True)
+    short_slice()  # the loop works for microseconds at a time: it need not queue behind a trainer's time slices
     try:
         asyncio.run(serve(socket_path=options.socket or paths.api_socket(), stop_sandboxes=options.stop_sandboxes))
     except PagurusError as error:

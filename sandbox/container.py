@@ -38,7 +38,7 @@ from sandbox.shim import Refused, Shim, ShimGone, launch
 ID_RANGE = 65_536
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACES = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "mnt": 0x00020000, "pid": 0x20000000}
-_STDIN, _PARENTED, _NEW_PRIVILEGES = 1, 2, 4
+_STDIN, _PARENTED = 1, 2
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Container:
     async def _mount(self) -> None:
         await self._call("mount", str(self.tree), str(self.spec.image))
         disk = self.spec.limits.disk
-        btrfs.limit(self.tree, None if disk is None else parse_bytes(disk))
+        await asyncio.to_thread(btrfs.limit, self.tree, None if disk is None else parse_bytes(disk))
 
     async def start(self) -> int:
         """Start a fresh pid 1 in a prepared or killed sandbox; returns its host pid."""

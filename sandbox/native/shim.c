@@ -244,10 +244,8 @@ static bool vectors(int index, char ***argv, char ***envp) {
     return true;
 }
 
-#define EXEC_STDIN 1           /* make a pipe for stdin and return its writing end */
-#define EXEC_PARENTED 2        /* stay the parent: for kernels whose pidfds do not tell the exit code */
-#define EXEC_NEW_PRIVILEGES 4  /* without no_new_privs: setuid programs work */
-#define EXEC_GIVEN 8           /* stdin, stdout and stderr come with the command */
+#define EXEC_STDIN 1     /* make a pipe for stdin and return its writing end */
+#define EXEC_PARENTED 2  /* stay the parent: for kernels whose pidfds do not tell the exit code */
 
 static bool open_pipes(long flags, struct command *c, int mine[3]) {
     for (int i = 0; i < 3; i++) {
@@ -267,20 +265,17 @@ static void command_exec(void) {
     struct started out = {.pidfd = -1};
     if (!shim.init) return refuse("exec", ESRCH);
     if (!number(1, &flags) || !number(2, &uid) || !number(3, &gid) || fields < 7 || !vectors(5, &c.argv, &c.envp) ||
-        uid < 0 || gid < 0 || uid >= ID_RANGE || gid >= ID_RANGE || (flags & EXEC_GIVEN && passed_count != 3))
+        uid < 0 || gid < 0 || uid >= ID_RANGE || gid >= ID_RANGE)
         return refuse("exec arguments", EINVAL);
     c.cwd = field[4];
     c.uid = (uid_t)uid;
     c.gid = (gid_t)gid;
     c.parented = flags & EXEC_PARENTED;
-    c.new_privileges = flags & EXEC_NEW_PRIVILEGES;
     int mine[3] = {-1, -1, -1};
-    if (flags & EXEC_GIVEN) memcpy(c.fd, passed, sizeof c.fd);
-    else if (!open_pipes(flags, &c, mine)) out.failure = (struct failure){.stage = "pipes", .error = errno};
+    if (!open_pipes(flags, &c, mine)) out.failure = (struct failure){.stage = "pipes", .error = errno};
     if (!out.failure.stage[0]) start_command(&shim, &c, &out);
-    if (!(flags & EXEC_GIVEN))
-        for (int i = 0; i < 3; i++)
-            if (c.fd[i] >= 0) close(c.fd[i]);
+    for (int i = 0; i < 3; i++)
+        if (c.fd[i] >= 0) close(c.fd[i]);
     if (out.failure.stage[0]) {
         for (int i = 0; i < 3; i++)
             if (mine[i] >= 0) close(mine[i]);
@@ -289,15 +284,11 @@ static void command_exec(void) {
     }
     if (c.parented) watch(out.pid);
     serial++;
-    int fds[4], count = 0;
-    fds[count++] = out.pidfd;
-    if (!(flags & EXEC_GIVEN)) fds[count++] = mine[1], fds[count++] = mine[2];
-    if (mine[0] >= 0) fds[count++] = mine[0];
-    answer(fds, count, "ok\n%d\n%u\n", out.pid, serial);
+    int fds[4] = {out.pidfd, mine[1], mine[2], mine[0]};
+    answer(fds, mine[0] >= 0 ? 4 : 3, "ok\n%d\n%u\n", out.pid, serial);
     close(out.pidfd);
     if (mine[0] >= 0) close(mine[0]);
-    for (int i = 1; i < 3; i++)
-        if (mine[i] >= 0) stream_open(mine[i], serial, client < 0);
+    for (int i = 1; i < 3; i++) stream_open(mine[i], serial, client < 0);
 }
 
 /* release STREAM: from now on we read and discard that command's output */

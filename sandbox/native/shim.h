@@ -53,7 +53,7 @@ struct command {
     uid_t uid;
     gid_t gid;
     int fd[3];                /* -1: the sandbox's own /dev/null */
-    bool new_privileges, parented;
+    bool parented;
 };
 
 struct host_command {
@@ -83,6 +83,6 @@ const char *enter_root(void);
 /* confine.c: likewise */
 void prepare_filter(void);
 const char *set_limits(uint64_t open_files);
-const char *confine(uid_t uid, gid_t gid, bool new_privileges);
+const char *confine(uid_t uid, gid_t gid);
 
 #endif

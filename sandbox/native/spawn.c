@@ -143,7 +143,7 @@ static void become_init(struct shim *s, int status) {
     if (sethostname(s->hostname, strlen(s->hostname)) < 0) give_up(status, "hostname");
     if (unshare(CLONE_NEWCGROUP) < 0) give_up(status, "cgroup namespace");
     umask(022);
-    if ((stage = confine(0, 0, false))) give_up(status, stage);
+    if ((stage = confine(0, 0))) give_up(status, stage);
     if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
     syscall(SYS_close_range, 0, 2, 0);
     syscall(SYS_close_range, 4, ~0U, 0);
@@ -222,7 +222,7 @@ static void become_command(const struct command *c, int status) {
     umask(022);
     /* With the credentials of the user, as a login would; root of the sandbox may enter anywhere. */
     if (c->uid == 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
-    if ((stage = confine(c->uid, c->gid, c->new_privileges))) give_up(status, stage);
+    if ((stage = confine(c->uid, c->gid))) give_up(status, stage);
     if (c->uid != 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
     if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
     syscall(SYS_close_range, 4, ~0U, 0);
@@ -269,6 +269,11 @@ void start_command(struct shim *s, const struct command *c, struct started *out)
         out->failure = (struct failure){.stage = "fork", .error = saved};
     } else {
         await_status(pair[0], out);
+        if (out->failure.stage[0]) {  /* perhaps no answer at all: then nobody may be waited for */
+            kill(helper, SIGKILL);
+            if (out->middle > 0) kill(out->middle, SIGKILL);
+        if (out->pidfd >= 0) syscall(SYS_pidfd_send_signal, out->pidfd, SIGKILL, NULL, 0);
+        }
         waitpid(helper, NULL, 0);
         if (out->middle > 0) waitpid(out->middle, NULL, 0);
         if (!out->failure.stage[0] && out->pidfd < 0)  /* killed on the way, by the OOM killer or by a kill */
