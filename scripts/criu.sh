@@ -93,8 +93,11 @@ main() {
             ! from_newer_suite "$suite" || break
         done
     fi
-    version_at_least "$(installed_version || true)" "$WANTED" ||
+    if ! version_at_least "$(installed_version || true)" "$WANTED"; then
+        ! grep -qs 'is expired' "$LOGS/criu-index.log" ||
+            die "apt refuses the mirror's index as expired" "check this machine's clock, or use an up-to-date mirror"
         die "no CRIU >= $WANTED could be installed" "check the network and the logs in $LOGS, or set PAGURUS_CRIU_SUITES to a Debian suite that has it"
+    fi
     say "CRIU $(installed_version) installed"
 }
 

@@ -6,9 +6,10 @@
 STEP=setup
 . "$(dirname "$0")/lib.sh"
 
+IMAGE= # pid of the step in the background
+
 main() {
-    local here image started=$SECONDS
-    here=$ROOT/scripts
+    local here=$ROOT/scripts started=$SECONDS
     need_root
     # One set-up at a time: tests, a demo and a person may all ask for it.
     exec 9>"$PREFIX/setup.lock"
@@ -16,12 +17,12 @@ main() {
     "$here/system.sh"
     "$here/python.sh"
     "$here/image.sh" 9>&- &
-    image=$!
-    trap 'kill "$image" 2>/dev/null || true' EXIT
+    IMAGE=$!
+    trap 'kill "$IMAGE" 2>/dev/null || true' EXIT
     "$here/criu.sh"
     "$here/native.sh"
     trap - EXIT
-    wait "$image"
+    wait "$IMAGE"
     say "ready after $((SECONDS - started)) s; \`.venv/bin/pagurus doctor\` probes every capability"
 }
 
