@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 PYTHON = Path(os.environ.get("PAGURUS_TEST_VLLM", VLLM_PYTHON))
 NO_VLLM = pytest.mark.skipif(not PYTHON.exists(), reason=f"vLLM is not installed ({PYTHON}); run `make setup-vllm`")
-LONG = Sampling(max_tokens=150, ignore_eos=True, seed=1)
+LENGTH = 1024  # of the longest sequence
+LONG = Sampling(max_tokens=900, ignore_eos=True, seed=1)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -35,9 +37,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 async def supervisor(
     request: pytest.FixtureRequest, folders: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[EngineSupervisor]:
-    launch = (
-        embedded(slots=16, length=256) if request.param == "embedded" else vllm(python=PYTHON, slots=16, length=256)
-    )
+    kind = {"embedded": embedded, "vllm": partial(vllm, python=PYTHON)}[request.param]
+    launch = kind(slots=16, length=LENGTH)
     log = tmp_path_factory.mktemp("engine") / "engine.log"
     async with EngineSupervisor(launch, folders[0], 0, log=log) as engine:
         yield engine
@@ -124,10 +125,10 @@ async def test_weights_change_in_flight_and_spans_say_where(
     published = await supervisor.publish(folders[1], 1)
     assert published.version == await engine.version() == 1
     later = await engine.generate(prompt, LONG)
-    assert [(span.version, span.end) for span in later.spans] == [(1, 150)]
+    assert [(span.version, span.end) for span in later.spans] == [(1, LONG.max_tokens)]
     mixed = 0
     for generation in await asyncio.gather(*flights):
-        assert len(generation.token_ids) == 150 and {span.version for span in generation.spans} <= {0, 1}
+        assert len(generation.token_ids) == LONG.max_tokens and {span.version for span in generation.spans} <= {0, 1}
         for span in generation.spans:  # each span's logprobs are of its version, its prefix computed anew
             expected = expected_logprobs(folders[span.version], prompt, generation.token_ids)
             got = generation.logprobs[span.start : span.end]
@@ -150,7 +151,7 @@ async def test_pause_keeps_requests_and_resume_lets_them_go_on(engine: EngineCli
     done, _ = await asyncio.wait([held], timeout=0.3)
     assert not done
     await engine.resume()
-    assert len((await flight).token_ids) == 150 and len((await held).token_ids) in (1, 2)
+    assert len((await flight).token_ids) == LONG.max_tokens and len((await held).token_ids) in (1, 2)
     assert not await engine.is_paused()
 
 
@@ -161,7 +162,7 @@ async def test_abort_returns_what_there_is(engine: EngineClient) -> None:
     assert not done
     await engine.abort()
     generation = await flight
-    assert generation.finish_reason == "abort" and len(generation.token_ids) < 150
+    assert generation.finish_reason == "abort" and len(generation.token_ids) < LONG.max_tokens
     await engine.resume()
 
 
@@ -181,7 +182,7 @@ async def test_nonsense_is_refused(engine: EngineClient) -> None:
         with pytest.raises((Invalid, EngineFailed)):
             await engine.generate(prompt, Sampling())
     with pytest.raises((Invalid, EngineFailed)):
-        await engine.generate([5] * 400, Sampling())
+        await engine.generate([5] * LENGTH, Sampling())
     assert await engine.healthy()
 
 

@@ -84,7 +84,8 @@ def test_a_killed_process_loses_no_prompt(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\nfrom rollout.ledger import Ledger\n"
         f"ledger = Ledger({str(path)!r})\nledger.issue(range(20))\n"
-        "for n in range(7):\n    p = ledger.take()\n    ledger.claim([p.id], n)\n    ledger.consume([p.id]) if n < 4 else 0\n"
+        "for n in range(7):\n    p = ledger.take()\n    ledger.claim([p.id], n)\n"
+        "    ledger.consume([p.id]) if n < 4 else 0\n"
         "ledger.take()\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=False)

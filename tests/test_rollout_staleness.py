@@ -34,8 +34,8 @@ def test_staleness_of_a_sample_without_sampled_tokens_is_none() -> None:
 @given(st.integers(1, 6), st.integers(0, 3), st.integers(1, 200))
 def test_groups_that_finish_in_order_are_never_over_stale(batch: int, bound: int, steps: int) -> None:
     """With admission alone and no stragglers, no batch exceeds the bound, and the trainer is never starved."""
-    version, started = 0, []
-    for _ in range(min(steps, 40)):
+    started: list[int] = []
+    for version in range(min(steps, 40)):
         while may_start(outstanding=len(started), batch=batch, bound=bound, training=False):
             started.append(version)
         assert len(started) >= batch
@@ -43,4 +43,3 @@ def test_groups_that_finish_in_order_are_never_over_stale(batch: int, bound: int
         assert all(staleness(version, oldest) <= bound for oldest in consumed)
         while may_start(outstanding=len(started), batch=batch, bound=bound, training=True):
             started.append(version)
-        version += 1

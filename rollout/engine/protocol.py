@@ -30,13 +30,14 @@ FinishReason = Literal["stop", "length", "abort"]
 # --------------------------------------------------------------------------- client -> engine
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What the embedded engine implements of vLLM's ``SamplingParams``.
 
-    `logprobs` 0 asks for the sampled token's log-probability alone.
+    Nothing is left out on the wire: a server has defaults of its own (vLLM fills an absent max_tokens up to its
+    longest sequence). `logprobs` 0 asks for the sampled token's log-probability alone.
     """
 
-    max_tokens: int = 16
+    max_tokens: int
     temperature: float = 1.0
     stop_token_ids: list[int] = []
     seed: int | None = None
