@@ -1,4 +1,4 @@
-"""Runs every hostile act of :mod:`bench.hostile` in a sandbox of its own, beside a neighbour.
+"""Runs every hostile act of :mod:`bench._hostile` in a sandbox of its own, beside a neighbour.
 
 ::
 
@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bench.hostile import ACTS, Act, Scene, host_socket
+from bench._hostile import ACTS, Act, Scene, host_socket
 from sandbox import btrfs, paths
 from sandbox.checkpoint import Checkpointer
 from sandbox.container import Container, ContainerSpec

@@ -111,6 +111,9 @@ def normalise(tree: Path) -> None:
     tree.chmod(0o755)
     for node in _special(tree):
         node.unlink()
+    (tree / ".dockerenv").unlink(missing_ok=True)
+    if (tree / "dev").is_dir() and not (tree / "dev").is_symlink():
+        shutil.rmtree(tree / "dev")  # the runtime layer brings the one that sandboxes have
     for name, mode in MOUNT_POINTS.items():
         point = tree / name
         if point.is_symlink() or (point.exists() and not point.is_dir()):

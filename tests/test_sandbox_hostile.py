@@ -1,4 +1,4 @@
-"""Every hostile act of bench/hostile.py, by name, in a real sandbox beside a real neighbour."""
+"""Every hostile act of bench/_hostile.py, by name, in a real sandbox beside a real neighbour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import isolation
-from bench.hostile import ACTS, ATTEMPT, Act, judge
+from bench._hostile import ACTS, ATTEMPT, Act, judge
 from sandbox import paths
 from sandbox.checkpoint import Checkpointer
 from sandbox.messages import Limits
