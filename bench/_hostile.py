@@ -350,6 +350,25 @@ async def _shm(scene: Scene) -> str:
     return judge(await _exhaust(scene, code)) or await unharmed(scene)
 
 
+@act("leave memory behind that no process holds (System V)")
+async def _shm_left(scene: Scene) -> str:
+    code = (
+        "print('tried', flush=True); libc.shmat.restype = ctypes.c_void_p\n"
+        "for _ in range(300):\n"
+        " i = libc.shmget(0, ctypes.c_size_t(1 << 20), 0o1600); a = libc.shmat(i, None, 0)\n"
+        " ctypes.memset(a, 1, 1 << 20); libc.shmdt(ctypes.c_void_p(a))\n"
+        "print('BREACH')"
+    )
+    said = judge(await _exhaust(scene, code))
+    for _ in range(5):  # there is no memory left to start anything with
+        with contextlib.suppress(PagurusError):
+            await scene.attacker.exec(["python3", "-c", "x = bytearray(1 << 20)"], timeout=5)
+    said = said or await unharmed(scene)
+    await scene.attacker.start()  # the namespace went with its last process, and the memory with it
+    done = await scene.attacker.exec(["echo", "again"])
+    return said or ("" if done.stdout == b"again\n" else "no recovery by a new start")
+
+
 @act("take all memory by many processes")
 async def _memory_many(scene: Scene) -> str:
     code = (
