@@ -18,7 +18,6 @@ from rich.table import Table
 from rollout import Trajectory, TurnRecord
 from sandbox.messages import Statistics
 
-
 VERDICTS = ("none", "files", "processes", "both")
 
 
@@ -102,7 +101,7 @@ class Meter:
         totals.full_bytes = full + now.full_bytes - self.begin.full_bytes
 
 
-def summary(totals: Totals, *, engine: str, seed: int, steps: int, version: int) -> dict[str, Any]:
+def summary(totals: Totals, *, engine: str, seed: int, steps: int, version: int, pace: float) -> dict[str, Any]:
     """The content of `summary.json`."""
     share = totals.hidden_share
     return {
@@ -121,6 +120,7 @@ def summary(totals: Totals, *, engine: str, seed: int, steps: int, version: int)
         "seed": seed,
         "steps": steps,
         "policy_version": version,
+        "seconds_per_answer_at_least": pace,
         "turns": totals.turns,
         "trajectories": totals.trajectories,
         "trajectories_retried": totals.trajectories_retried,

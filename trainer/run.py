@@ -47,11 +47,12 @@ from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, NotFou
 from trainer import grpo, policy, report, resume, sft, task
 from trainer.advantages import advantages
 from trainer.metrics import Recorder
+from trainer.pace import Paced
 from trainer.progress import Display
 from trainer.publish import path_of, publish
 
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
-ACTION_TOKENS = 16  # longest action
+ACTION_TOKENS = 32  # longest answer: a thought of three lines and a command
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 
 
@@ -62,13 +63,14 @@ class Config:
     task: Path
     seed: int = 0
     engine: str = "embedded"  # or vllm
-    steps: int = 20
+    steps: int = 14
     groups: int = 8
     size: int = 8  # trajectories per group
-    concurrency: int = 12  # sandboxes at once
+    concurrency: int = 16  # sandboxes at once
     held_out: int = 160  # episodes of each evaluation
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
     tis: float | None = None
+    pace: float = 0.6  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
     faults: int = 16  # sandboxes killed on purpose in the second half, about
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
@@ -248,6 +250,7 @@ class Run:
             seed=self.config.seed,
             steps=self.step,
             version=self.version,
+            pace=self.config.pace,
         )
         await asyncio.to_thread(report.write_summary, self.folder, content)
         await asyncio.to_thread(plots.draw, self.folder)
@@ -268,7 +271,7 @@ class Run:
         return RolloutController(
             environment=environment,
             host=host,
-            engine=self.engine,
+            engine=Paced(self.engine, seconds=config.pace),
             tokenizer=FolderTokenizer(self.tokenizer),
             config=RolloutConfig(
                 groups=config.groups,
