@@ -9,6 +9,7 @@ import pickle
 import stat
 import sys
 from asyncio.subprocess import PIPE
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -326,7 +327,7 @@ def _zombie(pid: int) -> bool:
 
 
 @pytest.fixture(params=["as it is", "pure v2"])
-def either_hierarchy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def either_hierarchy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The host's hierarchy, and the same host seen as pure v2 (its controllers, here in v1, then do nothing)."""
     if request.param == "pure v2" and not hierarchy().pure:
         pure = Hierarchy(hierarchy().unified)
@@ -335,7 +336,8 @@ def either_hierarchy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(cgroup.Cgroup, "apply", lambda self, limits: None)
         monkeypatch.setattr(cgroup.Cgroup, "oom_kills", lambda self: 0)
         cgroup.prepare_host.cache_clear()
-    return request.param
+    yield request.param
+    cgroup.prepare_host.cache_clear()
 
 
 async def _host_output(sb: Container, argv: list[str], **options: object) -> str:
