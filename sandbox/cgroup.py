@@ -241,6 +241,14 @@ class Cgroup:
                 continue
         return found
 
+    def stragglers(self) -> list[int]:
+        """Host pids of what joined on behalf of the sandbox: its shim, and what that started outside the v2 group."""
+        found: set[int] = set()
+        for group in self.joined():
+            with contextlib.suppress(FileNotFoundError):
+                found.update(map(int, (group / "cgroup.procs").read_text().split()))
+        return sorted(pid for pid in found if not self.pure or _started_for(pid, self.path))
+
     def memory_usage(self) -> int | None:
         if self.pure:
             return int((self.path / "memory.current").read_text())
@@ -302,6 +310,13 @@ class Cgroup:
 def _take(watcher: select.epoll, changed: asyncio.Event) -> None:
     watcher.poll(0)
     changed.set()
+
+
+def _started_for(pid: int, group: Path) -> bool:
+    """Whether `pid` is the shim of the sandbox with the v2 group `group`. All shims share one group on a v2 host."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return os.fsencode(group) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return False
 
 
 def _tree(path: Path) -> Iterator[Path]:

@@ -396,6 +396,10 @@ class Container:
         with contextlib.suppress(ShimGone, FileNotFoundError):
             await self.kill()
         await self._end_shim()
+        for pid in self.cgroup.stragglers():  # a shim that cannot be reached
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            await _ended(pid)
         self._drop_init()
         if self._reaped is not None:
             self._reaped.close()

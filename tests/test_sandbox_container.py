@@ -510,3 +510,16 @@ async def test_command_cancelled_while_it_starts_is_killed(maker: Maker) -> None
         with pytest.raises(asyncio.CancelledError):
             await task
     assert await _settled(sb) == [sb.init_pid]
+
+
+async def test_unreachable_shim_is_cleaned_up(maker: Maker, either_hierarchy: str) -> None:
+    sb = await maker.create()
+    await shell(sb, "sleep 1000 & true")
+    shim_pid = sb._shim_pid
+    assert sb._shim is not None
+    sb._shim.close()
+    (sb.spec.run_dir / "shim.sock").unlink()
+    lost = Container(sb.spec)
+    await lost.destroy()
+    assert _zombie(shim_pid)
+    assert _traces(sb.spec.id, sb.spec.run_dir) == []
