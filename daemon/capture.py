@@ -230,7 +230,11 @@ class Capturer:
         """Make the tree `tree` with the content of a checkpoint's files (None: empty)."""
         target = self.places.tree(tree)
         if files_of is not None:
-            btrfs.snapshot(self.places.snapshot(files_of), target, readonly=False)
+            try:
+                btrfs.snapshot(self.places.snapshot(files_of), target, readonly=False)
+            except NoSpace:  # what was deleted a moment ago is free only when that is committed
+                btrfs.sync(self.places.trees)
+                btrfs.snapshot(self.places.snapshot(files_of), target, readonly=False)
             return
         self.pool.create_tree(target)
 

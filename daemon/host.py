@@ -319,7 +319,6 @@ class Host:
     async def _replace(self, loop: TurnLoop, target: CheckpointRow, *, verify: bool) -> list[str]:
         """Kill, change the tree, bring the processes back, publish."""
         row, old_tree, old_container = loop.row, loop.row.tree, loop.container
-        need_space(self.places.trees)
         new_tree = f"{row.id}.{secrets.token_hex(3)}"
         if old_container is not None:
             await self.services.capturer.checkpointer.forget(old_container)

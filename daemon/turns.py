@@ -374,8 +374,9 @@ class TurnLoop:
     async def _failed(self, flight: Flight, error: PagurusError | OSError) -> None:
         row = flight.row
         known = failure(error)
+        row.state = CheckpointState.FAILED
+        row.error = f"{known.message} ({known.remedy})" if known.remedy else known.message
         known.sandbox, known.turn = self.row.id, row.turn
-        row.state, row.error = CheckpointState.FAILED, str(known)
         flight.error = self.failed = known
         self.services.tally.failed += 1
         log.warning("checkpoint %s failed: %s", row.id, known, extra={"sandbox": self.row.id, "turn": row.turn})

@@ -25,7 +25,7 @@ import aiohttp
 import msgspec
 
 from sandbox import paths
-from sandbox.errors import Closed, ErrorBody, PagurusError, Protocol, Timeout, from_body
+from sandbox.errors import CheckpointFailed, Closed, ErrorBody, PagurusError, Protocol, Timeout, from_body
 from sandbox.messages import (
     Change,
     CheckpointInfo,
@@ -140,9 +140,7 @@ class Client:
             if info.state in done:
                 return info
             if info.error is not None:
-                from sandbox.errors import CheckpointFailed
-
-                raise CheckpointFailed(info.error, remedy="its sandbox runs on", sandbox=info.sandbox, turn=info.turn)
+                raise CheckpointFailed(info.error, sandbox=info.sandbox, turn=info.turn)
 
     async def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> list[Fork]:
         """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""

@@ -32,6 +32,7 @@ from sandbox.errors import NoSpace, Unsupported
 
 GIB = 1 << 30
 SMALLEST = 256 << 20
+MIXED_BELOW = GIB  # bytes; what mkfs.btrfs recommends
 TREE_PARTS = ("upper", "work")
 
 
@@ -92,7 +93,9 @@ class Pool:
         unfinished = self.file.with_suffix(".new")
         with open(unfinished, "wb") as file:
             file.truncate(size)
-        _run("mkfs.btrfs", "-q", "-f", "--metadata", "single", "--data", "single", str(unfinished))
+        # On a small one data could claim all chunks; then no snapshot is possible any more, not even to go back.
+        mixed = ["--mixed"] if size < MIXED_BELOW else []
+        _run("mkfs.btrfs", "-q", "-f", *mixed, "--metadata", "single", "--data", "single", str(unfinished))
         unfinished.rename(self.file)
 
     def _mount(self) -> None:
