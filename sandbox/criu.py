@@ -30,6 +30,7 @@ from sandbox.errors import Unsupported
 
 PACKET = 1 << 20  # CRIU's responses are far smaller
 LOG_TAIL_LINES = 6
+NOISE = "RLIMIT_NOFILE"  # CRIU complains harmlessly where it may not raise the limit
 
 #: spawn(argv, fds) starts a host program whose descriptors 3, 4, 5... are `fds`, and returns its host pid.
 Spawn = Callable[[Sequence[str], Sequence[int]], Awaitable[int]]
@@ -140,7 +141,8 @@ class Worker:
                 await exchange
             raise
         except CriuError as error:
-            raise CriuError(error.words, await asyncio.to_thread(tail, log)) from None
+            words = await asyncio.to_thread(first_error, log) if NOISE in error.words else error.words
+            raise CriuError(words or error.words, await asyncio.to_thread(tail, log)) from None
         finally:
             self.close()
 
@@ -202,11 +204,21 @@ def _run(callback: Callable[[int], None], pid: int) -> BaseException | None:
     return None
 
 
+def first_error(log: Path) -> str:
+    """The first error in a CRIU log: the cause; what follows are its consequences."""
+    found = _errors(log)
+    return found[0] if found else ""
+
+
 def tail(log: Path) -> str:
-    """The last error lines of a CRIU log, joined; empty when there is none."""
+    """The last errors of a CRIU log, joined; empty when there are none."""
+    return " | ".join(_errors(log)[-LOG_TAIL_LINES:])
+
+
+def _errors(log: Path) -> list[str]:
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
-        return ""
-    errors = [line for line in lines if "Error" in line] or lines
-    return " | ".join(re.sub(r"^\(\s*[\d.]+\)\s*", "", line).strip() for line in errors[-LOG_TAIL_LINES:])
+        return []
+    errors = [line for line in lines if "Error" in line and NOISE not in line]
+    return [re.sub(r"^\(\s*[\d.]+\)\s*|^.*?Error\s*", "", line).strip() for line in errors]

@@ -24,9 +24,11 @@ Not compared, with the reason:
 - cgroup paths: a fork lives in another cgroup;
 - the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
-- windows and timestamps of TCP connections: they change with every segment;
-- file tree: ctime and atime, bookkeeping xattrs of overlayfs, mtime of sockets and of directories that hold
-  sockets or held a deleted-but-open file (a restore makes those anew), holes of sparse files.
+- windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
+  to rebuild them and leaves set;
+- locked termios bits of terminals: CRIU writes uninitialised memory into that part of its image;
+- how neighbouring mappings of the same thing are split (the kernel merges them as it likes);
+- file tree: ctime and atime, bookkeeping xattrs of overlayfs, holes of sparse files.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ VMA_FILE = (1 << 6) | (1 << 7)
 VMA_MEMFD = 1 << 14
 O_LARGEFILE = 0o100000
 RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
+TCP_CLOSE, TCP_LISTEN = 7, 10
 SHOWN = 40  # differences listed
 
 Facts = dict[str, Any]
@@ -62,7 +65,12 @@ def differences(before: Facts, after: Facts) -> list[str]:
     lines = []
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key, "absent"), after.get(key, "absent")
-        if old != new:
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            parts = [part for part in sorted(old.keys() | new.keys()) if old.get(part) != new.get(part)]
+            lines += [f"{key} {part}: {_short(old.get(part))} became {_short(new.get(part))}" for part in parts]
+        else:
             lines.append(f"{key}: {_short(old)} became {_short(new)}")
     return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
 
@@ -182,7 +190,7 @@ class _Canonical:
                 elif name != "vmas":
                     self.facts[f"{who} {name}"] = value
             vmas = mm.get("vmas", [])
-            for vma in vmas:
+            for vma in _merged(vmas):
                 self._mapping(pid, who, vma)
             skipped = [(v["start"], v["end"]) for v in vmas if v["status"] & (VMA_VDSO | VMA_VVAR)]
             anonymous = [(v["start"], v["end"]) for v in vmas if v["status"] & VMA_ANON_PRIVATE]
@@ -248,11 +256,14 @@ class _Canonical:
                 self.facts.pop(f"{label} {name}", None)
         elif kind == "tty":
             info = self._tty.get(body["tty_info_id"], {})
-            self.facts[f"{label} terminal"] = {k: v for k, v in info.items() if k not in ("id", "rdev", "dev")}
+            unset = ("id", "rdev", "dev", "termios_locked")
+            self.facts[f"{label} terminal"] = {k: v for k, v in info.items() if k not in unset}
         elif kind == "memfd":
             info = self._memfd.get(body["inode_id"], {})
             self.facts[f"{label} memory file"] = {k: v for k, v in info.items() if k not in ("inode_id", "shmid")}
         elif kind == "isk":
+            if body.get("state") not in (TCP_CLOSE, TCP_LISTEN):
+                self.facts[f"{label} opts"] = {k: v for k, v in body["opts"].items() if k != "so_reuseport"}
             for stream in self._load(f"tcp-stream-{body['ino']:x}.img"):
                 self.facts[f"{label} stream"] = {key: stream.get(key) for key in _TCP_KEPT}
 
@@ -284,6 +295,26 @@ class _Canonical:
             for path in sorted(self._directory.glob(pattern)):
                 kind = path.stem.rsplit("-", 1)[0] if pattern.endswith("*.img") else path.stem
                 self.facts[f"namespace {kind}"] = self._load(path.name)
+
+
+def _merged(vmas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbouring mappings of the same thing as one: the kernel splits and merges them as it likes."""
+    merged: list[dict[str, Any]] = []
+    for vma in sorted(vmas, key=lambda vma: vma["start"]):
+        last = merged[-1] if merged else None
+        if last is not None and last["end"] == vma["start"] and _continues(last, vma):
+            last["end"] = vma["end"]
+        else:
+            merged.append(dict(vma))
+    return merged
+
+
+def _continues(last: dict[str, Any], vma: dict[str, Any]) -> bool:
+    if any(last.get(key) != vma.get(key) for key in ("prot", "flags", "status", "madv", "fdflags", "shmid")):
+        return False
+    if vma["status"] & VMA_ANON_PRIVATE:
+        return True
+    return last.get("pgoff", 0) + last["end"] - last["start"] == vma.get("pgoff", 0)
 
 
 def _within(address: int, ranges: list[tuple[int, int]]) -> bool:
@@ -340,9 +371,11 @@ def tree(upper: Path) -> Facts:
         elif stat.S_ISLNK(found.st_mode):
             fact.update(target=os.readlink(path), mtime=found.st_mtime_ns)
         elif stat.S_ISDIR(found.st_mode):
-            fact.update(mtime=None if _holds_socket(path) else found.st_mtime_ns)
+            fact.update(mtime=found.st_mtime_ns)
         elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
             fact.update(device=found.st_rdev)  # 0 is overlayfs' mark of a deleted lower file
+        else:
+            fact.update(mtime=found.st_mtime_ns)
         facts[f"file {name or '/'}"] = fact
     return facts
 
@@ -359,10 +392,6 @@ def _walk(path: Path, name: str) -> Iterator[tuple[Path, str]]:
 
 def _content(path: Path) -> str:
     return blake3(max_threads=1).update_mmap(path).hexdigest()
-
-
-def _holds_socket(path: Path) -> bool:
-    return any(stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) for entry in os.scandir(path))
 
 
 def _xattrs(path: Path) -> dict[str, str]:

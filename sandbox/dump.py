@@ -38,7 +38,7 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     (r"tty|pts|ptmx", "a terminal has one end outside the sandbox: run the program without a terminal"),
     (r"session leader|leader .*outside|sid", "a process belongs to a session outside: start it with setsid"),
     (r"unix|Unix", "a Unix socket is connected to something outside the sandbox: close it"),
-    (r"trac(ed|er)|ptrace|seize", "a process is being traced: detach the debugger"),
+    (r"trac(ed|er)|ptrace|[Uu]n?seiz", "a process is being traced: detach the debugger"),
     (r"lookup mount|mount point", "a process holds a file or mount from outside the sandbox"),
     (r"No space left", "the memory for captures is full: make checkpoints durable or raise its limit"),
     (r"socket|sk_|inet", "a socket of a kind that cannot be checkpointed is open: close it"),
@@ -59,10 +59,14 @@ class Dumped:
 
 
 async def worker(container: Any, cache: Path) -> criu.Worker:
-    """A warm CRIU process for one dump of this container: joined to its net, ipc and uts namespaces."""
+    """A warm CRIU process for one dump of this container, joined to its network namespace.
+
+    Not to its ipc and uts namespaces: from inside, CRIU would not see that they belong to the sandbox, refuse
+    System V objects, and restore the processes into namespaces that the sandbox's user namespace does not own.
+    """
 
     async def spawn(argv: Any, fds: Any) -> int:
-        return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net", "ipc", "uts"))
+        return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net",))
 
     return await criu.Worker.spawn(criu.program(cache, cgroup_namespace=False), spawn)
 
@@ -181,17 +185,16 @@ def _identify(pid: int) -> tuple[int, str]:
 def _failed(container: Any, error: criu.CriuError) -> CheckpointFailed:
     text = f"{error.words} {error.log}"
     remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "the sandbox keeps running")
-    words = re.sub(r"\b(?:pid |task )?(\d{2,7})\b", lambda m: _named(m, container), str(error), count=1)
+    words = _with_names(str(error), container.tasks())
     return CheckpointFailed(f"CRIU could not dump the processes: {words}", remedy=remedy, sandbox=container.spec.id)
 
 
-def _named(match: re.Match[str], container: Any) -> str:
-    """Add the program's name to the first number in CRIU's message that is a process of this sandbox."""
-    pid = int(match[1])
-    if pid not in container.tasks():
-        return match[0]
-    number, name = _identify(pid)
-    return f"{match[0]} [{name}, pid {number} in the sandbox]"
+def _with_names(text: str, pids: list[int]) -> str:
+    """CRIU's message, with the program's name behind the first mention of each process of this sandbox."""
+    for pid in pids:
+        number, name = _identify(pid)
+        text = re.sub(rf"\b{pid}\b", f"{pid} [{name}, pid {number} in the sandbox]", text, count=1)
+    return text
 
 
 def load(path: Path) -> list[dict[str, Any]]:

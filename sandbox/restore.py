@@ -19,12 +19,13 @@ import ctypes
 import fcntl
 import io
 import os
+import quopri
 import re
 import shutil
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ NETNS_FD = 4  # number of the network namespace's descriptor in CRIU (3 is the s
 TCP_LISTEN = 10
 TCP_CLOSE = 7
 CLONE_NEWNET = 0x40000000
+Times = list[tuple[str, int, int]]  # path in the sandbox, atime, mtime in ns
 IFF_UP = 1
 
 REMEDIES: tuple[tuple[str, str], ...] = (
@@ -142,7 +144,10 @@ async def worker(container: Any, cache: Path, directory: Path) -> AsyncIterator[
 
         process = await criu.Worker.spawn(criu.program(cache, cgroup_namespace=True), spawn, fds)
         keys = [EXTERNAL_NETNS, *(f"pipe:[{pipe}]" for pipe in pipes)]
-        yield Process(process, {key: NETNS_FD + index for index, key in enumerate(keys)})
+        try:
+            yield Process(process, {key: NETNS_FD + index for index, key in enumerate(keys)})
+        finally:
+            process.close()
     finally:
         for fd in fds:
             os.close(fd)
@@ -196,7 +201,7 @@ async def restore(
     try:
         response = await process.worker.call(
             rpc.criu_req(type=rpc.RESTORE, opts=options),
-            notify=_notify(process, own_network, hold),
+            notify=_notify(process, own_network, hold, await asyncio.to_thread(_times, container, directory)),
             timeout=TIMEOUT,
             log=directory / LOG,
             kill_on_cancel=True,
@@ -218,18 +223,48 @@ async def restore(
     return pid
 
 
-def _notify(process: Process, own_network: bool, hold: Hold | None) -> dict[str, Callable[[int], None]]:
-    steps: dict[str, Callable[[int], None]] = {}
-    if own_network:
-        steps["setup-namespaces"] = _loopback
-    if hold is not None:
+def _notify(process: Process, own_network: bool, hold: Hold | None, times: Times) -> dict[str, Callable[[int], None]]:
+    init = 0
 
-        def stop(_pid: int) -> None:
+    def namespaces(pid: int) -> None:
+        nonlocal init
+        init = pid
+        if own_network:
+            _loopback(pid)
+
+    def finish(_pid: int) -> None:
+        for path, accessed, modified in times:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(f"/proc/{init}/root{path}", ns=(accessed, modified), follow_symlinks=False)
+        if hold is not None:
             hold.leave(process.worker.pid)
             hold.hold()
 
-        steps["pre-resume"] = stop
-    return steps
+    return {"setup-namespaces": namespaces, "pre-resume": finish}
+
+
+def _times(container: Any, directory: Path) -> Times:
+    """Times of what CRIU makes anew: bound sockets, and the directories of these and of deleted-but-open files."""
+    paths = set()
+    if (directory / "files.img").exists():
+        for entry in load(directory / "files.img"):
+            name = quopri.decodestring(entry["usk"].get("name", "")) if "usk" in entry else b""
+            if name.startswith(b"/"):
+                path = os.fsdecode(name.rstrip(b"\0"))
+                paths |= {path, os.path.dirname(path)}
+    if (directory / "remap-fpath.img").exists():
+        remapped = {entry["orig_id"] for entry in load(directory / "remap-fpath.img")}
+        paths |= {
+            os.path.dirname("/" + entry["reg"]["name"].lstrip("/"))
+            for entry in load(directory / "files.img")
+            if entry["id"] in remapped and "reg" in entry
+        }
+    times = []
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):
+            found = os.lstat(f"{container.tree}/upper{path}")
+            times.append((path, found.st_atime_ns, found.st_mtime_ns))
+    return times
 
 
 class Hold:
@@ -285,10 +320,3 @@ def _configure(pid: int) -> None:
         request = struct.pack("16sh22x", b"lo", IFF_UP)
         fcntl.ioctl(control, 0x8914, request)  # SIOCSIFFLAGS
     Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
-
-
-def stored_files(directory: Path) -> Iterable[str]:
-    """Paths of the regular files that the processes of a dump hold."""
-    if not (directory / "files.img").exists():
-        return []
-    return [entry["reg"]["name"] for entry in load(directory / "files.img") if "reg" in entry]

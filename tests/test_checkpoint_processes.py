@@ -1,0 +1,176 @@
+"""Dump, kill, restore, compare, go on: real processes in real sandboxes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+
+import pytest
+from checkpoint_programs import ALL, CHECK, LISTENER, MEMORY, SHELL
+from checkpoint_support import Bench, bench, shell
+from container_support import maker, pool
+
+from sandbox import digest
+from sandbox.errors import CheckpointFailed, NotEqual, RestoreFailed
+from sandbox.held import held_files
+
+__all__ = ["bench", "maker", "pool"]
+
+
+@pytest.mark.parametrize("name", list(ALL))
+async def test_what_is_restored_equals_and_goes_on(bench: Bench, name: str) -> None:
+    start, check = ALL[name]
+    sb = await bench.maker.create()
+    await shell(sb, start)
+    saved = await bench.save(sb)
+    assert await shell(sb, check) == "good\n"  # left running
+    for source in (saved.capture.dir, saved.dump):
+        await bench.kill_and_restore(sb, saved, source)
+        assert await shell(sb, check) == "good\n"
+
+
+async def test_an_idle_sandbox_keeps_its_confinement(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    questions = (
+        "grep -E 'Cap|NoNew|Seccomp' /proc/1/status /proc/self/status; cat /proc/self/uid_map /proc/self/cgroup; "
+        "readlink /proc/1/exe; ulimit -n; hostname; cat /proc/self/mountinfo | cut -d' ' -f5-9 | sort"
+    )
+    before = await shell(sb, questions)
+    saved = await bench.save(sb)
+    await bench.kill_and_restore(sb, saved, saved.dump)
+    assert await shell(sb, questions) == before
+
+
+async def test_forks_live_beside_the_original(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, LISTENER[0] + "; echo 1 > /t/mine; chown 1000 /t/mine")
+    saved = await bench.save(sb)
+    for number in range(4):
+        tree = bench.snapshot(saved.tree, readonly=False)
+        child = await bench.maker.prepare(
+            tree=tree, uid_base=90_000_000 + 65_536 * number, hostname=f"child-{number}", image=sb.spec.image
+        )
+        report = await bench.checkpointer.restore(child, saved.dump, verify=True, fork=True)
+        assert report.verified
+        assert await shell(child, CHECK) == "good\n"
+        assert await shell(child, "hostname; stat -c %u /t/mine") == f"child-{number}\n1000\n"
+        mapped = await shell(child, "cat /proc/1/uid_map")
+        assert mapped.split() == ["0", str(90_000_000 + 65_536 * number), "65536"]
+        await shell(child, f"echo {number} > /t/mine")
+    assert await shell(sb, "cat /t/mine") == "1\n"
+    assert await shell(sb, CHECK) == "good\n"
+
+
+async def test_an_older_checkpoint_after_newer_changes(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, LISTENER[0] + "; echo old > /t/state")
+    old = await bench.save(sb)
+    await shell(sb, "echo new > /t/state; pkill python3; sleep 1000 > /dev/null 2>&1 &")
+    new = await bench.save(sb)
+    await bench.kill_and_restore(sb, old, old.dump)
+    assert await shell(sb, "cat /t/state; pgrep -c sleep; " + CHECK) == "old\n0\ngood\n".replace("0\n", "0\n")
+    await bench.kill_and_restore(sb, new, new.dump)
+    assert await shell(sb, "cat /t/state; pgrep -c sleep") == "new\n1\n"
+
+
+async def test_newer_files_under_older_processes(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, LISTENER[0])
+    saved = await bench.save(sb)
+    before = held_files(sb)
+    await shell(sb, "echo later > /t/later; echo more >> /etc/motd")
+    assert held_files(sb) == before  # nothing that a process holds was touched
+    newer = bench.snapshot(sb.tree, readonly=False)
+    await sb.kill()
+    await sb.remount(newer)
+    await bench.checkpointer.restore(sb, saved.dump, verify=True)
+    assert await shell(sb, "cat /t/later; " + CHECK) == "later\ngood\n"
+
+
+async def test_a_changed_held_file_is_noticed_and_refused(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, ALL["files"][0])
+    saved = await bench.save(sb)
+    before = held_files(sb)
+    await shell(sb, "echo grown >> /t/data")
+    assert before.changes(held_files(sb)) == ["/t/data: changed while held"]
+    newer = bench.snapshot(sb.tree, readonly=False)
+    await sb.kill()
+    await sb.remount(newer)
+    with pytest.raises(RestoreFailed, match=r"/?t/data") as caught:
+        await bench.checkpointer.restore(sb, saved.dump)
+    assert "captured both" in str(caught.value)
+    assert sb.tasks() == []
+
+
+async def test_a_process_beside_pid_1_is_not_left_out_silently(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    beside = subprocess.Popen(
+        ["nsenter", "-t", str(sb.init_pid), "-p", "-m", "sleep", "1000"], stdin=subprocess.DEVNULL
+    )
+    try:
+        pids = {beside.pid}
+        while len(pids) < 2:  # nsenter forks to enter the pid namespace
+            pids |= {int(p) for p in subprocess.run(
+                ["pgrep", "-P", str(beside.pid)], capture_output=True, text=True, check=False
+            ).stdout.split()}  # fmt: skip
+        (child,) = pids - {beside.pid}
+        (sb.cgroup.path / "cgroup.procs").write_text(str(child))
+        with pytest.raises(CheckpointFailed, match="not below pid 1") as caught:
+            await bench.save(sb)
+        assert "sleep" in str(caught.value)
+        assert sb.alive
+    finally:
+        subprocess.run(["kill", str(child)], check=False)
+        beside.wait()
+    await bench.save(sb)
+
+
+async def test_a_refused_dump_says_why_and_leaves_the_sandbox_running(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, LISTENER[0])
+    (pid,) = [pid for pid in sb.tasks() if pid != sb.init_pid]
+    libc = ctypes.CDLL(None, use_errno=True)
+    seize, detach = 0x4206, 17
+    # A tracer that holds a process: CRIU cannot seize it. All on this thread, as ptrace wants it.
+    assert libc.ptrace(seize, pid, None, None) == 0
+    try:
+        with pytest.raises(CheckpointFailed, match=f"{pid}.*python3") as caught:
+            await bench.save(sb)
+        assert "debugger" in caught.value.remedy
+    finally:
+        interrupt = 0x4207
+        libc.ptrace(interrupt, pid, None, None)
+        os.waitpid(pid, 0x40000000)  # noqa: ASYNC222 - stopped at once
+        libc.ptrace(detach, pid, None, None)
+    assert await shell(sb, CHECK) == "good\n"
+    await bench.save(sb)
+
+
+async def test_a_difference_is_found_and_nothing_runs(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, SHELL[0])
+    saved = await bench.save(sb)
+    one = digest.processes(saved.capture.dir)
+    assert digest.differences(one, digest.processes(saved.capture.dir)) == []
+    other = {**one, "process 1 ppid": 99}
+    assert digest.differences(one, other) == ["process 1 ppid: 0 became 99"]
+    await sb.kill()
+    tree = bench.snapshot(saved.tree, readonly=False)
+    (tree / "upper/t/planted").write_text("x")
+    await sb.remount(tree)
+    with pytest.raises(NotEqual, match="planted"):
+        await bench.checkpointer.restore(sb, saved.dump, verify=True, reference=saved.tree)
+    assert sb.tasks() == []
+
+
+async def test_a_second_dump_of_the_same_memory_stores_next_to_nothing(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, MEMORY[0])
+    first, second = await bench.save(sb), await bench.save(sb)
+    again = await bench.checkpointer.store(second.capture.dir, bench.directory / "again.dump")
+    assert first.capture.raw_bytes > 50 << 20
+    assert again.new_pages == 0
+    assert again.new_bytes < 64 << 10
+    await bench.checkpointer.verify_stored(again.path)
