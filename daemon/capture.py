@@ -33,6 +33,7 @@ import select
 import shutil
 import signal
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ class Capturer:
         self.inspector = inspector
         self._sync = _GroupSync(places.snapshots)
         self._readers: dict[str, int] = {}  # dumps in use by restores
+        self._unwanted: set[str] = set()  # of these, stored meanwhile
 
     async def take(self, container: Any, tree: str, row: CheckpointRow, parent: CheckpointRow, *, busy: bool) -> None:
         """Fill `row` with a captured state. On any error the content is gone and the sandbox tainted.
@@ -203,8 +205,8 @@ class Capturer:
         return raw if raw.is_dir() else self.places.packed(dump)
 
     @contextlib.asynccontextmanager
-    async def reading(self, dump: str) -> Any:
-        """Holds the raw images of `dump` while a restore reads them."""
+    async def reading(self, dump: str) -> AsyncIterator[Path]:
+        """Holds the process images of `dump` while a restore reads them."""
         self._readers[dump] = self._readers.get(dump, 0) + 1
         try:
             yield self.process_images(dump)
@@ -212,11 +214,23 @@ class Capturer:
             self._readers[dump] -= 1
             if not self._readers[dump]:
                 del self._readers[dump]
+                if dump in self._unwanted:
+                    await self.release(dump)
 
     async def release(self, dump: str) -> None:
-        """The raw images are no longer needed: they are stored."""
-        if dump not in self._readers:
-            await asyncio.to_thread(shutil.rmtree, self.places.dump(dump), True)
+        """The raw images are stored, so they are no longer needed: remove them once nobody reads them.
+
+        They leave their name at once, so that no reader meets them half removed.
+        """
+        if dump in self._readers:
+            self._unwanted.add(dump)
+            return
+        self._unwanted.discard(dump)
+        raw = self.places.dump(dump)
+        gone = raw.with_name(f".gone-{dump}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(raw, gone)
+            await asyncio.to_thread(shutil.rmtree, gone, True)
 
     def discard(self, checkpoint: str) -> None:
         """Remove all content of a checkpoint that was never published, or is published no more."""

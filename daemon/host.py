@@ -2,12 +2,12 @@
 
 Owns: the set of sandboxes and checkpoints, their names and id ranges, and every act that makes or
 ends a sandbox. Does not own: what happens inside one (:mod:`daemon.turns`), HTTP (`daemon.app`),
-what is left after a crash (:mod:`daemon.recovery`).
+which checkpoints are kept (`daemon.keeper`), what is left after a crash (`daemon.recovery`).
 
 Guarantee: an act either succeeds or leaves nothing behind but an error that names the sandbox and
 the remedy. A sandbox is published only when it runs, so what a crash leaves half made has no row
 and is collected. A failed restore leaves the sandbox dead, its checkpoints whole, and may be tried
-again. A checkpoint's content is removed only when nothing that is left refers to it.
+again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from daemon import states
 from daemon.capture import Places, need_space
-from daemon.catalogue import CheckpointRow, SandboxRow, drop_checkpoint, drop_sandbox, put_checkpoint, put_sandbox
+from daemon.catalogue import CheckpointRow, SandboxRow, drop_sandbox, put_checkpoint, put_sandbox
+from daemon.keeper import Keeper
 from daemon.schedule import Stage
 from daemon.turns import Services, TurnLoop
 from sandbox import btrfs, digest, files
@@ -64,7 +65,7 @@ class Host:
         self._ids_in_use: set[int] = set()
         self._next_id = UID_FIRST
         self._making = asyncio.Semaphore(FORKS_AT_ONCE)
-        self._collecting = asyncio.Lock()
+        self.keeper = Keeper(services, self.loops)
 
     # ----------------------------------------------------------------- finding
 
@@ -156,7 +157,8 @@ class Host:
         if not 1 <= count <= FORKS_MOST:
             raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {count}")
         origin = await self._restorable(checkpoint)
-        return list(await asyncio.gather(*(self._fork_one(origin) for _ in range(count))))
+        with self.keeper.pin(origin):
+            return list(await asyncio.gather(*(self._fork_one(origin) for _ in range(count))))
 
     async def fork_sandbox(self, sandbox: str, count: int) -> list[ForkEntry]:
         """Fork the state as it is now."""
@@ -297,9 +299,10 @@ class Host:
             await loop.captured()
             target = await self._restorable(request.checkpoint or loop.row.head)
             loop.step(states.Event.RESTORE)
-            await self.services.catalogue.write([put_sandbox(loop.row)])
             try:
-                differences = await self._replace(loop, target, verify=request.verify)
+                with self.keeper.pin(target):
+                    await self.services.catalogue.write([put_sandbox(loop.row)])
+                    differences = await self._replace(loop, target, verify=request.verify)
             except BaseException as error:
                 loop.step(states.Event.RESTORE_FAILED)
                 self.services.catalogue.later([put_sandbox(loop.row)])
@@ -439,37 +442,12 @@ class Host:
                 await self._drop_tree(row.tree)
             self._ids_in_use.discard(row.uid_base)
         log.info("removed", extra={"sandbox": row.id})
-        self.services.spawn(self.collect(row.id), f"collection of {row.id}")
+        self.services.spawn(self.keeper.collect(row.id), f"collection of {row.id}")
 
     async def _drop_tree(self, tree: str) -> None:
         path = self.places.tree(tree)
         if path.exists():
             await asyncio.to_thread(btrfs.delete_subvolume, path)
-
-    async def collect(self, sandbox: str) -> None:
-        """Remove the checkpoints of a removed sandbox that nothing needs, then their content."""
-        async with self._collecting:
-            mine = [row for row in self.services.checkpoints.values() if row.sandbox == sandbox]
-            for row in mine:
-                if (flight := self.services.flights.get(row.id)) is not None:
-                    await flight.settled(durable=True)
-            held = self.held()
-            await self.forget([row for row in mine if row.id not in held])
-
-    def held(self) -> set[str]:
-        """Checkpoints that living sandboxes stand on, whoever they belong to."""
-        return {checkpoint for loop in self.loops.values() for checkpoint in (loop.row.head, loop.row.origin)}
-
-    async def forget(self, gone: list[CheckpointRow]) -> None:
-        """Remove checkpoints: first the rows, then the content that no other row needs."""
-        if not gone:
-            return
-        for row in gone:
-            del self.services.checkpoints[row.id]
-        needed = self.content(self.services.checkpoints.values())
-        await self.services.catalogue.write([drop_checkpoint(row.id) for row in gone])
-        unused = {row.id for row in gone} | self.content(gone)
-        await asyncio.to_thread(self._discard_all, unused - needed)
 
     async def settle(self, timeout: float) -> bool:
         """Wait until removals and checkpoints in the background have ended. False after `timeout` seconds."""
@@ -480,15 +458,6 @@ class Host:
         except TimeoutError:
             return False
         return True
-
-    def _discard_all(self, checkpoints: Iterable[str]) -> None:
-        for checkpoint in checkpoints:
-            self.services.capturer.discard(checkpoint)
-
-    @staticmethod
-    def content(rows: Iterable[CheckpointRow]) -> set[str]:
-        """The owners of all content that these checkpoints need."""
-        return {owner for row in rows for owner in (row.files, row.dump) if owner is not None}
 
 
 def _need_equal_trees(reference: Path, tree: Path) -> None:

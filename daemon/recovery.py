@@ -195,15 +195,14 @@ def _store(host: Host, row: CheckpointRow) -> None:
 async def _collect(host: Host) -> None:
     """Remove everything on the disk that no row names."""
     places, rows = host.places, host.services.checkpoints
-    held = host.held()
-    kept = [row for row in rows.values() if row.sandbox in host.loops or row.id in held]
-    needed = host.content(kept) | {row.id for row in kept if row.state is CheckpointState.PENDING}
+    kept = [row for row in rows.values() if host.keeper.kept(row)]
+    needed = host.keeper.content(kept) | {row.id for row in kept if row.state is CheckpointState.PENDING}
     trees = {loop.row.tree for loop in host.loops.values()}
     for directory in _entries(host.run_dir):
         if directory.name not in host.loops and directory.name != "empty":
             await _destroy_stray(host, directory)
     await asyncio.to_thread(_remove_strays, places, needed, trees)
-    await host.forget([row for row in rows.values() if row not in kept])
+    await host.keeper.forget([row for row in rows.values() if row not in kept])
     await host.services.capturer.checkpointer.collect([places.stored])
 
 
