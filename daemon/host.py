@@ -17,13 +17,12 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from daemon import states
 from daemon.capture import Places, need_space
-from daemon.catalogue import CheckpointRow, SandboxRow, drop_sandbox, put_checkpoint, put_sandbox
+from daemon.catalogue import CheckpointRow, SandboxRow, Statement, drop_sandbox, put_checkpoint, put_sandbox
 from daemon.keeper import Keeper
 from daemon.schedule import Stage
 from daemon.turns import Services, TurnLoop
@@ -146,10 +145,8 @@ class Host:
         root = self._root_checkpoint(row)
         row.head = row.origin = root.id
 
-        async def start(spec: ContainerSpec) -> Any:
-            return await Container.create(spec)
-
-        await self._make(row, image, None, start, [root])
+        await self._make(row, image, root, [put_checkpoint(root)])
+        self.services.checkpoints[root.id] = root
         return row.info()
 
     async def fork(self, checkpoint: str, count: int) -> list[ForkEntry]:
@@ -178,43 +175,30 @@ class Host:
         )
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
 
-        async def start(spec: ContainerSpec) -> Any:
-            container = await Container.prepare(spec)
-            try:
-                await self._bring_back(container, origin, verify=False, fork=True)
-            except BaseException:
-                await asyncio.shield(container.destroy())
-                raise
-            return container
-
         try:
             async with self._making:
-                await self._make(row, self.images.path(row.image), origin.files, start, [])
+                await self._make(row, self.images.path(row.image), origin, [])
         except (PagurusError, OSError) as error:
             return ForkEntry(error=str(error))
         return ForkEntry(sandbox=row.info())
 
-    async def _make(
-        self, row: SandboxRow, image: Path, files_of: str | None, start: Callable[..., Any], roots: list[CheckpointRow]
-    ) -> None:
-        """Tree, container, inspector, rows; undone in reverse when any of it fails."""
+    async def _make(self, row: SandboxRow, image: Path, origin: CheckpointRow, changes: list[Statement]) -> None:
+        """Tree, container, inspector, processes, rows; undone in reverse when any of it fails."""
         async with contextlib.AsyncExitStack() as undo:
             undo.callback(self._ids_in_use.discard, row.uid_base)
             need_space(self.places.trees)
             row.tree = f"{row.id}.0"
             undo.push_async_callback(self._drop_tree, row.tree)
-            await asyncio.to_thread(self.services.capturer.writable, files_of, row.tree)
-            container = await start(self._spec(row, image))
+            await asyncio.to_thread(self.services.capturer.writable, origin.files, row.tree)
+            container = await Container.prepare(self._spec(row, image))
             undo.push_async_callback(container.destroy)
-            self._watch(container)
+            self.services.inspector.watch(container.cgroup.id)  # before anything runs in it
             undo.callback(self.services.inspector.unwatch, container.cgroup.id)
+            await self._bring_back(container, origin, verify=False, fork=True)
+            self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
             row.state = states.after(row.state, states.Event.START, sandbox=row.id)
-            await self.services.catalogue.write(
-                [put_sandbox(row), *(put_checkpoint(root) for root in roots)], durable=True
-            )
+            await self.services.catalogue.write([put_sandbox(row), *changes], durable=True)
             undo.pop_all()
-        for root in roots:
-            self.services.checkpoints[root.id] = root
         self._admit(row, container)
         log.info("created from %s", row.image, extra={"sandbox": row.id})
 
@@ -262,10 +246,6 @@ class Host:
     def spec(self, row: SandboxRow) -> ContainerSpec:
         """What the container of an existing sandbox is made of."""
         return self._spec(row, self.images.path(row.image))
-
-    def _watch(self, container: Any) -> None:
-        self.services.inspector.watch(container.cgroup.id)
-        self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
 
     def _admit(self, row: SandboxRow, container: Any) -> TurnLoop:
         loop = TurnLoop(row, container, self.services)
