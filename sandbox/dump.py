@@ -24,6 +24,7 @@ from typing import Any
 from sandbox import criu
 from sandbox.errors import CheckpointFailed
 from sandbox.held import Held, held_files
+from sandbox.shim import Refused
 
 EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
 TIMEOUT = 120.0  # seconds; CRIU itself gives up freezing after 10
@@ -66,7 +67,10 @@ async def worker(container: Any, cache: Path) -> criu.Worker:
     """
 
     async def spawn(argv: Any, fds: Any) -> int:
-        return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net",))
+        try:
+            return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net",))
+        except Refused as error:
+            raise _killed_meanwhile(container, f"cannot enter its namespaces: {error}") from error
 
     return await criu.Worker.spawn(criu.program(cache, cgroup_namespace=False), spawn)
 
@@ -84,12 +88,16 @@ async def dump(
     pid = container.init_pid
     if pid is None:
         raise CheckpointFailed("the sandbox has no processes", remedy="restore or start it", sandbox=container.spec.id)
-    frozen = _Frozen(container, on_frozen)
+    try:
+        namespace = os.stat(f"/proc/{pid}/ns/net").st_ino
+    except FileNotFoundError:
+        raise _killed_meanwhile(container, "pid 1 is gone") from None
+    frozen = _Frozen(container, on_frozen, (steps or {}).get("post-dump"))
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         await process.call(
-            _request(pid, fd),
-            notify={"post-dump": frozen, **(steps or {})},
+            _request(pid, namespace, fd),
+            notify={**(steps or {}), "post-dump": frozen},
             timeout=TIMEOUT,
             log=directory / LOG,
             kill_on_cancel=False,
@@ -116,25 +124,27 @@ async def dump(
 class _Frozen:
     """What is done between the end of CRIU's dump and the thaw."""
 
-    def __init__(self, container: Any, on_frozen: Callable[[], None] | None):
+    def __init__(self, container: Any, on_frozen: Callable[[], None] | None, last: Callable[[int], None] | None):
         self._container = container
+        self._last = last
         self._on_frozen = on_frozen
         self.pids: list[int] = []
         self.held = Held()
         self.took_ms = 0.0
 
-    def __call__(self, _pid: int) -> None:
+    def __call__(self, pid: int) -> None:
         began = time.monotonic()
         self.pids = self._container.tasks()
         if self._on_frozen is not None:
             self._on_frozen()
         self.held = held_files(self._container)
+        if self._last is not None:
+            self._last(pid)
         self.took_ms = (time.monotonic() - began) * 1e3
 
 
-def _request(pid: int, directory_fd: int) -> Any:
+def _request(pid: int, namespace: int, directory_fd: int) -> Any:
     rpc = criu.messages()
-    namespace = os.stat(f"/proc/{pid}/ns/net").st_ino
     options = rpc.criu_opts(
         images_dir_fd=directory_fd,
         pid=pid,
@@ -157,16 +167,39 @@ def _request(pid: int, directory_fd: int) -> Any:
 
 
 def _check_complete(container: Any, directory: Path, pids: list[int]) -> int:
-    """CRIU silently leaves out a process that is not below pid 1: compare with the cgroup. Returns the tasks."""
-    tree = load(directory / "pstree.img")
-    known = {entry["pid"] for entry in tree}
-    if len(pids) <= len(known):
-        return len(known)
+    """Compare the images with the cgroup as it was while frozen. Returns the number of processes.
+
+    CRIU silently leaves out a process that is not below pid 1, and may report success when the processes were killed
+    while it read them.
+    """
+    known, alive = set(), 0
+    for entry in load(directory / "pstree.img"):
+        pid = entry["pid"]
+        known.add(pid)
+        if not (directory / f"mm-{pid}.img").exists():
+            continue  # a zombie has no memory
+        alive += 1
+        needed = [f"core-{thread}" for thread in entry.get("threads", [pid])]
+        for name in (*needed, f"pagemap-{pid}", f"fs-{pid}", f"ids-{pid}"):
+            if not (directory / f"{name}.img").exists():
+                raise _killed_meanwhile(container, f"{name}.img is missing")
+    if len(pids) < alive or not alive:
+        raise _killed_meanwhile(container, f"{len(pids)} of {alive} lived to the end")
+    if len(pids) == alive:
+        return alive
     outside = [f"pid {pid} ({name})" for pid in pids for number, name in [_identify(pid)] if number not in known]
     raise CheckpointFailed(
-        f"{len(pids) - len(known)} of {len(pids)} processes are not below pid 1 and would be lost: "
+        f"{len(pids) - alive} of {len(pids)} processes are not below pid 1 and would be lost: "
         + (", ".join(outside) or "they have ended meanwhile"),
         remedy="wait for them to end, then checkpoint again",
+        sandbox=container.spec.id,
+    )
+
+
+def _killed_meanwhile(container: Any, what: str) -> CheckpointFailed:
+    return CheckpointFailed(
+        f"the processes were killed while they were dumped: {what}",
+        remedy="restore an older checkpoint",
         sandbox=container.spec.id,
     )
 

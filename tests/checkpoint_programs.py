@@ -232,7 +232,8 @@ queue = libc.msgget(78, 0o1600)
 libc.msgsnd(queue, struct.pack('q', 5) + b'message', 7, 0)
 sem = libc.semget(79, 1, 0o1600)
 def check():
-    again = libc.shmat(libc.shmget(77, 8192, 0), None, 0); got = ctypes.string_at(again, 11); libc.shmdt(ctypes.c_void_p(again))
+    again = libc.shmat(libc.shmget(77, 8192, 0), None, 0)
+    got = ctypes.string_at(again, 11); libc.shmdt(ctypes.c_void_p(again))
     buffer = ctypes.create_string_buffer(64); n = libc.msgrcv(queue, buffer, 56, 5, 0)
     libc.msgsnd(queue, buffer, 7, 0)
     return got == b'system five' and n == 7 and buffer.raw[8:15] == b'message'

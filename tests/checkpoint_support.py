@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -91,6 +92,10 @@ async def bench(maker: Maker, tmp_path: Path) -> AsyncIterator[Bench]:
     finally:
         await checkpointer.close()
         await made.close()
-        for directory in (tmp_path / "run").iterdir():
-            subprocess.run(["umount", str(directory)], capture_output=True, check=False)
+        await asyncio.to_thread(_unmount, tmp_path / "run")
         shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def _unmount(run: Path) -> None:
+    for directory in run.iterdir():
+        subprocess.run(["umount", str(directory)], capture_output=True, check=False)

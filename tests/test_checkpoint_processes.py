@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
+import signal
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 from checkpoint_programs import ALL, CHECK, LISTENER, MEMORY, SHELL
@@ -104,27 +108,47 @@ async def test_a_changed_held_file_is_noticed_and_refused(bench: Bench) -> None:
     assert sb.tasks() == []
 
 
+def beside(init: int) -> tuple[subprocess.Popen[bytes], int]:
+    """A process that entered the sandbox's pid namespace from outside, and its pid."""
+    entering = subprocess.Popen(["nsenter", "-t", str(init), "-p", "-m", "sleep", "1000"])
+    children = Path(f"/proc/{entering.pid}/task/{entering.pid}/children")
+    while not (found := children.read_text().split()):  # nsenter forks to enter the pid namespace
+        time.sleep(0.01)
+    return entering, int(found[0])
+
+
 async def test_a_process_beside_pid_1_is_not_left_out_silently(bench: Bench) -> None:
     sb = await bench.maker.create()
-    beside = subprocess.Popen(
-        ["nsenter", "-t", str(sb.init_pid), "-p", "-m", "sleep", "1000"], stdin=subprocess.DEVNULL
-    )
+    assert sb.init_pid is not None
+    entering, child = await asyncio.to_thread(beside, sb.init_pid)
     try:
-        pids = {beside.pid}
-        while len(pids) < 2:  # nsenter forks to enter the pid namespace
-            pids |= {int(p) for p in subprocess.run(
-                ["pgrep", "-P", str(beside.pid)], capture_output=True, text=True, check=False
-            ).stdout.split()}  # fmt: skip
-        (child,) = pids - {beside.pid}
         (sb.cgroup.path / "cgroup.procs").write_text(str(child))
         with pytest.raises(CheckpointFailed, match="not below pid 1") as caught:
             await bench.save(sb)
-        assert "sleep" in str(caught.value)
+        assert "1 of 2" in str(caught.value)
         assert sb.alive
     finally:
-        subprocess.run(["kill", str(child)], check=False)
-        beside.wait()
+        os.kill(child, signal.SIGKILL)
+        await asyncio.to_thread(entering.wait)
     await bench.save(sb)
+
+
+async def test_a_dump_of_killed_processes_is_no_checkpoint(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, MEMORY[0])
+    failed = 0
+    for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08):
+        good = await bench.save(sb)
+        saving = asyncio.ensure_future(bench.save(sb))
+        await asyncio.sleep(delay)
+        sb.cgroup.kill()
+        try:
+            source = await saving
+        except CheckpointFailed:
+            failed, source = failed + 1, good
+        await bench.kill_and_restore(sb, source, source.capture.dir)
+        assert await shell(sb, CHECK) == "good\n"
+    assert failed
 
 
 async def test_a_refused_dump_says_why_and_leaves_the_sandbox_running(bench: Bench) -> None:

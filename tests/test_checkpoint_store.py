@@ -137,7 +137,7 @@ def test_a_dump_file_gives_back_the_same_directory(store: PageStore, tmp_path: P
 
 def test_a_collection_keeps_what_a_dump_refers_to(store: PageStore, tmp_path: Path) -> None:
     shared = [os.urandom(PAGE) for _ in range(SLOTS)]
-    kept = dumpfile.pack(image(tmp_path, "1", shared + [page(1)]), tmp_path / "kept.dump", store)
+    kept = dumpfile.pack(image(tmp_path, "1", [*shared, page(1)]), tmp_path / "kept.dump", store)
     gone = dumpfile.pack(
         image(tmp_path, "2", shared + [os.urandom(PAGE) for _ in range(3 * SLOTS)]), tmp_path / "gone.dump", store
     )

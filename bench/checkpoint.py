@@ -1,0 +1,363 @@
+"""What do checkpoint, restore and fork cost, beside runc on the same content?
+
+::
+
+    pagurus bench checkpoint [--json] [--rounds N] [--workloads idle,bash,...] [--image DIR] [--no-runc]
+
+Each workload runs in a sandbox and in a runc container over the same image. Rounds are interleaved: our checkpoint
+(dump and file snapshot, leave running), `runc checkpoint --leave-running`, our kill and restore, runc's. `frozen_ms` is
+CRIU's own measure of the frozen window, our work inside it included. Times of ours are taken around the same calls
+that the daemon makes; those of runc around its command line, which is how it is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from sandbox import btrfs, paths
+from sandbox.checkpoint import Checkpointer
+from sandbox.container import Container, ContainerSpec
+from sandbox.pool import Pool
+from sandbox.shim import short_slice
+
+_READY = "; while [ ! -e /tmp/ready ]; do sleep 0.02; done"
+_HOLD = (
+    'rm -f /tmp/ready; python3 -c "import os,time; b=bytearray(os.urandom({size}<<20)); '
+    "open('/tmp/ready','w').close(); time.sleep(1e9)\" </dev/null >/dev/null 2>&1 &" + _READY
+)
+_HTTP = (
+    "rm -f /tmp/ready; python3 -c \"import sqlite3,http.server; d=sqlite3.connect('/tmp/db'); "
+    "d.execute('create table if not exists t(a,b)'); d.executemany('insert into t values(?,?)',((i,'x'*50) for i in "
+    "range(2000))); d.commit(); s=http.server.ThreadingHTTPServer(('127.0.0.1',8000),http.server.SimpleHTTPRequestHandler)"
+    "; open('/tmp/ready','w').close(); s.serve_forever()\" </dev/null >/dev/null 2>&1 &" + _READY
+)
+WORKLOADS = {
+    "idle": "true",
+    "bash": "bash -c 'while :; do read -t 1000 < <(sleep 1000); done' </dev/null >/dev/null 2>&1 & sleep 0.2",
+    "py10": _HOLD.format(size=10),
+    "py50": _HOLD.format(size=50),
+    "py200": _HOLD.format(size=200),
+    "http": _HTTP,
+}
+FORKS, AT_A_TIME = 8, 4
+
+
+class Times:
+    """Figures in milliseconds by name."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, list[float]] = {}
+
+    def add(self, name: str, value: float) -> None:
+        self._all.setdefault(name, []).append(value)
+
+    @contextlib.contextmanager
+    def taken(self, name: str) -> Any:
+        began = time.perf_counter()
+        yield
+        self.add(name, (time.perf_counter() - began) * 1e3)
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        return {name: figure(values) for name, values in self._all.items()}
+
+
+def figure(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    return {"p50": round(statistics.median(ordered), 2), "p95": round(p95, 2), "n": len(ordered)}
+
+
+class Ours:
+    """Sandboxes as the daemon makes them, in a pool of their own."""
+
+    def __init__(self, directory: Path, image: Path):
+        self.pool = Pool(directory / "state", size=4 << 30)
+        self.run = directory / "run"
+        self.image = image
+        self.numbers = itertools.count(1)
+        self.trees: list[Path] = []
+        self.checkpointer: Checkpointer
+
+    async def __aenter__(self) -> Ours:
+        await asyncio.to_thread(self.pool.ensure)
+        self.checkpointer = Checkpointer(state=self.pool.state, run=self.run)
+        await self.checkpointer.prepare()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.checkpointer.close()
+        for tree in reversed(self.trees):
+            btrfs.delete_subvolume(tree)
+        await asyncio.to_thread(self._unmount)
+
+    def _unmount(self) -> None:
+        self.pool.close()
+        for directory in self.run.iterdir():
+            subprocess.run(["umount", "-q", str(directory)], check=False)
+
+    def snapshot(self, tree: Path, *, readonly: bool) -> Path:
+        parent = self.pool.checkpoints if readonly else self.pool.sandboxes
+        path = parent / f"s{next(self.numbers)}"
+        btrfs.snapshot(tree, path, readonly=readonly)
+        self.trees.append(path)
+        return path
+
+    def spec(self, tree: Path | None = None) -> ContainerSpec:
+        name = f"bench-{secrets.token_hex(4)}"
+        if tree is None:
+            tree = self.pool.sandboxes / name
+            self.pool.create_tree(tree)
+            self.trees.append(tree)
+        base = 200_000_000 + 65_536 * next(self.numbers)
+        return ContainerSpec(
+            id=name, image=self.image, tree=tree, uid_base=base, hostname="crab", run_dir=self.run / "sandboxes" / name
+        )
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self, script: str) -> AsyncIterator[Container]:
+        container = await Container.create(self.spec())
+        try:
+            done = await container.exec(["/bin/sh", "-c", script], timeout=60)
+            if done.exit_code:
+                raise RuntimeError(f"workload failed: {done.stderr.decode()}")
+            await self.checkpointer.warm(container)
+            yield container
+        finally:
+            await self.checkpointer.forget(container)
+            await container.destroy()
+
+    async def checkpoint(self, container: Container, times: Times) -> tuple[Path, Path]:
+        """A checkpoint as the daemon takes it; returns capture directory and file snapshot."""
+        taken: list[Path] = []
+        capture = await self.checkpointer.capture(
+            container,
+            self.checkpointer.captures / f"c{next(self.numbers)}",
+            processes=True,
+            on_frozen=lambda: taken.append(self.snapshot(container.tree, readonly=True)),
+        )
+        times.add("total_ms", capture.total_ms)
+        times.add("frozen_ms", capture.frozen_ms)
+        await asyncio.sleep(0.03)  # as long as a model thinks at the very least: the next CRIU process warms up
+        return capture.dir, taken[0]
+
+    async def restore(self, container: Container, images: Path, tree: Path, times: Times) -> None:
+        await self.checkpointer.forget(container)
+        await container.kill()
+        with times.taken("restore_ms"):
+            await container.remount(self.snapshot(tree, readonly=False))
+            await self.checkpointer.restore(container, images)
+        await self.checkpointer.warm(container)
+
+
+class Runc:
+    """The same workload in a runc container over the same image."""
+
+    def __init__(self, directory: Path, image: Path):
+        self.bundle = directory / f"runc-{secrets.token_hex(4)}"
+        self.name = self.bundle.name
+        self.root = self.bundle / "rootfs"
+        for part in ("rootfs", "upper", "work"):
+            (self.bundle / part).mkdir(parents=True)
+        layers = f"lowerdir={image},upperdir={self.bundle / 'upper'},workdir={self.bundle / 'work'}"
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, str(self.root)], check=True)
+        subprocess.run(["runc", "spec"], cwd=self.bundle, check=True)
+        config = json.loads((self.bundle / "config.json").read_text())
+        config["process"]["terminal"] = False
+        config["process"]["args"] = ["sleep", "1000000"]
+        config["root"]["readonly"] = False
+        (self.bundle / "config.json").write_text(json.dumps(config))
+
+    def call(self, *arguments: str) -> None:
+        environment = {**os.environ, "PATH": f"{paths.criu().parent}:{os.environ['PATH']}"}
+        log = self.bundle / "runc.log"
+        # Containers keep the descriptors that runc was given: no pipe of ours may be among them.
+        done = subprocess.run(
+            ["runc", "--log", str(log), *arguments], cwd=self.bundle, env=environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"runc {arguments[0]} failed: {log.read_text()[-800:]}")
+
+    def start(self, script: str) -> None:
+        self.call("run", "-d", self.name)
+        self.call("exec", self.name, "setsid", "/bin/sh", "-c", script)
+
+    def checkpoint(self, images: Path) -> None:
+        self.call("checkpoint", "--leave-running", "--image-path", str(images), "--work-path", str(images), self.name)
+
+    def restore(self, images: Path) -> None:
+        self.call("restore", "-d", "--image-path", str(images), "--work-path", str(images), self.name)
+
+    def delete(self) -> None:
+        subprocess.run(["runc", "delete", "-f", self.name], check=False, capture_output=True)
+
+    def close(self) -> None:
+        self.delete()
+        subprocess.run(["umount", "-q", str(self.root)], check=False)
+        shutil.rmtree(self.bundle, ignore_errors=True)
+
+
+async def measure(ours: Ours, directory: Path, name: str, rounds: int, with_runc: bool) -> dict[str, Any]:
+    """One workload, ours and runc's rounds interleaved."""
+    times = Times()
+    script = WORKLOADS[name]
+    other = await asyncio.to_thread(Runc, directory, ours.image) if with_runc else None
+    trouble = ""
+    try:
+        if other is not None:
+            await asyncio.to_thread(other.start, script)
+        async with ours.sandbox(script) as container:
+            for number in range(rounds + 1):
+                sink = times if number else Times()  # the first round warms caches, for both
+                images, tree = await ours.checkpoint(container, sink)
+                if other is not None and not trouble:
+                    try:
+                        await asyncio.to_thread(_round, other, directory / f"images-{name}", sink)
+                    except RuntimeError as error:
+                        trouble = str(error)
+                await ours.restore(container, images, tree, sink)
+                await asyncio.to_thread(shutil.rmtree, images)
+    finally:
+        if other is not None:
+            await asyncio.to_thread(other.close)
+    return {**times.figures(), **({"runc_error": trouble} if trouble else {})}
+
+
+def _round(other: Runc, images: Path, times: Times) -> None:
+    shutil.rmtree(images, ignore_errors=True)
+    images.mkdir()
+    with times.taken("runc_total_ms"):
+        other.checkpoint(images)
+    other.delete()
+    with times.taken("runc_restore_ms"):
+        other.restore(images)
+
+
+async def repeat(rounds: int, once: Callable[[], Awaitable[float]]) -> dict[str, float]:
+    await once()
+    return figure([await once() for _ in range(rounds)])
+
+
+async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> dict[str, Any]:
+    """Figures that belong to no workload."""
+    found: dict[str, Any] = {}
+
+    async def create() -> float:
+        spec = ours.spec()
+        began = time.perf_counter()
+        container = await Container.create(spec)
+        took = (time.perf_counter() - began) * 1e3
+        await container.destroy()
+        return took
+
+    found["create_ms"] = await repeat(rounds, create)
+    async with ours.sandbox("true") as container:
+
+        async def run_true() -> float:
+            began = time.perf_counter()
+            await container.exec(["/bin/true"])
+            return (time.perf_counter() - began) * 1e3
+
+        async def files() -> float:
+            await container.exec(["dd", "if=/dev/urandom", "of=/tmp/dirty", "bs=1M", "count=1"])
+            done = await ours.checkpointer.capture(
+                container, directory / "none", processes=False,
+                on_frozen=lambda: ours.snapshot(container.tree, readonly=True) and None,
+            )  # fmt: skip
+            return done.total_ms
+
+        found["exec_ms"] = await repeat(10 * rounds, run_true)
+        found["files_ms"] = await repeat(rounds, files)
+    async with ours.sandbox(WORKLOADS["http"]) as container:
+        images, tree = await ours.checkpoint(container, Times())
+        found["fork8_ms"] = await repeat(max(3, rounds // 3), lambda: fork(ours, images, tree))
+    if with_runc:
+        found.update(await asyncio.to_thread(_runc_singles, directory, ours.image, rounds))
+    return found
+
+
+async def fork(ours: Ours, images: Path, tree: Path) -> float:
+    """FORKS sandboxes from one checkpoint, AT_A_TIME at once."""
+    gate = asyncio.Semaphore(AT_A_TIME)
+    children: list[Container] = []
+
+    async def one() -> None:
+        async with gate:
+            child = await Container.prepare(ours.spec(ours.snapshot(tree, readonly=False)))
+            children.append(child)
+            await ours.checkpointer.restore(child, images, fork=True)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(FORKS)))
+    took = (time.perf_counter() - began) * 1e3
+    for child in children:
+        await child.destroy()
+    return took
+
+
+def _runc_singles(directory: Path, image: Path, rounds: int) -> dict[str, Any]:
+    times = Times()
+    for _ in range(rounds):
+        other = Runc(directory, image)
+        try:
+            with times.taken("runc_create_ms"):
+                other.call("run", "-d", other.name)
+            with times.taken("runc_exec_ms"):
+                other.call("exec", other.name, "/bin/true")
+        finally:
+            other.close()
+    return times.figures()
+
+
+async def everything(options: argparse.Namespace) -> dict[str, Any]:
+    directory = Path(tempfile.mkdtemp(prefix="pagurus-bench-", dir="/var/tmp"))
+    with_runc = not options.no_runc and shutil.which("runc") is not None
+    try:
+        async with Ours(directory, options.image) as ours:
+            result: dict[str, Any] = {"workloads": {}, "runc": with_runc}
+            for name in options.workloads.split(","):
+                result["workloads"][name] = await measure(ours, directory, name, options.rounds, with_runc)
+                print(name, json.dumps(result["workloads"][name]), file=sys.stderr)
+            result.update(await singles(ours, directory, options.rounds, with_runc))
+            return result
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench checkpoint", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
+    parser.add_argument("--no-runc", action="store_true")
+    options = parser.parse_args(arguments)
+    with contextlib.suppress(OSError):
+        short_slice()
+    result = asyncio.run(everything(options))
+    if options.json:
+        print(json.dumps(result))
+        return 0
+    for name, figures in result["workloads"].items():
+        print(name, *(f"{key} {value['p50']}" for key, value in figures.items() if isinstance(value, dict)))
+    print(*(f"{key} {value['p50']}" for key, value in result.items() if isinstance(value, dict) and "p50" in value))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
