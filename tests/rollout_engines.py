@@ -9,7 +9,7 @@ EOS = 1
 WORDS = {"<pad>": 0, "<eos>": EOS, "<unk>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
 
 
-def publish(folder: Path, version: int, *, nan: bool = False) -> Path:
+def publish(folder: Path, version: int, *, untie: bool = True) -> Path:
     """Random weights, different for each version, sealed."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -32,9 +32,7 @@ def publish(folder: Path, version: int, *, nan: bool = False) -> Path:
         for parameter in policy.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(5)  # far from uniform, so that versions differ visibly
-        if nan:
-            policy.model.norm.weight[0] = float("nan")
-    save_model(policy, folder)
+    save_model(policy, folder, untie=untie)
     tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))

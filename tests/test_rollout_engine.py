@@ -51,7 +51,7 @@ async def engine(supervisor: EngineSupervisor, folders: list[Path]) -> EngineCli
     await client.resume()
     if await client.version() != 0:
         await supervisor.publish(folders[0], 0)
-    return client
+    return await supervisor.wait_serving()
 
 
 async def test_tokens_in_tokens_out(engine: EngineClient, folders: list[Path]) -> None:
@@ -126,6 +126,7 @@ async def test_weights_change_in_flight_and_spans_say_where(
     assert published.version == await engine.version() == 1
     later = await engine.generate(prompt, LONG)
     assert [(span.version, span.end) for span in later.spans] == [(1, LONG.max_tokens)]
+    assert later.logprobs == pytest.approx(expected_logprobs(folders[1], prompt, later.token_ids), abs=1e-3)
     mixed = 0
     for generation in await asyncio.gather(*flights):
         assert len(generation.token_ids) == LONG.max_tokens and {span.version for span in generation.spans} <= {0, 1}
@@ -200,6 +201,15 @@ async def test_a_folder_that_fails_its_seal_is_not_served(
     assert (await engine.generate([3], Sampling(max_tokens=1))).spans[0].version == 0
 
 
+async def test_a_tied_head_never_goes_stale(supervisor: EngineSupervisor, engine: EngineClient, tmp_path: Path) -> None:
+    """vLLM's CPU build reloads everything but a tied head: the client notices, the supervisor starts it afresh."""
+    tied = publish(tmp_path / "tied", 9, untie=False)
+    await supervisor.publish(tied, 9)
+    generation = await supervisor.generate([12, 13], Sampling(max_tokens=8, ignore_eos=True))
+    assert [span.version for span in generation.spans] == [9]
+    assert generation.logprobs == pytest.approx(expected_logprobs(tied, [12, 13], generation.token_ids), abs=1e-3)
+
+
 async def test_a_killed_engine_comes_back_with_the_last_weights(
     supervisor: EngineSupervisor, engine: EngineClient, folders: list[Path]
 ) -> None:
@@ -210,6 +220,6 @@ async def test_a_killed_engine_comes_back_with_the_last_weights(
     before = supervisor.pid
     os.kill(before, 9)
     generation = await flight
-    assert supervisor.pid != before and supervisor.restarts == 1
+    assert supervisor.pid != before
     assert [span.version for span in generation.spans] == [2]
     assert generation.logprobs == pytest.approx(expected_logprobs(folders[2], [80, 81], generation.token_ids), abs=1e-3)

@@ -33,7 +33,8 @@ def publish(model: Qwen3, weights: Path, version: int, *, tokenizer: Path, keep:
     aside.mkdir()
     for name in TOKENIZER_FILES:
         shutil.copyfile(tokenizer / name, aside / name)
-    save_model(model, aside)  # syncs every file of the folder, the tokenizer's too
+    # Syncs every file of the folder, the tokenizer's too. The head is untied for vLLM's reload, see save_model.
+    save_model(model, aside, untie=True)
     write_manifest(aside, version)
     shutil.rmtree(target, ignore_errors=True)  # a resumed run publishes its version again
     aside.rename(target)

@@ -114,7 +114,7 @@ class EngineClient:
                 )
                 await self._request("POST", wire.RESET_CACHE, params={"reset_running_requests": "true"})
                 await self._post(wire.SET_VERSION, wire.VersionRequest(str(version)))
-                await self._check(manifest, folder)
+                await self._check(manifest, folder, reloaded=True)
                 await asyncio.to_thread(verify_folder, folder, version)  # nobody changed it while it was read
                 await self.resume()
         except TimeoutError:
@@ -146,7 +146,7 @@ class EngineClient:
 
     async def check(self, folder: Path | str, version: int) -> None:
         """Raise unless the engine holds the weights of this sealed folder, as far as it lets us see (I9)."""
-        await self._check(await asyncio.to_thread(verify_folder, folder, version), Path(folder))
+        await self._check(await asyncio.to_thread(verify_folder, folder, version), Path(folder), reloaded=False)
 
     async def healthy(self) -> bool:
         try:
@@ -162,7 +162,7 @@ class EngineClient:
         """Of the embedded engine; vLLM has no such route (EngineFailed, 404)."""
         return await self._get(wire.STATISTICS, wire.Statistics)
 
-    async def _check(self, manifest: Manifest, folder: Path) -> None:
+    async def _check(self, manifest: Manifest, folder: Path, *, reloaded: bool) -> None:
         """Compare what the engine holds with the seal, for every parameter that it keeps as published.
 
         The embedded engine keeps all. vLLM fuses and prepacks linear layers (their digest is of no bytes at all) and
@@ -170,8 +170,14 @@ class EngineClient:
         """
         live = {name.rpartition(":")[2]: digest for name, digest in (await self.checksums()).items()}
         names = {name for name in live.keys() & manifest.tensors.keys() if live[name] != EMPTY}
-        if len(live) != len(manifest.tensors) and _vocabulary(folder) % VLLM_VOCABULARY_MULTIPLE:
+        fused = any("qkv_proj" in name for name in live)
+        if fused and _config(folder)["vocab_size"] % VLLM_VOCABULARY_MULTIPLE:
             names.discard("model.embed_tokens.weight")
+        if fused and reloaded and _config(folder).get("tie_word_embeddings"):
+            raise EngineFailed(
+                f"engine {self.url} keeps a tied head of its own, which a reload does not change; it stays paused",
+                remedy="publish with save_model(..., untie=True), or restart the engine with the folder",
+            )
         wrong = sorted(name for name in names if live[name] != manifest.tensors[name])
         if wrong or not names:
             what = f"{', '.join(wrong[:4])} differ" if wrong else "no parameter could be compared"
@@ -213,8 +219,8 @@ class EngineClient:
         return raw
 
 
-def _vocabulary(folder: Path) -> int:
-    return int(msgspec.json.decode((folder / "config.json").read_bytes())["vocab_size"])
+def _config(folder: Path) -> dict[str, Any]:
+    return msgspec.json.decode((folder / "config.json").read_bytes())
 
 
 def label(version: str) -> int:

@@ -143,10 +143,12 @@ class Core:
         self.version = self.statistics.version = version
 
     def checksums(self) -> dict[str, str]:
-        return {
+        """sha256 of every parameter's bytes, and of the head where it is tied to the embedding."""
+        digests = {
             name: hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()
             for name, tensor in self.model.state_dict().items()
         }
+        return {"lm_head.weight": digests["model.embed_tokens.weight"], **digests}
 
     def _copy(self, copies: list[Copy]) -> None:
         for copy in copies:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -281,18 +281,27 @@ def load_weights(model: Qwen3, folder: Path | str) -> None:
     tensors = load_file(Path(folder) / "model.safetensors")
     if model.config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
+    else:
+        tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
     model.load_state_dict(tensors, strict=True)
 
 
-def save_model(model: Qwen3, folder: Path | str) -> None:
-    """Write config.json, generation_config.json and model.safetensors, synced. The tokenizer is the caller's."""
+def save_model(model: Qwen3, folder: Path | str, *, untie: bool = False) -> None:
+    """Write config.json, generation_config.json and model.safetensors, synced. The tokenizer is the caller's.
+
+    `untie` writes a tied head as a tensor of its own: vLLM's CPU build does not follow a tied head when weights are
+    reloaded in flight (it goes on with the head of the first load).
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     config = model.config
+    if untie and config.tie_word_embeddings:
+        config = replace(config, tie_word_embeddings=False)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     generation = {"eos_token_id": config.eos_token_id, "do_sample": True, "temperature": 1.0}
     (folder / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
