@@ -35,7 +35,7 @@ from sandbox.container import Container, ContainerSpec
 from sandbox.pool import Pool
 from sandbox.shim import short_slice
 
-_READY = "; while [ ! -e /tmp/ready ]; do sleep 0.02; done"
+_READY = " while [ ! -e /tmp/ready ]; do sleep 0.02; done"
 _HOLD = (
     'rm -f /tmp/ready; python3 -c "import os,time; b=bytearray(os.urandom({size}<<20)); '
     "open('/tmp/ready','w').close(); time.sleep(1e9)\" </dev/null >/dev/null 2>&1 &" + _READY
@@ -43,8 +43,9 @@ _HOLD = (
 _HTTP = (
     "rm -f /tmp/ready; python3 -c \"import sqlite3,http.server; d=sqlite3.connect('/tmp/db'); "
     "d.execute('create table if not exists t(a,b)'); d.executemany('insert into t values(?,?)',((i,'x'*50) for i in "
-    "range(2000))); d.commit(); s=http.server.ThreadingHTTPServer(('127.0.0.1',8000),http.server.SimpleHTTPRequestHandler)"
-    "; open('/tmp/ready','w').close(); s.serve_forever()\" </dev/null >/dev/null 2>&1 &" + _READY
+    "range(2000))); d.commit(); "
+    "s=http.server.ThreadingHTTPServer(('127.0.0.1',8000),http.server.SimpleHTTPRequestHandler); open('/tmp/ready','w').close(); s.serve_forever()\" </dev/null >/dev/null 2>&1 &"
+    + _READY
 )
 WORKLOADS = {
     "idle": "true",
@@ -116,6 +117,9 @@ class Ours:
         btrfs.snapshot(tree, path, readonly=readonly)
         self.trees.append(path)
         return path
+
+    def keep(self, tree: Path) -> None:
+        self.snapshot(tree, readonly=True)
 
     def spec(self, tree: Path | None = None) -> ContainerSpec:
         name = f"bench-{secrets.token_hex(4)}"
@@ -277,7 +281,7 @@ async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> 
             await container.exec(["dd", "if=/dev/urandom", "of=/tmp/dirty", "bs=1M", "count=1"])
             done = await ours.checkpointer.capture(
                 container, directory / "none", processes=False,
-                on_frozen=lambda: ours.snapshot(container.tree, readonly=True) and None,
+                on_frozen=lambda: ours.keep(container.tree),
             )  # fmt: skip
             return done.total_ms
 

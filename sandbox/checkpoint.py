@@ -104,9 +104,9 @@ class Checkpointer:
             if on_frozen is not None:
                 await asyncio.to_thread(on_frozen)
             return Capture(dest, False, total_ms=(time.monotonic() - began) * 1e3)
-        process = await self._worker(container)
         await asyncio.to_thread(dest.mkdir, mode=0o700, parents=True)
         try:
+            process = await self._worker(container)
             done = await dump.dump(container, dest, process, on_frozen=on_frozen)
         except BaseException:
             self._counts["failures"] += 1

@@ -85,18 +85,11 @@ async def dump(
 ) -> Dumped:
     """Dump into `directory` (exists, empty, on tmpfs). `steps`: more to do at CRIU's notifications. See the module."""
     began = time.monotonic()
-    pid = container.init_pid
-    if pid is None:
-        raise CheckpointFailed("the sandbox has no processes", remedy="restore or start it", sandbox=container.spec.id)
-    try:
-        namespace = os.stat(f"/proc/{pid}/ns/net").st_ino
-    except FileNotFoundError:
-        raise _killed_meanwhile(container, "pid 1 is gone") from None
     frozen = _Frozen(container, on_frozen, (steps or {}).get("post-dump"))
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         await process.call(
-            _request(pid, namespace, fd),
+            _request(*_target(container), fd),
             notify={**(steps or {}), "post-dump": frozen},
             timeout=TIMEOUT,
             log=directory / LOG,
@@ -105,6 +98,7 @@ async def dump(
     except criu.CriuError as error:
         raise _failed(container, error) from None
     finally:
+        process.close()
         os.close(fd)
     total = (time.monotonic() - began) * 1e3
     statistics = stats(directory)
@@ -119,6 +113,17 @@ async def dump(
         raw_bytes=raw,
         held=frozen.held,
     )
+
+
+def _target(container: Any) -> tuple[int, int]:
+    """Pid 1's host pid and the inode of its network namespace."""
+    pid = container.init_pid
+    if pid is None:
+        raise CheckpointFailed("the sandbox has no processes", remedy="restore or start it", sandbox=container.spec.id)
+    try:
+        return pid, os.stat(f"/proc/{pid}/ns/net").st_ino
+    except FileNotFoundError:
+        raise _killed_meanwhile(container, "pid 1 is gone") from None
 
 
 class _Frozen:
