@@ -201,6 +201,21 @@ async def test_a_folder_that_fails_its_seal_is_not_served(
     assert (await engine.generate([3], Sampling(max_tokens=1))).spans[0].version == 0
 
 
+async def test_requests_that_arrive_during_a_publication_wait_for_it(
+    supervisor: EngineSupervisor, engine: EngineClient, folders: list[Path]
+) -> None:
+    short = Sampling(max_tokens=2, ignore_eos=True)
+
+    async def ask(count: int) -> list[int]:
+        return [(await engine.generate([5, n], short)).spans[0].version for n in range(count)]
+
+    asking = [asyncio.create_task(ask(30)) for _ in range(4)]
+    for version in (1, 2, 1, 0):
+        await supervisor.publish(folders[version], version)
+    for versions in await asyncio.gather(*asking):
+        assert set(versions) <= {0, 1, 2}
+
+
 async def test_a_tied_head_never_goes_stale(supervisor: EngineSupervisor, engine: EngineClient, tmp_path: Path) -> None:
     """vLLM's CPU build reloads everything but a tied head: the client notices, the supervisor starts it afresh."""
     tied = publish(tmp_path / "tied", 9, untie=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rollout.engine.manifest import NAME as MANIFEST
@@ -72,6 +73,8 @@ class Core:
         self.statistics = Statistics(version=version)
 
     def add(self, request: Request) -> None:
+        if self.broken is not None:
+            raise EngineFailed(f"no weights are served: {self.broken}")
         if request.id in self.requests:
             raise ValueError(f"request id {request.id} is in flight already")
         top = self.model.config.vocab_size
@@ -116,7 +119,6 @@ class Core:
     def reload(self, folder: Path) -> None:
         """Serve the weights of `folder`. A folder that fails its manifest leaves the old weights untouched."""
         manifest = verify_if_sealed(folder)
-        self.broken = f"loading {folder} did not finish"  # from here on the old weights are gone
         try:
             with torch.no_grad():
                 load_weights(self.model, folder)
@@ -124,12 +126,10 @@ class Core:
                 live = self.checksums()
                 wrong = sorted(name for name, digest in manifest.tensors.items() if live.get(name) != digest)
                 if wrong:
-                    raise EngineFailed(f"weights in memory differ from {folder}: {', '.join(wrong[:4])}")
-        except (OSError, RuntimeError, ValueError, EngineFailed) as error:
-            self.broken = f"loading {folder} failed: {error}"
-            raise EngineFailed(
-                self.broken, remedy="publish a whole folder; until then this engine serves nothing"
-            ) from error
+                    raise EngineFailed(f"weights in memory differ: {', '.join(wrong[:4])}")
+        except (OSError, RuntimeError, ValueError, SafetensorError, EngineFailed) as error:
+            self.broken = f"loading {folder} failed: {error}"  # the old weights are gone, the new ones not there
+            raise EngineFailed(self.broken, remedy="publish a whole folder; this engine serves nothing now") from error
         self.folder, self.manifest, self.broken = folder, manifest, None
         self.version = str(manifest.version) if manifest is not None else "unlabelled"
         self.statistics.version = self.version

@@ -190,8 +190,6 @@ class Server:
         if sampling.max_tokens < 1 or not 0 <= sampling.temperature < float("inf"):
             raise ValueError("max_tokens must be at least 1, temperature at least 0")
         core = self.thread.core
-        if core.broken is not None:
-            raise EngineFailed(f"no weights are served: {core.broken}")
         config = core.model.config
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {config.eos_token_id})
         request = await self.thread.run(

@@ -271,5 +271,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _die_with_parent() -> None:
-    """In the child, before exec: a server must not outlive a supervisor that was killed."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """In the child, before exec: a server must not outlive a supervisor that was killed.
+
+    SIGTERM, since vLLM's server then ends its own workers; killed, it would leave them behind.
+    """
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
