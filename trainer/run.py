@@ -46,6 +46,7 @@ from sandbox import Client
 from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, NotFound, PagurusError
 from trainer import grpo, policy, report, resume, sft, task
 from trainer.advantages import advantages
+from trainer.labels import Labelled
 from trainer.metrics import Recorder
 from trainer.pace import Paced
 from trainer.progress import Display
@@ -53,6 +54,7 @@ from trainer.publish import path_of, publish
 
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
 ACTION_TOKENS = 32  # longest answer: a thought of three lines and a command
+NICE = 5
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 
 
@@ -63,14 +65,14 @@ class Config:
     task: Path
     seed: int = 0
     engine: str = "embedded"  # or vllm
-    steps: int = 14
+    steps: int = 12
     groups: int = 8
     size: int = 8  # trajectories per group
     concurrency: int = 16  # sandboxes at once
-    held_out: int = 160  # episodes of each evaluation
+    held_out: int = 128  # episodes of each evaluation
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
     tis: float | None = None
-    pace: float = 0.6  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
+    pace: float = 0.8  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
     faults: int = 16  # sandboxes killed on purpose in the second half, about
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
@@ -103,6 +105,7 @@ class Run:
     """One run folder and what happens in it."""
 
     def __init__(self, config: Config, console: Console):
+        os.nice(NICE)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
         torch.set_num_threads(1)  # two threads make small matrix products many times slower
         self.console = console
         self.started = time.monotonic()
@@ -116,8 +119,10 @@ class Run:
 
     async def go(self) -> None:
         """The whole run, read from top to bottom."""
-        async with Client() as host:
-            await self._check_image(host)
+        async with Client() as client:
+            host = Labelled(client, self.folder)
+            await self._check_image(client)
+            await host.sweep()
             with (
                 Recorder(self.folder) as self.recorder,
                 Display(steps=self.config.steps, console=self.console) as self.display,
@@ -181,7 +186,7 @@ class Run:
         )
         self.display.say(f"fitted to {steps * recipe.batch} scripted episodes in {seconds:.0f} s")
 
-    async def _with_engine(self, host: Client) -> None:
+    async def _with_engine(self, host: Labelled) -> None:
         """The part of a run that needs an engine: evaluate, learn, evaluate."""
         launch = {"embedded": embedded, "vllm": vllm}[self.config.engine]()
         folder = path_of(self.weights, self.version)
@@ -195,7 +200,7 @@ class Run:
                 await self._learn(host)
             self.totals.reward_after = await self._evaluate("held-out reward after GRPO", self.step, host)
 
-    async def _learn(self, host: Client) -> None:
+    async def _learn(self, host: Labelled) -> None:
         """Consumes batches of complete groups. Waits for: the buffer. Produces one policy version per batch."""
         self.display.stage("GRPO", self.config.steps)
         self.display.advance(self.step)
@@ -222,7 +227,7 @@ class Run:
             await asyncio.gather(watcher, return_exceptions=True)
             await self.controller.stop()
 
-    async def _evaluate(self, name: str, step: int, host: Client) -> float:
+    async def _evaluate(self, name: str, step: int, host: Labelled) -> float:
         """Mean reward over held-out seeds, sampled at T = 1 in real sandboxes."""
         self.display.stage(name)
         seeds = [HELD_OUT + i for i in range(self.config.held_out)]
@@ -238,7 +243,7 @@ class Run:
         self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
         return mean
 
-    async def _finish(self, host: Client) -> dict[str, Any]:
+    async def _finish(self, host: Labelled) -> dict[str, Any]:
         """Consumes the files of the run. Produces the summary and the plots."""
         from trainer import plots  # matplotlib takes a second to import
 
@@ -258,7 +263,7 @@ class Run:
 
     # ------------------------------------------------------------------ parts
 
-    def _controller(self, host: Client) -> RolloutController:
+    def _controller(self, host: Labelled) -> RolloutController:
         config = self.config
         image = config.image
 
@@ -309,7 +314,7 @@ class Run:
         self.totals.add(trajectories)
         self.recorder.turns(self.step, trajectories)
 
-    async def _measure(self, host: Client) -> None:
+    async def _measure(self, host: Labelled) -> None:
         """Brings the counters up to date."""
         self.meter.update(self.totals, await host.statistics())
         self.meter.update_rollouts(self.totals, self.controller.statistics())
@@ -333,7 +338,7 @@ class Run:
     def _wall(self) -> float:
         return self.wall_before + time.monotonic() - self.started
 
-    async def _watch(self, host: Client) -> None:
+    async def _watch(self, host: Labelled) -> None:
         """Keeps the display's figures fresh."""
         while True:
             statistics = await host.statistics()
@@ -346,7 +351,7 @@ class Run:
             await asyncio.sleep(1.0)
 
     async def _record(
-        self, host: Client, batch: Batch, stats: grpo.StepStats, waited: float, took: float, paused: float
+        self, host: Labelled, batch: Batch, stats: grpo.StepStats, waited: float, took: float, paused: float
     ) -> None:
         """Produces one line of metrics and one of display."""
         trajectories = batch.trajectories
