@@ -20,7 +20,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,8 @@ log = logging.getLogger("pagurus.app")
 BODY_MOST = 256 << 20  # bytes of one request
 WAIT_MOST = 600.0  # seconds of one long poll
 STREAM_BACKLOG = 32 << 20  # bytes between a command and a reader that is slower
+WORKERS = 16  # threads for what blocks
+PRECEDENCE = -10  # nice value of the event loop
 MSGPACK = "application/msgpack"
 
 HOST: web.AppKey[Host] = web.AppKey("host", Host)
@@ -383,6 +387,7 @@ async def serve(*, socket_path: Path, stop_sandboxes: bool, ready: Callable[[Hos
     """Run the daemon until SIGTERM or SIGINT."""
     from daemon.recovery import close_host, open_host
 
+    _take_precedence()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -404,6 +409,23 @@ async def serve(*, socket_path: Path, stop_sandboxes: bool, ready: Callable[[Hos
         await runner.cleanup()
         await close_host(host, stop_sandboxes=stop_sandboxes)
         server.close()
+
+
+def _take_precedence() -> None:
+    """The event loop runs before sandboxes and trainers on a busy host: an answer needs it for a moment only.
+
+    Its worker threads, which hash and compress, stay ordinary.
+    """
+
+    def ordinary() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
+
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(WORKERS, "worker", initializer=ordinary))
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRECEDENCE)
+    except PermissionError:
+        log.info("no CAP_SYS_NICE: the daemon competes with its sandboxes for the processors")
 
 
 async def _watchdog() -> None:

@@ -440,7 +440,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     umask(022);
-    set_slice(100 * 1000);
+    set_slice(100 * 1000, URGENT);
     shim.spared = write_file("/proc/self/oom_score_adj", "-900") >= 0;  /* refused without CAP_SYS_RESOURCE */
     for (int i = 2; i < argc; i++) {
         char path[PATH_MAX];

@@ -18,6 +18,7 @@
 #define PASSED_MAX 16         /* descriptors per message */
 #define V1_MAX 8
 #define ID_RANGE 65536
+#define URGENT (-10)          /* nice value of the shim and of CRIU; a sandbox's own processes get 0 */
 
 struct shim {
     int cgroup;               /* O_PATH of the sandbox's v2 cgroup */
@@ -72,7 +73,7 @@ void await_status(int status, struct started *out);
 void start_init(struct shim *s, struct started *out);
 void start_command(struct shim *s, const struct command *c, struct started *out);
 void start_host(struct shim *s, const struct host_command *c, struct started *out);
-void set_slice(uint64_t nanoseconds);
+void set_slice(uint64_t nanoseconds, int nice);
 pid_t pid_of(int pidfd);
 
 /* mounts.c: 0 or a stage name with errno set */

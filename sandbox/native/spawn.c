@@ -112,8 +112,11 @@ pid_t pid_of(int pidfd) {
 
 /* A short time slice lets the shim and its helpers, which run for microseconds, run at once on a busy
  * host instead of after somebody else's slice (Linux 6.12 and newer; harmless before). */
-void set_slice(uint64_t nanoseconds) {
-    struct sched_attr attr = {.size = sizeof attr, .sched_policy = SCHED_NORMAL, .sched_runtime = nanoseconds};
+void set_slice(uint64_t nanoseconds, int nice) {
+    struct sched_attr attr = {
+        .size = sizeof attr, .sched_policy = SCHED_NORMAL, .sched_nice = nice, .sched_runtime = nanoseconds};
+    if (syscall(SYS_sched_setattr, 0, &attr, 0) == 0) return;
+    attr.sched_nice = 0;  /* without CAP_SYS_NICE */
     syscall(SYS_sched_setattr, 0, &attr, 0);
 }
 
@@ -134,7 +137,7 @@ static void become_init(struct shim *s, int status) {
     char go;
     const char *stage;
     if (recv(status, &go, 1, 0) != 1) _exit(127);
-    set_slice(0);
+    set_slice(0, 0);
     ordinary_oom_score(s);
     setsid();
     if ((stage = set_limits(s->open_files))) give_up(status, stage);
@@ -210,7 +213,7 @@ static void become_command(const struct command *c, int status) __attribute__((n
 static void become_command(const struct command *c, int status) {
     const char *stage;
     setsid();
-    set_slice(0);
+    set_slice(0, 0);
     if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) give_up(status, "become root");
     for (int i = 0; i < 3; i++) {
         /* Not blocking: the sandbox may have put a FIFO there. */
@@ -304,7 +307,7 @@ static int leave_cgroups(struct shim *s) {
 
 static void become_host(struct shim *s, const struct host_command *c, int status) __attribute__((noreturn));
 static void become_host(struct shim *s, const struct host_command *c, int status) {
-    set_slice(0);
+    set_slice(0, URGENT);  /* the sandbox is frozen while a dump runs */
     ordinary_oom_score(s);
     setsid();
     if (!c->in_cgroup && leave_cgroups(s) < 0) give_up(status, "leave cgroups");
