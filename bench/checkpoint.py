@@ -40,13 +40,17 @@ _HOLD = (
     'rm -f /tmp/ready; python3 -c "import os,time; b=bytearray(os.urandom({size}<<20)); '
     "open('/tmp/ready','w').close(); time.sleep(1e9)\" </dev/null >/dev/null 2>&1 &" + _READY
 )
-_HTTP = (
-    "rm -f /tmp/ready; python3 -c \"import sqlite3,http.server; d=sqlite3.connect('/tmp/db'); "
-    "d.execute('create table if not exists t(a,b)'); d.executemany('insert into t values(?,?)',((i,'x'*50) for i in "
-    "range(2000))); d.commit(); "
-    "s=http.server.ThreadingHTTPServer(('127.0.0.1',8000),http.server.SimpleHTTPRequestHandler); open('/tmp/ready','w').close(); s.serve_forever()\" </dev/null >/dev/null 2>&1 &"
-    + _READY
-)
+_SERVER = """
+import http.server, sqlite3
+table = sqlite3.connect("/tmp/db")
+table.execute("create table if not exists t(a, b)")
+table.executemany("insert into t values (?, ?)", ((i, "x" * 50) for i in range(2000)))
+table.commit()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 8000), http.server.SimpleHTTPRequestHandler)
+open("/tmp/ready", "w").close()
+server.serve_forever()
+"""
+_HTTP = f"rm -f /tmp/ready; python3 -c '{_SERVER}' </dev/null >/dev/null 2>&1 &{_READY}"
 WORKLOADS = {
     "idle": "true",
     "bash": "bash -c 'while :; do read -t 1000 < <(sleep 1000); done' </dev/null >/dev/null 2>&1 & sleep 0.2",

@@ -135,7 +135,7 @@ async def test_a_process_beside_pid_1_is_not_left_out_silently(bench: Bench) -> 
 
 async def test_a_dump_of_killed_processes_is_no_checkpoint(bench: Bench) -> None:
     sb = await bench.maker.create()
-    await shell(sb, MEMORY[0])
+    await shell(sb, LISTENER[0])
     failed = 0
     for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08):
         good = await bench.save(sb)
