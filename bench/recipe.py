@@ -26,7 +26,7 @@ from trainer import grpo, policy, sft
 from trainer.advantages import advantages
 from trainer.run import ACTION_TOKENS, HELD_OUT, Config, learning_rate
 
-LONGEST = 400  # tokens of an episode
+LONGEST = 256  # tokens of an episode
 
 
 class Episode:

@@ -53,7 +53,7 @@ from trainer.progress import Display
 from trainer.publish import path_of, publish
 
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
-ACTION_TOKENS = 32  # longest answer: a thought of three lines and a command
+ACTION_TOKENS = 16  # longest action
 NICE = 5
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 

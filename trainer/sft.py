@@ -26,8 +26,8 @@ class Recipe:
     """How long and on what. Muon fits the matrices: on these short texts it learns to copy in a third of
     AdamW's steps; AdamW fits the embedding and the norms."""
 
-    clean_steps: int = 130
-    sloppy_steps: int = 45
+    clean_steps: int = 190
+    sloppy_steps: int = 60
     batch: int = 32
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
