@@ -337,6 +337,7 @@ def train(
     concurrency: Annotated[int | None, typer.Option(help="Sandboxes at once.")] = None,
     held_out: Annotated[int | None, typer.Option(help="Episodes of each evaluation.")] = None,
     faults: Annotated[int | None, typer.Option(help="Sandboxes killed on purpose in the second half.")] = None,
+    pace: Annotated[float | None, typer.Option(help="Seconds per answer, at least; 0 is flat out.")] = None,
     image_name: Annotated[str | None, typer.Option("--image", help="Instead of the environment's.")] = None,
     out: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
@@ -351,6 +352,7 @@ def train(
         "concurrency": concurrency,
         "held_out": held_out,
         "faults": faults,
+        "pace": pace,
         "image": image_name,
     }
     given = {name: value for name, value in chosen.items() if value is not None}
