@@ -26,7 +26,7 @@ Not compared, with the reason:
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
 - windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
   to rebuild them and leaves set;
-- locked termios bits of terminals: CRIU writes uninitialised memory into that part of its image;
+- locked termios bits of terminals, and what follows the 19 control characters: CRIU writes uninitialised memory there;
 - how neighbouring mappings of the same thing are split (the kernel merges them as it likes);
 - file tree: ctime and atime, bookkeeping xattrs of overlayfs, holes of sparse files.
 """
@@ -39,6 +39,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from blake3 import blake3
 
 from sandbox import criu
@@ -257,7 +258,10 @@ class _Canonical:
         elif kind == "tty":
             info = self._tty.get(body["tty_info_id"], {})
             unset = ("id", "rdev", "dev", "termios_locked")
-            self.facts[f"{label} terminal"] = {k: v for k, v in info.items() if k not in unset}
+            kept = {k: v for k, v in info.items() if k not in unset}
+            if "termios" in kept:
+                kept["termios"] = {**kept["termios"], "c_cc": _control_characters(kept["termios"]["c_cc"])}
+            self.facts[f"{label} terminal"] = kept
         elif kind == "memfd":
             info = self._memfd.get(body["inode_id"], {})
             self.facts[f"{label} memory file"] = {k: v for k, v in info.items() if k not in ("inode_id", "shmid")}
@@ -332,6 +336,10 @@ def _mask(address: int, page: bytes, rseq: list[int]) -> bytes:
                 changed[at] = 0
         page = bytes(changed)
     return page
+
+
+def _control_characters(words: list[int]) -> bytes:
+    return np.array(words, dtype="<u4").tobytes()[:19]
 
 
 def _timers(timers: dict[str, Any]) -> dict[str, Any]:
