@@ -200,11 +200,12 @@ class Checkpointer:
         source = stored.path if isinstance(stored, StoredDump) else stored
         images = self._restores / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
         try:
-            own_network = await self._images(container, source, images)
             container.cgroup.lift()
-            ready = time.monotonic()
             hold = restoring.Hold(container) if verify else None
-            async with restoring.worker(container, self.cache, images) as process:
+            pipes = await asyncio.to_thread(restoring.outside_pipes, source)
+            async with restoring.worker(container, self.cache, pipes) as process:
+                own_network = await self._images(container, source, images)
+                ready = time.monotonic()
                 pid = await restoring.restore(container, images, process, own_network=own_network, hold=hold)
             report = RestoreReport(pid, 0.0, (time.monotonic() - ready) * 1e3)
             if hold is not None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox import criu
+from sandbox import criu, dumpfile
 from sandbox.cgroup import hierarchy
 from sandbox.dump import EXTERNAL_NETNS, load
 from sandbox.errors import RestoreFailed
@@ -131,9 +131,11 @@ def _has_connections(directory: Path) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def worker(container: Any, cache: Path, directory: Path) -> AsyncIterator[Process]:
-    """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand."""
-    pipes = await asyncio.to_thread(outside_pipes, directory)
+async def worker(container: Any, cache: Path, pipes: list[int]) -> AsyncIterator[Process]:
+    """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand.
+
+    `pipes` are the ones of :func:`outside_pipes`. It starts up while the caller writes the images.
+    """
     fds = [os.open(container.netns, os.O_RDONLY | os.O_CLOEXEC)]
     try:
         for _ in pipes:
@@ -153,12 +155,14 @@ async def worker(container: Any, cache: Path, directory: Path) -> AsyncIterator[
             os.close(fd)
 
 
-def outside_pipes(directory: Path) -> list[int]:
+def outside_pipes(source: Path) -> list[int]:
     """Pipes that processes write to and of which nobody in the sandbox holds the reading end. Blocks."""
-    if not (directory / "files.img").exists():
-        return []
+    if source.is_dir():
+        content = (source / "files.img").read_bytes() if (source / "files.img").exists() else b""
+    else:
+        content = dumpfile.read(source).images.get("files.img", b"")
     ends: dict[int, set[int]] = {}
-    for entry in load(directory / "files.img"):
+    for entry in criu.images().loads(content)["entries"] if content else ():
         if "pipe" in entry:
             ends.setdefault(entry["pipe"]["pipe_id"], set()).add(entry["pipe"]["flags"] & os.O_ACCMODE)
     return sorted(pipe for pipe, modes in ends.items() if modes == {os.O_WRONLY})
