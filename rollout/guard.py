@@ -17,16 +17,21 @@ result per command and no death.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rollout.messages import Recovery
-from sandbox.errors import CheckpointFailed, Conflict, SandboxDead
-from sandbox.messages import CheckpointInfo, CheckpointState, ExecResult
+from sandbox.errors import CheckpointFailed, Conflict, NotEqual, RestoreFailed, SandboxDead
+from sandbox.messages import CheckpointInfo, CheckpointState, ExecResult, RestoreResult
+
+log = logging.getLogger("pagurus.rollout")
 
 KILLED = 128 + 9  # exit code of a command that SIGKILL ended
+RESTORES_MOST = 3  # attempts to restore one death
 DEATHS_MOST = 8  # of one trajectory; more means that its own commands kill it
 
 
@@ -152,13 +157,14 @@ class GuardedSandbox:
             await self.close()
             self._pending = None
             began = time.monotonic()
-            restored = await self._restore()
+            restored, attempts = await self._restore()
             recovery = Recovery(
                 turn=self.turn,
                 checkpoint=restored.checkpoint,
                 equal=restored.verified and not restored.differences,
                 differences=list(restored.differences),
                 milliseconds=1000 * (time.monotonic() - began),
+                attempts=attempts,
             )
             self.recoveries.append(recovery)
             try:
@@ -167,16 +173,26 @@ class GuardedSandbox:
             except SandboxDead as again:
                 death = again
 
-    async def _restore(self) -> Any:
-        """The latest checkpoint; when that one failed to be captured, the latest that was."""
-        try:
-            return await self.sandbox.restore(verify=True)
-        except Conflict:
-            whole = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
-            known = [info for info in await self.sandbox.tree() if info.state in whole]
-            if not known:
-                raise
-            return await self.sandbox.restore(known[-1], verify=True)
+    async def _restore(self) -> tuple[RestoreResult, int]:
+        """The latest checkpoint that was captured, equal, and how many attempts that took.
+
+        A restore that failed or came out unequal leaves its checkpoint whole: it is tried again.
+        """
+        to: CheckpointInfo | None = None
+        for attempt in itertools.count(1):
+            try:
+                return await self.sandbox.restore(to, verify=True), attempt
+            except Conflict:  # the latest was never captured
+                whole = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
+                known = [info for info in await self.sandbox.tree() if info.state in whole]
+                if not known or to is not None:
+                    raise
+                to = known[-1]
+            except (RestoreFailed, NotEqual) as error:
+                if attempt >= RESTORES_MOST:
+                    raise
+                log.warning("restore attempt %d: %s", attempt, error)
+        raise AssertionError("unreachable")
 
     async def _replay(self, checkpoint: str) -> int:
         for index in range(len(self._journal) - 1, -1, -1):

@@ -48,6 +48,7 @@ class Recovery(msgspec.Struct, kw_only=True):
     differences: list[str] = []
     replayed: int = 0  # commands executed again, the interrupted one excluded
     milliseconds: float = 0.0
+    attempts: int = 1  # restores until one was equal
 
 
 class Trajectory(msgspec.Struct, kw_only=True):

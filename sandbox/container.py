@@ -37,6 +37,7 @@ from sandbox.shim import Refused, Shim, ShimGone, launch
 
 ID_RANGE = 65_536
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 NAMESPACES = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "mnt": 0x00020000, "pid": 0x20000000}
 _STDIN, _PARENTED = 1, 2
 
@@ -162,7 +163,7 @@ class Container:
 
     @property
     def alive(self) -> bool:
-        """True while pid 1 lives."""
+        """True while pid 1 lives and is not about to die."""
         if self.init_pid is None:
             return False
         try:
@@ -170,7 +171,7 @@ class Container:
         except ProcessLookupError:
             return False
         # A zombie still takes signals; its pidfd is readable.
-        return not _is_readable(self._init_pidfd)
+        return not _is_readable(self._init_pidfd) and not _is_doomed(self.init_pid)
 
     async def wait_dead(self) -> None:
         """Returns when pid 1 has died."""
@@ -447,6 +448,16 @@ async def _ended(pid: int) -> None:
         os.close(pidfd)
     with contextlib.suppress(ChildProcessError):  # adopted: not our child
         os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - does not block
+
+
+def _is_doomed(pid: int) -> bool:
+    """Whether a process was killed or is exiting. Its namespace starts nothing any more, though it is not dead yet."""
+    try:
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+        pending = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "Pnd:" in line]
+    except OSError:
+        return True
+    return bool(flags & PF_EXITING) or any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
 
 def _is_readable(fd: int) -> bool:

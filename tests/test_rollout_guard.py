@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from rollout_fakes import FakeSandbox
 
-from rollout.guard import DEATHS_MOST, GuardedSandbox
-from sandbox.errors import SandboxDead
+from rollout.guard import DEATHS_MOST, RESTORES_MOST, GuardedSandbox
+from sandbox.errors import NotEqual, SandboxDead
 
 
 async def test_a_command_waits_until_the_last_turn_is_captured() -> None:
@@ -91,6 +92,27 @@ async def test_unequal_restores_are_told_apart() -> None:
     sandbox.die()
     await guarded.exec("true")
     assert [(one.equal, one.differences) for one in guarded.recoveries] == [(False, ["memory"])]
+
+
+async def test_a_restore_that_comes_out_unequal_is_tried_again() -> None:
+    class Flaky(FakeSandbox):
+        failures = 2
+
+        async def restore(self, to: Any = None, *, verify: bool = False) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise NotEqual("memory differs", sandbox=self.id)
+            return await super().restore(to, verify=verify)
+
+    sandbox = Flaky()
+    guarded = GuardedSandbox(sandbox)
+    sandbox.die()
+    await guarded.exec("true")
+    assert [(one.equal, one.attempts) for one in guarded.recoveries] == [(True, 3)]
+    sandbox.die()
+    sandbox.failures = RESTORES_MOST
+    with pytest.raises(NotEqual):
+        await guarded.exec("true")
 
 
 async def test_a_command_that_always_kills_its_sandbox_ends_as_an_error() -> None:

@@ -1,0 +1,32 @@
+"""The public surface of the rollout, and how light it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import rollout
+
+
+def test_the_public_names() -> None:
+    assert rollout.__all__ == [
+        "Batch",
+        "Environment",
+        "Faults",
+        "Group",
+        "Observation",
+        "Recovery",
+        "RolloutConfig",
+        "RolloutController",
+        "Trajectory",
+        "TurnRecord",
+        "run_trajectory",
+    ]
+    assert all(hasattr(rollout, name) for name in rollout.__all__)
+
+
+def test_importing_the_rollout_loads_neither_torch_nor_the_daemon() -> None:
+    code = "import sys, rollout, rollout.engine.supervisor\n"
+    code += "print([m for m in ('torch', 'daemon', 'ebpf') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
