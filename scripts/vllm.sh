@@ -6,7 +6,7 @@ STEP=vllm
 
 HOME_DIR=$ROOT/.venv-vllm
 LOCK=$ROOT/requirements-vllm.lock
-TORCH=2.13.0+cpu
+TORCH=$(sed -n 's/^torch==//p' "$LOCK")
 TORCH_CPU_INDEX=${PAGURUS_TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 
 fingerprint() { cat "$LOCK" "$0" | sha256sum | cut -d ' ' -f 1; }
