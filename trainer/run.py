@@ -248,6 +248,7 @@ class Run:
         from trainer import plots  # matplotlib takes a second to import
 
         await self._measure(host)
+        await host.sweep()  # what was being created when the rollouts were told to stop
         self.totals.wall_s = self._wall()
         content = report.summary(
             self.totals,

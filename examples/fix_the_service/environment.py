@@ -59,6 +59,8 @@ class FixTheService(Environment):
         self.turns += 1
         if action.strip() == "exit":
             return await self._end(sandbox, "")
+        if "\0" in action:  # no program can be given such an argument, so no shell ever sees it
+            return Observation(text=f"sh: a command holds a NUL byte\n{PROMPT}")
         foreground = action.startswith("./serve") and not action.endswith("&")
         result = await sandbox.exec(action, cwd=FOLDER, timeout=FOREGROUND if foreground else LONGEST)
         self._judge(action, result)
