@@ -83,7 +83,6 @@ class _Counts:
     retried: int = 0
     over_stale_aborted: int = 0
     over_stale_dropped: int = 0
-    rewards: list[float] = field(default_factory=list)
 
 
 class RolloutController:

@@ -145,12 +145,12 @@ async def test_a_time_out_is_data_in_its_group(make: Make) -> None:
                 await asyncio.Event().wait()
             return await super().step(sandbox, action)
 
-    config = CONFIG.__class__(groups=1, size=2, sampling=CONFIG.sampling, trajectory_timeout=0.2)
+    config = CONFIG.__class__(groups=1, size=2, sampling=CONFIG.sampling, trajectory_timeout=0.5)
     host = FakeHost()
     rollout = make(environment=Hanging, config=config, host=host)
     await rollout.start()
     (group,) = (await rollout.next_batch()).groups
-    assert [(t.status, t.reason) for t in group.trajectories] == [("truncated", "timeout: 0.2 s")] * 2
+    assert [(t.status, t.reason) for t in group.trajectories] == [("truncated", "timeout: 0.5 s")] * 2
     assert all(sum(t.mask) > 0 for t in group.trajectories)
     assert all(sandbox.removed for sandbox in host.sandboxes[:2])
 

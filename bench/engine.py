@@ -1,0 +1,101 @@
+"""How fast an engine server answers, and how long a change of weights holds it.
+
+::
+
+    python -m bench.engine [--json] [--engine embedded|vllm] [--batch 64]
+
+`tokens_per_s`: sampled tokens over the wall time of `batch` requests at once (60 tokens in, 128 out), through HTTP.
+`turn_tokens_per_s`: the same for second turns, whose prompt repeats the first turn (prefix reuse).
+`publish_ms`, `paused_ms`: median of five publications while the batch is in flight: in all, and without sampling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rollout.engine.client import Generation, Sampling
+from rollout.engine.launch import embedded, vllm
+from rollout.engine.supervisor import EngineSupervisor
+
+PROMPT, OUTPUT, EXTRA, PUBLICATIONS = 60, 128, 20, 5
+VOCABULARY = 320  # a multiple of 64
+
+
+def publish(folder: Path, version: int) -> Path:
+    """Sealed random weights of the demo's size, 0.95 M parameters."""
+    from tokenizers import Tokenizer, models
+
+    from rollout.engine.manifest import write_manifest
+    from rollout.engine.model import ModelConfig, Qwen3, save_model
+
+    policy = Qwen3(ModelConfig(vocab_size=VOCABULARY))
+    policy.initialise(version)
+    save_model(policy, folder, untie=True)
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    write_manifest(folder, version)
+    return folder
+
+
+async def ask(engine: EngineSupervisor, prompts: list[list[int]]) -> tuple[list[Generation], float]:
+    """All prompts at once; answers and tokens per second."""
+    sampling = Sampling(max_tokens=OUTPUT, ignore_eos=True)
+    began = time.perf_counter()
+    answers = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
+    return list(answers), sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - began)
+
+
+async def measure(kind: str, batch: int, root: Path) -> dict[str, float | int | str]:
+    folders = [publish(root / f"v{version}", version) for version in range(2)]
+    launch = {"embedded": embedded, "vllm": vllm}[kind](slots=batch, length=1024)
+    dice = random.Random(0)
+    prompts = [[dice.randrange(VOCABULARY) for _ in range(PROMPT)] for _ in range(batch)]
+    async with EngineSupervisor(launch, folders[0], 0, log=root / "engine.log") as engine:
+        await ask(engine, prompts[:4])  # warm
+        answers, first = await ask(engine, prompts)
+        turns = [
+            [*prompt, *answer.token_ids, *(dice.randrange(VOCABULARY) for _ in range(EXTRA))]
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        _, second = await ask(engine, turns)
+        flights = asyncio.ensure_future(ask(engine, prompts))
+        published = []
+        for number in range(PUBLICATIONS):
+            published.append(await engine.publish(folders[(number + 1) % 2], (number + 1) % 2))
+        await flights
+    return {
+        "engine": kind,
+        "batch": batch,
+        "tokens_per_s": round(first),
+        "turn_tokens_per_s": round(second),
+        "publish_ms": round(1000 * statistics.median(one.seconds for one in published), 1),
+        "paused_ms": round(1000 * statistics.median(one.paused_s for one in published), 1),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench engine", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
+    parser.add_argument("--batch", type=int, default=64)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="pagurus-bench-") as root:
+        result = asyncio.run(measure(options.engine, options.batch, Path(root)))
+    if options.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:18} {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
