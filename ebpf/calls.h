@@ -62,10 +62,21 @@ static __always_inline void created_by_birth(struct sandbox *s, struct task *t)
 		touch(s, t, &key, TOUCHED_BORN | TOUCHED_NAMED);
 }
 
+/* Metadata through a descriptor: netted out when the file is gone later. */
 static __always_inline void metadata_of(struct sandbox *s, struct task *t, struct file *file)
 {
-	struct inode *inode = real_inode(BPF_CORE_READ(file, f_inode));
+	struct inode *inode = BPF_CORE_READ(file, f_inode);
 
+	switch (home_of(inode)) {
+	case NOWHERE:
+		return;
+	case MEMORY:
+		count(procs_of(s)->tmpfs);
+		return;
+	case PERSISTENT:
+		break;
+	}
+	inode = real_inode(inode);
 	if (inode) {
 		struct inode_key key = key_of(inode);
 
@@ -271,12 +282,11 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		break;
 	case K_META_FD:
 		file = file_at(p, ARG0);
-		if (file && store_of(BPF_CORE_READ(file, f_inode)) == PERSISTENT)
+		if (file)
 			metadata_of(s, t, file);
 		else
 			count(files_of(s)->metadata);
-		path = NULL;
-		break;
+		return;
 	}
 	named(s);
 	explain_file(nr, path ? FROM_USER : FROM_NOTHING, path);

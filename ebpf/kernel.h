@@ -77,13 +77,11 @@ enum store {
 
 #define SB_KERNMOUNT (1 << 22)
 
-static __always_inline enum store store_of(const struct inode *inode)
+/* Where an inode's metadata live. */
+static __always_inline enum store home_of(const struct inode *inode)
 {
-	u32 type = BPF_CORE_READ(inode, i_mode) & 0170000;
 	struct super_block *sb = BPF_CORE_READ(inode, i_sb);
 
-	if (type != 0100000 && type != 0040000 && type != 0120000)
-		return NOWHERE;
 	switch (BPF_CORE_READ(sb, s_magic)) {
 	case 0x9123683e: /* btrfs; inode 1 is its metadata, dirtied on behalf of anybody */
 		return BPF_CORE_READ(inode, i_ino) == 1 ? NOWHERE : PERSISTENT;
@@ -111,6 +109,16 @@ static __always_inline enum store store_of(const struct inode *inode)
 		return NOWHERE;
 	}
 	return PERSISTENT;
+}
+
+/* Where an inode's content lives: that of a device, a FIFO or a socket is nowhere. */
+static __always_inline enum store store_of(const struct inode *inode)
+{
+	u32 type = BPF_CORE_READ(inode, i_mode) & 0170000;
+
+	if (type != 0100000 && type != 0040000 && type != 0120000)
+		return NOWHERE;
+	return home_of(inode);
 }
 
 #define MAGIC_PROC 0x9fa0
