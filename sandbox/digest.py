@@ -99,6 +99,7 @@ class _Canonical:
         self._directory = directory
         self.facts: Facts = {}
         self._files = {entry["id"]: entry for entry in self._load("files.img")}
+        self._seccomp: list[dict[str, Any]] | None = None
         self._labels: dict[int, str] = {}  # file id -> who referred to it first
         self._pipes: dict[int, str] = {}
         self._shared: dict[int, str] = {}
@@ -139,7 +140,9 @@ class _Canonical:
         pid, who = entry["pid"], f"process {entry['pid']}"
         for key in ("ppid", "pgid", "sid"):
             self.facts[f"{who} {key}"] = entry.get(key)
-        threads = sorted(entry.get("threads", []))
+        # CRIU lists uninitialised memory as the threads of a zombie, which has no memory of its own.
+        zombie = not (self._directory / f"mm-{pid}.img").exists()
+        threads = [pid] if zombie else sorted(entry.get("threads", []))
         self.facts[f"{who} threads"] = threads
         rseq = []
         for thread in threads or [pid]:
@@ -168,14 +171,28 @@ class _Canonical:
         for name, value in thread.items():
             if name == "cg_set":
                 continue
-            self.facts[f"{who} {name}"] = value
+            self.facts[f"{who} {name}"] = self._filters(value) if name == "seccomp_filter" else value
         for name, value in core.get("tc", {}).items():
             if name in ("cg_set", "flags"):
                 continue
             if name == "timers":
                 value = _timers(value)
+            elif name == "old_seccomp_filter":
+                value = self._filters(value)
             self.facts[f"{who} task {name}"] = value
         return int(thread.get("rseq_entry", {}).get("rseq_abi_pointer", 0))
+
+    def _filters(self, number: int) -> list[str]:
+        """The chain of seccomp filters of a thread; CRIU numbers them in the order in which it meets them."""
+        if self._seccomp is None:
+            self._seccomp = [f for entry in self._load("seccomp.img") for f in entry.get("seccomp_filters", [])]
+        chain: list[str] = []
+        following: int | None = number
+        while following is not None and following < len(self._seccomp):
+            one = self._seccomp[following]
+            chain.append(_hash((one.get("filter"), one.get("flags"))))
+            following = one.get("prev")
+        return chain
 
     def _path(self, number: int | None) -> str:
         entry = self._files.get(number or 0, {})
@@ -295,10 +312,9 @@ class _Canonical:
             self.facts[f"file lock {index}"] = lock
 
     def _host(self) -> None:
-        for pattern in ("utsns-*.img", "userns-*.img", "ipcns-*.img", "seccomp.img"):
+        for pattern in ("utsns-*.img", "userns-*.img", "ipcns-*.img"):
             for path in sorted(self._directory.glob(pattern)):
-                kind = path.stem.rsplit("-", 1)[0] if pattern.endswith("*.img") else path.stem
-                self.facts[f"namespace {kind}"] = self._load(path.name)
+                self.facts[f"namespace {path.stem.rsplit('-', 1)[0]}"] = self._load(path.name)
 
 
 def _merged(vmas: list[dict[str, Any]]) -> list[dict[str, Any]]:
