@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,25 @@ async def test_a_run_that_is_interrupted_goes_on_and_consumes_every_prompt_once(
 async def test_no_such_image_is_said_before_anything_is_spent(daemon: Daemon, tmp_path: Path) -> None:
     with pytest.raises(ImageNotFound, match="debian"):
         await Run(small(tmp_path / "runs", image="nope"), Console(quiet=True)).go()
+
+
+def test_a_full_disk_stops_the_run_cleanly_and_it_can_go_on(
+    daemon: Daemon, tmp_path: Path, short_fit: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    out.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=19m", "pagurus-test", str(out)], check=True)
+    try:
+        assert main(small(out, steps=1)) == 1
+        said = capsys.readouterr().out
+        assert "is full" in said
+        folder = (out / "latest").resolve()
+        assert f"pagurus train --resume {folder}" in said
+        subprocess.run(["mount", "-o", "remount,size=256m", str(out)], check=True)
+        assert main(small(out, resume=folder)) == 0
+        assert json.loads((folder / "summary.json").read_text())["trajectories_lost"] == 0
+    finally:
+        subprocess.run(["umount", str(out)], check=True)
 
 
 def test_bad_input_is_one_line_and_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

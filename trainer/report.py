@@ -162,7 +162,7 @@ def table(content: dict[str, Any], folder: Path) -> Table:
         f"frozen {content['frozen_ms_mean']} ms",
         "bytes stored": f"{stored / 1e6:.1f} MB; a full dump every turn: {full / 1e6:.1f} MB"
         + (f" ({1 - stored / full:.1%} saved)" if full else ""),
-        "hidden behind generation": _share(content["hidden_share"]) + " of checkpoint time",
+        "hidden behind generation": f"checkpoint time: {_share(content['hidden_share'])}",
         "sandboxes killed": f"{content['killed']}, recovered equal: {content['recovered_equal']}",
         "trajectories": f"{content['trajectories']}, lost: {content['trajectories_lost']}",
     }

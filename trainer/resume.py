@@ -8,6 +8,7 @@ the ledger learns of it exactly once. Called resume state, never checkpoint: che
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -38,8 +39,10 @@ def save(folder: Path, state: State) -> None:
     """Writes `state` as the newest save below `folder`; older ones but the last are collected."""
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / ".new"
+    content = io.BytesIO()  # torch's own writer turns a full disk into an error without a number
+    torch.save({name: getattr(state, name) for name in State.__slots__}, content)
     with aside.open("wb") as out:
-        torch.save({name: getattr(state, name) for name in State.__slots__}, out)
+        out.write(content.getbuffer())
         out.flush()
         os.fsync(out.fileno())
     aside.rename(folder / f"step-{state.step:06d}.pt")

@@ -26,7 +26,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import os
+import sqlite3
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ from typing import Any
 import msgspec
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
 
 from rollout import Batch, Environment, Faults, RolloutConfig, RolloutController, Trajectory, TurnRecord
 from rollout.engine.client import Sampling
@@ -55,6 +58,7 @@ from trainer.publish import path_of, publish
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
 ACTION_TOKENS = 16  # longest action
 NICE = 5
+FULL = (errno.ENOSPC, errno.EDQUOT)
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 
 
@@ -87,9 +91,8 @@ def main(config: Config) -> int:
         run = Run(config, console)
         asyncio.run(run.go())
         return 0
-    except (PagurusError, OSError) as error:
-        trouble = NoSpace(str(error), remedy="free some space") if is_full(error) else error
-        console.print(f"[red]stopped[/red]: {trouble}", highlight=False, soft_wrap=True)
+    except (PagurusError, OSError, SafetensorError, sqlite3.OperationalError) as error:
+        console.print(f"[red]stopped[/red]: {explain(error, config.out)}", highlight=False, soft_wrap=True)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("[red]stopped[/red] by request")
     if run is not None and resume.load(run.folder / "resume") is not None:
@@ -97,8 +100,13 @@ def main(config: Config) -> int:
     return 1
 
 
-def is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (28, 122)  # ENOSPC, EDQUOT
+def explain(error: Exception, out: Path) -> Exception:
+    """The error as a person should read it: a full disk has many names, and one remedy."""
+    if isinstance(error, OSError) and error.errno not in FULL:
+        return error
+    if isinstance(error, OSError) or any(sign in str(error) for sign in ("os error 28", "disk is full", "No space")):
+        return NoSpace(f"the disk of {out} is full", remedy="free some space, then go on")
+    return error
 
 
 class Run:
@@ -193,12 +201,15 @@ class Run:
         self.display.stage(f"starting the {self.config.engine} engine")
         async with EngineSupervisor(launch, folder, self.version, log=self.folder / "engine.log") as self.engine:
             self.controller = self._controller(host)
-            if self.totals.reward_before is None:
-                self.totals.reward_before = await self._evaluate("held-out reward before GRPO", 0, host)
-                await asyncio.to_thread(self._save, self.unsettled)
-            if self.step < self.config.steps:
-                await self._learn(host)
-            self.totals.reward_after = await self._evaluate("held-out reward after GRPO", self.step, host)
+            try:
+                if self.totals.reward_before is None:
+                    self.totals.reward_before = await self._evaluate("held-out reward before GRPO", 0, host)
+                    await asyncio.to_thread(self._save, self.unsettled)
+                if self.step < self.config.steps:
+                    await self._learn(host)
+                self.totals.reward_after = await self._evaluate("held-out reward after GRPO", self.step, host)
+            finally:
+                await self.controller.stop()
 
     async def _learn(self, host: Labelled) -> None:
         """Consumes batches of complete groups. Waits for: the buffer. Produces one policy version per batch."""
