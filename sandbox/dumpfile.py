@@ -8,7 +8,10 @@ Guarantee: the file appears under its name only when it and every page that it r
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +21,7 @@ import numpy as np
 import zstandard
 from blake3 import blake3
 
-from sandbox.errors import CheckpointFailed
+from sandbox.errors import CheckpointFailed, NoSpace
 from sandbox.pages import PAGE, PageStore, _sync_directory
 
 SUFFIX = ".dump"
@@ -54,7 +57,21 @@ class StoredDump:
 
 
 def pack(directory: Path, into: Path, store: PageStore) -> StoredDump:
-    """Store the image directory; durable on return. Blocks."""
+    """Store the image directory; durable on return. Blocks. A full disk is NoSpace and leaves the store as it was."""
+    try:
+        return _pack(directory, into, store)
+    except (OSError, sqlite3.OperationalError) as error:
+        if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "full" not in str(error):
+            raise
+        free = shutil.disk_usage(into.parent).free
+        needed = sum(entry.stat().st_size for entry in os.scandir(directory))
+        raise NoSpace(
+            f"the disk of {into.parent} is full: {free >> 20} MiB free, the checkpoint may take {needed >> 20} MiB",
+            remedy="remove checkpoints or sandboxes, or give the state directory a larger disk",
+        ) from error
+
+
+def _pack(directory: Path, into: Path, store: PageStore) -> StoredDump:
     images: dict[str, bytes] = {}
     pages: dict[str, bytes] = {}
     raw = count = new_pages = new_bytes = 0
@@ -135,9 +152,13 @@ def _chunks(path: Path) -> Iterator[memoryview]:
 
 def _publish(path: Path, content: bytes) -> None:
     aside = path.with_name(path.name + ".new")
-    with open(aside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     _sync_directory(path.parent)

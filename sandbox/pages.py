@@ -16,12 +16,13 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,24 +163,34 @@ class PageStore:
                 pages.extend((number * SLOTS + slot, digest) for slot, (digest, _) in enumerate(chunk))
                 written += len(packed)
             os.fdatasync(fd)
+            if start == 0:
+                _sync_directory(self.directory)
+            with self._transaction():
+                self._db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", blocks)
+                self._db.executemany("INSERT INTO pages VALUES (?, ?)", pages)
+                self._db.execute("INSERT OR REPLACE INTO segments VALUES (?, ?)", (segment, start + written))
+        except BaseException:
+            os.ftruncate(fd, start)  # a full disk must get its space back
+            raise
         finally:
             os.close(fd)
-        if start == 0:
-            _sync_directory(self.directory)
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            self._db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", blocks)
-            self._db.executemany("INSERT INTO pages VALUES (?, ?)", pages)
-            self._db.execute("INSERT OR REPLACE INTO segments VALUES (?, ?)", (segment, start + written))
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
         self._next_block += len(blocks)
         given = {digest: number for number, digest in pages}
         for digest, number in given.items():
             self._remember(digest, number)
         return written, given
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Durable when it ends well, without a trace when not (a commit may fail too: the disk is full)."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
 
     def _segment(self) -> tuple[int, int]:
         """The segment to append to and its recorded end; bytes after that were never committed."""
@@ -288,8 +299,7 @@ class PageStore:
             dead = [row for row in rows if row[0] not in live]
             if not dead:
                 return Collected(0, 0, 0)
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 self._db.executemany("DELETE FROM blocks WHERE id = ?", [(row[0],) for row in dead])
                 self._db.executemany(
                     "DELETE FROM pages WHERE id BETWEEN ? AND ?",
@@ -299,10 +309,6 @@ class PageStore:
                 self._db.execute(
                     "DELETE FROM segments WHERE id != ? AND id NOT IN (SELECT segment FROM blocks)", (newest,)
                 )
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
             self._hashes.clear()
             self._blocks.clear()
             self._punch(dead)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandbox import dumpfile
-from sandbox.errors import CheckpointFailed, Conflict
+from sandbox.errors import CheckpointFailed, Conflict, NoSpace
 from sandbox.pages import PAGE, SLOTS, ZERO, PageStore
 
 
 @pytest.fixture
-def store(tmp_path: Path):
+def store(tmp_path: Path) -> Iterator[PageStore]:
     made = PageStore(tmp_path / "pages")
     yield made
     made.close()
@@ -162,3 +165,101 @@ def test_an_unreadable_dump_file_stops_the_collection(store: PageStore, tmp_path
     with pytest.raises(CheckpointFailed):
         store.collect(lambda: dumpfile.references([tmp_path / "b.dump"]))
     assert dumpfile.verify(stored.path, store) == 1
+
+
+class PowerCuts:
+    """Copies a directory at every step that makes something durable, as a power cut there would leave it.
+
+    Of a file that was written but not synced, nothing survives: the harshest thing that a disk may do. SQLite's own
+    files are taken as they are; its discipline is its own.
+    """
+
+    def __init__(self, directory: Path, into: Path, monkeypatch: pytest.MonkeyPatch):
+        self.directory, self.into = directory, into
+        self.images: list[Path] = []
+        self._synced: dict[str, int] = {}
+        self._fsync, self._fdatasync, self._rename = os.fsync, os.fdatasync, Path.rename
+        monkeypatch.setattr(os, "fsync", lambda fd: self._sync(fd, self._fsync))
+        monkeypatch.setattr(os, "fdatasync", lambda fd: self._sync(fd, self._fdatasync))
+        monkeypatch.setattr(Path, "rename", self._renamed(self))
+
+    @staticmethod
+    def _renamed(cuts: PowerCuts):
+        def rename(path: Path, target: Path) -> Path:
+            cuts.cut()
+            cuts._synced[str(target)] = cuts._synced.pop(str(path), 0)
+            result = cuts._rename(path, target)
+            cuts.cut()
+            return result
+
+        return rename
+
+    def _sync(self, fd: int, really) -> None:
+        self.cut()
+        really(fd)
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        self._synced[path] = os.fstat(fd).st_size
+        self.cut()
+
+    def cut(self) -> None:
+        image = self.into / str(len(self.images))
+        shutil.copytree(self.directory, image)
+        for path in image.rglob("*"):
+            original = str(self.directory / path.relative_to(image))
+            if path.suffix in (".segment", ".dump", ".new"):
+                os.truncate(path, self._synced.get(original, 0))
+        self.images.append(image)
+
+
+def test_a_power_cut_leaves_the_old_or_the_new_dumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = tmp_path / "disk"
+    (tmp_path / "cuts").mkdir()
+    shared = [os.urandom(PAGE) for _ in range(70)]
+    captures = [image(tmp_path, f"c{n}", [*shared, os.urandom(PAGE)], core=bytes([n])) for n in range(4)]
+    with monkeypatch.context() as patched:
+        store = PageStore(disk / "pages")
+        cuts = PowerCuts(disk, tmp_path / "cuts", patched)
+        published = []
+        for number, capture in enumerate(captures):
+            dumpfile.pack(capture, disk / f"{number}.dump", store)
+            published.append(len(cuts.images))  # from this cut on it must be there
+            if number == 2:
+                (disk / "1.dump").unlink()
+                store.collect(lambda: dumpfile.references(sorted(disk.glob("*.dump"))))
+        cuts.cut()
+        store.close()
+    assert len(cuts.images) > 20
+    for index, copied in enumerate(cuts.images):
+        again = PageStore(copied / "pages")
+        found = {int(path.stem) for path in copied.glob("*.dump")}
+        for number in found:
+            dumpfile.unpack(copied / f"{number}.dump", copied / f"out{number}", again)
+            for path in captures[number].iterdir():
+                assert (copied / f"out{number}" / path.name).read_bytes() == path.read_bytes()
+        due = {number for number, since in enumerate(published) if index >= since} - {1}
+        assert due <= found
+        # And it goes on from there.
+        dumpfile.pack(captures[0], copied / "more.dump", again)
+        dumpfile.verify(copied / "more.dump", again)
+        again.close()
+
+
+def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "small", str(disk)], check=True)
+    store = PageStore(disk / "pages")
+    try:
+        kept = dumpfile.pack(image(tmp_path, "small", [os.urandom(PAGE)] * 3), disk / "kept.dump", store)
+        large = image(tmp_path, "large", [os.urandom(PAGE) for _ in range(800)])
+        with pytest.raises(NoSpace, match="MiB free"):
+            dumpfile.pack(large, disk / "large.dump", store)
+        assert [path.name for path in disk.glob("*.dump*")] == ["kept.dump"]
+        assert dumpfile.verify(kept.path, store) == 1
+        again = dumpfile.pack(image(tmp_path, "more", [os.urandom(PAGE)]), disk / "more.dump", store)
+        assert dumpfile.verify(again.path, store) == 1
+    finally:
+        store.close()
+        subprocess.run(["umount", str(disk)], check=True)
