@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -48,7 +49,9 @@ class Daemon:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.state, self.run = root / "state", root / "run"
+        self.state = root / "state"
+        # Below /run, where the real one lies: CRIU has a /run of its own.
+        self.run = Path(f"/run/pagurus-test-{os.getpid()}-{secrets.token_hex(4)}")
         self.socket = self.run / "pagurus.sock"
         self.log = root / "daemon.log"
         self.process: subprocess.Popen[bytes] | None = None
@@ -106,6 +109,7 @@ class Daemon:
             if mount.is_relative_to(self.root):
                 subprocess.run(["umount", str(mount)], check=True)
         shutil.rmtree(self.root)
+        shutil.rmtree(self.run, ignore_errors=True)
 
 
 def tasks_of(sandbox: str) -> list[int]:
