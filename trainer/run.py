@@ -69,11 +69,11 @@ class Config:
     task: Path
     seed: int = 0
     engine: str = "embedded"  # or vllm
-    steps: int = 12
+    steps: int = 9
     groups: int = 8
     size: int = 8  # trajectories per group
     concurrency: int = 16  # sandboxes at once
-    held_out: int = 128  # episodes of each evaluation
+    held_out: int = 112  # episodes of each evaluation
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
     tis: float | None = None
     pace: float = 0.8  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
