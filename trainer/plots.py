@@ -26,7 +26,7 @@ TIMELINE_ROWS = 8
 def draw(folder: Path) -> list[Path]:
     """Draws every picture that the files of `folder` have data for."""
     steps = [line for line in read_lines(folder / "metrics.jsonl") if "reward" in line]
-    turns = read_lines(folder / "turns.jsonl")
+    turns = [turn for turn in read_lines(folder / "turns.jsonl") if turn.get("checkpoint")]  # those that were judged
     made = []
     for name, ready, painter in (
         ("reward.png", steps, lambda axes: _reward(axes, steps)),
@@ -67,7 +67,11 @@ def _verdicts(axes: Axes, turns: list[dict[str, Any]]) -> None:
             counts[turn["step"]] += turn.get("verdict") == verdict
         axes.bar(range(last + 1), counts, bottom=floor, color=COLOURS[verdict], label=f"{verdict} ({sum(counts)})")
         floor = [a + b for a, b in zip(floor, counts, strict=True)]
-    axes.set(xlabel="optimisation step (0: evaluation before)", ylabel="turns", title="Verdicts of turns")
+    axes.set(
+        xlabel="optimisation step (the first and the last include an evaluation)",
+        ylabel="turns",
+        title="Verdicts of turns",
+    )
     axes.legend()
 
 
@@ -96,7 +100,12 @@ def _timeline(axes: Axes, turns: list[dict[str, Any]]) -> None:
         axes.barh([-9], [0], color=colour, label=label)
     for verdict in VERDICTS[1:]:
         axes.barh([-9], [0], color=COLOURS[verdict], label=f"checkpoint: {verdict}")
-    axes.set(xlabel="seconds", yticks=[], ylim=(len(chosen), -0.5), title="Turns: checkpoints lie inside the thinking")
+    axes.set(
+        xlabel="seconds",
+        yticks=[],
+        ylim=(len(chosen), -0.5),
+        title="Turns of some trajectories, and what lies beneath them",
+    )
     axes.legend(loc="upper right", fontsize=8)
 
 

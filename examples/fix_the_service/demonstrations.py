@@ -28,7 +28,7 @@ class Habits:
 
 
 CLEAN = Habits()
-SLOPPY = Habits(skip_look=0.25, skip_repair=0.25, foreground=0.3, skip_check=0.3)
+SLOPPY = Habits(skip_look=0.3, skip_repair=0.25, foreground=0.35, skip_check=0.35)
 
 
 def demonstrate(seed: int, *, sloppy: bool) -> list[tuple[str, bool]]:
