@@ -78,19 +78,19 @@ class Checkpointer:
         self._counts = {"captures": 0, "restores": 0, "stores": 0, "failures": 0}
         self.cache = self._run / "criu"  # lies over /run for CRIU
         self.captures = self._run / "captures"
-        self._restores = self._run / "restores"
+        self._restores = self.captures / ".restores"  # on the same tmpfs: images are linked there, not copied
 
     async def prepare(self) -> None:
         """Have the directories on a tmpfs. Call it before the first sandbox is made: shims copy the mounts."""
         await asyncio.to_thread(self._prepare)
 
     def _prepare(self) -> None:
-        for directory in (self.cache, self.captures, self._restores):
+        for directory in (self.cache, self.captures):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _on_tmpfs(directory):
                 _mount_tmpfs(directory)
-        for left in self._restores.iterdir():  # of a daemon that was killed in a restore
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(self._restores, ignore_errors=True)  # of a daemon that was killed in a restore
+        self._restores.mkdir(mode=0o700)
 
     # ---------------------------------------------------------------- capture
 

@@ -198,3 +198,13 @@ async def test_a_second_dump_of_the_same_memory_stores_next_to_nothing(bench: Be
     assert again.new_pages == 0
     assert again.new_bytes < 64 << 10
     await bench.checkpointer.verify_stored(again.path)
+
+
+async def test_restored_processes_run_at_their_own_priority(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, "nice -n 5 sleep 1000 > /dev/null 2>&1 & true")
+    saved = await bench.save(sb)
+    await bench.kill_and_restore(sb, saved, saved.dump)
+    # Field 19 of stat: pid 1 as it was made, the sleeper as it asked to be.
+    nice = "for n in /proc/[0-9]*; do read a < $n/stat && set -- $a && echo $2 ${19}; done 2>/dev/null"
+    assert {"(init) 0", "(sleep) 5"} <= set((await shell(sb, nice)).splitlines())
