@@ -23,6 +23,7 @@ from typing import Any
 
 _CLONE_NEWIPC = 0x08000000
 _GETALL = 13
+_MEMORY = ("/memfd:", "/SYSV", "/dev/zero", "[")  # mappings with a name but without a file of the tree
 _SKIPPED = {"proc", "sys"}  # at the root: not part of the tree
 _STATUS = re.compile(
     r"^(?:State|Tgid|PPid|Uid|Gid|Groups|Threads|SigPnd|ShdPnd|SigBlk|SigIgn|SigCgt|Umask|Cpus_allowed|Seccomp):.*$",
@@ -125,12 +126,12 @@ def _task(pid: int, fields: list[str]) -> tuple[Any, ...]:
 
 
 def _memory(pid: int) -> bytes:
-    """Digest of everything that the task could have written."""
+    """Digest of everything that the task could have written, but for mapped files: they belong to the tree."""
     total = hashlib.blake2b(digest_size=16)
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in maps:
-            span, rights = line.split()[:2]
-            if "w" not in rights:
+            span, rights, _, _, _, *path = line.split()
+            if "w" not in rights or ("s" in rights and path and not path[0].startswith(_MEMORY) and len(path) == 1):
                 continue
             start, end = (int(each, 16) for each in span.split("-"))
             memory.seek(start)

@@ -9,7 +9,7 @@ runs every case of native/operations.h and N random programs in real sandboxes, 
 noisy sandboxes, and a syscall-heavy workload with and without the inspector, interleaved.
 
 `cases` counts cases and programs; `overhead_ratio` compares the fastest rounds (wall time), which other load on the
-machine disturbs least; `overhead_cpu_ratio` the medians of their CPU time.
+machine disturbs least (the workload runs at a high priority); `overhead_cpu_ratio` the medians of their CPU time.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Workload:
         source = Path(sysconfig.get_paths()["stdlib"])
         self.archive = folder / "source.tar"
         with tarfile.open(self.archive, "w") as tar:
-            for name in ("asyncio", "json", "email", "http", "unittest", "xml", "encodings", "distutils", "ctypes"):
+            for name in ("asyncio", "json", "email", "http", "unittest", "xml"):
                 if (source / name).is_dir():
                     tar.add(source / name, name, filter=_source_only)
         self.script = "\n".join(
@@ -136,6 +136,7 @@ class Workload:
         subprocess.run(
             ["/bin/sh", "-c", f"echo $$ > {cgroup}/cgroup.procs; {self.script}"],
             cwd=self.folder, check=True, stdout=subprocess.DEVNULL,
+            preexec_fn=lambda: os.setpriority(os.PRIO_PROCESS, 0, -15),
         )  # fmt: skip
         wall = time.perf_counter() - began
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
