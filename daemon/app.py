@@ -99,6 +99,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if error.status >= 500:
             log.warning("%s %s: %s", request.method, request.path, error, extra={"sandbox": error.sandbox})
         return _reply(request, error.body(), error.status)
+    except OSError as error:  # the host refused something that nobody foresaw: the caller hears it, the log has it all
+        log.exception("%s %s", request.method, request.path)
+        remedy = "see the daemon's log and `pagurus doctor`"
+        return _reply(request, PagurusError(f"the host refused: {error}", remedy=remedy).body(), 500)
     except web.HTTPRequestEntityTooLarge:
         return _reply(request, Invalid(f"the body is larger than {BODY_MOST} bytes").body(), 413)
     except web.HTTPNotFound:

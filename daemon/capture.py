@@ -50,6 +50,7 @@ from sandbox.pool import Pool
 log = logging.getLogger("pagurus.capture")
 
 SPACE_KEPT = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
+GONE = ".gone-"  # prefix of raw images that are being removed
 FREEZE_MOST = 5.0  # seconds
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 EXACT_MOST = 64 << 20  # bytes of an upper up to which its size is measured anew at each checkpoint
@@ -227,7 +228,7 @@ class Capturer:
             return
         self._unwanted.discard(dump)
         raw = self.places.dump(dump)
-        gone = raw.with_name(f".gone-{dump}")
+        gone = raw.with_name(f"{GONE}{dump}")
         with contextlib.suppress(FileNotFoundError):
             os.rename(raw, gone)
             await asyncio.to_thread(shutil.rmtree, gone, True)

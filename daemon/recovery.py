@@ -24,7 +24,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from daemon.capture import Capturer, Places
+from daemon.capture import GONE, Capturer, Places
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
 from daemon.engine import Engine
 from daemon.host import Host
@@ -151,6 +151,7 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
         row.head = _usable(host, row.head)
     host.admit(row, container)
     if container is not None:
+        container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
         host.services.inspector.watch(container.cgroup.id)
         host.services.capturer.taint(container, "the daemon was restarted", files=True, processes=True)
     return [] if (row.state, row.head) == before else [put_sandbox(row)]
@@ -226,7 +227,8 @@ def _remove_strays(places: Places, needed: set[str], trees: set[str | None]) -> 
         if snapshot.name not in needed:
             btrfs.delete_subvolume(snapshot)
     for dump in _entries(places.dumps):
-        if dump.name not in needed:
+        # Names with a dot are the checkpointer's own, but for images on their way out.
+        if dump.name not in needed and (not dump.name.startswith(".") or dump.name.startswith(GONE)):
             shutil.rmtree(dump, ignore_errors=True)
     for packed in _entries(places.stored):
         if packed.name.split(".")[0] not in needed:

@@ -88,7 +88,9 @@ def hierarchy() -> Hierarchy:
         if kind == "cgroup2" and unified is None:
             unified = Path(point)
         elif kind == "cgroup":
-            v1.update({name: Path(point) for name in options.split(",") if name in CONTROLLERS})
+            for name in options.split(","):  # the first wins: CRIU mounts others for a moment elsewhere
+                if name in CONTROLLERS:
+                    v1.setdefault(name, Path(point))
     if unified is None:
         raise Unsupported("no cgroup v2 hierarchy is mounted", remedy="mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
     return Hierarchy(unified, v1)

@@ -193,5 +193,5 @@ def _left(daemon: Daemon) -> list[str]:
     trees = [path.name for kind in ("sandboxes", "checkpoints") for path in (daemon.state / "pool" / kind).iterdir()]
     dumps = [path.name for path in (daemon.state / "checkpoints").iterdir()]
     runs = [path.name for path in (daemon.run / "sandboxes").iterdir() if path.name != "empty"]
-    captures = [path.name for path in (daemon.run / "captures").iterdir()]
+    captures = [path.name for path in (daemon.run / "captures").glob("[!.]*")]
     return [*rows, *trees, *dumps, *runs, *captures]
