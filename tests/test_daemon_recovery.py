@@ -15,6 +15,7 @@ import pytest
 from daemon_host import IMAGE, Daemon, missing
 
 from sandbox import PagurusError, SandboxDead, SandboxState, Verdict
+from sandbox.cgroup import Cgroup
 from sandbox.messages import CheckpointState
 from sandbox.shim import Shim
 
@@ -69,6 +70,20 @@ async def test_a_sandbox_that_died_meanwhile_is_dead_and_restorable(daemon: Daem
             await sandbox.exec("true")
         await sandbox.restore()
         assert (await sandbox.exec("cat /kept")).text == "kept\n"
+
+
+async def test_a_sandbox_that_a_checkpoint_held_still_goes_on(daemon: Daemon) -> None:
+    async with daemon.client() as host:
+        sandbox = await host.create(IMAGE)
+        await sandbox.durable(await sandbox.exec(SERVICE))
+    daemon.kill()
+    Cgroup(sandbox.id).freeze()
+    await asyncio.to_thread(daemon.start)
+    async with daemon.client() as host:
+        sandbox = await host.get(sandbox.id)
+        result = await sandbox.exec("echo on", timeout=20)
+        assert (result.text, result.timed_out) == ("on\n", False)
+        assert (await sandbox.durable(result)).state is CheckpointState.DURABLE
 
 
 async def test_a_stop_leaves_sandboxes_running_unless_asked(daemon: Daemon) -> None:
