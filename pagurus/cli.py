@@ -355,7 +355,7 @@ def train(
         "pace": pace,
         "image": image_name,
     }
-    given = {name: value for name, value in chosen.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     raise typer.Exit(main(Config(task=task, seed=seed, engine=engine, out=out, resume=resume, **given)))
 
 

@@ -135,7 +135,7 @@ class EngineFailed(PagurusError):
     status = 502
 
 
-class Timeout(PagurusError):  # noqa: A001 - the field's word; builtin is TimeoutError
+class Timeout(PagurusError):
     code = "timeout"
     status = 504
 
