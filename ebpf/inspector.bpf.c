@@ -104,6 +104,12 @@ struct {
 #define count(field) __sync_fetch_and_add(&(field), 1)
 #define uncount(field) __sync_fetch_and_sub(&(field), 1)
 
+/* The record of a task; most tasks of a host have none, and no storage at all. */
+static __always_inline struct task *task_of(struct task_struct *p)
+{
+	return p->bpf_storage ? bpf_task_storage_get(&tasks, p, NULL, 0) : NULL;
+}
+
 static __always_inline struct sandbox *sandbox_of(struct task *t)
 {
 	u32 slot = t->slot;
@@ -282,7 +288,7 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 {
 	struct task_struct *parent = bpf_get_current_task_btf();
 	struct css_set *set = p->cgroups;
-	struct task *from = bpf_task_storage_get(&tasks, parent, NULL, 0);
+	struct task *from = task_of(parent);
 	struct sandbox *s;
 	u32 slot, *found;
 	bool entering;
@@ -310,7 +316,7 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(on_exit, struct task_struct *p)
 {
-	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct task *t = task_of(p);
 	struct sandbox *s;
 
 	if (!t || t->dead)
@@ -327,7 +333,7 @@ int BPF_PROG(on_exit, struct task_struct *p)
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(on_exec, struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)
 {
-	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct task *t = task_of(p);
 	struct sandbox *s;
 
 	if (!t || t->host)
@@ -345,7 +351,7 @@ SEC("tp_btf/cgroup_attach_task")
 int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct *p, bool threadgroup)
 {
 	struct cgroup *now = BPF_CORE_READ(p, cgroups, dfl_cgrp);
-	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct task *t = task_of(p);
 	u32 *found = slot_of_cgroup(now);
 	struct sandbox *s;
 
@@ -392,7 +398,7 @@ int sweep(struct bpf_iter__task *ctx)
 	s = bpf_map_lookup_elem(&sandboxes, found);
 	if (!s)
 		return 0;
-	t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	t = task_of(p);
 	if (t && !t->dead && t->slot == *found && t->cgroup_id == s->cgroup_id)
 		return 0;
 	adopt(p, *found, false);
@@ -421,7 +427,7 @@ static __always_inline void stash(struct task *t, u64 nr, u64 ip, u64 sp)
  */
 static __always_inline void switched_out(struct task_struct *p, bool preempted)
 {
-	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct task *t = task_of(p);
 	struct sandbox *s;
 	struct pt_regs *regs;
 
@@ -452,7 +458,7 @@ static __always_inline void switched_out(struct task_struct *p, bool preempted)
 
 static __always_inline void switched_in(struct task_struct *p)
 {
-	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct task *t = task_of(p);
 	struct sandbox *s;
 
 	if (!t || t->init || t->dead || t->host || t->on)
@@ -516,7 +522,7 @@ static __always_inline void progress(struct sandbox *s, struct task *t, struct t
 SEC("tp_btf/signal_generate")
 int BPF_PROG(on_signal, int number, struct kernel_siginfo *info, struct task_struct *p, int group, int result)
 {
-	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct task *t = task_of(p);
 	struct sandbox *s;
 
 	if (!t || t->init || t->dead || t->host || result == 1 /* ignored */)
@@ -583,7 +589,7 @@ static __always_inline const void *name_of_inode(const struct inode *inode)
 
 static __always_inline int marked(const struct inode *inode)
 {
-	struct task *t = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), NULL, 0);
+	struct task *t = task_of(bpf_get_current_task_btf());
 	struct sandbox *s;
 	enum store store;
 
@@ -619,7 +625,7 @@ int BPF_PROG(on_dirty_folio, struct folio *folio, struct address_space *mapping)
 SEC("tp_btf/btrfs_inode_new")
 int BPF_PROG(on_inode_new, const struct inode *inode)
 {
-	struct task *t = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), NULL, 0);
+	struct task *t = task_of(bpf_get_current_task_btf());
 	struct inode_key key;
 
 	if (!t)
@@ -636,7 +642,7 @@ int BPF_PROG(on_inode_new, const struct inode *inode)
 SEC("tp_btf/btrfs_inode_evict")
 int BPF_PROG(on_inode_evict, const struct inode *inode)
 {
-	struct task *t = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), NULL, 0);
+	struct task *t = task_of(bpf_get_current_task_btf());
 	struct inode_key key = key_of(inode);
 	struct inode_value *v = bpf_map_lookup_elem(&inodes, &key);
 	struct files_bucket *b;
@@ -663,7 +669,7 @@ int BPF_PROG(on_inode_evict, const struct inode *inode)
 SEC("tp_btf/io_uring_submit_req")
 int BPF_PROG(on_uring, struct io_kiocb *request)
 {
-	struct task *t = bpf_task_storage_get(&tasks, bpf_get_current_task_btf(), NULL, 0);
+	struct task *t = task_of(bpf_get_current_task_btf());
 	struct sandbox *s;
 
 	if (!t || uring_harmless(BPF_CORE_READ(request, opcode)))
@@ -685,7 +691,7 @@ SEC("tp_btf/sys_exit")
 int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
 {
 	struct task_struct *p = bpf_get_current_task_btf();
-	struct task *t = bpf_task_storage_get(&tasks, p, NULL, 0);
+	struct task *t = task_of(p);
 	struct sandbox *s;
 	u64 nr;
 	u8 kind = K_UNKNOWN;

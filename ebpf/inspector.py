@@ -14,6 +14,9 @@ more), the process half while the sandbox is frozen for its dump, and taints the
 
 Guarantee: an effect is in the counts, or the Effects say `overflow` or `unknown`. No iteration, no event stream and
 no system call lies on the path of a verdict; explanations may be lost, and are counted when they are.
+
+Nothing is pinned: the programs end with the daemon. Its successor watches what it adopts, whose tasks then count as
+new, and taints both halves, so that the gap gets the safest verdict.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ from sandbox import paths
 from sandbox.errors import Unsupported
 from sandbox.messages import Effects
 
-_MAPS = ("tasks", "sandboxes", "slots", "inodes", "explanations")
 _TAINT_FILES, _TAINT_PROCESSES = 1, 2
 _KEPT_REASONS = 16
 
@@ -69,7 +71,7 @@ class Inspector:
     # ------------------------------------------------------------------ life
 
     @classmethod
-    def load(cls, *, pin: Path | None = None, sizes: Sizes | None = None, path: Path | None = None) -> Inspector:
+    def load(cls, *, sizes: Sizes | None = None, path: Path | None = None) -> Inspector:
         """Load and attach. Raises Unsupported, with the verifier's words, where the kernel refuses."""
         sizes = sizes or Sizes()
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_uint32, c_void_p
+from ctypes import CFUNCTYPE, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 
 _printed: list[str] = []
@@ -41,26 +41,17 @@ def _open() -> ctypes.CDLL:
         ("bpf_object__next_program", c_void_p, [c_void_p, c_void_p]),
         ("bpf_program__name", c_char_p, [c_void_p]),
         ("bpf_program__set_autoload", c_int, [c_void_p, ctypes.c_bool]),
-        ("bpf_program__autoload", ctypes.c_bool, [c_void_p]),
         ("bpf_program__attach", c_void_p, [c_void_p]),
         ("bpf_program__attach_iter", c_void_p, [c_void_p, c_void_p]),
         ("bpf_link__fd", c_int, [c_void_p]),
-        ("bpf_link__pin", c_int, [c_void_p, c_char_p]),
         ("bpf_link__destroy", c_int, [c_void_p]),
         ("bpf_map__fd", c_int, [c_void_p]),
         ("bpf_map__set_max_entries", c_int, [c_void_p, c_uint32]),
         ("bpf_map__max_entries", c_uint32, [c_void_p]),
         ("bpf_map__value_size", c_uint32, [c_void_p]),
-        ("bpf_map__set_pin_path", c_int, [c_void_p, c_char_p]),
-        ("bpf_map__reuse_fd", c_int, [c_void_p, c_int]),
-        ("bpf_obj_get", c_int, [c_char_p]),
-        ("bpf_obj_pin", c_int, [c_int, c_char_p]),
         ("bpf_iter_create", c_int, [c_int]),
         ("bpf_map_update_elem", c_int, [c_int, c_void_p, c_void_p, ctypes.c_uint64]),
         ("bpf_map_delete_elem", c_int, [c_int, c_void_p]),
-        ("bpf_map_lookup_elem", c_int, [c_int, c_void_p, c_void_p]),
-        ("bpf_map_get_next_key", c_int, [c_int, c_void_p, c_void_p]),
-        ("bpf_obj_get_info_by_fd", c_int, [c_int, c_void_p, POINTER(c_uint32)]),
         ("btf__load_vmlinux_btf", c_void_p, []),
         ("btf__free", None, [c_void_p]),
         ("btf__find_by_name_kind", ctypes.c_int32, [c_void_p, c_char_p, c_uint32]),
@@ -101,7 +92,7 @@ def check(result: int | None, what: str) -> int:
 
 
 class Object:
-    """A compiled object: open, adjust, load, attach. Closing it unloads what is not pinned."""
+    """A compiled object: open, adjust, load, attach. Closing it unloads it."""
 
     def __init__(self, path: Path):
         self._lib = library()
@@ -122,10 +113,6 @@ class Object:
 
     def resize(self, name: str, entries: int) -> None:
         check(self._lib.bpf_map__set_max_entries(self._map(name), entries), f"resize {name}")
-
-    def reuse(self, name: str, fd: int) -> None:
-        """Use the map behind `fd` instead of a new one."""
-        check(self._lib.bpf_map__reuse_fd(self._map(name), fd), f"reuse {name}")
 
     def leave_out(self, program: str) -> None:
         check(self._lib.bpf_program__set_autoload(self.programs.pop(program), False), f"leave out {program}")
@@ -150,13 +137,6 @@ class Object:
         self._links[program] = link
         return check(self._lib.bpf_link__fd(link), f"link of {program}")
 
-    def pin_links(self, folder: Path) -> None:
-        for program, link in self._links.items():
-            check(self._lib.bpf_link__pin(link, os.fsencode(folder / f"link_{program}")), f"pin {program}")
-
-    def pin_map(self, name: str, folder: Path) -> None:
-        check(self._lib.bpf_obj_pin(self.map_fd(name), os.fsencode(folder / f"map_{name}")), f"pin {name}")
-
     def close(self) -> None:
         for link in self._links.values():
             self._lib.bpf_link__destroy(link)
@@ -176,10 +156,6 @@ def run_iterator(link_fd: int) -> None:
         os.close(fd)
 
 
-def open_pinned(path: Path) -> int:
-    return check(library().bpf_obj_get(os.fsencode(path)), f"open {path}")
-
-
 def update(fd: int, key: int, value: int) -> None:
     """Set an entry of a map from u64 to u32."""
     k, v = ctypes.c_uint64(key), ctypes.c_uint32(value)
@@ -190,16 +166,3 @@ def delete(fd: int, key: int) -> None:
     """Remove an entry of a map from u64; absent is fine."""
     k = ctypes.c_uint64(key)
     library().bpf_map_delete_elem(fd, ctypes.byref(k))
-
-
-def entries(fd: int) -> dict[int, int]:
-    """All entries of a map from u64 to u32."""
-    lib, found = library(), {}
-    key, following, value = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint32()
-    at: object = None
-    while lib.bpf_map_get_next_key(fd, at, ctypes.byref(following)) == 0:
-        key.value = following.value
-        at = ctypes.byref(key)
-        if lib.bpf_map_lookup_elem(fd, at, ctypes.byref(value)) == 0:
-            found[key.value] = value.value
-    return found
