@@ -5,7 +5,7 @@ STEP=python
 
 LOCK=$ROOT/requirements.lock
 # Where the CPU build of torch lives when none of pip's configured sources has it.
-TORCH_CPU_INDEX=${PAGURUS_TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
+TORCH_CPU_INDEX=${PAGURUS_TORCH_CPU_INDEX:-}
 
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
 
@@ -20,7 +20,7 @@ install_torch() {
     fi
     say "install torch $version for the CPU (no GPU here; the CUDA build would be gigabytes)"
     quiet torch "$VENV/bin/pip" install "torch==$version+cpu" ||
-        quiet torch "$VENV/bin/pip" install --extra-index-url "$TORCH_CPU_INDEX" "torch==$version+cpu" ||
+        quiet torch "$VENV/bin/pip" install ${TORCH_CPU_INDEX:+--extra-index-url "$TORCH_CPU_INDEX"} "torch==$version+cpu" ||
         die "no CPU build of torch $version for $("$VENV/bin/python" --version)" \
             "let pip see one, for example with PIP_FIND_LINKS or PAGURUS_TORCH_CPU_INDEX"
 }

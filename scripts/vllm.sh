@@ -7,7 +7,7 @@ STEP=vllm
 HOME_DIR=$ROOT/.venv-vllm
 LOCK=$ROOT/requirements-vllm.lock
 TORCH=$(sed -n 's/^torch==//p' "$LOCK")
-TORCH_CPU_INDEX=${PAGURUS_TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
+TORCH_CPU_INDEX=${PAGURUS_TORCH_CPU_INDEX:-}
 
 fingerprint() { cat "$LOCK" "$0" | sha256sum | cut -d ' ' -f 1; }
 
@@ -19,7 +19,7 @@ main() {
     say "create .venv-vllm with the CPU build of vLLM (a real server for --engine vllm)"
     [ -x "$HOME_DIR/bin/python" ] || quiet vllm-venv "$PYTHON" -m venv "$HOME_DIR" || die "no virtual environment could be made" "install python3-venv"
     quiet vllm-torch "$HOME_DIR/bin/pip" install "torch==$TORCH" ||
-        quiet vllm-torch "$HOME_DIR/bin/pip" install --extra-index-url "$TORCH_CPU_INDEX" "torch==$TORCH" ||
+        quiet vllm-torch "$HOME_DIR/bin/pip" install ${TORCH_CPU_INDEX:+--extra-index-url "$TORCH_CPU_INDEX"} "torch==$TORCH" ||
         die "no CPU build of torch $TORCH" "let pip see one, for example with PIP_FIND_LINKS or PAGURUS_TORCH_CPU_INDEX"
     # --no-deps: the lock is complete, and leaves out torchvision, torchaudio and torchcodec, whose builds do not match.
     quiet vllm-pip "$HOME_DIR/bin/pip" install --no-deps -r "$LOCK" || die "vLLM could not be installed" "see $LOGS/vllm-pip.log"
