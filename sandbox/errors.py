@@ -66,9 +66,7 @@ class PagurusError(Exception):
         return f"{head} ({self.remedy})" if self.remedy else head
 
     def body(self) -> ErrorBody:
-        return ErrorBody(
-            code=self.code, message=self.message, remedy=self.remedy, sandbox=self.sandbox, turn=self.turn
-        )
+        return ErrorBody(code=self.code, message=self.message, remedy=self.remedy, sandbox=self.sandbox, turn=self.turn)
 
 
 class Invalid(PagurusError):
