@@ -8,7 +8,7 @@ A daemon of its own runs one sandbox in which a server holds a number in memory.
 a file; at a random instant of the turn (the command, the judgement, the dump, the snapshot, the publication, the
 packing) something is killed: all processes of the sandbox, the daemon, or the lot. A daemon is started again where it
 was killed; a dead sandbox is restored with verification. Then memory and file must agree on this turn or the one
-before, which was captured when this one began.
+before, whose capture was awaited.
 
 `equal` counts trials that ended so; `killed` those in which the sandbox died; `lost` those in which an older state, a
 mixture or nothing came back; `leaks` what is left of processes, groups, mounts and subvolumes at the end.
@@ -88,6 +88,11 @@ class Host:
         with open(self.directory / "daemon.log", "ab") as log:
             return subprocess.Popen([sys.executable, "-m", "daemon"], env=environment, stdout=log, stderr=log)
 
+    def complaints(self) -> str:
+        """The latest warnings and errors of the daemon's log."""
+        lines = (self.directory / "daemon.log").read_text(errors="replace").splitlines()
+        return "\n".join([line for line in lines if '"level": "info"' not in line][-8:])
+
     async def kill(self, number: int = signal.SIGKILL) -> None:
         if self.process is not None:
             self.process.send_signal(number)
@@ -122,7 +127,9 @@ async def settled(host: Host, name: str, before: int, number: int) -> tuple[bool
             if (await sandbox.refresh()).state == SandboxState.DEAD:
                 died = True
                 await sandbox.restore(verify=True)
-            found = (await sandbox.exec("echo get > /ask; head -n1 /answer; cat /number", timeout=10)).text
+            done = await sandbox.exec("echo get > /ask; head -n1 /answer; cat /number", timeout=10)
+            found = done.text
+            await sandbox.captured(done)  # the answer came at once; the next trial relies on what it shows
         except PagurusError as error:
             found = str(error)
             if error.code not in ("sandbox_dead", "conflict"):
@@ -157,6 +164,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
                 result["lost"] += 1
                 result["troubles"].append(f"{kind}: {trouble}")
                 print(kind, trouble, file=sys.stderr)
+                print(await asyncio.to_thread(host.complaints), file=sys.stderr)
                 await (await host.client.get(sandbox.id)).remove()
                 sandbox = await host.client.create("bench")
                 await start(sandbox, number)
