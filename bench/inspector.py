@@ -8,8 +8,8 @@ runs every case of native/operations.h and N random programs in real sandboxes, 
 (_oracle), repeats the cases with absurdly small maps, counts 23 events of each kind, measures the verdict beside 30
 noisy sandboxes, and a syscall-heavy workload with and without the inspector, interleaved.
 
-`cases` counts cases and programs; `overhead_ratio` compares the fastest rounds (wall time), which other load on the
-machine disturbs least (the workload runs at a high priority); `overhead_cpu_ratio` the same of their CPU time.
+`cases` counts cases and programs; `overhead_ratio` compares the first quartiles of the wall times, which other load
+on the machine disturbs less than medians (the workload runs at a high priority); `overhead_cpu_ratio` of CPU times.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _source_only(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def overhead(folder: Path, rounds: int, load: Callable[[], Inspector]) -> tuple[float, float]:
-    """Least wall time and least CPU time with the inspector attached, each over the same without it."""
+    """First quartiles of wall time and of CPU time with the inspector attached, each over the same without it."""
     unified = Path("/sys/fs/cgroup/unified")
     cgroup = (unified if unified.is_dir() else unified.parent) / f"bench-inspector-{os.getpid()}"
     workload = Workload(folder)
@@ -168,7 +168,11 @@ def overhead(folder: Path, rounds: int, load: Callable[[], Inspector]) -> tuple[
                 cpu[attached].append(used)
     finally:
         cgroup.rmdir()
-    return min(wall[True]) / min(wall[False]), min(cpu[True]) / min(cpu[False])
+    return _quartile(wall[True]) / _quartile(wall[False]), _quartile(cpu[True]) / _quartile(cpu[False])
+
+
+def _quartile(values: list[float]) -> float:
+    return sorted(values)[len(values) // 4]
 
 
 # --------------------------------------------------------------------------- all of it
