@@ -166,13 +166,14 @@ class EngineClient:
         """Compare what the engine holds with the seal, for every parameter that it keeps as published.
 
         The embedded engine keeps all. vLLM fuses and prepacks linear layers (their digest is of no bytes at all) and
-        pads the embedding of a vocabulary that is no multiple of 64: what remains are norms and embedding.
+        pads embedding and head of a vocabulary that is no multiple of 64: what remains are the norms, and these two
+        where they are not padded. The files themselves are hashed before and after loading in any case.
         """
         live = {name.rpartition(":")[2]: digest for name, digest in (await self.checksums()).items()}
         names = {name for name in live.keys() & manifest.tensors.keys() if live[name] != EMPTY}
         fused = any("qkv_proj" in name for name in live)
         if fused and _config(folder)["vocab_size"] % VLLM_VOCABULARY_MULTIPLE:
-            names.discard("model.embed_tokens.weight")
+            names -= {"model.embed_tokens.weight", "lm_head.weight"}
         if fused and reloaded and _config(folder).get("tie_word_embeddings"):
             raise EngineFailed(
                 f"engine {self.url} keeps a tied head of its own, which a reload does not change; it stays paused",
