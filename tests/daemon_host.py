@@ -97,7 +97,7 @@ class Daemon:
         return status
 
     def clean(self) -> None:
-        """End the daemon and everything that it ever made below `root`."""
+        """End the daemon and everything that it ever made below its directories."""
         if self.process is not None:
             self.kill()
         if self.state.exists():
@@ -106,10 +106,11 @@ class Daemon:
             Pool(self.state).close()
         for line in Path("/proc/self/mounts").read_text().splitlines():
             mount = Path(line.split()[1])
-            if mount.is_relative_to(self.root):
+            if mount.is_relative_to(self.root) or mount.is_relative_to(self.run):
                 subprocess.run(["umount", str(mount)], check=True)
         shutil.rmtree(self.root)
-        shutil.rmtree(self.run, ignore_errors=True)
+        if self.run.exists():
+            shutil.rmtree(self.run)
 
 
 def tasks_of(sandbox: str) -> list[int]:
