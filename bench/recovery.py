@@ -33,9 +33,8 @@ from typing import Any
 
 import aiohttp
 
-from sandbox import Client, paths
+from sandbox import Client, Sandbox, paths
 from sandbox.cgroup import Cgroup, hierarchy
-from sandbox.client import Sandbox
 from sandbox.errors import PagurusError
 from sandbox.messages import SandboxState
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from daemon import states
+from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places, need_space
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, drop_sandbox, put_checkpoint, put_sandbox
 from daemon.keeper import Keeper
@@ -65,6 +66,7 @@ class Host:
         self._next_id = UID_FIRST
         self._making = asyncio.Semaphore(FORKS_AT_ONCE)
         self.keeper = Keeper(services, self.loops)
+        self.attachments: list[Attachment] = []
 
     # ----------------------------------------------------------------- finding
 
@@ -194,6 +196,8 @@ class Host:
             undo.push_async_callback(container.destroy)
             self.services.inspector.watch(container.cgroup.id)  # before anything runs in it
             undo.callback(self.services.inspector.unwatch, container.cgroup.id)
+            await attach_all(self.attachments, row, container)
+            undo.push_async_callback(detach_all, self.attachments, row, container)
             await self._bring_back(container, origin, verify=False, fork=True)
             self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
             row.state = states.after(row.state, states.Event.START, sandbox=row.id)
@@ -314,6 +318,7 @@ class Host:
             else:
                 loop.container = await Container.prepare(self._spec(row, self.images.path(row.image)))
                 self.services.inspector.watch(loop.container.cgroup.id)
+            await attach_all(self.attachments, row, loop.container)
             differences = await self._bring_back(loop.container, target, verify=verify, fork=False)
             self.services.inspector.mark(loop.container.cgroup.id, files=True, processes=True)
             row.head, row.ipc = target.id, target.ipc
@@ -333,6 +338,7 @@ class Host:
         container, loop.container = loop.container, None
         if container is not None:
             self.services.inspector.unwatch(container.cgroup.id)
+            await detach_all(self.attachments, loop.row, container)
             await container.destroy()
 
     async def _bring_back(self, container: Any, target: CheckpointRow, *, verify: bool, fork: bool) -> list[str]:
@@ -417,6 +423,7 @@ class Host:
             if loop.container is not None:
                 await self.services.capturer.checkpointer.forget(loop.container)
                 self.services.inspector.unwatch(loop.container.cgroup.id)
+                await detach_all(self.attachments, row, loop.container)
                 await loop.container.destroy()
             if row.tree is not None:
                 await self._drop_tree(row.tree)

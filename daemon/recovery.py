@@ -24,6 +24,7 @@ import logging
 import shutil
 from pathlib import Path
 
+from daemon.attachments import attach_all, detach_all
 from daemon.capture import GONE, Capturer, Places
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
 from daemon.engine import Engine
@@ -91,6 +92,8 @@ async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
     await services.capturer.checkpointer.close()
     await services.catalogue.close()
     services.inspector.close()
+    for attachment in reversed(host.attachments):
+        await attachment.close()
     for loop in host.loops.values():
         if loop.container is not None:
             loop.container.detach()
@@ -108,6 +111,8 @@ async def recover(host: Host) -> None:
             row.state, row.error = CheckpointState.FAILED, f"lost with the power: {missing}"
             changes.append(put_checkpoint(row))
     pending = [row for row in checkpoints if row.state is CheckpointState.PENDING]
+    for attachment in host.attachments:
+        await attachment.open(sandboxes)
     for sandbox in sandboxes:
         changes += await _adopt(host, sandbox)
     if changes:
@@ -150,10 +155,16 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
         row.state = SandboxState.DEAD
         row.head = _usable(host, row.head)
     host.admit(row, container)
-    if container is not None:
+    if container is None:
+        await detach_all(host.attachments, row, Container(spec))
+    else:
         container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
         host.services.inspector.watch(container.cgroup.id)
         host.services.capturer.taint(container, "the daemon was restarted", files=True, processes=True)
+        try:
+            await attach_all(host.attachments, row, container)
+        except PagurusError as error:  # it lives, and a restore attaches again
+            log.error("adopted without its attachments: %s", error, extra={"sandbox": row.id})
     return [] if (row.state, row.head) == before else [put_sandbox(row)]
 
 

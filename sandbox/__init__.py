@@ -14,7 +14,6 @@
 The synchronous twin is :mod:`sandbox.sync`. Importing this package loads neither torch nor BPF.
 """
 
-from sandbox.client import Client, Creation, Files, Fork, Sandbox
 from sandbox.errors import (
     CheckpointFailed,
     Closed,
@@ -50,6 +49,9 @@ from sandbox.messages import (
     TurnInfo,
     Verdict,
 )
+from sandbox.sdk.client import Client
+from sandbox.sdk.files import Files
+from sandbox.sdk.handle import Creation, Fork, Sandbox
 
 __all__ = [
     "Change",

@@ -22,7 +22,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from sandbox import client as _client
+from sandbox.sdk import client, files, handle
 
 __all__ = ["Client", "Files", "Fork", "Sandbox"]
 
@@ -128,15 +128,15 @@ def _proxy(original: type) -> type:
     body: dict[str, Any] = {"__doc__": original.__doc__, "__init__": __init__, "__module__": __name__}
     if hasattr(original, "__aenter__"):
         body.update(__enter__=__enter__, __exit__=__exit__)
-    for name, value in vars(original).items():
-        if inspect.isfunction(value) and not name.startswith("_"):
+    for name, value in inspect.getmembers(original, inspect.isfunction):
+        if not name.startswith("_"):
             body[name] = _method(value)
     made = type(original.__name__, (_Proxy,), body)
     _proxies[original] = made
     return made
 
 
-Sandbox: Any = _proxy(_client.Sandbox)
-Files: Any = _proxy(_client.Files)
-Fork: Any = _proxy(_client.Fork)
-Client: Any = _proxy(_client.Client)
+Sandbox: Any = _proxy(handle.Sandbox)
+Files: Any = _proxy(files.Files)
+Fork: Any = _proxy(handle.Fork)
+Client: Any = _proxy(client.Client)

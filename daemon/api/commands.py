@@ -1,0 +1,111 @@
+"""Routes of commands: run one, stream its output, list the turns.
+
+A stream is one Chunk after another, each with its length in four bytes (MessagePack) or on a line of
+its own (JSON).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from daemon.api.wire import HOST, MSGPACK, body, log, packed, reply
+from sandbox.messages import (
+    Chunk,
+    ExecRequest,
+    ExecResult,
+)
+
+STREAM_BACKLOG = 32 << 20  # bytes between a command and a reader that is slower
+
+
+async def _exec(request: web.Request) -> web.Response:
+    loop = request.app[HOST].loop(request.match_info["id"])
+    return reply(request, await loop.exec(await body(request, ExecRequest)))
+
+
+async def _stream(request: web.Request) -> web.StreamResponse:
+    """Output as it comes. The command does not run ahead of a slow reader by more than the backlog."""
+    loop = request.app[HOST].loop(request.match_info["id"])
+    command = await body(request, ExecRequest)
+    backlog = _Backlog()
+
+    async def run() -> ExecResult:
+        result = await loop.exec(command, backlog.put)
+        backlog.end(result)
+        return result
+
+    running = asyncio.ensure_future(run())
+    first = asyncio.ensure_future(backlog.get())
+    await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
+    if not first.done():
+        await asyncio.wait({first}, timeout=0)
+    if not first.done():  # refused before there was any output
+        first.cancel()
+        await running
+    response = web.StreamResponse(headers={"Content-Type": MSGPACK if packed(request) else "application/x-ndjson"})
+    await response.prepare(request)
+    try:
+        chunk = await first
+        while chunk.stream != "result":
+            await response.write(_frame(request, chunk))
+            chunk = await backlog.get()
+        await response.write(_frame(request, chunk))
+        await response.write_eof()
+    except ConnectionError:  # the reader went away; the command still ends its turn
+        log.info("the reader of a stream went away", extra={"sandbox": loop.row.id})
+        backlog.close()
+        await running
+    return response
+
+
+class _Backlog:
+    """Output between a command and a reader that may be slower. Beyond STREAM_BACKLOG it is dropped and counted."""
+
+    def __init__(self) -> None:
+        self._chunks: asyncio.Queue[Chunk] = asyncio.Queue()
+        self._size = 0
+        self._dropped = {"stdout": 0, "stderr": 0}
+        self._closed = False
+
+    def put(self, stream: Any, data: bytes) -> None:
+        if self._closed or self._size + len(data) > STREAM_BACKLOG:
+            self._dropped[stream] += len(data)
+            return
+        self._size += len(data)
+        self._chunks.put_nowait(Chunk(stream=stream, data=data))
+
+    def end(self, result: ExecResult) -> None:
+        result.stdout = result.stderr = b""
+        result.stdout_dropped, result.stderr_dropped = self._dropped["stdout"], self._dropped["stderr"]
+        self._chunks.put_nowait(Chunk(stream="result", result=result))
+
+    async def get(self) -> Chunk:
+        chunk = await self._chunks.get()
+        self._size -= len(chunk.data)
+        return chunk
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def _frame(request: web.Request, chunk: Chunk) -> bytes:
+    if packed(request):
+        data = msgspec.msgpack.encode(chunk)
+        return len(data).to_bytes(4, "big") + data
+    return msgspec.json.encode(chunk) + b"\n"
+
+
+async def _turns(request: web.Request) -> web.Response:
+    host = request.app[HOST]
+    return reply(request, await host.services.catalogue.turns(host.loop(request.match_info["id"]).row.id))
+
+
+ROUTES: list[web.RouteDef] = [
+    web.post("/v1/sandboxes/{id}/exec", _exec),
+    web.post("/v1/sandboxes/{id}/stream", _stream),
+    web.get("/v1/sandboxes/{id}/turns", _turns),
+]

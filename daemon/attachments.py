@@ -1,0 +1,57 @@
+"""What is fastened to a sandbox's network namespace from outside: a gateway, a resolver, a link.
+
+Owns: the two moments at which the host calls an attachment. Does not own: any attachment; each lives
+in the room that knows what it is for, and is put into ``Host.attachments`` when the daemon starts.
+
+Guarantee: ``attach`` has returned before a process of the sandbox runs (create, fork, restore) and
+before the API answers (adoption by a new daemon); ``detach`` is called before the namespace goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from daemon.catalogue import SandboxRow
+from sandbox.errors import PagurusError
+
+log = logging.getLogger("pagurus.attachments")
+
+
+class Attachment(Protocol):
+    """Something of the host's that a sandbox can reach, and only that sandbox."""
+
+    async def open(self, rows: Sequence[SandboxRow]) -> None:
+        """Start, before any sandbox is adopted; collect what a former daemon left for sandboxes not in `rows`."""
+
+    async def close(self) -> None:
+        """The daemon ends; sandboxes and what they need go on."""
+
+    async def attach(self, row: SandboxRow, container: Any) -> None:
+        """Fasten it. The namespaces of `container` exist (``container.netns``). Idempotent: an adopted or
+        restored sandbox may still have it. Raises PagurusError: the sandbox is then not made."""
+
+    async def detach(self, row: SandboxRow, container: Any) -> None:
+        """Take it away. Idempotent; raises nothing but PagurusError, which is logged."""
+
+
+async def attach_all(attachments: Sequence[Attachment], row: SandboxRow, container: Any) -> None:
+    """Fasten all, in order; if one refuses, those before it are taken away again."""
+    done: list[Attachment] = []
+    try:
+        for attachment in attachments:
+            done.append(attachment)
+            await attachment.attach(row, container)
+    except BaseException:
+        await detach_all(done, row, container)
+        raise
+
+
+async def detach_all(attachments: Sequence[Attachment], row: SandboxRow, container: Any) -> None:
+    """Take all away, the last one first."""
+    for attachment in reversed(attachments):
+        try:
+            await attachment.detach(row, container)
+        except PagurusError as error:
+            log.warning("%s was not taken away: %s", type(attachment).__name__, error, extra={"sandbox": row.id})

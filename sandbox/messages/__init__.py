@@ -1,0 +1,44 @@
+"""Every struct that crosses a process boundary of a sandbox host, headed "A -> B".
+
+Owns: the wire, one module for each area; import from here. Fields are append-only with defaults
+(msgspec's schema evolution rules). Does not own: behaviour. The wire is MessagePack between SDK and
+daemon, JSON for everybody else; bytes travel as they are in MessagePack and as base64 in JSON.
+"""
+
+from sandbox.messages.checkpoints import (
+    CheckpointInfo,
+    CheckpointRequest,
+    CheckpointState,
+    ForkEntry,
+    ForkRequest,
+    RestoreRequest,
+    RestoreResult,
+)
+from sandbox.messages.commands import Chunk, ExecRequest, ExecResult, TurnInfo
+from sandbox.messages.files import Change, FileInfo
+from sandbox.messages.sandboxes import CreateRequest, Limits, Network, SandboxInfo, SandboxState, Statistics
+from sandbox.messages.verdict import Effects, Verdict
+
+__all__ = [
+    "Change",
+    "CheckpointInfo",
+    "CheckpointRequest",
+    "CheckpointState",
+    "Chunk",
+    "CreateRequest",
+    "Effects",
+    "ExecRequest",
+    "ExecResult",
+    "FileInfo",
+    "ForkEntry",
+    "ForkRequest",
+    "Limits",
+    "Network",
+    "RestoreRequest",
+    "RestoreResult",
+    "SandboxInfo",
+    "SandboxState",
+    "Statistics",
+    "TurnInfo",
+    "Verdict",
+]

@@ -1,0 +1,76 @@
+"""SDK <-> daemon: checkpoints, restores, forks."""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal
+
+import msgspec
+
+from sandbox.messages.sandboxes import SandboxInfo
+from sandbox.messages.verdict import Verdict
+
+
+class CheckpointState(enum.StrEnum):
+    PENDING = "pending"  # queued or being taken; not restorable yet
+    CAPTURED = "captured"  # restorable on this host until it loses power
+    DURABLE = "durable"  # survives power loss
+    FAILED = "failed"
+
+
+class CheckpointInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: an immutable, restorable state of a sandbox."""
+
+    id: str
+    sandbox: str
+    state: CheckpointState
+    verdict: Verdict  # what this checkpoint newly captured
+    parent: str | None = None
+    label: str | None = None
+    turn: int = 0
+    created_at: float = 0.0
+    started_at: float | None = None  # when the engine began, seconds since the epoch
+    captured_at: float | None = None
+    durable_at: float | None = None
+    frozen_ms: float = 0.0
+    total_ms: float = 0.0  # from start to captured
+    stored_bytes: int = 0  # bytes that this checkpoint added to the disk
+    full_bytes: int = 0  # bytes that a full dump at this turn would have added
+    error: str | None = None
+
+
+class CheckpointRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes/{id}/checkpoints"""
+
+    label: str | None = None
+    wait: Literal["captured", "durable"] = "captured"
+
+
+class RestoreRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes/{id}/restore. None restores the latest checkpoint."""
+
+    checkpoint: str | None = None
+    verify: bool = False  # compare the restored state with the checkpoint before it runs
+
+
+class RestoreResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK"""
+
+    sandbox: str
+    checkpoint: str
+    total_ms: float
+    verified: bool = False
+    differences: list[str] = []  # empty when equal
+
+
+class ForkRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/checkpoints/{id}/fork"""
+
+    count: int = 1
+
+
+class ForkEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: one child of a fork; each succeeds or fails alone."""
+
+    sandbox: SandboxInfo | None = None
+    error: str | None = None

@@ -1,0 +1,79 @@
+"""SDK <-> daemon: sandboxes and the host."""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Resource limits of a sandbox. Example: ``Limits(cpus=1, memory="1GiB")``."""
+
+    cpus: float | None = None  # cores; 0.5 is half of one
+    memory: str | int | None = "1GiB"  # bytes, or a string with KiB/MiB/GiB
+    processes: int | None = 256  # tasks, threads included
+    open_files: int = 4096  # RLIMIT_NOFILE of each process
+    disk: str | int | None = "4GiB"  # bytes written since the last restore, as far as it or a checkpoint holds them
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Network policy. Only ``none`` (loopback alone) so far."""
+
+    mode: Literal["none"] = "none"
+
+    @classmethod
+    def none(cls) -> Network:
+        return cls(mode="none")
+
+
+class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes"""
+
+    image: str
+    name: str | None = None
+    limits: Limits = Limits()
+    network: Network = Network()
+    env: dict[str, str] = {}
+    workdir: str = "/"
+    labels: dict[str, str] = {}
+    durable_answers: bool = False  # hold answers until durable instead of until captured
+
+
+class SandboxState(enum.StrEnum):
+    CREATING = "creating"
+    RUNNING = "running"
+    RESTORING = "restoring"
+    DEAD = "dead"  # pid 1 is gone; restore() brings it back
+    REMOVED = "removed"
+
+
+class SandboxInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: a sandbox, as listed."""
+
+    id: str
+    image: str
+    state: SandboxState
+    created_at: float  # seconds since the epoch
+    name: str | None = None
+    turn: int = 0  # turns ended so far
+    head: str | None = None  # checkpoint that its current state descends from
+    labels: dict[str, str] = {}
+    limits: Limits = Limits()
+
+
+class Statistics(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: GET /v1/statistics"""
+
+    sandboxes: int = 0
+    turns: int = 0
+    verdicts: dict[str, int] = {}
+    checkpoints: dict[str, int] = {}  # by what they captured: files, processes, both
+    checkpoints_failed: int = 0
+    in_flight: int = 0  # being taken now
+    queued: int = 0
+    stored_bytes: int = 0
+    full_bytes: int = 0
+    restores: int = 0
+    inspector_tier: str = ""

@@ -1,0 +1,1 @@
+"""The Python SDK of a sandbox host. Import from :mod:`sandbox`."""

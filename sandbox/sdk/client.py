@@ -1,0 +1,104 @@
+"""The SDK: a typed, asynchronous client of a sandbox host's daemon.
+
+Owns: what a host offers as a whole. Does not own: one sandbox (:mod:`sandbox.sdk.handle`), the
+connection (:mod:`sandbox.sdk.transport`), any behaviour, which lives in the daemon.
+
+::
+
+    async with Client() as host:
+        async with await host.create("debian") as sb:
+            result = await sb.exec("make test", timeout=60)
+            await sb.captured(result)
+            print(result.exit_code, result.verdict, result.checkpoint)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from sandbox.errors import CheckpointFailed
+from sandbox.messages import (
+    CheckpointInfo,
+    CheckpointState,
+    CreateRequest,
+    ForkEntry,
+    ForkRequest,
+    Limits,
+    Network,
+    SandboxInfo,
+    Statistics,
+)
+from sandbox.sdk.handle import Creation, Fork, Sandbox, checkpoint_id, forks
+from sandbox.sdk.transport import Transport
+
+POLL = 60.0  # seconds of one long poll; a longer wait polls again
+
+
+class Client(Transport):
+    """A sandbox host. `address` is the daemon's socket, or a URL where a daemon listens on TCP.
+
+    Opens on first use; use ``async with`` or call :meth:`close`.
+    """
+
+    def create(
+        self,
+        image: str,
+        *,
+        name: str | None = None,
+        limits: Limits | None = None,
+        network: Network | None = None,
+        env: dict[str, str] | None = None,
+        workdir: str = "/",
+        labels: dict[str, str] | None = None,
+        durable_answers: bool = False,
+    ) -> Creation:
+        """A new sandbox: ``sb = await host.create(...)``, or ``async with host.create(...) as sb``."""
+        request = CreateRequest(
+            image=image,
+            name=name,
+            limits=limits or Limits(),
+            network=network or Network.none(),
+            env=env or {},
+            workdir=workdir,
+            labels=labels or {},
+            durable_answers=durable_answers,
+        )
+        return Creation(self, request)
+
+    async def get(self, sandbox: str) -> Sandbox:
+        """The sandbox with this id or name."""
+        return Sandbox(self, await self.call("GET", f"/v1/sandboxes/{sandbox}", SandboxInfo))
+
+    async def sandboxes(self) -> list[SandboxInfo]:
+        return await self.call("GET", "/v1/sandboxes", list[SandboxInfo])
+
+    async def images(self) -> list[str]:
+        return await self.call("GET", "/v1/images", list[str])
+
+    async def statistics(self) -> Statistics:
+        return await self.call("GET", "/v1/statistics", Statistics)
+
+    async def health(self) -> dict[str, Any]:
+        return await self.call("GET", "/v1/health", dict[str, Any])
+
+    # ----------------------------------------------------------------- checkpoints
+
+    async def checkpoint(
+        self, checkpoint: str | CheckpointInfo, *, wait: Literal["captured", "durable"] | None = None
+    ) -> CheckpointInfo:
+        """A checkpoint as it is now, or once it is captured or durable; raises if it failed."""
+        path = f"/v1/checkpoints/{checkpoint_id(checkpoint)}"
+        if wait is None:
+            return await self.call("GET", path, CheckpointInfo)
+        done = {CheckpointState.DURABLE} | ({CheckpointState.CAPTURED} if wait == "captured" else set())
+        while True:
+            info = await self.call("GET", f"{path}?wait={wait}&timeout={POLL}", CheckpointInfo, timeout=POLL + 30)
+            if info.state in done:
+                return info
+            if info.error is not None:
+                raise CheckpointFailed(info.error, sandbox=info.sandbox, turn=info.turn)
+
+    async def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> list[Fork]:
+        """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
+        path = f"/v1/checkpoints/{checkpoint_id(checkpoint)}/fork"
+        return forks(self, await self.call("POST", path, list[ForkEntry], ForkRequest(count=count)))

@@ -1,0 +1,249 @@
+"""One sandbox, as the SDK offers it: commands, checkpoints, forks, its end.
+
+Owns: the Python surface of one sandbox; each further area is a facet in a module of its own
+(``sb.files``, ...). Does not own: any behaviour, which lives in the daemon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from sandbox.errors import PagurusError, Protocol
+from sandbox.messages import (
+    Change,
+    CheckpointInfo,
+    CheckpointRequest,
+    Chunk,
+    CreateRequest,
+    ExecRequest,
+    ExecResult,
+    ForkEntry,
+    ForkRequest,
+    RestoreRequest,
+    RestoreResult,
+    SandboxInfo,
+    TurnInfo,
+)
+from sandbox.sdk.files import Files
+from sandbox.sdk.transport import MSGPACK
+
+if TYPE_CHECKING:
+    from sandbox.sdk.client import Client
+
+FRAME_MOST = 64 << 20  # bytes of one streamed chunk
+
+
+class Creation:
+    """A sandbox that is being made: await it for the sandbox, or enter it to have it removed at the end."""
+
+    def __init__(self, client: Client, request: CreateRequest) -> None:
+        self._client = client
+        self._request = request
+        self._sandbox: Sandbox | None = None
+
+    async def _make(self) -> Sandbox:
+        info = await self._client.call("POST", "/v1/sandboxes", SandboxInfo, self._request)
+        return Sandbox(self._client, info)
+
+    def __await__(self) -> Generator[Any, None, Sandbox]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> Sandbox:
+        self._sandbox = await self._make()
+        return self._sandbox
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sandbox is not None:
+            await self._sandbox.remove()
+
+
+class Sandbox:
+    """One sandbox. ``async with`` removes it at the end."""
+
+    def __init__(self, client: Client, info: SandboxInfo) -> None:
+        self._client = client
+        self._path = f"/v1/sandboxes/{info.id}"
+        self._removed = False
+        self.info = info  # as of the last answer that carried it; see refresh()
+        self.files = Files(client, self._path)
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} of {self.info.image}>"
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.remove()
+
+    async def refresh(self) -> SandboxInfo:
+        """The sandbox as it is now."""
+        self.info = await self._client.call("GET", self._path, SandboxInfo)
+        return self.info
+
+    # ----------------------------------------------------------------- commands
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = 60.0,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: int = 0,
+        output_limit: int = 1 << 20,
+        ends_turn: bool = True,
+    ) -> ExecResult:
+        """Run a command (a string for ``/bin/sh -c``, or an argument vector) and end the turn.
+
+        Returns when the command has ended or `timeout` seconds have passed (then it has been killed and
+        `timed_out` is set). A command that fails is a result. The next act on the sandbox waits until this
+        turn is captured.
+        """
+        request = _request(command, timeout, stdin, cwd, env, user, output_limit, ends_turn)
+        return await self._client.call("POST", f"{self._path}/exec", ExecResult, request)
+
+    async def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: int = 0,
+        ends_turn: bool = True,
+    ) -> AsyncIterator[Chunk]:
+        """Run a command and yield its output as it comes; the last chunk carries the result."""
+        request = _request(command, timeout, stdin, cwd, env, user, 0, ends_turn)
+        body = msgspec.msgpack.encode(request)
+        async with self._client.request("POST", f"{self._path}/stream", body, MSGPACK) as response:
+            try:
+                while True:
+                    size = int.from_bytes(await response.content.readexactly(4), "big")
+                    if size > FRAME_MOST:
+                        raise Protocol(f"a chunk of {size} bytes")
+                    chunk = msgspec.msgpack.decode(await response.content.readexactly(size), type=Chunk)
+                    yield chunk
+                    if chunk.stream == "result":
+                        return
+            except EOFError as error:  # asyncio.IncompleteReadError
+                raise Protocol("the stream broke off", remedy="is the daemon alive?", sandbox=self.id) from error
+
+    async def turns(self) -> list[TurnInfo]:
+        """What its turns did, oldest first."""
+        return await self._client.call("GET", f"{self._path}/turns", list[TurnInfo])
+
+    # ----------------------------------------------------------------- checkpoints
+
+    async def captured(self, of: ExecResult | CheckpointInfo | str) -> CheckpointInfo:
+        """Wait until the checkpoint of a turn is captured: from then on it can be restored."""
+        return await self._client.checkpoint(checkpoint_of(of), wait="captured")
+
+    async def durable(self, of: ExecResult | CheckpointInfo | str) -> CheckpointInfo:
+        """Wait until the checkpoint of a turn survives the loss of power."""
+        return await self._client.checkpoint(checkpoint_of(of), wait="durable")
+
+    async def checkpoint(
+        self, label: str | None = None, *, wait: Literal["captured", "durable"] = "captured"
+    ) -> CheckpointInfo:
+        """A checkpoint of the state as it is now."""
+        request = CheckpointRequest(label=label, wait=wait)
+        return await self._client.call("POST", f"{self._path}/checkpoints", CheckpointInfo, request)
+
+    async def tree(self) -> list[CheckpointInfo]:
+        """Its checkpoints and those that they descend from, oldest first."""
+        return await self._client.call("GET", f"{self._path}/checkpoints", list[CheckpointInfo])
+
+    async def restore(self, to: CheckpointInfo | str | None = None, *, verify: bool = False) -> RestoreResult:
+        """Back to a checkpoint (None: the latest), in place. Also revives a dead sandbox.
+
+        `verify` compares the restored processes with the checkpoint before they run; NotEqual if they differ.
+        """
+        request = RestoreRequest(checkpoint=None if to is None else checkpoint_id(to), verify=verify)
+        return await self._client.call("POST", f"{self._path}/restore", RestoreResult, request)
+
+    async def fork(self, count: int = 1) -> list[Fork]:
+        """`count` new sandboxes that continue from the state as it is now."""
+        entries = await self._client.call("POST", f"{self._path}/fork", list[ForkEntry], ForkRequest(count=count))
+        return forks(self._client, entries)
+
+    async def diff(self, since: CheckpointInfo | str) -> list[Change]:
+        """How the file tree differs from a checkpoint."""
+        return await self._client.call("GET", f"{self._path}/diff?checkpoint={checkpoint_id(since)}", list[Change])
+
+    # ----------------------------------------------------------------- ending
+
+    async def kill(self) -> None:
+        """Kill all its processes; restore() brings it back."""
+        await self._client.call("POST", f"{self._path}/kill", dict[str, Any])
+
+    async def remove(self) -> None:
+        """Remove it with its checkpoints, but for what forks of it need. Idempotent."""
+        if not self._removed:
+            self._removed = True
+            await self._client.call("DELETE", self._path, dict[str, Any])
+
+
+class Fork:
+    """One child of a fork: a `sandbox`, or the `error` that this child alone met."""
+
+    def __init__(self, sandbox: Sandbox | None, error: str | None) -> None:
+        self._sandbox = sandbox
+        self.error = error
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The new sandbox; raises if this child failed."""
+        if self._sandbox is None:
+            raise PagurusError(f"fork failed: {self.error}")
+        return self._sandbox
+
+
+def _request(
+    command: str | Sequence[str],
+    timeout: float | None,
+    stdin: bytes,
+    cwd: str | None,
+    env: dict[str, str] | None,
+    user: int,
+    output_limit: int,
+    ends_turn: bool,
+) -> ExecRequest:
+    return ExecRequest(
+        command=command if isinstance(command, str) else list(command),
+        timeout=timeout,
+        stdin=stdin,
+        cwd=cwd,
+        env=env or {},
+        user=user,
+        output_limit=output_limit,
+        ends_turn=ends_turn,
+    )
+
+
+def checkpoint_id(checkpoint: str | CheckpointInfo) -> str:
+    return checkpoint if isinstance(checkpoint, str) else checkpoint.id
+
+
+def checkpoint_of(of: ExecResult | CheckpointInfo | str) -> str:
+    if isinstance(of, ExecResult):
+        if of.checkpoint is None:
+            raise PagurusError("this command ended no turn, so it has no checkpoint", remedy="call checkpoint()")
+        return of.checkpoint
+    return checkpoint_id(of)
+
+
+def forks(client: Client, entries: Iterable[ForkEntry]) -> list[Fork]:
+    return [Fork(Sandbox(client, entry.sandbox) if entry.sandbox else None, entry.error) for entry in entries]
