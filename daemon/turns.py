@@ -34,7 +34,6 @@ from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, put_checkpoin
 from daemon.engine import Engine, Ticket
 from daemon.judge import judge
 from daemon.schedule import Stage
-from sandbox import files
 from sandbox.errors import PagurusError
 from sandbox.messages import (
     CheckpointState,
@@ -264,15 +263,14 @@ class TurnLoop:
                 self.services.catalogue.later([put_sandbox(self.row)])
             raise states.refusal(SandboxState.DEAD, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
 
-    async def write(self, path: str, data: bytes, *, mode: int, append: bool) -> None:
-        """Write a file from the host. It belongs to the next turn's effects."""
+    @contextlib.asynccontextmanager
+    async def altering(self, path: str) -> AsyncIterator[None]:
+        """The host changes files below `path` meanwhile. It belongs to the next turn's effects."""
         async with self.using():
             self.need_alive()
             self._taint_files(path)
             try:
-                await asyncio.to_thread(
-                    files.write, self.container.init_pid, self.row.uid_base, path, data, mode=mode, append=append
-                )
+                yield
             finally:
                 self._taint_files(path)  # a checkpoint may have begun meanwhile, by a command that overlaps
 

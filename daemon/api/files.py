@@ -24,7 +24,10 @@ async def _write(request: web.Request) -> web.Response:
     if not mode or set(mode) - set("01234567") or int(mode, 8) > 0o7777:
         raise Invalid(f"mode must be octal permission bits, not {mode!r}")
     append = request.query.get("append") == "1"
-    await loop.write(path, await request.read(), mode=int(mode, 8), append=append)
+    data = await request.read()
+    async with loop.altering(path):
+        pid, base = loop.container.init_pid, loop.row.uid_base
+        await asyncio.to_thread(files.write, pid, base, path, data, mode=int(mode, 8), append=append)
     return reply(request, {})
 
 
