@@ -12,6 +12,7 @@ the sandbox was frozen and the dump was already good; or it raises CheckpointFai
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import re
@@ -28,6 +29,8 @@ from sandbox.shim import Refused
 
 EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
 TIMEOUT = 120.0  # seconds; CRIU itself gives up freezing after 10
+ATTENTION = 0.25  # seconds between looks at whether the sandbox still lives
+LAST_WORDS = 1.0  # seconds that CRIU has to notice that it was killed
 GHOST_LIMIT = 1 << 30  # deleted-but-open files up to this size travel in the images (CRIU's default is 1 MiB)
 LOG = "dump.log"
 
@@ -87,6 +90,7 @@ async def dump(
     began = time.monotonic()
     frozen = _Frozen(container, on_frozen, (steps or {}).get("post-dump"))
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    attendant = asyncio.ensure_future(_attend(container, process))
     try:
         await process.call(
             _request(*_target(container), fd),
@@ -98,6 +102,7 @@ async def dump(
     except criu.CriuError as error:
         raise _failed(container, error) from None
     finally:
+        attendant.cancel()
         process.close()
         os.close(fd)
     total = (time.monotonic() - began) * 1e3
@@ -113,6 +118,17 @@ async def dump(
         raw_bytes=raw,
         held=frozen.held,
     )
+
+
+async def _attend(container: Any, process: criu.Worker) -> None:
+    """End CRIU when the sandbox was killed under its hands.
+
+    It may wait for a dead process until the time-out, and as the tracer of the dead keeps them from going.
+    """
+    while container.alive:  # noqa: ASYNC110 - nothing tells of a process that is dying but not yet gone
+        await asyncio.sleep(ATTENTION)
+    await asyncio.sleep(LAST_WORDS)
+    process.kill()
 
 
 def _target(container: Any) -> tuple[int, int]:
