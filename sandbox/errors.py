@@ -11,6 +11,8 @@ no class is ever looked up by a name that a sandbox or a peer supplied.
     ├── NotFound                 no such sandbox, checkpoint, image, file    (you)
     ├── Conflict                 not possible in this state                  (you)
     ├── Closed                   used after close or removal                 (you)
+    ├── Unauthorized             no token, or not one that allows this       (you)
+    ├── TooMany                  over a limit of requests: wait, then again  (you)
     ├── ImageNotFound            no such image; the message lists those there are
     ├── CommandNotFound          the program does not exist in the sandbox
     ├── SandboxDead              the sandbox has no living pid 1: restore it (the world)
@@ -89,6 +91,16 @@ class Closed(PagurusError):
     status = 409
 
 
+class Unauthorized(PagurusError):
+    code = "unauthorized"
+    status = 401
+
+
+class TooMany(PagurusError):
+    code = "too_many"
+    status = 429
+
+
 class ImageNotFound(NotFound):
     code = "image_not_found"
 
@@ -150,6 +162,8 @@ TABLE: dict[str, type[PagurusError]] = {
         NotFound,
         Conflict,
         Closed,
+        Unauthorized,
+        TooMany,
         ImageNotFound,
         CommandNotFound,
         SandboxDead,
