@@ -30,6 +30,7 @@ from sandbox.errors import NoSpace, PagurusError
 from sandbox.messages import (
     CheckpointInfo,
     CheckpointState,
+    Gateway,
     Limits,
     Network,
     SandboxInfo,
@@ -75,6 +76,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     workdir: str = "/"
     labels: dict[str, str] = {}
     durable_answers: bool = False
+    gateway: Gateway | None = None
 
     def info(self) -> SandboxInfo:
         return SandboxInfo(

@@ -143,6 +143,7 @@ class Host:
             workdir=request.workdir,
             labels=request.labels,
             durable_answers=request.durable_answers,
+            gateway=request.gateway,
         )
         root = self._root_checkpoint(row)
         row.head = row.origin = root.id
@@ -174,6 +175,7 @@ class Host:
             workdir=template.workdir,
             labels=template.labels,
             durable_answers=template.durable_answers,
+            gateway=template.gateway,
         )
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
 

@@ -15,8 +15,20 @@ from sandbox.messages.checkpoints import (
     RestoreResult,
 )
 from sandbox.messages.commands import Chunk, ExecRequest, ExecResult, TurnInfo
-from sandbox.messages.files import Change, FileInfo
-from sandbox.messages.sandboxes import CreateRequest, Limits, Network, SandboxInfo, SandboxState, Statistics
+from sandbox.messages.files import Change, FileEvent, FileInfo
+from sandbox.messages.gateway import (
+    Exchange,
+    ExchangeInfo,
+    Gateway,
+    GatewayStatistics,
+    ReplayRequest,
+    SideRule,
+    TokenInfo,
+    Upstream,
+    UpstreamInfo,
+)
+from sandbox.messages.network import Network, NetworkCounters, NetworkStatistics, NetworkStatus, Refusal
+from sandbox.messages.sandboxes import CreateRequest, Limits, SandboxInfo, SandboxState, Statistics
 from sandbox.messages.verdict import Effects, Verdict
 
 __all__ = [
@@ -27,18 +39,32 @@ __all__ = [
     "Chunk",
     "CreateRequest",
     "Effects",
+    "Exchange",
+    "ExchangeInfo",
     "ExecRequest",
     "ExecResult",
+    "FileEvent",
     "FileInfo",
     "ForkEntry",
     "ForkRequest",
+    "Gateway",
+    "GatewayStatistics",
     "Limits",
     "Network",
+    "NetworkCounters",
+    "NetworkStatistics",
+    "NetworkStatus",
+    "ReplayRequest",
+    "Refusal",
     "RestoreRequest",
     "RestoreResult",
     "SandboxInfo",
     "SandboxState",
+    "SideRule",
     "Statistics",
+    "TokenInfo",
     "TurnInfo",
+    "Upstream",
+    "UpstreamInfo",
     "Verdict",
 ]

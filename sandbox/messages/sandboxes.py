@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import Literal
 
 import msgspec
+
+from sandbox.messages.network import Network
+
+from sandbox.messages.gateway import Gateway
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -16,16 +19,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     processes: int | None = 256  # tasks, threads included
     open_files: int = 4096  # RLIMIT_NOFILE of each process
     disk: str | int | None = "4GiB"  # bytes written since the last restore, as far as it or a checkpoint holds them
-
-
-class Network(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Network policy. Only ``none`` (loopback alone) so far."""
-
-    mode: Literal["none"] = "none"
-
-    @classmethod
-    def none(cls) -> Network:
-        return cls(mode="none")
 
 
 class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -39,6 +32,7 @@ class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     workdir: str = "/"
     labels: dict[str, str] = {}
     durable_answers: bool = False  # hold answers until durable instead of until captured
+    gateway: Gateway | None = None  # how its agent reaches a model
 
 
 class SandboxState(enum.StrEnum):

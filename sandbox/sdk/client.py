@@ -23,6 +23,7 @@ from sandbox.messages import (
     CreateRequest,
     ForkEntry,
     ForkRequest,
+    Gateway,
     Limits,
     Network,
     SandboxInfo,
@@ -51,6 +52,7 @@ class Client(Transport):
         workdir: str = "/",
         labels: dict[str, str] | None = None,
         durable_answers: bool = False,
+        gateway: Gateway | None = None,
     ) -> Creation:
         """A new sandbox: ``sb = await host.create(...)``, or ``async with host.create(...) as sb``."""
         request = CreateRequest(
@@ -62,6 +64,7 @@ class Client(Transport):
             workdir=workdir,
             labels=labels or {},
             durable_answers=durable_answers,
+            gateway=gateway,
         )
         return Creation(self, request)
 
