@@ -9,6 +9,7 @@ Guarantee: the file appears under its name only when it and every page that it r
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import sqlite3
@@ -22,7 +23,7 @@ import zstandard
 from blake3 import blake3
 
 from sandbox.errors import CheckpointFailed, NoSpace
-from sandbox.pages import PAGE, PageStore, _sync_directory
+from sandbox.pages import Hashed, PageStore, _sync_directory, hash_pages
 
 SUFFIX = ".dump"
 FORMAT = 1
@@ -56,46 +57,67 @@ class StoredDump:
     new_pages: int
 
 
-def pack(directory: Path, into: Path, store: PageStore) -> StoredDump:
-    """Store the image directory; durable on return. Blocks. A full disk is NoSpace and leaves the store as it was."""
+@dataclass(frozen=True)
+class HashedImages:
+    """An image directory whose pages are hashed: what :func:`pack` stores. Holds the page files mapped."""
+
+    images: dict[str, bytes]
+    pages: dict[str, list[Hashed]]  # file name -> its parts, READ_STEP bytes each
+    raw_bytes: int
+
+
+def hashed(directory: Path) -> HashedImages:
+    """Hash the pages of an image directory. Blocks, needs a processor and no disk."""
+    images: dict[str, bytes] = {}
+    pages: dict[str, list[Hashed]] = {}
+    raw = 0
+    for path in sorted(directory.iterdir()):
+        if path.name.endswith(LEFT_OUT) or not path.is_file():
+            continue
+        raw += path.stat().st_size
+        if path.name.startswith("pages-"):
+            pages[path.name] = [hash_pages(chunk) for chunk in _chunks(path)]
+        else:
+            images[path.name] = path.read_bytes()
+    return HashedImages(images, pages, raw)
+
+
+def pack(source: Path | HashedImages, into: Path, store: PageStore) -> StoredDump:
+    """Store an image directory; durable on return. Blocks. A full disk is NoSpace and leaves the store as it was."""
+    given = source if isinstance(source, HashedImages) else hashed(source)
     try:
-        return _pack(directory, into, store)
+        return _pack(given, into, store)
     except (OSError, sqlite3.OperationalError) as error:
         if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "full" not in str(error):
             raise
         free = shutil.disk_usage(into.parent).free
-        needed = sum(entry.stat().st_size for entry in os.scandir(directory))
         raise NoSpace(
-            f"the disk of {into.parent} is full: {free >> 20} MiB free, the checkpoint may take {needed >> 20} MiB",
+            f"the disk of {into.parent} is full: {free >> 20} MiB free, the checkpoint may take "
+            f"{given.raw_bytes >> 20} MiB",
             remedy="remove checkpoints or sandboxes, or give the state directory a larger disk",
         ) from error
 
 
-def _pack(directory: Path, into: Path, store: PageStore) -> StoredDump:
-    images: dict[str, bytes] = {}
+def _pack(given: HashedImages, into: Path, store: PageStore) -> StoredDump:
     pages: dict[str, bytes] = {}
-    raw = count = new_pages = new_bytes = 0
+    count = new_pages = new_bytes = 0
     into.parent.mkdir(parents=True, exist_ok=True)
-    with store.locked():  # from the first page to the rename: a collection in between would not see the reference
-        for path in sorted(directory.iterdir()):
-            if path.name.endswith(LEFT_OUT) or not path.is_file():
-                continue
-            raw += path.stat().st_size
-            if not path.name.startswith("pages-"):
-                images[path.name] = path.read_bytes()
-                continue
-            numbers = []
-            for chunk in _chunks(path):
-                added = store.add(chunk)
-                numbers.append(added.numbers)
-                new_pages += added.new_pages
-                new_bytes += added.new_bytes
-            pages[path.name] = _differences(np.concatenate(numbers) if numbers else np.zeros(0, np.uint64))
-            count += len(pages[path.name]) // 8
-        content = msgspec.msgpack.encode(DumpFile(images=images, pages=pages, page_count=count, raw_bytes=raw))
-        packed = zstandard.ZstdCompressor(level=3).compress(content)
-        _publish(into, blake3(packed).digest() + packed)
-    return StoredDump(into, raw, new_bytes + len(packed) + 32, count, new_pages)
+    with store.writing():  # from the first page to the rename: a collection in between would not see the reference
+        for name, parts in given.pages.items():
+            added = [store.add(part) for part in parts]
+            new_pages += sum(each.new_pages for each in added)
+            new_bytes += sum(each.new_bytes for each in added)
+            pages[name] = _differences(np.concatenate([np.zeros(0, np.uint64), *(each.numbers for each in added)]))
+            count += len(pages[name]) // 8
+        size = publish(into, DumpFile(images=given.images, pages=pages, page_count=count, raw_bytes=given.raw_bytes))
+    return StoredDump(into, given.raw_bytes, new_bytes + size, count, new_pages)
+
+
+def publish(into: Path, dump: DumpFile) -> int:
+    """Write a dump file whose pages are stored; durable on return. The caller is `store.writing`. Returns its size."""
+    packed = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(dump))
+    publish_bytes(into, blake3(packed).digest() + packed)
+    return len(packed) + 32
 
 
 def read(path: Path) -> DumpFile:
@@ -133,9 +155,14 @@ def verify(path: Path, store: PageStore) -> int:
 
 
 def references(paths: list[Path]) -> Iterator[np.ndarray]:
-    """The page lists of these dump files, for a collection."""
+    """The page lists of these dump files, for a collection. One that was removed meanwhile refers to nothing."""
     for path in paths:
-        dump = read(path)
+        try:
+            dump = read(path)
+        except CheckpointFailed:
+            if path.exists():
+                raise
+            continue
         for name in dump.pages:
             yield dump.numbers(name)
 
@@ -145,12 +172,17 @@ def _differences(numbers: np.ndarray) -> bytes:
 
 
 def _chunks(path: Path) -> Iterator[memoryview]:
+    """Parts of a file, mapped: it lies on a tmpfs, so that a copy would cost more."""
+    if not path.stat().st_size:
+        return
     with open(path, "rb") as file:
-        while chunk := file.read(READ_STEP - READ_STEP % PAGE):
-            yield memoryview(chunk)
+        view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    for first in range(0, len(view), READ_STEP):
+        yield view[first : first + READ_STEP]
 
 
-def _publish(path: Path, content: bytes) -> None:
+def publish_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is there as a whole, durably, or not at all."""
     aside = path.with_name(path.name + ".new")
     try:
         with open(aside, "wb") as file:
