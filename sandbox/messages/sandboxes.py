@@ -6,9 +6,8 @@ import enum
 
 import msgspec
 
-from sandbox.messages.network import Network
-
 from sandbox.messages.gateway import Gateway
+from sandbox.messages.network import Network
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -1,0 +1,86 @@
+"""SDK <-> daemon: the network of a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+
+Destination = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+DESTINATIONS_MOST = 512
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a sandbox may reach. Example: ``Network.allow(names=["*.pypi.org:443"], cidrs=["10.2.0.0/16"])``.
+
+    Replies come in; nothing else ever does. Other sandboxes, the host's own addresses, link-local and multicast
+    addresses are out of reach in every mode; private addresses are unless `cidrs` names them.
+    """
+
+    mode: Literal["none", "allow", "open"] = "none"
+    cidrs: Annotated[tuple[Destination, ...], msgspec.Meta(max_length=DESTINATIONS_MOST)] = ()
+    names: Annotated[tuple[Destination, ...], msgspec.Meta(max_length=DESTINATIONS_MOST)] = ()
+
+    @classmethod
+    def none(cls) -> Network:
+        """Loopback alone."""
+        return cls(mode="none")
+
+    @classmethod
+    def allow(cls, *, names: Iterable[str] = (), cidrs: Iterable[str] = ()) -> Network:
+        """Nothing but what is listed.
+
+        `names`: host names, ``*.example.org`` for all below one. Their addresses open for as long as the answer of
+        the resolver is good. `cidrs`: IPv4 addresses and networks. Either may end in ports:
+        ``pypi.org:443``, ``10.0.0.0/8:tcp/80,udp/53,tcp/8000-8100``; without, every protocol and port is meant.
+        """
+        return cls(mode="allow", names=tuple(names), cidrs=tuple(cidrs))
+
+    @classmethod
+    def open(cls, *, cidrs: Iterable[str] = ()) -> Network:
+        """All of the public internet, and the private networks in `cidrs`."""
+        return cls(mode="open", cidrs=tuple(cidrs))
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: something that a sandbox tried and may not. Equal ones in a row are one with a count."""
+
+    at: float  # seconds since the epoch, of the last one
+    what: str  # "tcp 10.0.0.1:80", "name evil.example"
+    why: str
+    count: int = 1
+
+
+class NetworkCounters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: since the sandbox got its network, or since the daemon's start for `names_*`."""
+
+    packets_out: int = 0  # tried to leave the sandbox, what was refused included
+    packets_in: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    packets_refused: int = 0
+    names_allowed: int = 0  # questions to the resolver
+    names_refused: int = 0
+
+
+class NetworkStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: GET and PUT /v1/sandboxes/{id}/network"""
+
+    network: Network = Network()
+    address: str | None = None  # its own IPv4 address; None without a network
+    counters: NetworkCounters = NetworkCounters()
+    refusals: list[Refusal] = []  # the latest ones, oldest first
+
+
+class NetworkStatistics(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: all sandboxes of a host together."""
+
+    attached: int = 0  # sandboxes with a network
+    packets_out: int = 0
+    packets_in: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    packets_refused: int = 0
+    names_allowed: int = 0
+    names_refused: int = 0
