@@ -45,6 +45,7 @@ from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.extents import added_bytes
 from sandbox.held import held_files
 from sandbox.messages import Verdict
+from sandbox.pages import Collected
 from sandbox.pool import Pool
 
 log = logging.getLogger("pagurus.capture")
@@ -199,6 +200,10 @@ class Capturer:
         row.stored_bytes += added
         exact = before is None or parent.files_bytes < EXACT_MOST
         row.files_bytes = added_bytes(snapshot, None) if exact else parent.files_bytes + added
+
+    async def collect_pages(self) -> Collected:
+        """Free the pages to which no packed dump refers."""
+        return await self.checkpointer.collect([self.places.stored])  # type: ignore[no-any-return]
 
     def process_images(self, dump: str) -> Path:
         """Where the process images of `dump` are best read from."""

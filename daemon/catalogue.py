@@ -77,6 +77,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     labels: dict[str, str] = {}
     durable_answers: bool = False
     gateway: Gateway | None = None
+    retention: Retention | None = None  # None: the host's
 
     def info(self) -> SandboxInfo:
         return SandboxInfo(
@@ -90,6 +91,24 @@ class SandboxRow(msgspec.Struct, kw_only=True):
             labels=self.labels,
             limits=self.limits,
         )
+
+
+class Template(msgspec.Struct, kw_only=True):
+    """Of an imported checkpoint: what forks of it inherit, since the sandbox that it belonged to is elsewhere."""
+
+    image: str
+    limits: Limits = Limits()
+    network: Network = Network()
+    env: dict[str, str] = {}
+    workdir: str = "/"
+    labels: dict[str, str] = {}
+    durable_answers: bool = False
+    gateway: Gateway | None = None
+    retention: Retention | None = None
+
+    @classmethod
+    def of(cls, row: SandboxRow) -> Template:
+        return cls(**{name: getattr(row, name) for name in cls.__struct_fields__})
 
 
 class CheckpointRow(msgspec.Struct, kw_only=True):
@@ -119,6 +138,7 @@ class CheckpointRow(msgspec.Struct, kw_only=True):
     files_bytes: int = 0  # size of the whole upper tree that `files` names
     held: HeldFiles | None = None  # the files that survivors held at the dump
     error: str | None = None
+    template: Template | None = None  # imported: stays until somebody removes it
 
     def info(self) -> CheckpointInfo:
         return CheckpointInfo(**{name: getattr(self, name) for name in CheckpointInfo.__struct_fields__})

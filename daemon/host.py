@@ -23,7 +23,7 @@ from typing import Any, Literal
 from daemon import states
 from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places, need_space
-from daemon.catalogue import CheckpointRow, SandboxRow, Statement, drop_sandbox, put_checkpoint, put_sandbox
+from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
 from daemon.keeper import Keeper
 from daemon.schedule import Stage
 from daemon.turns import Services, TurnLoop
@@ -66,6 +66,7 @@ class Host:
         self._next_id = UID_FIRST
         self._making = asyncio.Semaphore(FORKS_AT_ONCE)
         self.keeper = Keeper(services, self.loops)
+        services.changed = self.keeper.changed
         self.attachments: list[Attachment] = []
 
     # ----------------------------------------------------------------- finding
@@ -144,6 +145,7 @@ class Host:
             labels=request.labels,
             durable_answers=request.durable_answers,
             gateway=request.gateway,
+            retention=request.retention,
         )
         root = self._root_checkpoint(row)
         row.head = row.origin = root.id
@@ -176,6 +178,7 @@ class Host:
             labels=template.labels,
             durable_answers=template.durable_answers,
             gateway=template.gateway,
+            retention=template.retention,
         )
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
 
@@ -378,8 +381,10 @@ class Host:
             turn=row.turn,
         )
 
-    def _template(self, origin: CheckpointRow) -> SandboxRow:
+    def _template(self, origin: CheckpointRow) -> SandboxRow | Template:
         """The sandbox whose settings a fork inherits: the checkpoint's own, or one that descends from it."""
+        if origin.template is not None:
+            return origin.template
         if (loop := self.loops.get(origin.sandbox)) is not None:
             return loop.row
         for loop in self.loops.values():
@@ -442,7 +447,9 @@ class Host:
         """Wait until removals and checkpoints in the background have ended. False after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                while busy := [task for task in self.services.tasks if not task.get_name().startswith("death")]:
+                while busy := [
+                    task for task in self.services.tasks if not task.get_name().startswith(("death", "keeper"))
+                ]:
                     await asyncio.wait(busy)
         except TimeoutError:
             return False

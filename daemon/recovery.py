@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -35,9 +36,9 @@ from ebpf.inspector import Inspector
 from sandbox import btrfs
 from sandbox.checkpoint import Checkpointer
 from sandbox.container import Container, ContainerSpec
-from sandbox.errors import PagurusError
+from sandbox.errors import Invalid, PagurusError
 from sandbox.image import ImageStore
-from sandbox.messages import CheckpointState, SandboxState, Verdict
+from sandbox.messages import CheckpointState, Retention, SandboxState, Verdict
 from sandbox.pool import Pool
 
 log = logging.getLogger("pagurus.recovery")
@@ -67,9 +68,20 @@ async def open_host(state: Path, run: Path) -> Host:
         await checkpointer.prepare()
         services = Services(catalogue, Engine(LIMITS), Capturer(pool, places, checkpointer, inspector), inspector)
         host = Host(services, places, ImageStore(pool), run / "sandboxes")
+        host.keeper.default = _retention()
         await recover(host)
         undo.pop_all()
     return host
+
+
+def _retention() -> Retention:
+    """What this host keeps of a sandbox that says nothing about it."""
+    text = os.environ.get("PAGURUS_KEEP_LAST", "")
+    if not text:
+        return Retention()
+    if not text.isdigit() or int(text) < 1:
+        raise Invalid(f"PAGURUS_KEEP_LAST must be a number of checkpoints, not {text!r}")
+    return Retention(last=int(text))
 
 
 def _make_private(*directories: Path) -> None:
@@ -123,6 +135,7 @@ async def recover(host: Host) -> None:
     for row in checkpoints:
         if row.state is CheckpointState.CAPTURED and row.id in services.checkpoints:
             _store(host, row)
+    services.spawn(host.keeper.run(), "keeper")
     if sandboxes:
         alive = sum(loop.row.state is SandboxState.RUNNING for loop in host.loops.values())
         log.info("adopted %d sandboxes, %d dead", alive, len(sandboxes) - alive)
@@ -207,15 +220,16 @@ def _store(host: Host, row: CheckpointRow) -> None:
 async def _collect(host: Host) -> None:
     """Remove everything on the disk that no row names."""
     places, rows = host.places, host.services.checkpoints
-    kept = [row for row in rows.values() if host.keeper.kept(row)]
+    unneeded = host.keeper.unneeded()
+    gone = {row.id for row in unneeded}
+    kept = [row for row in rows.values() if row.id not in gone]
     needed = host.keeper.content(kept) | {row.id for row in kept if row.state is CheckpointState.PENDING}
     trees = {loop.row.tree for loop in host.loops.values()}
     for directory in _entries(host.run_dir):
         if directory.name not in host.loops and directory.name != "empty":
             await _destroy_stray(host, directory)
     await asyncio.to_thread(_remove_strays, places, needed, trees)
-    await host.keeper.forget([row for row in rows.values() if row not in kept])
-    await host.services.capturer.checkpointer.collect([places.stored])
+    await host.keeper.forget(unneeded)
 
 
 async def _destroy_stray(host: Host, directory: Path) -> None:

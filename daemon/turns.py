@@ -28,6 +28,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from daemon import states
 from daemon.capture import Capturer, NeedsDump, failure
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
@@ -78,6 +80,7 @@ class Services:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
     numbers: Any = field(default_factory=lambda: itertools.count(1))
+    changed: Callable[[str], None] = lambda _: None  # told of each sandbox that has a new durable checkpoint
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
         """Run `work` in the background; a bug in it is logged, not lost."""
@@ -399,12 +402,15 @@ class TurnLoop:
                 await flight.ticket.done
             await services.capturer.sync_files(row, flight.parent)
             self._need_durable_content(row)
-            row.state, row.durable_at = CheckpointState.DURABLE, time.time()
-            await services.catalogue.write([put_checkpoint(row)], durable=True)
+            # Nobody may read "durable" before it is: the row is changed when its copy is on the disk.
+            durable = msgspec.structs.replace(row, state=CheckpointState.DURABLE, durable_at=time.time())
+            await services.catalogue.write([put_checkpoint(durable)], durable=True)
+            row.state, row.durable_at = durable.state, durable.durable_at
             services.tally.stored_bytes += row.stored_bytes
             services.tally.full_bytes += row.full_bytes
             if row.dump == row.id:
                 await services.capturer.release(row.id)
+            services.changed(self.row.id)
         except (PagurusError, OSError) as error:
             row.state, row.durable_at = CheckpointState.CAPTURED, None
             row.error = f"captured, but not durable: {error}"

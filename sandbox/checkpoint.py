@@ -37,7 +37,6 @@ from sandbox.pages import Collected, PageStore
 __all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
 
 TMPFS_MAGIC = 0x01021994
-CPU_PARALLEL = 1  # dumps packed or unpacked at a time: hashing must not take the cores from the sandboxes
 
 
 @dataclass
@@ -73,7 +72,6 @@ class Checkpointer:
         self._store = PageStore((state or paths.state()) / "pages")
         self._warm: dict[str, criu.Worker] = {}
         self._warming: set[asyncio.Task[None]] = set()
-        self._cpu = asyncio.Semaphore(CPU_PARALLEL)
         self._numbers = itertools.count(1)
         self._counts = {"captures": 0, "restores": 0, "stores": 0, "failures": 0}
         self.cache = self._run / "criu"  # lies over /run for CRIU
@@ -156,27 +154,36 @@ class Checkpointer:
 
     # ---------------------------------------------------------------- store
 
-    async def store(self, capture_dir: Path, into: Path) -> StoredDump:
+    @property
+    def pages(self) -> PageStore:
+        """The page store of this host."""
+        return self._store
+
+    async def hash(self, capture_dir: Path) -> dumpfile.HashedImages:
+        """Hash the pages of a capture: the first half of `store`, which needs a processor and no disk."""
+        return await asyncio.to_thread(dumpfile.hashed, capture_dir)
+
+    async def store(self, capture: Path | dumpfile.HashedImages, into: Path) -> StoredDump:
         """Make a capture durable as the file `into`. The capture directory stays."""
-        async with self._cpu:
-            stored = await asyncio.to_thread(dumpfile.pack, capture_dir, into, self._store)
+        stored = await asyncio.to_thread(dumpfile.pack, capture, into, self._store)
         self._counts["stores"] += 1
         return stored
 
     async def verify_stored(self, stored: Path) -> None:
         """Re-hash a dump file and every page that it refers to; raises CheckpointFailed."""
-        async with self._cpu:
-            await asyncio.to_thread(dumpfile.verify, stored, self._store)
+        await asyncio.to_thread(dumpfile.verify, stored, self._store)
 
     async def collect(self, roots: Sequence[Path]) -> Collected:
-        """Drop the pages to which no dump file below `roots` refers. Nothing is dropped if one cannot be read."""
+        """Drop the pages to which no dump file below `roots` refers, beside captures, stores and restores.
+
+        Nothing is dropped if a dump file cannot be read.
+        """
 
         def marks() -> Any:
             found = [path for root in roots for path in sorted(root.rglob(f"*{dumpfile.SUFFIX}"))]
             return dumpfile.references(found)
 
-        async with self._cpu:
-            return await asyncio.to_thread(self._store.collect, marks)
+        return await asyncio.to_thread(self._store.collect, marks)
 
     # ---------------------------------------------------------------- restore
 

@@ -28,7 +28,7 @@ from sandbox.messages.gateway import (
     UpstreamInfo,
 )
 from sandbox.messages.network import Network, NetworkCounters, NetworkStatistics, NetworkStatus, Refusal
-from sandbox.messages.sandboxes import CreateRequest, Limits, SandboxInfo, SandboxState, Statistics
+from sandbox.messages.sandboxes import CreateRequest, Limits, Retention, SandboxInfo, SandboxState, Statistics
 from sandbox.messages.verdict import Effects, Verdict
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "ReplayRequest",
     "RestoreRequest",
     "RestoreResult",
+    "Retention",
     "SandboxInfo",
     "SandboxState",
     "SideRule",

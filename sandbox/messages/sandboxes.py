@@ -20,6 +20,22 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     disk: str | int | None = "4GiB"  # bytes written since the last restore, as far as it or a checkpoint holds them
 
 
+class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Which checkpoints of a living sandbox are kept. Example: ``Retention(last=20)``.
+
+    A checkpoint stays when any of these names it, and always while a sandbox stands on it, a fork was made from it,
+    or it is being read.
+    """
+
+    last: int | None = None  # the newest N, at least 1; None keeps all
+    labelled: bool = True  # those with a label
+    leaves: bool = True  # those from which nothing descends
+
+    def __post_init__(self) -> None:
+        if self.last is not None and self.last < 1:
+            raise ValueError("retention must keep at least the last checkpoint")
+
+
 class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: POST /v1/sandboxes"""
 
@@ -32,6 +48,7 @@ class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     labels: dict[str, str] = {}
     durable_answers: bool = False  # hold answers until durable instead of until captured
     gateway: Gateway | None = None  # how its agent reaches a model
+    retention: Retention | None = None  # which checkpoints are kept; None: as the host does by default
 
 
 class SandboxState(enum.StrEnum):

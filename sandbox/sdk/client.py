@@ -26,6 +26,7 @@ from sandbox.messages import (
     Gateway,
     Limits,
     Network,
+    Retention,
     SandboxInfo,
     Statistics,
 )
@@ -53,6 +54,7 @@ class Client(Transport):
         labels: dict[str, str] | None = None,
         durable_answers: bool = False,
         gateway: Gateway | None = None,
+        retention: Retention | None = None,
     ) -> Creation:
         """A new sandbox: ``sb = await host.create(...)``, or ``async with host.create(...) as sb``."""
         request = CreateRequest(
@@ -65,6 +67,7 @@ class Client(Transport):
             labels=labels or {},
             durable_answers=durable_answers,
             gateway=gateway,
+            retention=retention,
         )
         return Creation(self, request)
 
