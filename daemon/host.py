@@ -17,14 +17,16 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from daemon import states
+from daemon import owners, states
 from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places, need_space
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
 from daemon.keeper import Keeper
+from daemon.owners import Making
 from daemon.schedule import Stage
 from daemon.turns import Services, TurnLoop
 from sandbox import btrfs, digest, files
@@ -65,6 +67,7 @@ class Host:
         self._ids_in_use: set[int] = set()
         self._next_id = UID_FIRST
         self._making = asyncio.Semaphore(FORKS_AT_ONCE)
+        self.making = Making(self.loops)
         self.keeper = Keeper(services, self.loops)
         services.changed = self.keeper.changed
         self.attachments: list[Attachment] = []
@@ -73,17 +76,17 @@ class Host:
 
     def loop(self, sandbox: str) -> TurnLoop:
         """The sandbox with this id or name."""
-        found = self.loops.get(sandbox) or next((x for x in self.loops.values() if x.row.name == sandbox), None)
+        found = owners.find(self.loops, sandbox)
         if found is None:
             raise NotFound(f"no such sandbox: {sandbox}", remedy="list those there are with `pagurus ls`")
         return found
 
     def sandboxes(self) -> list[SandboxInfo]:
-        return [loop.row.info() for loop in self.loops.values()]
+        return [loop.row.info() for loop in self.loops.values() if owners.visible(loop.row.owner)]
 
     def checkpoint(self, checkpoint: str) -> CheckpointRow:
         row = self.services.checkpoints.get(checkpoint)
-        if row is None:
+        if row is None or not owners.visible(row.owner):
             raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
         return row
 
@@ -131,8 +134,6 @@ class Host:
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """A new sandbox from an image, running. All or nothing."""
         image = self.images.path(request.image)
-        if request.name and any(loop.row.name == request.name for loop in self.loops.values()):
-            raise Conflict(f"there is a sandbox named {request.name} already", remedy="choose another name")
         if not request.workdir.startswith("/"):
             raise Invalid(f"workdir must be absolute, not {request.workdir!r}")
         row = self._new_row(
@@ -147,10 +148,10 @@ class Host:
             gateway=request.gateway,
             retention=request.retention,
         )
-        root = self._root_checkpoint(row)
-        row.head = row.origin = root.id
-
-        await self._make(row, image, root, [put_checkpoint(root)])
+        with self._made(row):
+            root = self._root_checkpoint(row)
+            row.head = row.origin = root.id
+            await self._make(row, image, root, [put_checkpoint(root)])
         self.services.checkpoints[root.id] = root
         return row.info()
 
@@ -176,6 +177,7 @@ class Host:
             env=template.env,
             workdir=template.workdir,
             labels=template.labels,
+            owner=origin.owner,
             durable_answers=template.durable_answers,
             gateway=template.gateway,
             retention=template.retention,
@@ -183,8 +185,9 @@ class Host:
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
 
         try:
-            async with self._making:
-                await self._make(row, self.images.path(row.image), origin, [])
+            with self._made(row):
+                async with self._making:
+                    await self._make(row, self.images.path(row.image), origin, [])
         except (PagurusError, OSError) as error:
             return ForkEntry(error=str(error))
         return ForkEntry(sandbox=row.info())
@@ -192,7 +195,6 @@ class Host:
     async def _make(self, row: SandboxRow, image: Path, origin: CheckpointRow, changes: list[Statement]) -> None:
         """Tree, container, inspector, processes, rows; undone in reverse when any of it fails."""
         async with contextlib.AsyncExitStack() as undo:
-            undo.callback(self._ids_in_use.discard, row.uid_base)
             need_space(self.places.trees)
             row.tree = f"{row.id}.0"
             undo.push_async_callback(self._drop_tree, row.tree)
@@ -224,6 +226,16 @@ class Host:
             origin="",
             **fields,
         )
+
+    @contextlib.contextmanager
+    def _made(self, row: SandboxRow) -> Iterator[None]:
+        """`row` is made within: admitted first, its id range free again if it fails."""
+        try:
+            with self.making.admitted(row):
+                yield
+        except BaseException:
+            self._ids_in_use.discard(row.uid_base)
+            raise
 
     def _root_checkpoint(self, row: SandboxRow) -> CheckpointRow:
         """The state at creation: the empty upper and a new init. It has no content of its own."""

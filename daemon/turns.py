@@ -106,6 +106,7 @@ class Services:
             label=label,
             turn=sandbox.turn,
             created_at=time.time(),
+            owner=sandbox.owner,
         )
 
 

@@ -12,6 +12,7 @@ no class is ever looked up by a name that a sandbox or a peer supplied.
     ├── Conflict                 not possible in this state                  (you)
     ├── Closed                   used after close or removal                 (you)
     ├── Unauthorized             no token, or not one that allows this       (you)
+    ├── Forbidden                the token does not reach so far             (you)
     ├── TooMany                  over a limit of requests: wait, then again  (you)
     ├── ImageNotFound            no such image; the message lists those there are
     ├── CommandNotFound          the program does not exist in the sandbox
@@ -22,6 +23,7 @@ no class is ever looked up by a name that a sandbox or a peer supplied.
     ├── NoSpace                  disk or budget is full; says how much is missing
     ├── Unsupported              this host cannot do it; names the missing capability
     ├── EngineFailed             an inference engine died or answered nonsense
+    ├── Interrupted              the daemon ended meanwhile: it may or may not have taken place
     ├── Timeout                  a deadline of the caller passed
     └── Protocol                 a peer broke the protocol
 """
@@ -96,9 +98,16 @@ class Unauthorized(PagurusError):
     status = 401
 
 
+class Forbidden(PagurusError):
+    code = "forbidden"
+    status = 403
+
+
 class TooMany(PagurusError):
     code = "too_many"
     status = 429
+
+    retry_after: float | None = None  # seconds
 
 
 class ImageNotFound(NotFound):
@@ -145,6 +154,11 @@ class EngineFailed(PagurusError):
     status = 502
 
 
+class Interrupted(PagurusError):
+    code = "interrupted"
+    status = 409
+
+
 class Timeout(PagurusError):
     code = "timeout"
     status = 504
@@ -163,6 +177,7 @@ TABLE: dict[str, type[PagurusError]] = {
         Conflict,
         Closed,
         Unauthorized,
+        Forbidden,
         TooMany,
         ImageNotFound,
         CommandNotFound,
@@ -173,6 +188,7 @@ TABLE: dict[str, type[PagurusError]] = {
         NoSpace,
         Unsupported,
         EngineFailed,
+        Interrupted,
         Timeout,
         Protocol,
     )
