@@ -1,0 +1,326 @@
+"""The elements of this daemon's nftables table: what is allowed to whom, changed in atomic batches.
+
+Owns: the table's life, encoding of elements, the batch, reading counters. Does not own: what the rules are
+(:mod:`daemon.network.ruleset`), what is allowed (:mod:`daemon.network.policy`).
+Guarantee: the changes of one :meth:`Table.apply` come into force together or not at all. Everything here blocks.
+
+The rules are written once, as text, by the ``nft`` program: pyroute2 has no words for verdict maps, stateful
+expressions in sets, masquerading or rejecting. The elements, which change all the time, are netlink messages made
+of pyroute2's classes (1 ms; a run of ``nft`` takes 10 and reads all sets). The exchange is our own, because
+pyroute2's has no time-out and waits for ever when the kernel refuses a batch as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from typing import Any
+
+from daemon.network.policy import Policy, Segment
+from daemon.network.ruleset import ruleset, version
+from sandbox.errors import Unsupported
+
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_CREATE = 0x1, 0x4, 0x400
+NLMSG_ERROR = 2
+BATCH_BEGIN, BATCH_END = 0x10, 0x11
+NEWSETELEM, DELSETELEM, DESTROYSETELEM = 12, 14, 30
+SUBSYSTEM = 10  # nf_tables
+INET = 1
+GOTO = -4
+PER_MESSAGE = 200  # elements; a netlink attribute holds 64 KiB
+TIMEOUT = 10.0  # seconds for the kernel's answer
+
+#: Sets whose key begins with the address of the sandbox.
+BY_ADDRESS = ("modes", "generations", "current", "cidrs", "cidr_ports", "names", "name_ports", "refused")
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element of a set or map. `seconds`: how long the kernel keeps it; 0 is for ever."""
+
+    set: str
+    key: bytes
+    end: bytes = b""  # of an interval
+    chain: str = ""  # value in a verdict map
+    mark: int = 0  # value in a map of marks
+    seconds: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Add an element, or take it away."""
+
+    element: Element
+    add: bool = True
+
+
+# ------------------------------------------------------------------ what a sandbox has in the table
+
+
+def addressed(address: IPv4Address, link: str) -> list[Element]:
+    """A sandbox's link and its one address."""
+    return [Element("bound", link.encode().ljust(16, b"\0") + address.packed), Element("refused", address.packed)]
+
+
+def permitted(address: IPv4Address, policy: Policy, generation: int) -> list[Element]:
+    """What a policy allows from the start."""
+    mark = struct.pack("=I", generation)
+    return [
+        Element("modes", address.packed, chain=policy.mode),
+        Element("generations", address.packed, mark=generation),
+        Element("current", address.packed + mark),
+        *(_segment(address, segment) for segment in policy.segments),
+    ]
+
+
+def _segment(source: IPv4Address, segment: Segment) -> Element:
+    first, last = segment.network.network_address.packed, segment.network.broadcast_address.packed
+    if segment.ports is None:
+        return Element("cidrs", source.packed + first, source.packed + last)
+    protocol, low, high = segment.ports
+    return Element(
+        "cidr_ports",
+        source.packed + first + _service(protocol, low),
+        source.packed + last + _service(protocol, high),
+    )
+
+
+def named(
+    source: IPv4Address, address: IPv4Address, ports: Sequence[tuple[int, int]], seconds: int
+) -> Iterator[Element]:
+    """What an answer of the resolver opens, for some seconds."""
+    if not ports:
+        yield Element("names", source.packed + address.packed, seconds=seconds)
+    for protocol, port in ports:
+        key = source.packed + address.packed + _service(protocol, port)
+        yield Element("name_ports", key, seconds=seconds)
+
+
+def _service(protocol: int, port: int) -> bytes:
+    return struct.pack("!BxxxHxx", protocol, port)  # each part of a key fills whole words
+
+
+# ------------------------------------------------------------------ the table
+
+
+class Table:
+    """One table in the kernel. For use by one thread at a time."""
+
+    def __init__(self, name: str, prefix: str, group: int) -> None:
+        self.name, self.prefix, self.group = name, prefix, group
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._sequence = 0
+        self._remover = DESTROYSETELEM if _kernel() >= (6, 3) else DELSETELEM
+
+    # ------------------------------------------------------------------ its life
+
+    def present(self) -> bool:
+        """Whether there is a table by this name, of whatever version."""
+        return self.name in _nft("list", "tables", "inet")
+
+    def ensure(self) -> bool:
+        """The table with today's rules. True when it had to be made, so that its sets are empty."""
+        mine = version(self.name, self.prefix, self.group)
+        known = _nft("list", "sets", "inet") if self.present() else ""
+        text = ruleset(self.name, self.prefix, self.group)
+        if re.search(rf"\b{mine}\b", known):
+            return False
+        _nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n{text}")
+        return True
+
+    def remove(self) -> None:
+        """Idempotent."""
+        self.close()
+        _nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+    # ------------------------------------------------------------------ elements
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """All of them, or none. An element that is taken away need not be there any more."""
+        if not changes:
+            return
+        try:
+            self._batch(changes)
+        except FileNotFoundError:
+            # Before Linux 6.3 an element that has expired cannot be taken away without an error.
+            for change in changes:
+                if not change.add:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._batch([change])
+            self._batch([change for change in changes if change.add])
+
+    def elements(self, wanted: Iterable[str]) -> dict[str, list[tuple[bytes, Any]]]:
+        """Keys of the elements of some sets, with the netlink message of each."""
+        from pyroute2.netlink.nfnetlink import nftsocket
+
+        found: dict[str, list[tuple[bytes, Any]]] = {}
+        with nftsocket.NFTSocket(nfgen_family=INET) as reader:
+            for name in wanted:
+                request = nftsocket.nft_set_elem_list_msg()
+                request["attrs"] = [("NFTA_SET_ELEM_LIST_TABLE", self.name), ("NFTA_SET_ELEM_LIST_SET", name)]
+                found[name] = [
+                    (bytes(element.get_nested("NFTA_SET_ELEM_KEY", "NFTA_DATA_VALUE")), element)
+                    for answer in reader.request_get(request, nftsocket.NFT_MSG_GETSETELEM)
+                    for element in answer.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or ()
+                ]
+        return found
+
+    def stored(self, wanted: Iterable[str] = (*BY_ADDRESS, "bound")) -> list[Element]:
+        """What a former daemon put into the table."""
+        return [
+            _stored(name, key, message) for name, elements in self.elements(wanted).items() for key, message in elements
+        ]
+
+    def refusals(self) -> dict[IPv4Address, int]:
+        """Packets refused, by the address of the sandbox."""
+        counts = {}
+        for key, element in self.elements(["refused"])["refused"]:
+            state = element.get_attr("NFTA_SET_ELEM_EXPR") or element.get_attr("NFTA_SET_ELEM_EXPRESSIONS")
+            first = state[0] if isinstance(state, list) else state
+            data = first.get_attr("NFTA_EXPR_DATA") if first is not None else None
+            counts[IPv4Address(key)] = int(data.get_attr("NFTA_COUNTER_PACKETS")) if data is not None else 0
+        return counts
+
+    # ------------------------------------------------------------------ the exchange
+
+    def _batch(self, changes: Sequence[Change]) -> None:
+        with self._lock:
+            messages = list(self._messages(changes))
+            first = self._next()
+            parts = [_edge(BATCH_BEGIN, first)]
+            waiting = set()
+            for message in messages:
+                number = self._next()
+                waiting.add(number)
+                message["header"]["sequence_number"] = number
+                message.encode()
+                parts.append(bytes(message.data))
+            parts.append(_edge(BATCH_END, self._next()))
+            connection = self._connection()
+            try:
+                connection.send(b"".join(parts))
+                self._answers(connection, waiting, first)
+            except BaseException:
+                connection.close()  # answers to this batch must not be taken for those to the next
+                self._socket = None
+                raise
+
+    def _messages(self, changes: Sequence[Change]) -> Iterator[Any]:
+        from pyroute2.netlink.nfnetlink.nftsocket import nft_set_elem_list_msg
+
+        groups: list[tuple[tuple[bool, str], list[Element]]] = []
+        for change in changes:
+            kind = (change.add, change.element.set)
+            if not groups or groups[-1][0] != kind or len(groups[-1][1]) == PER_MESSAGE:
+                groups.append((kind, []))
+            groups[-1][1].append(change.element)
+        for (add, name), elements in groups:
+            message = nft_set_elem_list_msg()
+            message["header"]["type"] = SUBSYSTEM << 8 | (NEWSETELEM if add else self._remover)
+            message["header"]["flags"] = NLM_F_REQUEST | NLM_F_ACK | (NLM_F_CREATE if add else 0)
+            message["nfgen_family"] = INET
+            message["attrs"] = [
+                ("NFTA_SET_ELEM_LIST_TABLE", self.name),
+                ("NFTA_SET_ELEM_LIST_SET", name),
+                ("NFTA_SET_ELEM_LIST_ELEMENTS", [_encoded(element, add=add) for element in elements]),
+            ]
+            yield message
+
+    def _answers(self, connection: socket.socket, waiting: set[int], first: int) -> None:
+        failed = 0
+        while waiting:
+            try:
+                data = connection.recv(1 << 20)
+            except TimeoutError:
+                raise Unsupported(f"nf_tables gave no answer within {TIMEOUT:g} s") from None
+            while len(data) >= 16:
+                length, kind, _, number, _ = struct.unpack_from("=IHHII", data)
+                if kind == NLMSG_ERROR:
+                    (code,) = struct.unpack_from("=i", data, 16)
+                    failed = failed or -code
+                    if number == first and code:  # the batch as a whole was refused
+                        waiting.clear()
+                    waiting.discard(number)
+                data = data[max(16, length + 3 & ~3) :]
+        if failed:
+            raise OSError(failed, f"nf_tables: {os.strerror(failed)}")
+
+    def _connection(self) -> socket.socket:
+        if self._socket is None:
+            made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 12)  # NETLINK_NETFILTER
+            made.settimeout(TIMEOUT)
+            made.setsockopt(socket.SOL_SOCKET, 32, 8 << 20)  # SO_SNDBUFFORCE: a batch is one message
+            made.bind((0, 0))
+            self._socket = made
+        return self._socket
+
+    def _next(self) -> int:
+        self._sequence = self._sequence + 1 & 0x7FFFFFFF
+        return self._sequence
+
+
+def _edge(kind: int, number: int) -> bytes:
+    """The begin or the end of a batch."""
+    return struct.pack("=IHHIIBBH", 20, kind, NLM_F_REQUEST, number, 0, 0, 0, socket.htons(SUBSYSTEM))
+
+
+def _encoded(element: Element, *, add: bool) -> dict[str, Any]:
+    attributes: list[tuple[str, Any]] = [("NFTA_SET_ELEM_KEY", _value(element.key))]
+    if element.end:
+        attributes.append(("NFTA_SET_ELEM_KEY_END", _value(element.end)))
+    if not add:
+        return {"attrs": attributes}
+    if element.seconds:
+        attributes.append(("NFTA_SET_ELEM_TIMEOUT", 1000 * element.seconds))
+    if element.chain:
+        verdict = {"attrs": [("NFTA_VERDICT_CODE", {"value": GOTO}), ("NFTA_VERDICT_CHAIN", element.chain)]}
+        attributes.append(("NFTA_SET_ELEM_DATA", {"attrs": [("NFTA_DATA_VERDICT", verdict)]}))
+    if element.mark:
+        attributes.append(("NFTA_SET_ELEM_DATA", _value(struct.pack("=I", element.mark))))
+    return {"attrs": attributes}
+
+
+def _value(data: bytes) -> dict[str, Any]:
+    return {"attrs": [("NFTA_DATA_VALUE", data)]}
+
+
+def _stored(name: str, key: bytes, message: Any) -> Element:
+    """An element as it was read; of a map with its value."""
+    end = message.get_nested("NFTA_SET_ELEM_KEY_END", "NFTA_DATA_VALUE")
+    value = message.get_nested("NFTA_SET_ELEM_DATA", "NFTA_DATA_VALUE")
+    chain = message.get_nested("NFTA_SET_ELEM_DATA", "NFTA_DATA_VERDICT", "NFTA_VERDICT_CHAIN")
+    mark = struct.unpack("=I", value)[0] if name == "generations" and value else 0
+    return Element(name, key, bytes(end or b""), chain or "", mark)
+
+
+def _nft(*arguments: str, text: str | None = None) -> str:
+    program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
+    if program is None:
+        raise Unsupported("the program nft is missing", remedy="install the package nftables")
+    done = subprocess.run([program, *arguments], input=text, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise Unsupported(f"nft: {said[0] if said else done.returncode}", remedy="see `pagurus doctor`")
+    return done.stdout
+
+
+def _kernel() -> tuple[int, int]:
+    numbers = re.findall(r"\d+", platform.release())
+    return int(numbers[0]), int(numbers[1])
