@@ -33,6 +33,7 @@ from sandbox.messages import (
     Gateway,
     Limits,
     Network,
+    Retention,
     SandboxInfo,
     SandboxState,
     TurnInfo,
