@@ -29,7 +29,7 @@ from daemon.keeper import Keeper
 from daemon.owners import Making
 from daemon.schedule import Stage
 from daemon.turns import Services, TurnLoop
-from sandbox import btrfs, digest, files
+from sandbox import btrfs, digest, treediff
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
 from sandbox.messages import (
@@ -413,10 +413,10 @@ class Host:
         image = self.images.path(loop.row.image)
         new = self.places.tree(loop.row.tree or "") / "upper"
         if target.files is not None:
-            return await asyncio.to_thread(files.changes, self.places.snapshot(target.files) / "upper", new, image)
+            return await asyncio.to_thread(treediff.changes, self.places.snapshot(target.files) / "upper", new, image)
         empty = self.run_dir / "empty"
         empty.mkdir(parents=True, exist_ok=True)
-        return await asyncio.to_thread(files.changes, empty, new, image)
+        return await asyncio.to_thread(treediff.changes, empty, new, image)
 
     # ----------------------------------------------------------------- ending
 

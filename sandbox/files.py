@@ -1,45 +1,40 @@
-"""The file tree of one sandbox, seen from the host: read, write, list, compare.
+"""The file tree of one sandbox, seen from the host: read, write, list, move, remove.
 
-Owns: access by path into a running sandbox, and the comparison of two overlay uppers. Does not own:
-when a write is allowed, or that it is captured (the daemon's turn loop).
+Owns: access by path into a running sandbox. Does not own: safe resolution of paths
+(:mod:`sandbox.beneath`), whole trees (:mod:`sandbox.archive`), when a write is allowed, or that it is
+captured (the daemon's turn loop).
 
-Guarantee: a path is resolved by the kernel below the sandbox's root (``openat2`` with
-RESOLVE_IN_ROOT), whatever symlinks or ``..`` the sandbox races against us, and never into another
-mount (so neither ``/proc`` nor a device is reached). Only regular files are read or written; a FIFO
-or device is refused and cannot block the host. A written file belongs to the sandbox's root.
+Guarantee: only regular files are read or written; a FIFO or device is refused and cannot block the
+host. A written file belongs to the sandbox's root.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
+import shutil
 import stat
-import struct
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Literal
 
-from sandbox.errors import Conflict, Invalid, NoSpace, NotFound, PagurusError
-from sandbox.messages import Change, FileInfo
-
-_SYS_OPENAT2 = 437
-_RESOLVE_NO_XDEV = 0x01
-_RESOLVE_NO_MAGICLINKS = 0x02
-_RESOLVE_IN_ROOT = 0x10
-_PR_SET_SECUREBITS = 28
-_SECBIT_NO_SETUID_FIXUP = 4
-
-_libc = ctypes.CDLL(None, use_errno=True)
+from sandbox.beneath import as_sandbox_root, make_parents, need_regular, openat2, opened, refused, sandbox_root
+from sandbox.errors import Conflict, Invalid
+from sandbox.messages import FileInfo
 
 READ_LIMIT = 1 << 30  # bytes that one read returns at most
 
 
+def absolute(path: str) -> PurePosixPath:
+    """`path` from the root; relative ones start there too."""
+    return PurePosixPath("/", path)
+
+
 def read(init_pid: int, path: str, *, offset: int = 0, limit: int = READ_LIMIT) -> bytes:
     """Up to `limit` bytes of the regular file `path`, from `offset`."""
-    with _root(init_pid) as root, _opened(root, path, os.O_RDONLY) as file:
-        _need_regular(file, path)
+    with sandbox_root(init_pid) as root, opened(root, path, os.O_RDONLY) as file:
+        need_regular(file, path)
         parts = []
         while limit > 0 and (part := os.pread(file, min(limit, 1 << 20), offset)):
             parts.append(part)
@@ -50,10 +45,10 @@ def read(init_pid: int, path: str, *, offset: int = 0, limit: int = READ_LIMIT) 
 
 def write(init_pid: int, uid_base: int, path: str, data: bytes, *, mode: int = 0o644, append: bool = False) -> None:
     """Write the regular file `path`, created with its missing parents when need be."""
-    with _root(init_pid) as root, _as_sandbox_root(uid_base):
-        _make_parents(root, PurePosixPath("/", path).parent)
-        with _opened(root, path, os.O_WRONLY | os.O_CREAT, mode) as file:
-            _need_regular(file, path)
+    with sandbox_root(init_pid) as root, as_sandbox_root(uid_base):
+        make_parents(root, absolute(path).parent)
+        with opened(root, path, os.O_WRONLY | os.O_CREAT, mode) as file:
+            need_regular(file, path)
             try:
                 if append:
                     os.lseek(file, 0, os.SEEK_END)
@@ -63,225 +58,96 @@ def write(init_pid: int, uid_base: int, path: str, data: bytes, *, mode: int = 0
                 while view:
                     view = view[os.write(file, view) :]
             except OSError as error:
-                raise _refused(error, path) from error
+                raise refused(error, path) from error
 
 
-def entries(init_pid: int, path: str) -> list[FileInfo]:
+def status(init_pid: int, uid_base: int, path: str) -> FileInfo:
+    """What `path` is; a symbolic link is not followed."""
+    with sandbox_root(init_pid) as root, _located(root, path) as (parent, name):
+        try:
+            return _info(name, os.stat(name, dir_fd=parent, follow_symlinks=False), uid_base, parent)
+        except OSError as error:
+            raise refused(error, path) from error
+
+
+def entries(init_pid: int, uid_base: int, path: str) -> list[FileInfo]:
     """The entries of the directory `path`, by name."""
     found = []
     with (
-        _root(init_pid) as root,
-        _opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory,
+        sandbox_root(init_pid) as root,
+        opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory,
         os.scandir(directory) as listing,
     ):
         for entry in listing:
             with contextlib.suppress(FileNotFoundError):  # removed while we look
-                found.append(_info(entry.name, entry.stat(follow_symlinks=False)))
+                found.append(_info(entry.name, entry.stat(follow_symlinks=False), uid_base, directory))
     return sorted(found, key=lambda info: info.name)
 
 
-def _info(name: str, status: os.stat_result) -> FileInfo:
+def make_directory(init_pid: int, uid_base: int, path: str, *, mode: int = 0o755) -> None:
+    """Make the directory `path` and its missing parents. One that exists is left as it is."""
+    with sandbox_root(init_pid) as root, as_sandbox_root(uid_base):
+        make_parents(root, absolute(path), mode)
+
+
+def move(init_pid: int, uid_base: int, source: str, target: str) -> None:
+    """Rename `source` to `target`, over a file that is there. Missing parents of `target` are made."""
+    with sandbox_root(init_pid) as root, as_sandbox_root(uid_base):
+        make_parents(root, absolute(target).parent)
+        with _located(root, source) as (from_parent, from_name), _located(root, target) as (to_parent, to_name):
+            try:
+                os.rename(from_name, to_name, src_dir_fd=from_parent, dst_dir_fd=to_parent)
+            except OSError as error:
+                raise refused(error, f"{source} -> {target}") from error
+
+
+def remove(init_pid: int, uid_base: int, path: str, *, recursive: bool = False) -> None:
+    """Remove a file, a link or an empty directory; with `recursive`, a directory and what is in it."""
+    with sandbox_root(init_pid) as root, as_sandbox_root(uid_base), _located(root, path) as (parent, name):
+        try:
+            os.close(openat2(parent, name, os.O_PATH | os.O_NOFOLLOW))  # a mount point is refused
+            if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=parent)
+            elif recursive:
+                shutil.rmtree(name, dir_fd=parent)
+            else:
+                os.rmdir(name, dir_fd=parent)
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:
+                raise Conflict(f"{path} is not empty", remedy="remove it recursively") from error
+            raise refused(error, path) from error
+        except RecursionError as error:
+            raise Invalid(f"{path} is nested too deeply", remedy="remove it with a command in the sandbox") from error
+
+
+@contextlib.contextmanager
+def _located(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """The directory that holds `path`, opened, and the name in it."""
+    pure = absolute(path)
+    if pure.name in ("", ".."):
+        raise Invalid(f"{path!r} names no entry of a directory")
+    with opened(root, str(pure.parent), os.O_PATH | os.O_DIRECTORY) as parent:
+        yield parent, pure.name
+
+
+def _info(name: str, found: os.stat_result, uid_base: int, directory: int) -> FileInfo:
     kinds: dict[int, Literal["file", "directory", "symlink"]] = {
         stat.S_IFREG: "file",
         stat.S_IFDIR: "directory",
         stat.S_IFLNK: "symlink",
     }
+    kind: Literal["file", "directory", "symlink", "other"] = kinds.get(stat.S_IFMT(found.st_mode), "other")
+    target = None
+    if kind == "symlink":
+        with contextlib.suppress(OSError):  # replaced while we look
+            target = os.readlink(name, dir_fd=directory)
     return FileInfo(
         name=name,
-        kind=kinds.get(stat.S_IFMT(status.st_mode), "other"),
-        size=status.st_size,
-        mode=stat.S_IMODE(status.st_mode),
-        modified_at=status.st_mtime,
+        kind=kind,
+        size=found.st_size,
+        mode=stat.S_IMODE(found.st_mode),
+        modified_at=found.st_mtime,
+        uid=found.st_uid - uid_base,
+        gid=found.st_gid - uid_base,
+        target=target,
     )
-
-
-# --------------------------------------------------------------------------- safe paths
-
-
-@contextlib.contextmanager
-def _root(init_pid: int) -> Iterator[int]:
-    try:
-        root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise Conflict(f"its root is gone: {os.strerror(error.errno or 0)}", remedy="restore the sandbox") from error
-    try:
-        yield root
-    finally:
-        os.close(root)
-
-
-@contextlib.contextmanager
-def _opened(root: int, path: str, flags: int, mode: int = 0) -> Iterator[int]:
-    try:
-        file = _openat2(root, path, flags, mode)
-    except OSError as error:
-        raise _refused(error, path) from error
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-def _openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
-    flags |= os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY)
-    resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS
-    how = struct.pack("=QQQ", flags, mode if flags & os.O_CREAT else 0, resolve)
-    for _ in range(64):  # EAGAIN: a rename raced with the resolution
-        file = _libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how))
-        if file >= 0:
-            return file
-        if ctypes.get_errno() != errno.EAGAIN:
-            break
-    number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number), path)
-
-
-def _make_parents(root: int, directory: PurePosixPath) -> None:
-    missing = []
-    while directory != directory.parent:
-        try:
-            os.close(_openat2(root, str(directory), os.O_PATH | os.O_DIRECTORY))
-            break
-        except FileNotFoundError:
-            missing.append(directory)
-            directory = directory.parent
-        except OSError as error:
-            raise _refused(error, str(directory)) from error
-    for path in reversed(missing):
-        with _opened(root, str(path.parent), os.O_RDONLY | os.O_DIRECTORY) as parent:
-            try:
-                os.mkdir(path.name, 0o755, dir_fd=parent)
-            except FileExistsError:
-                pass  # the sandbox made it meanwhile
-            except OSError as error:
-                raise _refused(error, str(path)) from error
-
-
-@contextlib.contextmanager
-def _as_sandbox_root(uid_base: int) -> Iterator[None]:
-    """This thread creates files as the sandbox's root, without losing its capabilities.
-
-    The upper is mounted with an id mapping, in which host root has no place: a file that host root
-    creates fails with EOVERFLOW. File-system ids and secure bits belong to the thread, not the process.
-    """
-    _libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
-    _libc.setfsgid(uid_base)
-    _libc.setfsuid(uid_base)
-    try:
-        yield
-    finally:
-        _libc.setfsuid(0)
-        _libc.setfsgid(0)
-
-
-def _need_regular(file: int, path: str) -> None:
-    mode = os.fstat(file).st_mode
-    if not stat.S_ISREG(mode):
-        raise Invalid(f"{path} is not a regular file", remedy="use a command in the sandbox for anything else")
-
-
-def _refused(error: OSError, path: str) -> PagurusError:
-    reason = os.strerror(error.errno or 0)
-    if error.errno == errno.ENOENT:
-        return NotFound(f"no such file or directory: {path}")
-    if error.errno == errno.ENOSPC:
-        return NoSpace(f"cannot write {path}: the disk is full", remedy="remove checkpoints or sandboxes")
-    if error.errno == errno.EXDEV:
-        return Invalid(f"{path} is not part of the sandbox's file tree", remedy="read it with a command")
-    return Invalid(f"{path}: {reason}")
-
-
-# --------------------------------------------------------------------------- comparing trees
-
-
-def changes(old: Path, new: Path, lower: Path) -> list[Change]:
-    """What differs between the merged views of two uppers over the same `lower`, by path.
-
-    A removed directory is named once, without its content. Metadata (type, mode, owner) counts;
-    times alone do not.
-    """
-    before, after = _Upper(old, lower), _Upper(new, lower)
-    found: list[Change] = []
-    removed: list[str] = []
-    for path in sorted(before.paths | after.paths):
-        was, now = before.find(path), after.find(path)
-        if was is None and now is None:
-            continue
-        if now is None:
-            if not any(path.startswith(f"{parent}/") for parent in removed):
-                removed.append(path)
-                found.append(Change(path=path, kind="removed"))
-        elif was is None:
-            found.append(Change(path=path, kind="added"))
-        elif was != now and not _same(was, now):
-            found.append(Change(path=path, kind="modified"))
-    return found
-
-
-class _Upper:
-    """The merged view of one upper over its lower."""
-
-    def __init__(self, root: Path, lower: Path) -> None:
-        self.root = root
-        self.lower = lower
-        self.own: dict[str, os.stat_result] = {}
-        self.hiding: set[str] = set()  # paths below which the lower does not show
-        self.paths: set[str] = set()
-        self._walk("")
-
-    def _walk(self, prefix: str) -> None:
-        with os.scandir(f"{self.root}{prefix}") as listing:
-            for entry in listing:
-                path = f"{prefix}/{entry.name}"
-                status = entry.stat(follow_symlinks=False)
-                self.own[path] = status
-                self.paths.add(path)
-                if not stat.S_ISDIR(status.st_mode):
-                    self.hiding.add(path)
-                    continue
-                if _opaque(f"{self.root}{path}"):
-                    self.hiding.add(path)
-                    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                        self.paths.update(f"{path}/{name}" for name in os.listdir(f"{self.lower}{path}"))
-                self._walk(path)
-
-    def find(self, path: str) -> str | None:
-        """The file that shows at `path`, or None."""
-        status = self.own.get(path)
-        if status is not None:
-            return None if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0 else f"{self.root}{path}"
-        parent = path
-        while parent := parent.rpartition("/")[0]:
-            if parent in self.hiding:
-                return None
-        shown = f"{self.lower}{path}"
-        return shown if os.path.lexists(shown) else None
-
-
-def _opaque(path: str) -> bool:
-    for name in ("trusted.overlay.opaque", "user.overlay.opaque"):
-        with contextlib.suppress(OSError):
-            if os.getxattr(path, name, follow_symlinks=False) == b"y":
-                return True
-    return False
-
-
-def _same(one: str, other: str) -> bool:
-    first, second = os.lstat(one), os.lstat(other)
-    if (first.st_mode, first.st_uid, first.st_gid) != (second.st_mode, second.st_uid, second.st_gid):
-        return False
-    if stat.S_ISDIR(first.st_mode):
-        return True
-    if stat.S_ISLNK(first.st_mode):
-        return os.readlink(one) == os.readlink(other)
-    if not stat.S_ISREG(first.st_mode):
-        return first.st_rdev == second.st_rdev
-    if first.st_size != second.st_size:
-        return False
-    if (first.st_ino, first.st_ctime_ns) == (second.st_ino, second.st_ctime_ns):
-        return True  # a snapshot keeps both; any change moves the change time
-    with open(one, "rb") as left, open(other, "rb") as right:
-        while part := left.read(1 << 20):
-            if part != right.read(1 << 20):
-                return False
-    return True

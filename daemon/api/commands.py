@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
-from daemon.api.wire import HOST, MSGPACK, body, log, packed, reply
+from daemon.api.wire import HOST, body, frame, log, reply, streaming
 from sandbox.messages import (
     Chunk,
     ExecRequest,
@@ -46,14 +45,14 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     if not first.done():  # refused before there was any output
         first.cancel()
         await running
-    response = web.StreamResponse(headers={"Content-Type": MSGPACK if packed(request) else "application/x-ndjson"})
+    response = streaming(request)
     await response.prepare(request)
     try:
         chunk = await first
         while chunk.stream != "result":
-            await response.write(_frame(request, chunk))
+            await response.write(frame(request, chunk))
             chunk = await backlog.get()
-        await response.write(_frame(request, chunk))
+        await response.write(frame(request, chunk))
         await response.write_eof()
     except ConnectionError:  # the reader went away; the command still ends its turn
         log.info("the reader of a stream went away", extra={"sandbox": loop.row.id})
@@ -90,13 +89,6 @@ class _Backlog:
 
     def close(self) -> None:
         self._closed = True
-
-
-def _frame(request: web.Request, chunk: Chunk) -> bytes:
-    if packed(request):
-        data = msgspec.msgpack.encode(chunk)
-        return len(data).to_bytes(4, "big") + data
-    return msgspec.json.encode(chunk) + b"\n"
 
 
 async def _turns(request: web.Request) -> web.Response:

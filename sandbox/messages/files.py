@@ -15,6 +15,20 @@ class FileInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     size: int = 0  # bytes
     mode: int = 0  # permission bits
     modified_at: float = 0.0  # seconds since the epoch
+    uid: int = 0  # owner, as the sandbox sees it
+    gid: int = 0
+    target: str | None = None  # of a symbolic link
+
+
+class FileEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: something happened below a watched directory.
+
+    A move is a removal and a creation. `overflow` means that events were lost: look again. `end` is the
+    last one: the directory is gone, or the sandbox was restored or died.
+    """
+
+    kind: Literal["created", "modified", "removed", "overflow", "end"]
+    path: str = ""
 
 
 class Change(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -1,28 +1,183 @@
-"""The file tree of a sandbox, as the SDK offers it."""
+"""The file tree of a sandbox, as the SDK offers it: ``sb.files``."""
 
 from __future__ import annotations
 
-from sandbox.messages import FileInfo
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sandbox import archive
+from sandbox.errors import Invalid, NotFound, PagurusError
+from sandbox.messages import FileEvent, FileInfo
+from sandbox.pipes import in_thread, put
 from sandbox.sdk.transport import Transport, encoded
+
+BYTES = "application/octet-stream"
+TAR = "application/x-tar"
+CHUNK = 1 << 18
+TREE_MOST = 1 << 40  # bytes of a downloaded tree, when the caller sets no limit
 
 
 class Files:
-    """The file tree of a sandbox. Paths are absolute or relative to its root."""
+    """The file tree of a sandbox. Paths are absolute or relative to its root.
+
+    Changes made here belong to the next turn's effects: the next checkpoint holds them. Raises NotFound,
+    Invalid (not that kind of file, or not part of the tree), NoSpace, SandboxDead.
+    """
 
     def __init__(self, client: Transport, path: str) -> None:
         self._client = client
         self._path = path
 
-    async def read(self, path: str) -> bytes:
-        """The content of a regular file."""
-        return await self._client.raw("GET", f"{self._path}/files?{encoded(path=path)}", None, "")
+    # ----------------------------------------------------------------- single files
+
+    async def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
+        """The content of a regular file: at most `limit` bytes (1 GiB) from `offset`."""
+        part = {"limit": str(limit)} if limit is not None else {}
+        return await self._client.raw("GET", self._url("files", path=path, offset=str(offset), **part), None, "")
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644, append: bool = False) -> None:
-        """Write a regular file; missing parents are made. Text is UTF-8. The next turn captures it."""
-        query = encoded(path=path, mode=f"{mode:o}", append="1" if append else "0")
-        content = data.encode() if isinstance(data, str) else bytes(data)
-        await self._client.raw("PUT", f"{self._path}/files?{query}", content, "application/octet-stream")
+        """Write a regular file; missing parents are made. Text is UTF-8. `mode` is for a new file."""
+        url = self._url("files", path=path, mode=f"{mode:o}", append="1" if append else "0")
+        await self._client.raw("PUT", url, data.encode() if isinstance(data, str) else bytes(data), BYTES)
+
+    async def append(self, path: str, data: bytes | str) -> None:
+        """Write at the end of a regular file, which is made when it is missing."""
+        await self.write(path, data, append=True)
+
+    async def stat(self, path: str) -> FileInfo:
+        """What `path` is; a symbolic link is not followed."""
+        return await self._client.call("GET", self._url("files/status", path=path), FileInfo)
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is anything at `path`; a dangling link counts."""
+        try:
+            await self.stat(path)
+        except NotFound:
+            return False
+        return True
 
     async def list(self, path: str = "/") -> list[FileInfo]:
         """The entries of a directory, by name."""
-        return await self._client.call("GET", f"{self._path}/entries?{encoded(path=path)}", list[FileInfo])
+        return await self._client.call("GET", self._url("entries", path=path), list[FileInfo])
+
+    async def mkdir(self, path: str, *, mode: int = 0o755) -> None:
+        """Make a directory with its missing parents; one that exists stays as it is."""
+        await self._client.call("PUT", self._url("entries", path=path, mode=f"{mode:o}"), dict[str, Any])
+
+    async def move(self, source: str, target: str) -> None:
+        """Rename a file or directory, over a file that is there; missing parents of `target` are made."""
+        await self._client.call("POST", self._url("files/move", path=source, to=target), dict[str, Any])
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, a link or an empty directory; with `recursive`, a directory and what is in it."""
+        url = self._url("files", path=path, recursive="1" if recursive else "0")
+        await self._client.call("DELETE", url, dict[str, Any])
+
+    # ----------------------------------------------------------------- whole trees
+
+    async def upload(self, local: str | Path, path: str, *, progress: Callable[[int], Any] | None = None) -> int:
+        """Copy a local file, or the content of a local directory, into the directory `path`.
+
+        Modes, times, links and hard links are kept; everything belongs to the sandbox's root. `progress` is
+        called with the bytes sent so far. Returns the bytes of the files.
+        """
+        source = Path(local)
+        if not await asyncio.to_thread(source.exists):
+            raise Invalid(f"{source} does not exist")
+        reader, writer = os.pipe()
+        packing = in_thread(_pack, source, writer)
+        try:
+            answer = await self._client.raw("PUT", self._url("tree", path=path), _chunks(reader, progress), TAR)
+        finally:
+            await packing
+        return int(msgspec.msgpack.decode(answer, type=dict[str, int])["bytes"])
+
+    async def download(
+        self,
+        path: str,
+        local: str | Path,
+        *,
+        limit: int = TREE_MOST,
+        progress: Callable[[int], Any] | None = None,
+    ) -> int:
+        """Copy a file, or the content of a directory, into the local directory `local`, made when need be.
+
+        Nothing outside `local` is touched, whatever the sandbox put into the tree; devices are left out.
+        Raises Invalid beyond `limit` bytes. Returns the bytes of the files.
+        """
+        target = Path(local)
+        await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
+        reader, writer = os.pipe()
+        unpacking = in_thread(_unpack, target, reader, limit)
+        sent = 0
+        try:
+            with os.fdopen(writer, "wb", buffering=0) as out:
+                async with self._client.request("GET", self._url("tree", path=path), None, "") as response:
+                    async for part in response.content.iter_chunked(CHUNK):
+                        try:
+                            await asyncio.to_thread(put, out, part)
+                        except BrokenPipeError:
+                            break  # the archive was refused; unpacking says why
+                        sent += len(part)
+                        if progress is not None:
+                            progress(sent)
+        except BaseException:
+            with contextlib.suppress(PagurusError):  # it saw half an archive
+                await unpacking
+            raise
+        return int(await unpacking)
+
+    # ----------------------------------------------------------------- watching
+
+    async def watch(self, path: str = "/", *, recursive: bool = False) -> AsyncIterator[FileEvent]:
+        """Changes below a directory as they happen; paths are relative to it.
+
+        Ends with an ``end`` event when the directory is gone or the sandbox was restored. A store through a
+        shared mapping raises no event.
+        """
+        url = self._url("files/watch", path=path, recursive="1" if recursive else "0")
+        async for event in self._client.frames("GET", url, FileEvent):
+            yield event
+            if event.kind == "end":
+                return
+
+    def _url(self, area: str, **query: str) -> str:
+        return f"{self._path}/{area}?{encoded(**query)}"
+
+
+# --------------------------------------------------------------------------- pipes between threads and the loop
+
+
+async def _chunks(reader: int, progress: Callable[[int], Any] | None) -> AsyncIterator[bytes]:
+    sent = 0
+    with os.fdopen(reader, "rb", buffering=0) as stream:
+        while part := await asyncio.to_thread(stream.read, CHUNK):
+            yield part
+            sent += len(part)
+            if progress is not None:
+                progress(sent)
+
+
+def _pack(source: Path, writer: int) -> None:
+    folder = source if source.is_dir() else source.absolute().parent
+    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=CHUNK) as out:
+            archive.pack(root, "/" if source.is_dir() else f"/{source.name}", out)
+    finally:
+        os.close(root)
+
+
+def _unpack(target: Path, reader: int, limit: int) -> int:
+    directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with os.fdopen(reader, "rb", buffering=CHUNK) as stream:
+            return archive.unpack(stream, directory, limit=limit)
+    finally:
+        os.close(directory)

@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
-from sandbox.errors import PagurusError, Protocol
+from sandbox.errors import PagurusError
 from sandbox.messages import (
     Change,
     CheckpointInfo,
@@ -29,12 +27,9 @@ from sandbox.messages import (
     TurnInfo,
 )
 from sandbox.sdk.files import Files
-from sandbox.sdk.transport import MSGPACK
 
 if TYPE_CHECKING:
     from sandbox.sdk.client import Client
-
-FRAME_MOST = 64 << 20  # bytes of one streamed chunk
 
 
 class Creation:
@@ -127,19 +122,10 @@ class Sandbox:
     ) -> AsyncIterator[Chunk]:
         """Run a command and yield its output as it comes; the last chunk carries the result."""
         request = _request(command, timeout, stdin, cwd, env, user, 0, ends_turn)
-        body = msgspec.msgpack.encode(request)
-        async with self._client.request("POST", f"{self._path}/stream", body, MSGPACK) as response:
-            try:
-                while True:
-                    size = int.from_bytes(await response.content.readexactly(4), "big")
-                    if size > FRAME_MOST:
-                        raise Protocol(f"a chunk of {size} bytes")
-                    chunk = msgspec.msgpack.decode(await response.content.readexactly(size), type=Chunk)
-                    yield chunk
-                    if chunk.stream == "result":
-                        return
-            except EOFError as error:  # asyncio.IncompleteReadError
-                raise Protocol("the stream broke off", remedy="is the daemon alive?", sandbox=self.id) from error
+        async for chunk in self._client.frames("POST", f"{self._path}/stream", Chunk, request):
+            yield chunk
+            if chunk.stream == "result":
+                return
 
     async def turns(self) -> list[TurnInfo]:
         """What its turns did, oldest first."""

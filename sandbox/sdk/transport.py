@@ -21,6 +21,7 @@ from sandbox.errors import Closed, ErrorBody, PagurusError, Protocol, Timeout, f
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
+FRAME_MOST = 64 << 20  # bytes of one value of a stream
 
 
 class Transport:
@@ -62,13 +63,26 @@ class Transport:
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise Protocol(f"{method} {path}: the daemon's answer cannot be read: {error}") from error
 
-    async def raw(self, method: str, path: str, data: bytes | None, kind: str, timeout: float | None = None) -> bytes:
+    async def frames(self, method: str, path: str, kind: type[T], body: Any = None) -> AsyncIterator[T]:
+        """One request whose answer is a stream of values, each behind its length."""
+        data = None if body is None else msgspec.msgpack.encode(body)
+        async with self.request(method, path, data, MSGPACK) as response:
+            try:
+                while size := int.from_bytes(await response.content.readexactly(4), "big"):
+                    if size > FRAME_MOST:
+                        raise Protocol(f"{method} {path}: a part of {size} bytes")
+                    yield msgspec.msgpack.decode(await response.content.readexactly(size), type=kind)
+            except EOFError as error:  # asyncio.IncompleteReadError
+                raise Protocol(f"{method} {path}: the stream broke off", remedy="is the daemon alive?") from error
+
+    async def raw(self, method: str, path: str, data: Any, kind: str, timeout: float | None = None) -> bytes:
+        """One request with a body of bytes, or of an iterator of them; the bytes of the answer."""
         async with self.request(method, path, data, kind, timeout) as response:
             return await response.read()
 
     @contextlib.asynccontextmanager
     async def request(
-        self, method: str, path: str, data: bytes | None, kind: str, timeout: float | None = None
+        self, method: str, path: str, data: Any, kind: str, timeout: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         limit = aiohttp.ClientTimeout(total=timeout, sock_connect=30)
         headers = {"Content-Type": kind} if data is not None else {}

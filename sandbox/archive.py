@@ -1,0 +1,230 @@
+"""Whole trees as tar streams, into and out of a directory that belongs to somebody else.
+
+Owns: packing and unpacking by descriptor, on both sides: the daemon works on a sandbox's tree, the SDK
+on the user's. Does not own: transport.
+
+Guarantee: nothing outside the given directory is read or written, whatever the archive or the tree says
+(:mod:`sandbox.beneath`); a stream larger than its limit, nested too deeply or with headers too large is
+refused; devices and sockets are left out, FIFOs too. Files are replaced, never written through links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tarfile
+from pathlib import PurePosixPath
+from typing import IO
+
+from sandbox.beneath import make_parents, openat2, opened, refused
+from sandbox.errors import Invalid, PagurusError
+
+DEPTH_MOST = 128  # directories within one another
+HEADER_MOST = 1 << 20  # bytes of one extended header
+ENTRIES_MOST = 2_000_000
+TIME_MOST = 1 << 40  # seconds; what file systems can hold
+_COPY = 1 << 20
+
+
+# --------------------------------------------------------------------------- packing
+
+
+def pack(root: int, path: str, out: IO[bytes], *, uid_base: int = 0) -> None:
+    """Write `path` below `root` to `out`: a directory as its content, anything else as itself.
+
+    A file that grows or shrinks meanwhile has the size that it had when its turn came.
+    """
+    with (
+        tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+        opened(root, path, os.O_PATH) as found,
+    ):
+        packer = _Packer(tar, uid_base)
+        if stat.S_ISDIR(os.fstat(found).st_mode):
+            with opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory:
+                packer.directory(directory, "", 0)
+        else:
+            pure = PurePosixPath("/", path)
+            with opened(root, str(pure.parent), os.O_PATH | os.O_DIRECTORY) as parent:
+                packer.entry(parent, pure.name, pure.name, 0)
+
+
+class _Packer:
+    def __init__(self, tar: tarfile.TarFile, uid_base: int) -> None:
+        self.tar = tar
+        self.uid_base = uid_base
+        self.linked: dict[tuple[int, int], str] = {}
+
+    def directory(self, directory: int, prefix: str, depth: int) -> None:
+        if depth > DEPTH_MOST:
+            raise Invalid(f"{prefix} is nested more than {DEPTH_MOST} deep")
+        for name in sorted(os.listdir(directory)):
+            try:
+                self.entry(directory, name, f"{prefix}{name}", depth)
+            except FileNotFoundError:
+                continue  # removed while we look
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.ELOOP):  # a mount; replaced by a link while we look
+                    raise refused(error, f"{prefix}{name}") from error
+
+    def entry(self, parent: int, name: str, shown: str, depth: int) -> None:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            directory = openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                self.tar.addfile(self._header(shown, os.fstat(directory), tarfile.DIRTYPE))
+                self.directory(directory, f"{shown}/", depth + 1)
+            finally:
+                os.close(directory)
+        elif stat.S_ISLNK(found.st_mode):
+            header = self._header(shown, found, tarfile.SYMTYPE)
+            header.linkname = os.readlink(name, dir_fd=parent)
+            self.tar.addfile(header)
+        elif stat.S_ISREG(found.st_mode):
+            file = openat2(parent, name, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                self._file(file, shown)
+            finally:
+                os.close(file)
+
+    def _file(self, file: int, shown: str) -> None:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            return
+        before = self.linked.setdefault((found.st_dev, found.st_ino), shown) if found.st_nlink > 1 else shown
+        if before != shown:
+            header = self._header(shown, found, tarfile.LNKTYPE)
+            header.linkname = before
+            self.tar.addfile(header)
+            return
+        header = self._header(shown, found, tarfile.REGTYPE)
+        header.size = found.st_size
+        self.tar.addfile(header, _Exactly(file, found.st_size))  # type: ignore[arg-type]
+
+    def _header(self, shown: str, found: os.stat_result, kind: bytes) -> tarfile.TarInfo:
+        header = tarfile.TarInfo(shown)
+        header.type = kind
+        header.mode = stat.S_IMODE(found.st_mode)
+        header.mtime = found.st_mtime
+        header.uid, header.gid = max(0, found.st_uid - self.uid_base), max(0, found.st_gid - self.uid_base)
+        return header
+
+
+class _Exactly:
+    """`size` bytes of a file, whatever happens to it: zeros where it has become shorter."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self.file = file
+        self.left = size
+
+    def read(self, wanted: int) -> bytes:
+        wanted = min(wanted, self.left)
+        part = os.read(self.file, wanted)
+        part += bytes(wanted - len(part)) if not part else b""
+        self.left -= len(part)
+        if len(part) < wanted:
+            part += self.read(wanted - len(part))
+        return part
+
+
+# --------------------------------------------------------------------------- unpacking
+
+
+class _Header(tarfile.TarInfo):
+    """A header whose extensions are bounded: the library reads each of them into memory as a whole."""
+
+    _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in (*self._EXTENDED, tarfile.GNUTYPE_LONGLINK) and self.size > HEADER_MOST:
+            raise tarfile.ReadError(f"an extended header of {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
+
+
+def unpack(stream: IO[bytes], directory: int, *, limit: int) -> int:
+    """Unpack a tar stream below the open `directory`; returns the bytes of its files.
+
+    Owners are those of the caller. Raises Invalid if the archive is broken, leaves its directory, or holds
+    more than `limit` bytes; what was unpacked until then stays.
+    """
+    total = 0
+    times: list[tuple[str, float]] = []
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
+            for count, member in enumerate(archive):
+                archive.members = []  # type: ignore[attr-defined]  # a long stream is not kept in memory
+                if count >= ENTRIES_MOST:
+                    raise Invalid(f"the archive has more than {ENTRIES_MOST} entries")
+                total += member.size if member.isreg() else 0
+                if total > limit:
+                    raise Invalid(f"the archive holds more than {limit} bytes")
+                _unpack_one(archive, member, directory, times)
+    except (tarfile.TarError, UnicodeError, ValueError, OverflowError) as error:
+        raise Invalid(f"not a tar archive that can be unpacked: {error}") from error
+    for name, when in reversed(times):  # at last: unpacking into a directory changes its time
+        with contextlib.suppress(PagurusError), opened(directory, name, os.O_RDONLY | os.O_DIRECTORY) as made:
+            os.utime(made, (when, when))
+    return total
+
+
+def _unpack_one(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, directory: int, times: list[tuple[str, float]]
+) -> None:
+    path = _relative(member.name)
+    if path is None:
+        return
+    when = min(max(float(member.mtime), 0.0), TIME_MOST)
+    if member.isdir():
+        make_parents(directory, path, 0o755)
+        with opened(directory, str(path), os.O_RDONLY | os.O_DIRECTORY) as made:
+            os.fchmod(made, member.mode & 0o7777)
+        times.append((str(path), when))
+        return
+    if not (member.isreg() or member.issym() or member.islnk()):
+        return
+    make_parents(directory, path.parent)
+    with opened(directory, str(path.parent), os.O_RDONLY | os.O_DIRECTORY) as parent:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path.name, dir_fd=parent)
+            if member.issym():
+                os.symlink(member.linkname, path.name, dir_fd=parent)
+            elif member.islnk():
+                _link(directory, member.linkname, parent, path.name)
+            else:
+                _write(archive, member, parent, path.name, when)
+        except OSError as error:
+            raise refused(error, member.name) from error
+
+
+def _relative(name: str) -> PurePosixPath | None:
+    path = PurePosixPath("/", name)
+    if ".." in path.parts or "\0" in name:
+        raise Invalid(f"the archive leaves its directory: {name!r}")
+    if len(path.parts) > DEPTH_MOST:
+        raise Invalid(f"{name[:80]!r} is nested more than {DEPTH_MOST} deep")
+    return path if path.name else None
+
+
+def _link(directory: int, target: str, parent: int, name: str) -> None:
+    path = _relative(target)
+    if path is None:
+        raise Invalid("a hard link to the directory itself")
+    with opened(directory, str(path.parent), os.O_RDONLY | os.O_DIRECTORY) as holder:
+        os.link(path.name, name, src_dir_fd=holder, dst_dir_fd=parent, follow_symlinks=False)
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str, when: float) -> None:
+    content = archive.extractfile(member)
+    assert content is not None  # it is a regular file
+    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    try:
+        while part := content.read(_COPY):
+            view = memoryview(part)
+            while view:
+                view = view[os.write(file, view) :]
+        os.fchmod(file, member.mode & 0o7777)
+        os.utime(file, (when, when))
+    finally:
+        os.close(file)

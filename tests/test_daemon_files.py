@@ -1,0 +1,199 @@
+"""Files of a sandbox through a real daemon: single ones, whole trees, watching."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from sandbox import archive
+from sandbox.errors import Conflict, Invalid, NotFound
+
+
+async def test_parts_of_files(sb) -> None:
+    await sb.files.write("/d/a.bin", bytes(range(256)) * 4)
+    assert await sb.files.read("/d/a.bin", offset=250, limit=10) == bytes([*range(250, 256), *range(4)])
+    await sb.files.append("/d/a.bin", b"end")
+    assert await sb.files.read("/d/a.bin", offset=1024) == b"end"
+    assert await sb.files.read("/d/a.bin", offset=9999) == b""
+
+
+async def test_status_tells_what_a_path_is_without_following(sb) -> None:
+    await sb.files.write("/f", b"12345", mode=0o640)
+    await sb.exec("ln -s /f /l; chown 7:8 /f; mkfifo /p")
+    file = await sb.files.stat("/f")
+    assert (file.kind, file.size, file.mode, file.uid, file.gid) == ("file", 5, 0o640, 7, 8)
+    link = await sb.files.stat("/l")
+    assert (link.kind, link.target) == ("symlink", "/f")
+    assert (await sb.files.stat("/p")).kind == "other"
+    assert not await sb.files.exists("/none")
+    assert await sb.files.exists("/etc")
+    with pytest.raises(NotFound):
+        await sb.files.stat("/none")
+    with pytest.raises(Invalid):
+        await sb.files.stat("/")
+
+
+async def test_directories_moves_and_removals(sb) -> None:
+    await sb.files.mkdir("/w/x/y", mode=0o700)
+    assert (await sb.files.stat("/w/x/y")).mode == 0o700
+    await sb.files.write("/w/x/y/f", b"1")
+    await sb.files.move("/w/x/y", "/w/new/z")
+    assert await sb.files.read("/w/new/z/f") == b"1"
+    with pytest.raises(Conflict):
+        await sb.files.remove("/w/new/z")
+    await sb.files.remove("/w", recursive=True)
+    assert not await sb.files.exists("/w")
+    for path in ("/proc", "/", "/dev/pts"):
+        with pytest.raises(Invalid):
+            await sb.files.remove(path, recursive=True)
+
+
+async def test_changes_through_the_api_belong_to_the_next_checkpoint(sb) -> None:
+    await sb.files.write("/keep/a", b"a")
+    before = await sb.checkpoint()
+    await sb.files.move("/keep/a", "/keep/b")
+    after = await sb.checkpoint()
+    assert after.verdict.files
+    await sb.restore(before)
+    assert [entry.name for entry in await sb.files.list("/keep")] == ["a"]
+    await sb.restore(after)
+    assert [entry.name for entry in await sb.files.list("/keep")] == ["b"]
+
+
+async def test_a_tree_goes_in_and_comes_back_equal(sb, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "sub" / "empty").mkdir(parents=True)
+    (source / "big").write_bytes(os.urandom(3 << 20))
+    (source / "sub" / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (source / "sub" / "run.sh").chmod(0o755)
+    (source / "link").symlink_to("sub/run.sh")
+    os.link(source / "big", source / "twin")
+    seen: list[int] = []
+    assert await sb.files.upload(source, "/work", progress=seen.append) == (3 << 20) + 19
+    assert seen == sorted(seen) and seen[-1] > 3 << 20
+    assert (await sb.exec("/work/link && stat -c '%h %u' /work/big")).stdout == b"ran\n2 0\n"
+    target = tmp_path / "target"
+    await sb.files.download("/work", target)
+    assert (target / "big").read_bytes() == (source / "big").read_bytes()
+    assert (target / "twin").stat().st_ino == (target / "big").stat().st_ino
+    assert os.readlink(target / "link") == "sub/run.sh"
+    assert (target / "sub" / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert (target / "sub" / "empty").is_dir()
+    await sb.files.download("/work/sub/run.sh", tmp_path / "one")
+    assert (tmp_path / "one" / "run.sh").read_text().startswith("#!")
+
+
+async def test_a_hostile_tree_stays_in_its_directory(sb, tmp_path: Path) -> None:
+    await sb.exec("mkdir /t; cd /t; ln -s / root; mkfifo fifo; ln -s /etc/passwd p; mkdir -p d; ln -s /proc/1 d/proc")
+    await sb.files.download("/t", tmp_path / "out")
+    found = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*"))
+    assert found == ["d", "d/proc", "p", "root"]
+    with pytest.raises(NotFound):
+        await sb.files.download("/none", tmp_path / "none")
+    await sb.exec("mkdir /deep && cd /deep && for i in $(seq 200); do mkdir d && cd d; done")
+    with pytest.raises(Exception, match=r"deep|broke"):
+        await sb.files.download("/deep", tmp_path / "deep")
+
+
+def _tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for member, data in members:
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def _member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [(_member("../escaped"), b"x")],
+        [(_member("a/../../escaped"), b"x")],
+        [(_member("out", tarfile.SYMTYPE, ".."), b""), (_member("out/escaped"), b"x")],
+        [(_member("out", tarfile.SYMTYPE, "/"), b""), (_member("out/escaped"), b"x")],
+        [(_member("hard", tarfile.LNKTYPE, "../secret"), b"")],
+        [
+            (_member("l", tarfile.SYMTYPE, "../secret"), b""),
+            (_member("hard", tarfile.LNKTYPE, "l"), b""),
+            (_member("hard"), b"x"),
+        ],
+        [(_member("/escaped"), b"x")],
+        [(_member("node", tarfile.CHRTYPE), b"")],
+    ],
+)
+def test_an_archive_never_leaves_its_directory(tmp_path: Path, members) -> None:
+    (tmp_path / "secret").write_text("host")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    directory = os.open(inside, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        archive.unpack(io.BytesIO(_tar(*members)), directory, limit=1 << 20)
+    except (Invalid, NotFound):
+        pass  # refused is as good as contained
+    finally:
+        os.close(directory)
+    assert (tmp_path / "secret").read_text() == "host"
+    assert (tmp_path / "secret").stat().st_nlink == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inside", "secret"]
+    assert not any(path.is_char_device() for path in inside.rglob("*"))
+
+
+@pytest.mark.parametrize("data", [b"", b"no tar at all" * 100, _tar((_member("a"), b"x" * 5000))[:3000]])
+def test_broken_archives_are_refused(tmp_path: Path, data: bytes) -> None:
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(Invalid):
+            archive.unpack(io.BytesIO(data), directory, limit=1 << 20)
+    finally:
+        os.close(directory)
+
+
+def test_an_archive_beyond_its_limit_is_refused(tmp_path: Path) -> None:
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(Invalid, match="more than"):
+            archive.unpack(io.BytesIO(_tar((_member("a"), b"x" * 5000))), directory, limit=4999)
+    finally:
+        os.close(directory)
+
+
+async def test_a_watch_tells_what_happens_below_it(sb) -> None:
+    await sb.files.mkdir("/w")
+    events: list[tuple[str, str]] = []
+    armed = asyncio.Event()
+
+    async def look() -> None:
+        async for event in sb.files.watch("/w", recursive=True):
+            events.append((event.kind, event.path))
+            armed.set()
+
+    watching = asyncio.ensure_future(look())
+    while not armed.is_set():  # the watch is open as soon as it has told something
+        await sb.exec("touch /w/armed", ends_turn=False)
+        await asyncio.sleep(0.05)
+    await sb.exec(
+        "mkdir -p /w/a/b; echo x > /w/a/b/f; mv /w/a/b/f /w/g; rm /w/g; mkdir /w/late; sleep 0.3; echo y > /w/late/z"
+    )
+    before = await sb.checkpoint()
+    await sb.restore(before)  # the tree that was watched is gone
+    await asyncio.wait_for(watching, 20)
+    for wanted in [
+        ("created", "a"),
+        ("created", "a/b"),
+        ("created", "g"),
+        ("removed", "g"),
+        ("modified", "late/z"),
+        ("end", ""),
+    ]:
+        assert wanted in events, events
