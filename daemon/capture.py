@@ -41,6 +41,7 @@ from typing import Any
 from daemon.catalogue import CheckpointRow
 from daemon.judge import judge
 from sandbox import btrfs
+from sandbox.dumpfile import HashedImages
 from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.extents import added_bytes
 from sandbox.held import held_files
@@ -179,12 +180,15 @@ class Capturer:
 
     # ----------------------------------------------------------------- afterwards
 
-    async def pack(self, row: CheckpointRow) -> None:
-        """Store the process images of `row`, if it has any of its own."""
-        if row.dump == row.id:
-            stored = await self.checkpointer.store(self.places.dump(row.id), self.places.packed(row.id))
-            row.stored_bytes += stored.new_bytes
-            row.dump_bytes = stored.raw_bytes
+    async def hash(self, row: CheckpointRow) -> HashedImages:
+        """Hash the process images of `row`: the first half of storing them."""
+        return await self.checkpointer.hash(self.places.dump(row.id))  # type: ignore[no-any-return]
+
+    async def pack(self, row: CheckpointRow, hashed: HashedImages) -> None:
+        """Store the process images of `row`; durable on return."""
+        stored = await self.checkpointer.store(hashed, self.places.packed(row.id))
+        row.stored_bytes += stored.new_bytes
+        row.dump_bytes = stored.raw_bytes
 
     async def sync_files(self, row: CheckpointRow, parent: CheckpointRow) -> None:
         """Make the snapshot of `row` survive power loss, together with whatever else waits for that, and account."""

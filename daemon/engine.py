@@ -16,10 +16,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from daemon.schedule import Job, Schedule, Stage
+
+RECENT = 2048  # waits of each stage that the statistics look back on
 
 
 class Ticket:
@@ -32,6 +35,7 @@ class Ticket:
         self.done: asyncio.Future[Any] = engine.loop.create_future()
         self.done.add_done_callback(_retrieve)
         self.task: asyncio.Task[Any] | None = None
+        self.submitted = engine.now()
 
     def promote(self) -> None:
         """Somebody waits for it."""
@@ -63,9 +67,18 @@ async def _run(work: Callable[[], Awaitable[Any]]) -> Any:
 class Engine:
     """The checkpoint queue of a host."""
 
-    def __init__(self, limits: Mapping[Stage, int], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: Mapping[Stage, int],
+        rates: Mapping[Stage, float] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.loop = asyncio.get_running_loop()
-        self._schedule = Schedule(limits)
+        self._schedule = Schedule(limits, rates)
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits: dict[Stage, deque[float]] = {stage: deque(maxlen=RECENT) for stage in Stage}
+        self._started: dict[Stage, int] = dict.fromkeys(Stage, 0)
         self._clock = clock
         self._tickets: dict[str, Ticket] = {}
         self._ids = itertools.count(1)
@@ -75,12 +88,19 @@ class Engine:
         return self._clock()
 
     def submit(
-        self, stage: Stage, *, sandbox: str, deadline: float, work: Callable[[], Awaitable[Any]], waited: bool = False
+        self,
+        stage: Stage,
+        *,
+        sandbox: str,
+        deadline: float,
+        work: Callable[[], Awaitable[Any]],
+        waited: bool = False,
+        cost: float = 1.0,
     ) -> Ticket:
         """Queue `work`. It starts at once when a slot of its stage is free."""
         if self._closed:
             raise RuntimeError("the checkpoint engine is closed")
-        job = Job(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, waited=waited)
+        job = Job(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited)
         ticket = Ticket(self, job, work)
         self._tickets[job.id] = ticket
         self._schedule.submit(job)
@@ -89,6 +109,8 @@ class Engine:
 
     def promote(self, ticket: Ticket) -> None:
         self._schedule.promote(ticket.job.id)
+        if not self._closed:
+            self._pump()  # the share no longer holds it back
 
     def finished(self, ticket: Ticket) -> None:
         del self._tickets[ticket.job.id]
@@ -97,14 +119,35 @@ class Engine:
             self._pump()
 
     def _pump(self) -> None:
-        for job in self._schedule.start(self._clock()):
-            self._tickets[job.id].start()
+        now = self._clock()
+        for job in self._schedule.start(now):
+            ticket = self._tickets[job.id]
+            self._waits[job.stage].append(now - ticket.submitted)
+            self._started[job.stage] += 1
+            ticket.start()
+        if self._timer is not None:
+            self._timer.cancel()
+        wake = self._schedule.wake(now)
+        self._timer = None if wake is None else self.loop.call_later(max(0.0, wake - now), self._pump)
 
     def queued(self, *stages: Stage) -> int:
         return sum(self._schedule.queued(stage) for stage in stages or Stage)
 
     def running(self, *stages: Stage) -> int:
         return sum(self._schedule.running(stage) for stage in stages or Stage)
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """By stage: jobs that wait, jobs under way, jobs started ever, and how long the latest waited (ms)."""
+        return {
+            stage.value: {
+                "queued": self.queued(stage),
+                "running": self.running(stage),
+                "started": self._started[stage],
+                "wait_ms_p50": 1000 * quantile(self._waits[stage], 0.5),
+                "wait_ms_p99": 1000 * quantile(self._waits[stage], 0.99),
+            }
+            for stage in Stage
+        }
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Wait until nothing is queued or running. False when `timeout` seconds passed first."""
@@ -119,6 +162,8 @@ class Engine:
     async def close(self) -> None:
         """Cancel what is left. Idempotent."""
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         tickets = list(self._tickets.values())
         for ticket in tickets:
             if ticket.task is None:
@@ -127,6 +172,12 @@ class Engine:
             else:
                 ticket.task.cancel()
         await asyncio.gather(*(t.task for t in tickets if t.task is not None), return_exceptions=True)
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The value below which `share` of the values lie (nearest rank); 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

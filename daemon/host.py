@@ -69,7 +69,7 @@ class Host:
         self._making = asyncio.Semaphore(FORKS_AT_ONCE)
         self.making = Making(self.loops)
         self.keeper = Keeper(services, self.loops)
-        services.changed = self.keeper.changed
+        services.settled = lambda row, parent: self.keeper.changed(row.sandbox)
         self.attachments: list[Attachment] = []
 
     # ----------------------------------------------------------------- finding

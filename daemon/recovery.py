@@ -43,7 +43,8 @@ from sandbox.pool import Pool
 
 log = logging.getLogger("pagurus.recovery")
 
-LIMITS = {Stage.DUMP: 2, Stage.SNAPSHOT: 4, Stage.PACK: 1}
+LIMITS = {Stage.DUMP: 2, Stage.SNAPSHOT: 4, Stage.HASH: 1, Stage.COMPRESS: 1}
+RATES = {Stage.COMPRESS: 256e6}  # bytes of process images a second: the rest of the disk belongs to the sandboxes
 DRAIN = 10.0  # seconds that a stop waits for checkpoints under way
 USABLE = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
 
@@ -66,7 +67,9 @@ async def open_host(state: Path, run: Path) -> Host:
         checkpointer = Checkpointer(state=state, run=run)
         undo.push_async_callback(checkpointer.close)
         await checkpointer.prepare()
-        services = Services(catalogue, Engine(LIMITS), Capturer(pool, places, checkpointer, inspector), inspector)
+        services = Services(
+            catalogue, Engine(LIMITS, RATES), Capturer(pool, places, checkpointer, inspector), inspector
+        )
         host = Host(services, places, ImageStore(pool), run / "sandboxes")
         host.keeper.default = _retention()
         await recover(host)

@@ -24,7 +24,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ class Services:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
     numbers: Any = field(default_factory=lambda: itertools.count(1))
-    changed: Callable[[str], None] = lambda _: None  # told of each sandbox that has a new durable checkpoint
+    settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
         """Run `work` in the background; a bug in it is logged, not lost."""
@@ -121,6 +121,7 @@ class Flight:
         self.durable: asyncio.Future[None] = loop.create_future()
         self.ticket: Ticket | None = None
         self.waited = False
+        self.durable_waited = False
         self.error: PagurusError | None = None
 
     def promote(self) -> None:
@@ -131,6 +132,7 @@ class Flight:
 
     async def settled(self, *, durable: bool) -> None:
         """Wait until captured (or durable), or failed. The row says which."""
+        self.durable_waited |= durable
         self.promote()
         await asyncio.shield(self.durable if durable else self.captured)
 
@@ -393,14 +395,9 @@ class TurnLoop:
             if (before := services.flights.get(flight.parent.id)) is not None:
                 await asyncio.shield(before.durable)
             if row.dump == row.id:
-                flight.ticket = services.engine.submit(
-                    Stage.PACK,
-                    sandbox=self.row.id,
-                    deadline=services.engine.now() + PACK_PATIENCE,
-                    work=lambda: services.capturer.pack(row),
-                    waited=flight.waited and self.row.durable_answers,
-                )
-                await flight.ticket.done
+                hashed = await self._background(flight, Stage.HASH, lambda: services.capturer.hash(row))
+                await self._background(flight, Stage.COMPRESS, lambda: services.capturer.pack(row, hashed))
+                del hashed  # it holds the raw images
             await services.capturer.sync_files(row, flight.parent)
             self._need_durable_content(row)
             # Nobody may read "durable" before it is: the row is changed when its copy is on the disk.
@@ -411,7 +408,7 @@ class TurnLoop:
             services.tally.full_bytes += row.full_bytes
             if row.dump == row.id:
                 await services.capturer.release(row.id)
-            services.changed(self.row.id)
+            services.settled(row, flight.parent)
         except (PagurusError, OSError) as error:
             row.state, row.durable_at = CheckpointState.CAPTURED, None
             row.error = f"captured, but not durable: {error}"
@@ -419,6 +416,17 @@ class TurnLoop:
             services.catalogue.later([put_checkpoint(row)])
         finally:
             self._land(flight)
+
+    async def _background(self, flight: Flight, stage: Stage, work: Callable[[], Awaitable[Any]]) -> Any:
+        flight.ticket = self.services.engine.submit(
+            stage,
+            sandbox=self.row.id,
+            deadline=self.services.engine.now() + PACK_PATIENCE,
+            work=work,
+            waited=flight.durable_waited or (flight.waited and self.row.durable_answers),
+            cost=max(1.0, flight.row.dump_bytes),
+        )
+        return await flight.ticket.done
 
     def _need_durable_content(self, row: CheckpointRow) -> None:
         for owner in {row.files, row.dump} - {None, row.id}:

@@ -9,7 +9,7 @@ import pytest
 from daemon.engine import Engine
 from daemon.schedule import Stage
 
-LIMITS = {Stage.DUMP: 1, Stage.SNAPSHOT: 1, Stage.PACK: 1}
+LIMITS = dict.fromkeys(Stage, 1)
 
 
 async def test_a_waiter_promotes_its_job() -> None:
@@ -44,8 +44,8 @@ async def test_a_failure_belongs_to_the_ticket_and_frees_the_slot() -> None:
     async def fine() -> int:
         return 7
 
-    first = engine.submit(Stage.PACK, sandbox="a", deadline=1, work=broken)
-    second = engine.submit(Stage.PACK, sandbox="b", deadline=2, work=fine)
+    first = engine.submit(Stage.COMPRESS, sandbox="a", deadline=1, work=broken)
+    second = engine.submit(Stage.COMPRESS, sandbox="b", deadline=2, work=fine)
     with pytest.raises(OSError, match="disk"):
         await first.wait()
     assert await second.wait() == 7
@@ -74,3 +74,19 @@ async def test_drain_waits_for_all() -> None:
         engine.submit(Stage.SNAPSHOT, sandbox=str(number), deadline=1, work=work)
     assert await engine.drain()
     assert len(done) == 5
+
+
+async def test_a_share_lets_a_job_start_when_it_is_paid_for() -> None:
+    engine, started = Engine(LIMITS, {Stage.COMPRESS: 1000.0}), []
+
+    async def work() -> None:
+        started.append(engine.now())
+
+    began = engine.now()
+    for number in range(3):
+        engine.submit(Stage.COMPRESS, sandbox=str(number), deadline=began + 60, work=work, cost=1050.0)
+    assert await engine.drain(timeout=10)
+    assert started[1] - began >= 0.045
+    found = engine.statistics()["compress"]
+    assert (found["queued"], found["running"], found["started"]) == (0, 0, 3)
+    assert found["wait_ms_p99"] >= found["wait_ms_p50"] >= 45
