@@ -218,6 +218,16 @@ class TurnLoop:
         self._answered_at = time.monotonic()
         return result
 
+    async def end_turn_by_request(self, what: str) -> ExecResult:
+        """End the turn because the agent asks its model: what its commands left is judged, and captured if need be.
+
+        Returns turn, verdict and checkpoint. `what` stands for the command in the list of turns.
+        """
+        self.step(states.Event.USE)
+        ended = ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=0.0)
+        await self._end_turn(ExecRequest(command=what), ended, time.time())
+        return ended
+
     async def _end_turn(self, request: ExecRequest, result: ExecResult, started: float) -> None:
         async with self._ending:
             await self.captured()  # only when commands overlap
