@@ -17,6 +17,8 @@
 #define IPC_CREAT 01000
 #define SHM_RDONLY 010000
 #define AF_UNIX 1
+#define AF_INET 2
+#define AF_INET6 10
 #define AF_NETLINK 16
 #define EINPROGRESS 115
 
@@ -24,21 +26,45 @@ static __always_inline struct file *file_at(struct task_struct *p, u32 fd)
 {
 	struct files_struct *files = p->files;
 	struct fdtable *table;
-	struct file **array, *file = NULL;
+	struct file *file = NULL;
 
 	if (!files)
 		return NULL;
-	table = BPF_CORE_READ(files, fdt);
-	if (fd >= BPF_CORE_READ(table, max_fds))
+	table = files->fdt;
+	if (!table || fd >= table->max_fds)
 		return NULL;
-	array = BPF_CORE_READ(table, fd);
-	bpf_probe_read_kernel(&file, sizeof(file), &array[fd]);
+	bpf_probe_read_kernel(&file, sizeof(file), &table->fd[fd]);
 	return file;
 }
 
-static __always_inline const void *name_of_file(struct file *file)
+static __always_inline struct dentry *entry_at(struct file *file)
 {
-	return BPF_CORE_READ(file, f_path.dentry, d_name.name);
+	return BPF_CORE_READ(file, f_path.dentry);
+}
+
+#define AT_CALL(nr) ((nr >= 257 && nr <= 268) || nr == 280 || nr == 316 || nr == 437 || nr == 452 || nr >= 463)
+
+/* The path that a call was given, with the directory that it is relative to. */
+static __always_inline void explain_path(struct sandbox *s, struct task *t, struct task_struct *p,
+					 struct pt_regs *regs, u64 nr)
+{
+	const void *path = (void *)(AT_CALL(nr) ? ARG1 : ARG0);
+	int fd = AT_CALL(nr) ? (int)ARG0 : -100;
+	struct dentry *base = NULL;
+	struct file *file;
+
+	if (files_of(s)->explained >= EXPLAINED_AT_MOST)
+		return;
+	if (nr == NR_SYMLINK || nr == NR_SYMLINKAT) { /* the name is behind what it points to */
+		path = (void *)(nr == NR_SYMLINK ? ARG1 : ARG2);
+		fd = nr == NR_SYMLINK ? -100 : (int)ARG1;
+	}
+	file = fd >= 0 ? file_at(p, fd) : NULL;
+	if (file)
+		base = entry_at(file);
+	else if (p->fs)
+		base = BPF_CORE_READ(p, fs, pwd.dentry);
+	explain_file(nr, base, path);
 }
 
 /* A name appeared. `inode` is its real inode where that is known: then its end nets it out. */
@@ -66,8 +92,10 @@ static __always_inline void created_by_birth(struct sandbox *s, struct task *t)
 static __always_inline void metadata_of(struct sandbox *s, struct task *t, struct file *file)
 {
 	struct inode *inode = BPF_CORE_READ(file, f_inode);
+	struct facts f;
 
-	switch (home_of(inode)) {
+	facts_found(&f, inode);
+	switch (home_of(&f)) {
 	case NOWHERE:
 		return;
 	case MEMORY:
@@ -76,7 +104,7 @@ static __always_inline void metadata_of(struct sandbox *s, struct task *t, struc
 	case PERSISTENT:
 		break;
 	}
-	inode = real_inode(inode);
+	inode = real_inode(&f);
 	if (inode) {
 		struct inode_key key = key_of(inode);
 
@@ -99,32 +127,35 @@ static __always_inline bool foreign_pipe(struct task_struct *p, struct inode *in
 }
 
 static __always_inline void opened(struct sandbox *s, struct task *t, struct task_struct *p, struct file *file,
-				   u64 nr, u64 flags, const void *path)
+				   u64 nr, u64 flags)
 {
 	struct inode *inode = BPF_CORE_READ(file, f_inode);
 	u32 mode = BPF_CORE_READ(file, f_mode), type = BPF_CORE_READ(inode, i_mode) & 0170000;
+	struct facts f;
 
 	if (type == 0010000) {
 		if (BPF_CORE_READ(inode, i_sb, s_magic) != MAGIC_PIPE || foreign_pipe(p, inode)) {
 			count(procs_of(s)->channels);
-			explain_proc(nr, FROM_USER, path);
+			explain_proc(nr, entry_at(file), NULL);
 		}
 		return;
 	}
-	switch (store_of(inode)) {
+	/* O_TRUNC truncates also what is opened for reading alone. */
+	if (!(mode & (FMODE_CREATED | FMODE_WRITE)) && !(flags & O_TRUNC))
+		return;
+	facts_found(&f, inode);
+	switch (store_of(&f)) {
 	case NOWHERE:
 		return;
 	case MEMORY:
-		if (mode & (FMODE_CREATED | FMODE_WRITE)) {
-			count(procs_of(s)->tmpfs);
-			explain_proc(nr, FROM_USER, path);
-		}
+		count(procs_of(s)->tmpfs);
+		explain_proc(nr, entry_at(file), NULL);
 		return;
 	case PERSISTENT:
 		break;
 	}
 	if (flags & O_TMPFILE_BIT && type == 0100000) {
-		struct inode *real = real_inode(inode);
+		struct inode *real = real_inode(&f);
 
 		/* Without a name until linkat; what is written to it nets out when it ends. */
 		if (real) {
@@ -135,11 +166,11 @@ static __always_inline void opened(struct sandbox *s, struct task *t, struct tas
 		return;
 	}
 	if (mode & FMODE_CREATED) {
-		created(s, t, real_inode(inode));
-		explain_file(nr, FROM_USER, path);
-	} else if (flags & O_TRUNC && mode & FMODE_WRITE) {
+		created(s, t, real_inode(&f));
+		explain_file(nr, entry_at(file), NULL);
+	} else if (flags & O_TRUNC) {
 		metadata_of(s, t, file);
-		explain_file(nr, FROM_USER, path);
+		explain_file(nr, entry_at(file), NULL);
 	}
 }
 
@@ -147,18 +178,26 @@ static __always_inline void written(struct sandbox *s, struct task *t, struct ta
 {
 	struct file *file = file_at(p, fd);
 	struct inode *inode, *real;
+	struct facts f;
 
 	if (!file) { /* closed meanwhile by another thread */
 		count(files_of(s)->unknown);
 		return;
 	}
 	inode = BPF_CORE_READ(file, f_inode);
-	if (BPF_CORE_READ(inode, i_sb, s_magic) == MAGIC_PROC) {
+	if (t->written.inode == (u64)inode && t->written.epoch == s->files_epoch &&
+	    t->written.ino == BPF_CORE_READ(inode, i_ino) &&
+	    t->written.generation == BPF_CORE_READ(inode, i_generation))
+		return;
+	if (!has_content(BPF_CORE_READ(inode, i_mode)))
+		return;
+	facts_found(&f, inode);
+	if (f.magic == MAGIC_PROC) {
 		count(procs_of(s)->foreign);
-		explain_proc(nr, FROM_KERNEL, name_of_file(file));
+		explain_proc(nr, entry_at(file), NULL);
 		return;
 	}
-	switch (store_of(inode)) {
+	switch (home_of(&f)) {
 	case NOWHERE:
 		return;
 	case MEMORY:
@@ -167,21 +206,36 @@ static __always_inline void written(struct sandbox *s, struct task *t, struct ta
 	case PERSISTENT:
 		break;
 	}
-	real = real_inode(inode);
-	if (real) {
-		dirtied(s, t, real, name_of_file(file));
-	} else {
+	real = real_inode(&f);
+	if (!real) {
 		count(files_of(s)->data);
-		explain_file(nr, FROM_KERNEL, name_of_file(file));
+		explain_file(WHY_DATA, entry_at(file), NULL);
+		return;
 	}
+	see(&t->written, &f, s->files_epoch);
+	if (real != inode)
+		facts_found(&f, real);
+	dirtied(s, t, &f, entry_at(file));
 }
 
-static __always_inline u16 family_at(const void *address)
+/* A socket that has a name in the file tree. */
+static __always_inline bool bound_to_name(struct task_struct *p, u32 fd)
 {
-	u16 family = 0;
+	struct file *file = file_at(p, fd);
+	struct unix_sock *sock;
+	struct socket *socket;
 
-	bpf_probe_read_user(&family, sizeof(family), address);
-	return family;
+	if (!file)
+		return true; /* closed meanwhile: count it */
+	if ((BPF_CORE_READ(file, f_inode, i_mode) & 0170000) != 0140000)
+		return false;
+	socket = BPF_CORE_READ(file, private_data);
+	if (BPF_CORE_READ(socket, sk, __sk_common.skc_family) != AF_UNIX)
+		return false;
+	if (!bpf_core_type_exists(struct unix_sock))
+		return true;
+	sock = (void *)BPF_CORE_READ(socket, sk);
+	return BPF_CORE_READ(sock, path.dentry) != NULL;
 }
 
 static __always_inline u16 family_of_socket(struct task_struct *p, u32 fd)
@@ -227,8 +281,6 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 {
 	struct file *file;
 	u64 flags = 0;
-	bool at = nr >= 257 && nr <= 268;
-	const void *path = (void *)(at ? ARG1 : ARG0);
 
 	switch (kind) {
 	case K_OPEN:
@@ -236,17 +288,20 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 			flags = ARG1;
 		else if (nr == NR_OPENAT)
 			flags = ARG2;
-		else if (nr == NR_OPENAT2)
-			bpf_probe_read_user(&flags, sizeof(flags), (void *)ARG2);
 		else if (nr == NR_CREAT)
-			flags = O_CREAT | O_TRUNC | FMODE_WRITE;
+			flags = O_CREAT | O_TRUNC;
+		else if (nr == NR_OPENAT2)
+			flags = O_TRUNC; /* they lie where the program may have changed them since */
 		else
 			flags = ARG2;
 		file = file_at(p, result);
-		if (file)
-			opened(s, t, p, file, nr, flags, nr == NR_OPENAT2 ? (void *)ARG1 : path);
-		else
+		if (!file) {
 			count(files_of(s)->unknown);
+			return;
+		}
+		if (nr == NR_OPENAT2)
+			flags |= BPF_CORE_READ(file, f_flags) & O_TMPFILE_BIT;
+		opened(s, t, p, file, nr, flags);
 		return;
 	case K_WRITE:
 		if (result > 0 || nr == NR_FALLOCATE)
@@ -266,6 +321,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		count(files_of(s)->renames);
 		break;
 	case K_UTIMENSAT:
+		count(files_of(s)->times);
 		if (!ARG1) {
 			file = file_at(p, ARG0);
 			if (file)
@@ -274,7 +330,10 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 				count(files_of(s)->metadata);
 			return;
 		}
-		path = (void *)ARG1;
+		count(files_of(s)->metadata);
+		break;
+	case K_UTIMES:
+		count(files_of(s)->times);
 		count(files_of(s)->metadata);
 		break;
 	case K_META_PATH:
@@ -289,41 +348,37 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		return;
 	}
 	named(s);
-	explain_file(nr, path ? FROM_USER : FROM_NOTHING, path);
+	explain_path(s, t, p, regs, nr);
 }
 
 static __always_inline void call_sockets(struct sandbox *s, struct task *t, struct task_struct *p,
 					 struct pt_regs *regs, u64 nr, u8 kind, long result)
 {
 	u16 family;
-	char first = 0;
 
 	switch (kind) {
 	case K_LISTEN:
 		count(procs_of(s)->listens);
 		return;
 	case K_BIND:
-		bpf_probe_read_user(&first, 1, (void *)(ARG1 + 2));
-		if (family_at((void *)ARG1) == AF_UNIX && ARG2 > 2 && first) {
+		if (bound_to_name(p, ARG0)) {
 			created_by_birth(s, t);
 			named(s);
-			explain_file(nr, FROM_USER, (void *)(ARG1 + 2));
+			explain_file(nr, NULL, (void *)(ARG1 + 2));
 		}
 		return;
-	case K_CONNECT:
-		family = family_at((void *)ARG1);
-		break;
 	case K_SENDTO:
 		if (!ARG4)
 			return; /* connected: its connect counted, or it was inherited */
-		family = family_of_socket(p, ARG0);
-		break;
-	default:
-		family = family_of_socket(p, ARG0);
 		break;
 	}
-	if (family != AF_NETLINK)
-		count(procs_of(s)->channels);
+	family = family_of_socket(p, ARG0);
+	if (family == AF_NETLINK)
+		return;
+	/* The other end of an agent's connection is not in a checkpoint that leaves the agent out. */
+	if (t->apart & APART_AGENT && (family == AF_INET || family == AF_INET6))
+		return;
+	count(procs_of(s)->channels);
 }
 
 static __always_inline void call_processes(struct sandbox *s, struct task *t, struct task_struct *p,
@@ -340,6 +395,9 @@ static __always_inline void call_processes(struct sandbox *s, struct task *t, st
 		break;
 	case K_IPC:
 		counter = &b->ipc;
+		break;
+	case K_KEYS:
+		counter = &b->keys;
 		break;
 	case K_IPC_GET_1:
 		if (ARG1 & IPC_CREAT || ARG0 == 0)
@@ -367,11 +425,11 @@ static __always_inline void call_processes(struct sandbox *s, struct task *t, st
 		counter = &b->foreign;
 		break;
 	case K_FOREIGN_IF_0:
-		if ((u32)ARG0 && (u32)ARG0 != own_number(p))
+		if (!(t->apart & APART_AGENT) && (u32)ARG0 && (u32)ARG0 != own_number(p))
 			counter = &b->foreign;
 		break;
 	case K_FOREIGN_IF_1:
-		if ((u32)ARG1 && (u32)ARG1 != own_number(p))
+		if (!(t->apart & APART_AGENT) && (u32)ARG1 && (u32)ARG1 != own_number(p))
 			counter = &b->foreign;
 		break;
 	case K_PRLIMIT:
@@ -389,7 +447,7 @@ static __always_inline void call_processes(struct sandbox *s, struct task *t, st
 	if (!counter)
 		return;
 	count(*counter);
-	explain_proc(nr, FROM_NOTHING, NULL);
+	explain_proc(nr, NULL, NULL);
 }
 
 static __always_inline void call(struct sandbox *s, struct task *t, struct task_struct *p, struct pt_regs *regs,
@@ -397,11 +455,11 @@ static __always_inline void call(struct sandbox *s, struct task *t, struct task_
 {
 	if (result < 0) {
 		if (kind == K_CONNECT && result == -EINPROGRESS)
-			count(procs_of(s)->channels);
+			call_sockets(s, t, p, regs, nr, kind, result);
 		/* O_CREAT may have made the file before the open failed. */
 		if (kind == K_OPEN && t->birth) {
 			count(files_of(s)->creates);
-			explain_file(nr, FROM_NOTHING, NULL);
+			explain_file(nr, NULL, NULL);
 		}
 		return;
 	}
@@ -409,7 +467,7 @@ static __always_inline void call(struct sandbox *s, struct task *t, struct task_
 	case K_UNKNOWN:
 		count(files_of(s)->unknown);
 		count(procs_of(s)->unknown);
-		explain_file(nr, FROM_NOTHING, NULL);
+		explain_file(nr, NULL, NULL);
 		return;
 	case K_OPEN:
 	case K_WRITE:
@@ -420,6 +478,7 @@ static __always_inline void call(struct sandbox *s, struct task *t, struct task_
 	case K_META_PATH:
 	case K_META_FD:
 	case K_UTIMENSAT:
+	case K_UTIMES:
 		call_files(s, t, p, regs, nr, kind, result);
 		return;
 	case K_LISTEN:

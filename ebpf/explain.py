@@ -28,9 +28,46 @@ _CALLS = {
 }  # fmt: skip
 
 
+_PART = CONSTANTS["PART_LENGTH"]
+_TREE = "upper"  # the directory of a sandbox's subvolume that holds its files
+
+
 def line(event) -> str:  # type: ignore[no-untyped-def]
     """Example: ``openat /etc/motd by sh[412]``."""
     what = _WHY.get(event.what) or _CALLS.get(event.what, f"system call {event.what}")
-    name = event.name.decode(errors="replace")
+    name = path(_parts(event), bool(event.whole), event.name.decode(errors="replace"))
     who = f"{event.comm.decode(errors='replace')}[{event.pid}]"
     return f"{what} {name} by {who}" if name else f"{what} by {who}"
+
+
+def _parts(event) -> list[str]:  # type: ignore[no-untyped-def]
+    """Names from the outermost directory on. A name that was cut off ends in an ellipsis."""
+    raw = bytes(event)[type(event).parts.offset :]
+    found = []
+    for number in range(min(event.depth, CONSTANTS["DEPTH"])):
+        part = raw[number * _PART : (number + 1) * _PART].split(b"\0")[0]
+        found.append(part.decode(errors="replace") + ("\N{HORIZONTAL ELLIPSIS}" if len(part) == _PART - 1 else ""))
+    return found[::-1]
+
+
+def path(parts: list[str], whole: bool, name: str) -> str:
+    """The path in the sandbox, as far as it is known.
+
+    `parts` lead to a directory entry, of the sandbox's root or of the subvolume that holds its upper layer; `name`
+    is what the program wrote, relative to that entry.
+
+    >>> path(["sandboxes", "s-1.0", "upper", "etc"], True, "motd")
+    '/etc/motd'
+    """
+    if name.startswith("/"):
+        return name
+    if _TREE in parts[1:] and whole:
+        parts = parts[parts.index(_TREE, 1) + 1 :]
+    base = "/".join(parts)
+    if parts and not whole:
+        base = f"\N{HORIZONTAL ELLIPSIS}/{base}"
+    elif whole:
+        base = f"/{base}"
+    if not name:
+        return base
+    return f"{base.rstrip('/')}/{name}" if base else name

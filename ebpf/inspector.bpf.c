@@ -9,7 +9,7 @@
  *   task_newtask ─▶ a task's record (slot, epoch of birth) in task storage: the filter of all hooks
  *   sys_exit ─────▶ name-space, metadata, data, IPC and foreign calls that succeeded; progress
  *   sched_switch ─▶ survivors that ran without finishing a system call
- *   writeback_* ──▶ content dirtied by any path: write, O_DIRECT, mappings, io_uring
+ *   writeback_mark_inode_dirty ──▶ content dirtied by any path: write, O_DIRECT, mappings, io_uring
  *   btrfs_inode_* ▶ births and ends of inodes: what was made and is gone again nets to nothing
  */
 #include "vmlinux.h"
@@ -25,24 +25,38 @@ char LICENSE[] SEC("license") = "GPL";
 
 /* Slot 0 belongs to the host: its init_level is the depth that sandboxes' inits have. */
 
+/* Why a task is not a survivor: bits of task.apart. */
+#define APART_INIT 1	/* pid 1 of the sandbox: ours, holds no state */
+#define APART_HOST 2	/* outside the sandbox's pid namespace: a helper of ours that is entering it */
+#define APART_DEAD 4
+#define APART_AGENT 8	/* excluded by the owner; its threads are, too */
+#define APART_TREE 16	/* and what it starts */
+
+/* An inode, and in which epoch of the file half it was seen last: spares the maps. */
+struct seen {
+	u64 inode;
+	u64 ino;
+	u64 epoch;
+	u32 generation;
+	u32 pad;
+};
+
 /* A record per task of a sandbox. */
 struct task {
 	u64 cgroup_id;	/* of the sandbox, to notice that its slot has another owner now */
+	u64 apart;	/* changed by the sweep, too: with atomic operations only */
+	u64 on;		/* counted in sandbox.running; the same */
 	u32 slot;
-	bool init;	/* pid 1 of the sandbox: ours, holds no state */
-	bool on;	/* counted in sandbox.running */
-	bool dead;
 	bool traced;	/* events since somebody outside attached; only the first one tells where it was */
 	bool stashed;
-	bool host;	/* outside the sandbox's pid namespace: a helper of ours that is entering it */
-	bool entering;	/* child of such a helper: runs our code until it executes a program of the sandbox */
+	bool entering;	/* child of a helper of ours: runs our code until it executes a program of the sandbox */
 	u64 born;	/* epochs of the process half */
 	u64 ran;
 	u64 at_nr, at_ip, at_sp;	/* the interrupted system call it sits in */
 	u64 birth, birth_ino;		/* inode made by the system call that is running */
 	u32 birth_generation, birth_mode;
-	u64 dirtied, dirtied_ino, dirtied_epoch;	/* last inode dirtied, to skip the map */
-	u32 dirtied_generation, pad;
+	struct seen dirtied;	/* last inode dirtied */
+	struct seen written;	/* last inode written through a descriptor: of an overlay, not the real one */
 };
 
 struct {
@@ -135,11 +149,32 @@ static __always_inline struct procs_bucket *procs_at(struct sandbox *s, u64 epoc
 
 #define EXPLAINED_AT_MOST 16
 
-enum source { FROM_NOTHING, FROM_USER, FROM_KERNEL };
-
-static __always_inline void explain(struct sandbox *s, struct task *t, u64 *explained, u32 what,
-				    enum source source, const void *name)
+/* Names from a directory entry up to the root of its file system. Only explanations come here: a few per epoch. */
+static __noinline int name_parts(struct explanation *e, struct dentry *entry)
 {
+	if (!e)
+		return 0;
+	for (u32 i = 0; i < DEPTH; i++) {
+		struct dentry *above = BPF_CORE_READ(entry, d_parent);
+		const unsigned char *name = BPF_CORE_READ(entry, d_name.name);
+
+		if (above == entry || !above) {
+			e->whole = 1;
+			return 0;
+		}
+		if (bpf_probe_read_kernel_str(&e->parts[i * PART_LENGTH], PART_LENGTH, name) < 0)
+			return 0;
+		e->depth = i + 1;
+		entry = above;
+	}
+	return 0;
+}
+
+/* `entry`: what it is about, or the directory that `name` is relative to. `name`: of user memory. */
+static __always_inline void explain(struct sandbox *s, struct task *t, u64 *explained, u32 what,
+				    struct dentry *entry, const void *name)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
 	struct explanation *e;
 
 	if (*explained >= EXPLAINED_AT_MOST)
@@ -153,29 +188,30 @@ static __always_inline void explain(struct sandbox *s, struct task *t, u64 *expl
 	e->slot = t->slot;
 	e->cgroup_id = s->cgroup_id;
 	e->what = what;
-	e->pid = bpf_get_current_pid_tgid() >> 32;
+	e->pid = own_number(p);
 	bpf_get_current_comm(e->comm, sizeof(e->comm));
 	e->name[0] = 0;
-	if (source == FROM_USER && bpf_probe_read_user_str(e->name, sizeof(e->name), name) < 0)
+	if (name && bpf_probe_read_user_str(e->name, sizeof(e->name), name) < 0)
 		e->name[0] = 0;
-	if (source == FROM_KERNEL && bpf_probe_read_kernel_str(e->name, sizeof(e->name), name) < 0)
-		e->name[0] = 0;
+	e->depth = e->whole = 0;
+	if (entry)
+		name_parts(e, entry);
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
 }
 
-#define explain_file(what, source, name) explain(s, t, &files_of(s)->explained, what, source, name)
-#define explain_proc(what, source, name) explain(s, t, &procs_of(s)->explained, what, source, name)
+#define explain_file(what, entry, name) explain(s, t, &files_of(s)->explained, what, entry, name)
+#define explain_proc(what, entry, name) explain(s, t, &procs_of(s)->explained, what, entry, name)
 
 /* Made progress since the mark. Born since the mark counts as fresh already. */
 static __always_inline void ran(struct sandbox *s, struct task *t)
 {
 	u64 now = s->procs_epoch;
 
-	if (t->init || t->host || t->dead || t->born == now || t->ran == now)
+	if (t->apart || t->born == now || t->ran == now)
 		return;
 	t->ran = now;
 	count(procs_at(s, now)->ran);
-	explain_proc(WHY_RAN, FROM_NOTHING, NULL);
+	explain_proc(WHY_RAN, NULL, NULL);
 }
 
 /* ------------------------------------------------------------------ which sandbox */
@@ -211,12 +247,8 @@ static __always_inline bool is_init(struct task_struct *p, struct sandbox *s)
 {
 	struct pid *pid = BPF_CORE_READ(p, thread_pid);
 	u32 level = BPF_CORE_READ(pid, level);
-	int number = 0;
 
-	if (!s->init_level || level != s->init_level || level >= DEEPEST)
-		return false;
-	bpf_probe_read_kernel(&number, sizeof(number), &pid->numbers[level].nr);
-	return number == 1;
+	return s->init_level && level == s->init_level && number_at(pid, level) == 1;
 }
 
 /*
@@ -225,11 +257,11 @@ static __always_inline bool is_init(struct task_struct *p, struct sandbox *s)
  */
 static __always_inline bool ours(struct sandbox *s, struct task *t)
 {
-	return t->host || (t->entering && t->born == s->procs_epoch);
+	return t->apart & APART_HOST || (t->entering && t->born == s->procs_epoch);
 }
 
-/* Count `p` as a task of the sandbox, born in the running epoch. */
-static __always_inline struct task *adopt(struct task_struct *p, u32 slot, bool entering)
+/* Count `p` as a task of the sandbox, born in the running epoch. `apart`: it is the owner's, from its birth. */
+static __always_inline struct task *adopt(struct task_struct *p, u32 slot, bool entering, u64 apart)
 {
 	struct sandbox *s = bpf_map_lookup_elem(&sandboxes, &slot);
 	struct task *t;
@@ -243,45 +275,92 @@ static __always_inline struct task *adopt(struct task_struct *p, u32 slot, bool 
 	}
 	t->slot = slot;
 	t->cgroup_id = s->cgroup_id;
-	t->init = is_init(p, s);
-	t->host = !inside(p, s);
+	if (is_init(p, s))
+		apart = APART_INIT;
+	else if (!inside(p, s))
+		apart = APART_HOST;
+	t->apart = apart;
 	t->entering = entering;
 	t->born = s->procs_epoch;
-	t->ran = 0;
-	t->on = t->dead = t->traced = t->stashed = false;
-	t->birth = t->dirtied = 0;
-	if (!t->init && !t->host) {
+	t->ran = t->on = 0;
+	t->traced = t->stashed = false;
+	t->birth = t->dirtied.inode = t->written.inode = 0;
+	if (apart == APART_INIT)
+		s->ipc_before = IPC_UNKNOWN; /* a new init, a new namespace */
+	if (!apart) {
 		count(s->alive);
 		count(procs_at(s, t->born)->fresh);
+	} else if (apart & APART_AGENT) {
+		count(s->excluded);
 	}
 	return t;
 }
 
-static __always_inline void release(struct sandbox *s, struct task *t)
+static __always_inline void leave_processor(struct sandbox *s, struct task *t)
+{
+	if (t->on && __sync_fetch_and_and(&t->on, 0))
+		uncount(s->running);
+}
+
+/* Take back what the task counts for. */
+static __always_inline void withdraw(struct sandbox *s, struct task *t)
 {
 	struct procs_bucket *b;
 
-	if (t->dead)
-		return;
-	t->dead = true;
-	if (t->init || t->host)
-		return;
 	uncount(s->alive);
-	if (t->on) {
-		t->on = false;
-		uncount(s->running);
-	}
+	leave_processor(s, t);
 	b = procs_at(s, t->born);
 	if (b->epoch == t->born)
 		uncount(b->fresh);
-	if (t->born != s->procs_epoch)
-		count(procs_of(s)->gone);
 	b = procs_at(s, t->ran);
 	if (t->ran && b->epoch == t->ran)
 		uncount(b->ran);
 }
 
+static __always_inline void release(struct sandbox *s, struct task *t)
+{
+	u64 before = __sync_fetch_and_or(&t->apart, APART_DEAD);
+
+	if (before & APART_DEAD)
+		return;
+	if (before & APART_AGENT) {
+		leave_processor(s, t);
+		uncount(s->excluded);
+	}
+	if (before)
+		return;
+	withdraw(s, t);
+	if (t->born != s->procs_epoch)
+		count(procs_of(s)->gone);
+}
+
+/*
+ * From now on this task is no survivor, whatever it does. Runs beside the task's own hooks: what one of them
+ * adds to `running` in this very moment is taken back when the task leaves the processor.
+ */
+static __always_inline void exclude(struct sandbox *s, struct task *t, u64 how)
+{
+	u64 before = __sync_fetch_and_or(&t->apart, how);
+
+	if (before)
+		return;
+	count(s->excluded);
+	withdraw(s, t);
+}
+
 /* ------------------------------------------------------------------ process life */
+
+#define CLONE_THREAD 0x00010000
+
+/* A thread of the agent is the agent; so is what it starts, when the owner said so. */
+static __always_inline u64 inherited(struct task *from, u64 flags)
+{
+	u64 apart = from->apart;
+
+	if (!(apart & APART_AGENT) || apart & APART_DEAD)
+		return 0;
+	return flags & CLONE_THREAD || apart & APART_TREE ? apart & (APART_AGENT | APART_TREE) : 0;
+}
 
 SEC("tp_btf/task_newtask")
 int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
@@ -291,10 +370,11 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 	struct task *from = task_of(parent);
 	struct sandbox *s;
 	u32 slot, *found;
+	u64 apart = 0;
 	bool entering;
 
 	if (set == parent->cgroups) {
-		if (!from || from->dead)
+		if (!from || from->apart & APART_DEAD)
 			return 0;
 		slot = from->slot;
 	} else {
@@ -307,9 +387,11 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 	if (!s || !s->cgroup_id)
 		return 0;
 	entering = s->init_level && (!from || from->slot != slot || ours(s, from));
+	if (from && from->slot == slot && from->cgroup_id == s->cgroup_id)
+		apart = inherited(from, flags);
 	if (inside(p, s))
 		count(procs_of(s)->forks);
-	adopt(p, slot, entering);
+	adopt(p, slot, entering, apart);
 	return 0;
 }
 
@@ -319,12 +401,12 @@ int BPF_PROG(on_exit, struct task_struct *p)
 	struct task *t = task_of(p);
 	struct sandbox *s;
 
-	if (!t || t->dead)
+	if (!t || t->apart & APART_DEAD)
 		return 0;
 	s = sandbox_of(t);
 	if (!s)
 		return 0;
-	if (!t->host)
+	if (!(t->apart & APART_HOST))
 		count(procs_of(s)->exits);
 	release(s, t);
 	return 0;
@@ -336,7 +418,7 @@ int BPF_PROG(on_exec, struct task_struct *p, pid_t old_pid, struct linux_binprm 
 	struct task *t = task_of(p);
 	struct sandbox *s;
 
-	if (!t || t->host)
+	if (!t || t->apart & APART_HOST)
 		return 0;
 	s = sandbox_of(t);
 	if (!s)
@@ -355,7 +437,7 @@ int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct 
 	u32 *found = slot_of_cgroup(now);
 	struct sandbox *s;
 
-	if (t && !t->dead) {
+	if (t && !(t->apart & APART_DEAD)) {
 		if (found && *found == t->slot)
 			return 0;
 		s = sandbox_of(t);
@@ -372,24 +454,24 @@ int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct 
 	/* The event names the leader alone; its other threads are found by the next sweep. */
 	if (threadgroup && BPF_CORE_READ(p, signal, nr_threads) > 1)
 		count(s->untracked);
-	adopt(p, *found, false);
+	adopt(p, *found, false, 0);
 	return 0;
 }
 
-/* The sweep: all tasks of the host, once per watch; records those of watched cgroups. */
+/* The sweep: all tasks of the host, once per watch; records those of watched cgroups, and excludes an agent. */
 SEC("iter/task")
 int sweep(struct bpf_iter__task *ctx)
 {
 	struct task_struct *p = ctx->task;
-	struct sandbox *s;
+	struct sandbox *s, *own;
 	struct task *t;
 	u32 *found, host = 0;
 
-	if (ctx->meta->seq_num == 0) {
-		s = bpf_map_lookup_elem(&sandboxes, &host);
-		if (s)
-			s->init_level = BPF_CORE_READ(bpf_get_current_task_btf(), thread_pid, level) + 1;
-	}
+	own = bpf_map_lookup_elem(&sandboxes, &host);
+	if (!own)
+		return 0;
+	if (ctx->meta->seq_num == 0)
+		own->init_level = BPF_CORE_READ(bpf_get_current_task_btf(), thread_pid, level) + 1;
 	if (!p || BPF_CORE_READ(p, exit_state))
 		return 0;
 	found = slot_of_cgroup(BPF_CORE_READ(p, cgroups, dfl_cgrp));
@@ -399,9 +481,62 @@ int sweep(struct bpf_iter__task *ctx)
 	if (!s)
 		return 0;
 	t = task_of(p);
-	if (t && !t->dead && t->slot == *found && t->cgroup_id == s->cgroup_id)
+	if (!t || t->apart & APART_DEAD || t->slot != *found || t->cgroup_id != s->cgroup_id)
+		t = adopt(p, *found, false, 0);
+	if (t && own->wanted_pid && own->wanted_slot == *found &&
+	    number_at(group_pid(p), own->init_level - 1) == own->wanted_pid)
+		exclude(s, t, own->wanted_how);
+	return 0;
+}
+
+/* IPC objects that there are now: System V ones, and message queues. */
+static __always_inline void count_ipc(struct task_struct *p, struct sandbox *s)
+{
+	struct ipc_namespace *space = BPF_CORE_READ(p, nsproxy, ipc_ns);
+	u64 found;
+
+	if (!space)
+		return;
+	if (s->ipc_space && s->ipc_space != (u64)space) {
+		s->ipc_now = IPC_UNKNOWN;
+		return;
+	}
+	found = BPF_CORE_READ(space, mq_queues_count);
+	found += BPF_CORE_READ(space, ids[0].in_use);
+	found += BPF_CORE_READ(space, ids[1].in_use);
+	found += BPF_CORE_READ(space, ids[2].in_use);
+	s->ipc_space = (u64)space;
+	s->ipc_now = found;
+}
+
+/* The census: the tasks and the IPC objects of one sandbox. */
+SEC("iter/task")
+int tell(struct bpf_iter__task *ctx)
+{
+	struct task_struct *p = ctx->task;
+	struct census c = {};
+	struct sandbox *s, *own;
+	struct task *t;
+	u32 host = 0;
+
+	own = bpf_map_lookup_elem(&sandboxes, &host);
+	if (!own || !p)
 		return 0;
-	adopt(p, *found, false);
+	t = task_of(p);
+	if (!t || t->slot != own->wanted_slot || t->apart & (APART_HOST | APART_DEAD))
+		return 0;
+	s = sandbox_of(t);
+	if (!s)
+		return 0;
+	count_ipc(p, s);
+	if (t->apart)
+		return 0;
+	c.pid = number_at(group_pid(p), own->init_level - 1);
+	c.tid = number_at(BPF_CORE_READ(p, thread_pid), own->init_level - 1);
+	c.fresh = t->born == s->procs_epoch;
+	c.ran = t->ran == s->procs_epoch || t->on;
+	BPF_CORE_READ_STR_INTO(&c.comm, p, group_leader, comm);
+	bpf_seq_write(ctx->meta->seq, &c, sizeof(c));
 	return 0;
 }
 
@@ -431,22 +566,21 @@ static __always_inline void switched_out(struct task_struct *p, bool preempted)
 	struct sandbox *s;
 	struct pt_regs *regs;
 
-	if (!t || t->init || t->dead || t->host)
+	if (!t || (t->apart && !t->on))
 		return;
 	s = sandbox_of(t);
 	if (!s)
 		return;
-	if (preempted || !task_blocked(p)) {
-		if (!t->on) {
-			t->on = true;
-			count(s->running);
-		}
+	if (t->apart) {
+		leave_processor(s, t);
 		return;
 	}
-	if (t->on) {
-		t->on = false;
-		uncount(s->running);
+	if (preempted || !task_blocked(p)) {
+		if (!t->on && !__sync_fetch_and_or(&t->on, 1))
+			count(s->running);
+		return;
 	}
+	leave_processor(s, t);
 	if (!p->ptrace)
 		t->traced = false;
 	if (t->born == s->procs_epoch || t->ran == s->procs_epoch)
@@ -461,13 +595,11 @@ static __always_inline void switched_in(struct task_struct *p)
 	struct task *t = task_of(p);
 	struct sandbox *s;
 
-	if (!t || t->init || t->dead || t->host || t->on)
+	if (!t || t->apart || t->on)
 		return;
 	s = sandbox_of(t);
-	if (!s)
-		return;
-	t->on = true;
-	count(s->running);
+	if (s && !__sync_fetch_and_or(&t->on, 1))
+		count(s->running);
 }
 
 SEC("tp_btf/sched_switch")
@@ -525,13 +657,13 @@ int BPF_PROG(on_signal, int number, struct kernel_siginfo *info, struct task_str
 	struct task *t = task_of(p);
 	struct sandbox *s;
 
-	if (!t || t->init || t->dead || t->host || result == 1 /* ignored */)
+	if (!t || t->apart || result == 1 /* ignored */)
 		return 0;
 	s = sandbox_of(t);
 	if (!s || t->born == s->procs_epoch || p->ptrace)
 		return 0;
 	count(procs_of(s)->signals);
-	explain_proc(WHY_SIGNAL, FROM_KERNEL, p->comm);
+	explain_proc(WHY_SIGNAL, NULL, NULL);
 	return 0;
 }
 
@@ -547,6 +679,27 @@ static __always_inline struct inode_key key_of(const struct inode *inode)
 	return key;
 }
 
+static __always_inline struct inode_key key_from(const struct facts *f)
+{
+	struct inode_key key = { .inode = f->inode, .ino = f->ino, .generation = f->generation };
+
+	return key;
+}
+
+static __always_inline bool seen_before(struct seen *seen, const struct facts *f, u64 epoch)
+{
+	return seen->inode == f->inode && seen->ino == f->ino && seen->generation == f->generation &&
+	       seen->epoch == epoch;
+}
+
+static __always_inline void see(struct seen *seen, const struct facts *f, u64 epoch)
+{
+	seen->inode = f->inode;
+	seen->ino = f->ino;
+	seen->generation = f->generation;
+	seen->epoch = epoch;
+}
+
 /* True when `flag` is new for this inode since the mark. */
 static __always_inline bool touch(struct sandbox *s, struct task *t, struct inode_key *key, u64 flag)
 {
@@ -559,67 +712,59 @@ static __always_inline bool touch(struct sandbox *s, struct task *t, struct inod
 	return true;
 }
 
-static __always_inline void dirtied(struct sandbox *s, struct task *t, const struct inode *inode, const void *name)
+static __always_inline void dirtied(struct sandbox *s, struct task *t, const struct facts *f, struct dentry *entry)
 {
-	struct inode_key key = key_of(inode);
+	struct inode_key key;
 
-	if (t->dirtied == key.inode && t->dirtied_ino == key.ino && t->dirtied_generation == key.generation &&
-	    t->dirtied_epoch == s->files_epoch)
+	if (seen_before(&t->dirtied, f, s->files_epoch))
 		return;
-	t->dirtied = key.inode;
-	t->dirtied_ino = key.ino;
-	t->dirtied_generation = key.generation;
-	t->dirtied_epoch = s->files_epoch;
+	see(&t->dirtied, f, s->files_epoch);
+	key = key_from(f);
 	if (touch(s, t, &key, TOUCHED_DATA)) {
 		count(files_of(s)->data);
-		explain_file(WHY_DATA, name ? FROM_KERNEL : FROM_NOTHING, name);
+		explain_file(WHY_DATA, entry, NULL);
 	}
 }
 
-static __always_inline const void *name_of_inode(const struct inode *inode)
+static __always_inline struct dentry *entry_of(const struct inode *inode)
 {
 	struct hlist_node *first = BPF_CORE_READ(inode, i_dentry.first);
-	struct dentry *dentry;
 
-	if (!first)
-		return NULL;
-	dentry = (void *)first - bpf_core_field_offset(struct dentry, d_u.d_alias);
-	return BPF_CORE_READ(dentry, d_name.name);
+	return first ? (void *)first - bpf_core_field_offset(struct dentry, d_u.d_alias) : NULL;
 }
 
 static __always_inline int marked(const struct inode *inode)
 {
-	struct task *t = task_of(bpf_get_current_task_btf());
+	struct task_struct *p = bpf_get_current_task_btf();
+	struct task *t = task_of(p);
 	struct sandbox *s;
-	enum store store;
+	struct facts f;
 
-	if (!t || t->dead)
-		return 0;
-	store = store_of(inode);
-	if (store != PERSISTENT)
+	if (!t && helps_a_program(p))
+		t = task_of(p->group_leader);
+	if (!t || t->apart & APART_HOST || !has_content(inode->i_mode))
 		return 0;
 	s = sandbox_of(t);
-	if (s && !ours(s, t))
-		dirtied(s, t, inode, name_of_inode(inode));
+	if (!s)
+		return 0;
+	if (t->dirtied.inode == (u64)inode && t->dirtied.ino == inode->i_ino &&
+	    t->dirtied.generation == inode->i_generation && t->dirtied.epoch == s->files_epoch)
+		return 0;
+	facts_given(&f, inode);
+	if (home_of(&f) == PERSISTENT && !ours(s, t))
+		dirtied(s, t, &f, entry_of(inode));
 	return 0;
 }
 
 SEC("tp_btf/writeback_mark_inode_dirty")
 int BPF_PROG(on_mark, struct inode *inode, int flags)
 {
-	/* I_DIRTY_SYNC alone is a time stamp: an atime, or the mtime of a change that is seen elsewhere. */
+	/*
+	 * I_DIRTY_SYNC alone is a time stamp: an atime, or the mtime of a change that is seen elsewhere. Every page
+	 * that becomes dirty marks its inode (filemap_dirty_folio, block_dirty_folio, mark_buffer_dirty), so the
+	 * event of the page itself would tell the same once more.
+	 */
 	return flags & dirty_content() ? marked(inode) : 0;
-}
-
-SEC("tp_btf/writeback_dirty_folio")
-int BPF_PROG(on_dirty_folio, struct folio *folio, struct address_space *mapping)
-{
-	struct inode *inode;
-
-	if (!mapping)
-		return 0;
-	inode = mapping->host;
-	return inode ? marked(inode) : 0;
 }
 
 SEC("tp_btf/btrfs_inode_new")
@@ -669,9 +814,12 @@ int BPF_PROG(on_inode_evict, const struct inode *inode)
 SEC("tp_btf/io_uring_submit_req")
 int BPF_PROG(on_uring, struct io_kiocb *request)
 {
-	struct task *t = task_of(bpf_get_current_task_btf());
+	struct task_struct *p = bpf_get_current_task_btf();
+	struct task *t = task_of(p);
 	struct sandbox *s;
 
+	if (!t && helps_a_program(p))
+		t = task_of(p->group_leader);
 	if (!t || uring_harmless(BPF_CORE_READ(request, opcode)))
 		return 0;
 	s = sandbox_of(t);
@@ -679,7 +827,7 @@ int BPF_PROG(on_uring, struct io_kiocb *request)
 		return 0;
 	count(files_of(s)->uring);
 	count(procs_of(s)->channels);
-	explain_file(WHY_URING, FROM_NOTHING, NULL);
+	explain_file(WHY_URING, NULL, NULL);
 	return 0;
 }
 
@@ -696,23 +844,26 @@ int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
 	u64 nr;
 	u8 kind = K_UNKNOWN;
 
-	if (!t || t->dead)
+	if (!t || t->apart & APART_DEAD)
 		return 0;
 	s = sandbox_of(t);
-	if (!s || ours(s, t))
+	if (!s)
 		return 0;
 	nr = regs->orig_ax;
-	if (nr < SYSCALLS)
+	if (task_compat(p))
+		kind = K_UNKNOWN;
+	else if (nr < SYSCALLS)
 		kind = syscall_kinds[nr];
 	else if (nr == -1ull)
 		kind = K_SIGRETURN; /* which forgets its own number, so that nothing restarts it */
-	if (task_compat(p))
-		kind = K_UNKNOWN;
 	/* A new task may be interrupted by the very dump that makes it an older one. */
-	if (!t->init && (t->born != s->procs_epoch || t->stashed || p->ptrace || interrupted(result)))
-		progress(s, t, p, regs, result, kind);
-	if (kind != K_NONE)
+	if (!t->apart && (t->born != s->procs_epoch || t->stashed || p->ptrace || interrupted(result))) {
+		if (!ours(s, t))
+			progress(s, t, p, regs, result, kind);
+	}
+	if (kind != K_NONE && !ours(s, t))
 		call(s, t, p, regs, nr, kind, result);
-	t->birth = 0;
+	if (t->birth)
+		t->birth = 0;
 	return 0;
 }

@@ -12,6 +12,7 @@
 #define PAGURUS_INSPECTOR_H
 
 #define BUCKETS 4
+#define IPC_UNKNOWN 0xffffffff
 
 struct files_bucket {
 	u64 epoch;
@@ -19,6 +20,7 @@ struct files_bucket {
 	u64 removes;	/* names removed */
 	u64 renames;	/* renames and hard links */
 	u64 metadata;	/* modes, owners, times, attributes, lengths */
+	u64 times;	/* of these, time stamps set on purpose */
 	u64 data;	/* inodes whose content was dirtied */
 	u64 temporary;	/* inodes made since the mark that are gone again */
 	u64 uring;	/* io_uring requests that may change something */
@@ -35,6 +37,7 @@ struct procs_bucket {
 	u64 ran;	/* tasks older than the mark that made progress and are still alive */
 	u64 gone;	/* tasks older than the mark that ended */
 	u64 ipc;
+	u64 keys;	/* of the kernel's key rings */
 	u64 listens;
 	u64 foreign;	/* memory or attributes of another process changed */
 	u64 signals;	/* signals sent to tasks older than the mark */
@@ -49,32 +52,58 @@ struct sandbox {
 	u64 cgroup_id;	/* 0: the slot is free; slot 0 is the host's */
 	u64 files_epoch;
 	u64 procs_epoch;
-	u64 alive;	/* tasks, pid 1 excluded */
+	u64 alive;	/* tasks, pid 1 and the excluded ones not among them */
 	u64 running;	/* of these, on a processor or waiting for one */
 	u64 untracked;	/* tasks that could not be recorded: sticky until a new sweep */
 	u64 init_level;	/* depth of the pid namespace whose pid 1 is the sandbox's init */
 	u64 has_tmpfs;	/* a mount call succeeded, or the owner said so: names may lie on a tmpfs */
 	u64 lost;	/* explanations that did not fit */
 	u64 tainted;	/* marks of the owner: 1 the file half, 2 the process half must be captured */
+	u64 excluded;	/* tasks alive that were excluded */
+	u64 ipc_before;	/* IPC objects at the mark of the process half, or IPC_UNKNOWN */
+	u64 ipc_now;	/* found by the census */
+	u64 ipc_space;	/* in this namespace */
+	u64 wanted_slot;	/* slot 0 only: whose tasks the census tells of; whose process the sweep excludes */
+	u64 wanted_pid;	/* slot 0 only: process to exclude, as its owner numbers it */
+	u64 wanted_how;	/* slot 0 only: 8 the process with its threads, 24 what it starts too */
 	struct files_bucket files[BUCKETS];
 	struct procs_bucket procs[BUCKETS];
 };
 
-/* An explanation: one line for people; no verdict depends on it. */
+/*
+ * An explanation: one line for people; no verdict depends on it. `parts` are the names of a directory entry and
+ * of the directories above it, innermost first, `depth` of them; `name` is what the program wrote: relative to
+ * that entry, when both are there.
+ */
 #define NAME_LENGTH 64
+#define PART_LENGTH 32
+#define DEPTH 12
+#define PARTS_LENGTH 384
 
 struct explanation {
 	u64 slot;
 	u64 cgroup_id;
 	u32 what;	/* a syscall number, or 0x1000 + one of the reasons below */
-	u32 pid;
+	u32 pid;	/* as the sandbox's innermost pid namespace numbers it */
+	u32 depth;
+	u32 whole;	/* the outermost part is the root of a file system */
 	char comm[16];
 	char name[NAME_LENGTH];
+	char parts[PARTS_LENGTH];
 };
 
 #define WHY_DATA 0x1000
 #define WHY_RAN 0x1001
 #define WHY_SIGNAL 0x1002
 #define WHY_URING 0x1003
+
+/* One task of the census: what it counts as in the sandbox's epoch of the process half. */
+struct census {
+	u32 pid;	/* of its process, as the inspector's pid namespace numbers it */
+	u32 tid;
+	u32 fresh;
+	u32 ran;	/* or runs now */
+	char comm[16];	/* of its process */
+};
 
 #endif

@@ -7,6 +7,8 @@
     inspector.mark(cgroup_id)              everything up to now is captured
     inspector.read(cgroup_id)              Effects since the mark: a read of mapped memory
     inspector.taint(cgroup_id, "why")      this half must be captured whatever is seen, until its next mark
+    inspector.exclude(cgroup_id, pid)      this process is the agent's own, and no survivor
+    inspector.tasks(cgroup_id)             what each survivor counts for
 
 Owns: the loaded kernel half (inspector.bpf.c) and its maps. Does not own: what the effects mean (daemon/judge.py),
 or when to mark. The caller marks the file half before it snapshots the tree (an effect in between is counted once
@@ -30,10 +32,13 @@ from pathlib import Path
 
 from ebpf import explain, layout, libbpf, probe
 from sandbox import paths
-from sandbox.errors import Unsupported
+from sandbox.errors import NotFound, Unsupported
 from sandbox.messages import Effects
 
 _TAINT_FILES, _TAINT_PROCESSES = 1, 2
+_IPC_UNKNOWN = layout.CONSTANTS["IPC_UNKNOWN"]
+_AGENT, _AGENT_TREE = 8, 8 | 16
+_ITERATORS = ("sweep", "tell")
 _KEPT_REASONS = 16
 
 
@@ -46,14 +51,25 @@ class Sizes:
     explanations: int = 1 << 20  # bytes of the ring buffer: a power of two, at least a page
 
 
+@dataclass(frozen=True)
+class SurvivorSeen:
+    """A task that lives in a sandbox, and what it counts for."""
+
+    pid: int  # of its process, as the daemon numbers it
+    tid: int
+    name: str  # of its process
+    new: bool  # born since the mark
+    ran: bool  # older than the mark and made progress since, or is on a processor
+
+
 class Inspector:
     """The kernel half, loaded. One per host daemon; safe to use from several threads."""
 
-    def __init__(self, loaded: libbpf.Object, sizes: Sizes, missing: dict[str, str], sweep_fd: int):
+    def __init__(self, loaded: libbpf.Object, sizes: Sizes, missing: dict[str, str], iterators: dict[str, int]):
         self._object = loaded
         self._sizes = sizes
         self.missing = missing  # programs that this kernel did not take, with what is lost without them
-        self._sweep_fd = sweep_fd
+        self._iterators = iterators
         self._lock = threading.Lock()
         self._slots: dict[int, int] = {}
         self._reasons: dict[int, deque[str]] = {}
@@ -89,10 +105,10 @@ class Inspector:
                 remedy="run `make native` again",
             )
         for program in loaded.programs:
-            if program != "sweep":
+            if program not in _ITERATORS:
                 loaded.attach(program)
-        inspector = cls(loaded, sizes, missing, loaded.attach_iterator("sweep"))
-        libbpf.run_iterator(inspector._sweep_fd)  # notes how deep in pid namespaces we are
+        inspector = cls(loaded, sizes, missing, {name: loaded.attach_iterator(name) for name in _ITERATORS})
+        inspector._sweep()  # notes how deep in pid namespaces we are
         return inspector
 
     @property
@@ -139,12 +155,13 @@ class Inspector:
             state.files[files_epoch % layout.BUCKETS].epoch = state.files_epoch = files_epoch
             state.procs[procs_epoch % layout.BUCKETS].epoch = state.procs_epoch = procs_epoch
             state.init_level = self._table[0].init_level if contained else 0
+            state.ipc_before = _IPC_UNKNOWN
             state.cgroup_id = cgroup_id
             libbpf.update(self._slots_fd, cgroup_id, slot)
             self._slots[cgroup_id] = slot
             self._reasons[cgroup_id] = deque(maxlen=_KEPT_REASONS)
             self._why[cgroup_id] = {}
-            libbpf.run_iterator(self._sweep_fd)
+            self._sweep()
 
     def unwatch(self, cgroup_id: int) -> None:
         """Stop counting. Unknown cgroups are fine."""
@@ -168,7 +185,7 @@ class Inspector:
                 return
             if processes and state.untracked:
                 state.untracked = 0
-                libbpf.run_iterator(self._sweep_fd)
+                self._sweep()
             if files:
                 state.tainted &= ~_TAINT_FILES
                 following = state.files_epoch + 1
@@ -176,9 +193,12 @@ class Inspector:
                 state.files_epoch = following
             if processes:
                 state.tainted &= ~_TAINT_PROCESSES
+                ended = state.procs[state.procs_epoch % layout.BUCKETS]
                 following = state.procs_epoch + 1
                 _clear(state.procs[following % layout.BUCKETS], following)
                 state.procs_epoch = following
+                if ended.ipc or state.ipc_before == _IPC_UNKNOWN:
+                    state.ipc_before = self._census(cgroup_id)[1]
             self._drain()
             self._reasons[cgroup_id].clear()
 
@@ -192,6 +212,30 @@ class Inspector:
                 if wanted:
                     state.tainted |= bit
                     self._why[cgroup_id][bit] = reason
+
+    def exclude(self, cgroup_id: int, pid: int, *, children: bool = False) -> None:
+        """This process is the agent's own: none of its threads, of now or later, is a survivor.
+
+        What it does to files, to IPC objects and to other processes still counts, and so do the processes that it
+        starts, unless `children`. Of its sockets only those of the network do not: their other end is not in a
+        checkpoint that leaves the agent out. It lasts as long as the process, also when that executes another program.
+        """
+        with self._lock:
+            slot = self._slots.get(cgroup_id)
+            if slot is None:
+                raise NotFound(f"no sandbox with cgroup {cgroup_id} is watched", remedy="watch() it first")
+            host = self._table[0]
+            host.wanted_slot, host.wanted_how = slot, _AGENT_TREE if children else _AGENT
+            host.wanted_pid = pid
+            try:
+                self._sweep()
+            finally:
+                host.wanted_pid = 0
+
+    def tasks(self, cgroup_id: int) -> list[SurvivorSeen]:
+        """All tasks that count, one by one. Costs a walk over the tasks of the host."""
+        with self._lock:
+            return self._census(cgroup_id)[0]
 
     def has_tmpfs(self, cgroup_id: int) -> None:
         """Tell that a tmpfs is mounted in the sandbox: changes of names may belong to the process dump."""
@@ -209,7 +253,9 @@ class Inspector:
         with self._lock:
             self._drain()
             reasons = list(self._reasons.get(cgroup_id, ()))
-        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons)
+            # Objects that were made and removed again are nothing, when there was none before.
+            gone = bool(procs.ipc) and state.ipc_before == 0 and self._census(cgroup_id)[1] == 0
+        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons, ipc_gone=gone)
 
     def statistics(self) -> dict[str, int]:
         """Sandboxes watched, tasks seen in them, explanations lost."""
@@ -227,7 +273,9 @@ class Inspector:
         return None if slot is None else self._table[slot]
 
     @staticmethod
-    def _effects(state, files, procs, why: dict[int, str], reasons: list[str]) -> Effects:  # type: ignore[no-untyped-def]
+    def _effects(  # type: ignore[no-untyped-def]
+        state, files, procs, why: dict[int, str], reasons: list[str], *, ipc_gone: bool
+    ) -> Effects:
         temporary = files.temporary
         fresh, alive = _signed(procs.fresh), max(0, _signed(state.alive))
         older = max(0, alive - max(0, fresh))
@@ -241,7 +289,7 @@ class Inspector:
             forks=procs.forks,
             execs=procs.execs,
             exits=procs.exits,
-            ipc_changes=procs.ipc,
+            ipc_changes=(0 if ipc_gone else procs.ipc) + procs.keys,
             listens=procs.listens,
             foreign_writes=procs.foreign,
             signals=procs.signals,
@@ -261,7 +309,29 @@ class Inspector:
             must_processes=(
                 why.get(_TAINT_PROCESSES, "marked before a restart") if state.tainted & _TAINT_PROCESSES else ""
             ),
+            times_set=files.times,
+            excluded=max(0, _signed(state.excluded)),
         )
+
+    def _sweep(self) -> None:
+        libbpf.run_iterator(self._iterators["sweep"])
+
+    def _census(self, cgroup_id: int) -> tuple[list[SurvivorSeen], int]:
+        """The tasks that count, and how many IPC objects there are (or _IPC_UNKNOWN). With the lock held."""
+        slot = self._slots.get(cgroup_id)
+        if slot is None:
+            return [], _IPC_UNKNOWN
+        state = self._table[slot]
+        self._table[0].wanted_slot = slot
+        state.ipc_space = state.ipc_now = 0
+        written = libbpf.run_iterator(self._iterators["tell"])
+        size = ctypes.sizeof(layout.Census)
+        found = [layout.Census.from_buffer_copy(written, at) for at in range(0, len(written) - size + 1, size)]
+        seen = [
+            SurvivorSeen(one.pid, one.tid, one.comm.decode(errors="replace"), bool(one.fresh), bool(one.ran))
+            for one in found
+        ]
+        return seen, state.ipc_now if state.ipc_space else _IPC_UNKNOWN
 
     def _drain(self) -> None:
         if self._ring:

@@ -42,16 +42,27 @@ static __always_inline bool task_blocked(struct task_struct *p)
 	return BPF_CORE_READ((struct task_struct___state *)p, state) != 0;
 }
 
+/* Process id of a task's thread group, in the pid namespace of that depth; 0 where it is not visible. */
+static __always_inline u32 number_at(struct pid *pid, u32 level)
+{
+	int number = 0;
+
+	if (level <= BPF_CORE_READ(pid, level) && level < 32)
+		bpf_probe_read_kernel(&number, sizeof(number), &pid->numbers[level].nr);
+	return number;
+}
+
+static __always_inline struct pid *group_pid(struct task_struct *p)
+{
+	return BPF_CORE_READ(p, group_leader, thread_pid);
+}
+
 /* Process id as the task itself sees it. */
 static __always_inline u32 own_number(struct task_struct *p)
 {
-	struct pid *pid = BPF_CORE_READ(p, group_leader, thread_pid);
-	u32 level = BPF_CORE_READ(pid, level);
-	int number = 0;
+	struct pid *pid = group_pid(p);
 
-	if (level < 32)
-		bpf_probe_read_kernel(&number, sizeof(number), &pid->numbers[level].nr);
-	return number;
+	return number_at(pid, BPF_CORE_READ(pid, level));
 }
 
 /* A call by the 32-bit entry: its numbers mean something else. */
@@ -77,18 +88,52 @@ enum store {
 
 #define SB_KERNMOUNT (1 << 22)
 
-/* Where an inode's metadata live. */
-static __always_inline enum store home_of(const struct inode *inode)
+/* What is needed of an inode. Hooks that are given one load it directly; others have to copy. */
+struct facts {
+	u64 inode;
+	u64 ino;
+	u64 magic;	/* of its file system */
+	u64 flags;	/* of its super block */
+	u32 generation;
+	u32 mode;
+};
+
+static __always_inline void facts_given(struct facts *f, const struct inode *inode)
+{
+	struct super_block *sb = inode->i_sb;
+
+	f->inode = (u64)inode;
+	f->ino = inode->i_ino;
+	f->generation = inode->i_generation;
+	f->mode = inode->i_mode;
+	f->magic = sb->s_magic;
+	f->flags = sb->s_flags;
+}
+
+static __always_inline void facts_found(struct facts *f, const struct inode *inode)
 {
 	struct super_block *sb = BPF_CORE_READ(inode, i_sb);
 
-	switch (BPF_CORE_READ(sb, s_magic)) {
+	f->inode = (u64)inode;
+	f->ino = BPF_CORE_READ(inode, i_ino);
+	f->generation = BPF_CORE_READ(inode, i_generation);
+	f->mode = BPF_CORE_READ(inode, i_mode);
+	f->magic = BPF_CORE_READ(sb, s_magic);
+	f->flags = BPF_CORE_READ(sb, s_flags);
+}
+
+/* Where an inode's metadata live. */
+static __always_inline enum store home_of(const struct facts *f)
+{
+	switch (f->magic) {
 	case 0x9123683e: /* btrfs; inode 1 is its metadata, dirtied on behalf of anybody */
-		return BPF_CORE_READ(inode, i_ino) == 1 ? NOWHERE : PERSISTENT;
+		return f->ino == 1 ? NOWHERE : PERSISTENT;
+	case 0x794c7630: /* overlay */
+		return PERSISTENT;
 	case 0x01021994: /* tmpfs; the kernel's own mount serves memfd, shmget and MAP_SHARED */
 	case 0x858458f6: /* ramfs */
 	case 0x958458f6: /* hugetlbfs */
-		return BPF_CORE_READ(sb, s_flags) & SB_KERNMOUNT ? NOWHERE : MEMORY;
+		return f->flags & SB_KERNMOUNT ? NOWHERE : MEMORY;
 	case 0x9fa0:	 /* proc */
 	case 0x62656572: /* sysfs */
 	case 0x1cd1:	 /* devpts */
@@ -111,14 +156,18 @@ static __always_inline enum store home_of(const struct inode *inode)
 	return PERSISTENT;
 }
 
-/* Where an inode's content lives: that of a device, a FIFO or a socket is nowhere. */
-static __always_inline enum store store_of(const struct inode *inode)
+/* Content of a device, a FIFO or a socket is nowhere. */
+static __always_inline bool has_content(u32 mode)
 {
-	u32 type = BPF_CORE_READ(inode, i_mode) & 0170000;
+	u32 type = mode & 0170000;
 
-	if (type != 0100000 && type != 0040000 && type != 0120000)
-		return NOWHERE;
-	return home_of(inode);
+	return type == 0100000 || type == 0040000 || type == 0120000;
+}
+
+/* Where an inode's content lives. */
+static __always_inline enum store store_of(const struct facts *f)
+{
+	return has_content(f->mode) ? home_of(f) : NOWHERE;
 }
 
 #define MAGIC_PROC 0x9fa0
@@ -160,16 +209,25 @@ static __always_inline bool uring_harmless(u8 opcode)
  * The inode that really holds the bytes: of an overlay, the one in the upper layer. NULL while a file has
  * not been copied up, or when the overlay's types are unknown: then nothing is netted, which is safe.
  */
-static __always_inline struct inode *real_inode(struct inode *inode)
+static __always_inline struct inode *real_inode(const struct facts *f)
 {
-	if (BPF_CORE_READ(inode, i_sb, s_magic) != 0x794c7630)
-		return inode;
+	if (f->magic != 0x794c7630)
+		return (void *)f->inode;
 	if (bpf_core_type_exists(struct ovl_inode)) {
-		struct ovl_inode *ovl = (void *)inode - bpf_core_field_offset(struct ovl_inode, vfs_inode);
+		struct ovl_inode *ovl = (void *)f->inode - bpf_core_field_offset(struct ovl_inode, vfs_inode);
 
 		return BPF_CORE_READ(ovl, __upperdentry, d_inode);
 	}
 	return NULL;
+}
+
+/* A task that the kernel runs on behalf of a program: workers of io_uring. Created without an event. */
+#define PF_IO_WORKER 0x00000010
+#define PF_USER_WORKER 0x00004000
+
+static __always_inline bool helps_a_program(struct task_struct *p)
+{
+	return p->flags & (PF_IO_WORKER | PF_USER_WORKER);
 }
 
 #endif

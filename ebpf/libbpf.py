@@ -146,14 +146,16 @@ class Object:
             self._object = None
 
 
-def run_iterator(link_fd: int) -> None:
-    """Let an attached iterator program see all its objects once."""
+def run_iterator(link_fd: int) -> bytes:
+    """Let an attached iterator program see all its objects once. Returns what it wrote."""
     fd = check(library().bpf_iter_create(link_fd), "create iterator")
+    written = bytearray()
     try:
-        while os.read(fd, 4096):
-            pass
+        while part := os.read(fd, 1 << 16):
+            written += part
     finally:
         os.close(fd)
+    return bytes(written)
 
 
 def update(fd: int, key: int, value: int) -> None:

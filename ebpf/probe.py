@@ -19,7 +19,6 @@ _TYPEDEF = 8  # BTF_KIND_TYPEDEF
 _OPTIONAL = {
     "on_inode_new": ("btrfs_inode_new", "no btrfs: files made and removed in one turn count as changes"),
     "on_inode_evict": ("btrfs_inode_evict", "no btrfs: files made and removed in one turn count as changes"),
-    "on_dirty_folio": ("writeback_dirty_folio", "older than 5.18: content is seen by inode marks alone"),
     "on_uring": ("io_uring_submit_req", "no io_uring tracepoint: sandboxes must deny io_uring (they do)"),
 }
 

@@ -18,8 +18,10 @@ enum kind {
 	K_META_PATH,	/* metadata of a path */
 	K_META_FD,	/* metadata of descriptor argument 0 */
 	K_UTIMENSAT,	/* of argument 1, or of descriptor argument 0 when that is null */
+	K_UTIMES,	/* times of a path */
 	K_MOUNT,	/* mounts, and other state of namespaces */
 	K_IPC,		/* changes an IPC object */
+	K_KEYS,		/* changes a key ring */
 	K_IPC_GET_1,	/* makes an IPC object when IPC_CREAT is in argument 1 */
 	K_IPC_GET_2,	/* the same in argument 2 */
 	K_IPC_CTL_1,	/* command in argument 1 */
@@ -59,7 +61,7 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 	[88] = K_CREATE, /* symlink */ [89] = K_NONE, [90] = K_META_PATH, /* chmod */ [91] = K_META_FD,
 	[92] = K_META_PATH, /* chown */ [93] = K_META_FD, [94] = K_META_PATH, /* lchown */ [95 ... 100] = K_NONE,
 	[101] = K_PTRACE, [102 ... 108] = K_NONE, [109] = K_FOREIGN_IF_0, /* setpgid */ [110 ... 128] = K_NONE,
-	[129] = K_NONE, [130 ... 131] = K_NONE, [132] = K_META_PATH, /* utime */ [133] = K_CREATE, /* mknod */
+	[129] = K_NONE, [130 ... 131] = K_NONE, [132] = K_UTIMES, [133] = K_CREATE, /* mknod */
 	[135] = K_NONE, [136 ... 140] = K_NONE, [141] = K_FOREIGN_IF_1, /* setpriority */
 	[142] = K_FOREIGN_IF_0, [143] = K_NONE, [144] = K_FOREIGN_IF_0, [145 ... 152] = K_NONE,
 	[153] = K_NONE, [154] = K_NONE, [155] = K_MOUNT, /* pivot_root */ [157 ... 158] = K_NONE,
@@ -70,11 +72,11 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 	[200 ... 202] = K_NONE, [203] = K_FOREIGN_IF_0, /* sched_setaffinity */ [204] = K_NONE,
 	[206 ... 208] = K_NONE, [209] = K_NONE, /* io_submit: its writes raise writeback marks */
 	[210] = K_NONE, [213] = K_NONE, [216 ... 219] = K_NONE, [220] = K_IPC, /* semtimedop */
-	[221 ... 234] = K_NONE, [235] = K_META_PATH, /* utimes */ [237 ... 239] = K_NONE, [240] = K_MQ_OPEN,
+	[221 ... 234] = K_NONE, [235] = K_UTIMES, [237 ... 239] = K_NONE, [240] = K_MQ_OPEN,
 	[241] = K_IPC, /* mq_unlink */ [242 ... 243] = K_IPC, [244] = K_NONE, [245] = K_IPC, [247] = K_NONE,
-	[248 ... 250] = K_IPC, /* keys */ [251] = K_FOREIGN_IF_1, /* ioprio_set */ [252 ... 255] = K_NONE,
+	[248 ... 250] = K_KEYS, [251] = K_FOREIGN_IF_1, /* ioprio_set */ [252 ... 255] = K_NONE,
 	[256] = K_FOREIGN_IF_0, [257] = K_OPEN, /* openat */ [258] = K_CREATE, /* mkdirat */
-	[259] = K_CREATE, /* mknodat */ [260] = K_META_PATH, /* fchownat */ [261] = K_META_PATH,
+	[259] = K_CREATE, /* mknodat */ [260] = K_META_PATH, /* fchownat */ [261] = K_UTIMES, /* futimesat */
 	[262] = K_NONE, [263] = K_REMOVE, /* unlinkat */ [264] = K_RENAME, [265] = K_RENAME, /* linkat */
 	[266] = K_CREATE, /* symlinkat */ [267] = K_NONE, [268] = K_META_PATH, /* fchmodat */
 	[269 ... 274] = K_NONE, [275] = K_WRITE_2, /* splice */ [276 ... 278] = K_NONE, /* pipes only */
@@ -98,6 +100,8 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 #define NR_FALLOCATE 285
 #define NR_RESTART_SYSCALL 219
 #define NR_CREAT 85
+#define NR_SYMLINK 88
+#define NR_SYMLINKAT 266
 #define NR_OPEN 2
 #define NR_OPENAT 257
 #define NR_OPENAT2 437

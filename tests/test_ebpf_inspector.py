@@ -133,8 +133,8 @@ async def test_explanations_name_file_process_and_call(arena: Arena) -> None:
         arena.mark(container)
         effects = await arena.judged(container, ("make_directory", "write_existing"))
         text = "\n".join(effects.reasons)
-        assert "mkdir made.d by effects[" in text
-        assert "content of file by effects[" in text
+        assert "mkdir /work/made.d by effects[" in text
+        assert "content of /work/file by effects[" in text
 
 
 async def test_tasks_of_a_nested_cgroup_count(arena: Arena) -> None:

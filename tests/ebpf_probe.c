@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* probe DIRECTORY TIMES OPERATION: does one thing some times. For the inspector's tests; see ebpf_support.py. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/keyctl.h>
+#include <mqueue.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ipc.h>
+#include <sys/mman.h>
+#include <sys/msg.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+static const char *at;
+static int N;
+static char name[256];
+
+static const char *numbered(int i) { snprintf(name, sizeof(name), "%s/n%d", at, i); return name; }
+static const char *file(void) { snprintf(name, sizeof(name), "%s/file", at); return name; }
+static int opened(int flags) { return open(file(), flags, 0644); }
+
+static pid_t sleeper(void)
+{
+	int gate[2]; char byte; pid_t pid;
+
+	if (pipe(gate)) return -1;
+	pid = fork();
+	if (!pid) { close(gate[0]); close(gate[1]); for (;;) pause(); }
+	close(gate[1]);
+	if (read(gate[0], &byte, 1)) {}
+	close(gate[0]);
+	return pid;
+}
+
+static void *idle(void *unused) { for (;;) pause(); return unused; }
+
+/* Lives on as an agent would: threads, a child now and then, always at work. */
+static void agent(void)
+{
+	pthread_t thread;
+	int null = open("/dev/null", O_RDWR);
+
+	for (int fd = 0; fd < 3; fd++) dup2(null, fd);
+	setsid();
+	prctl(PR_SET_NAME, "agent of mine");
+	for (int i = 0; i < 3; i++) pthread_create(&thread, NULL, idle, NULL);
+	close(70);
+	for (;;) {
+		pthread_t brief; pid_t pid; char b[8];
+		int f = open("/proc/self/stat", O_RDONLY);
+
+		if (read(f, b, 8)) {}
+		close(f);
+		pid = fork();
+		if (!pid) _exit(0);
+		setpgid(pid, pid);
+		waitpid(pid, NULL, 0);
+		pthread_create(&brief, NULL, (void *(*)(void *))getppid, NULL);
+		pthread_join(brief, NULL);
+		usleep(2000);
+	}
+}
+
+static void leave(void (*body)(void))
+{
+	int gate[2]; char byte;
+
+	if (pipe(gate)) return;
+	if (!fork()) {
+		if (fork()) _exit(0);
+		close(gate[0]);
+		dup2(gate[1], 70);
+		close(gate[1]);
+		fcntl(70, F_SETFD, FD_CLOEXEC);
+		body();
+		_exit(0);
+	}
+	close(gate[1]);
+	wait(NULL);
+	if (read(gate[0], &byte, 1)) {}
+}
+
+static void quiet(void)
+{
+	int null = open("/dev/null", O_RDWR);
+
+	for (int fd = 0; fd < 3; fd++) dup2(null, fd);
+	setsid();
+	close(70);
+	for (;;) pause();
+}
+
+/* Starts a process when it is told to by SIGUSR1. */
+static void parent(void)
+{
+	sigset_t set; int got;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGUSR1);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	prctl(PR_SET_NAME, "agent of mine");
+	setsid();
+	close(0); close(1); close(2); close(70);
+	for (;;) {
+		sigwait(&set, &got);
+		if (!fork()) { prctl(PR_SET_NAME, "started"); for (;;) pause(); }
+	}
+}
+
+static int tcp(int port, int server)
+{
+	struct sockaddr_in a = { AF_INET, htons(port), { htonl(INADDR_LOOPBACK) } };
+	int s = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+
+	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	if (server ? bind(s, (void *)&a, sizeof(a)) || listen(s, 64) : connect(s, (void *)&a, sizeof(a))) return -1;
+	return s;
+}
+
+#define OP(word, ...) if (!strcmp(argv[3], word)) { for (int i = 0; i < N; i++) { __VA_ARGS__; } return 0; }
+
+int main(int argc, char **argv)
+{
+	int v = 0;
+
+	if (argc < 4) return 2;
+	at = argv[1];
+	N = atoi(argv[2]);
+	OP("nothing", )
+	OP("truncate_read_only", close(opened(O_RDONLY | O_TRUNC)))
+	OP("same_bytes", int f = opened(O_WRONLY | O_CREAT | O_TRUNC); if (write(f, "same\n", 5)) {} close(f))
+	OP("other_bytes", int f = opened(O_WRONLY | O_CREAT | O_TRUNC); if (write(f, "else\n", 5)) {} close(f))
+	OP("same_bytes_in_place", int f = opened(O_WRONLY); if (write(f, "same\n", 5)) {} close(f))
+	OP("replace_same", int f = open(numbered(0), O_WRONLY | O_CREAT, 0644); char to[256];
+		if (write(f, "same\n", 5)) {} close(f); snprintf(to, 256, "%s/file", at); rename(name, to))
+	OP("touch", utimensat(AT_FDCWD, file(), NULL, 0))
+	OP("mode_there_and_back", chmod(file(), 0600); chmod(file(), 0644))
+	OP("directory", mkdir(numbered(i), 0755))
+	OP("node", mknod(numbered(i), S_IFIFO | 0600, 0))
+	OP("symlink", if (symlink("x", numbered(i))) {})
+	OP("socket_name", struct sockaddr_un a = { AF_UNIX }; strcpy(a.sun_path, numbered(i)); int s = socket(AF_UNIX, SOCK_STREAM, 0);
+		bind(s, (void *)&a, sizeof(a)); close(s))
+	OP("xattr", setxattr(file(), "user.n", &i, 4, 0))
+	OP("owner", if (chown(file(), i + 1, 1)) {})
+	OP("truncate", if (truncate(file(), i)) {})
+	OP("times", utimensat(AT_FDCWD, file(), NULL, 0))
+	OP("link", char to[256]; snprintf(to, 256, "%s/l%d", at, i); if (link(file(), to)) {})
+	OP("data", int f = open(numbered(i), O_WRONLY); if (write(f, "x", 1)) {} close(f))
+	OP("foreign", if (!v) v = sleeper(); long w = 1; struct iovec h = { &w, 8 }, t = { &w, 8 };
+		process_vm_writev(v, &h, 1, &t, 1, 0); if (i == N - 1) kill(v, SIGKILL))
+	OP("limits", if (!v) v = sleeper(); struct rlimit l = { 64, 64 }; prlimit(v, RLIMIT_NOFILE, &l, NULL); if (i == N - 1) kill(v, SIGKILL))
+	OP("channels", if (!v) v = tcp(9300, 1); int c = tcp(9300, 0); close(c); close(accept(v, NULL, NULL)))
+	OP("mqueue_left", char q[32]; snprintf(q, 32, "/q%d", i); struct mq_attr a = { .mq_maxmsg = 1, .mq_msgsize = 8 };
+		mqd_t m = mq_open(q, O_CREAT | O_RDWR, 0600, &a); mq_close(m))
+	OP("shm_left", shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600))
+	OP("sem_left", semget(IPC_PRIVATE, 1, IPC_CREAT | 0600))
+	OP("ipc_gone", int s = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600), q = msgget(IPC_PRIVATE, 0600),
+		e = semget(IPC_PRIVATE, 1, IPC_CREAT | 0600); char *m = shmat(s, NULL, 0); m[0] = 1; shmdt(m);
+		shmctl(s, IPC_RMID, NULL); msgctl(q, IPC_RMID, NULL); semctl(e, 0, IPC_RMID);
+		mqd_t p = mq_open("/gone", O_CREAT | O_RDWR, 0600, NULL); mq_close(p); mq_unlink("/gone"))
+	OP("ipc_held", int s = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600); shmat(s, NULL, 0); shmctl(s, IPC_RMID, NULL))
+	OP("ipc_swap", shmctl(shmget(7, 0, 0), IPC_RMID, NULL); shmget(8, 4096, IPC_CREAT | 0600))
+	OP("ipc_seven", shmget(7, 4096, IPC_CREAT | 0600))
+	OP("agent", leave(agent))
+	OP("parent", leave(parent))
+	OP("quiet", leave(quiet))
+	OP("uring", char p[256]; memset(p, 0, sizeof(p)); if (syscall(425, 4, p) < 0) return errno)
+	return 2;
+}
