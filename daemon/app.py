@@ -1,55 +1,38 @@
-"""The daemon's process: start, sockets, logs, signals, stop.
+"""The daemon's process: start, serve, signals, stop.
 
-Owns: the process and what systemd hears of it. Does not own: routes (:mod:`daemon.api`), any act on a
-sandbox (:mod:`daemon.host`). Guarantee: a stop leaves the sandboxes running unless asked otherwise.
+Owns: the process and what systemd hears of it. Does not own: routes (:mod:`daemon.api`), sockets
+(:mod:`daemon.listener`), options (:mod:`daemon.config`), any act on a sandbox (:mod:`daemon.host`).
+Guarantee: a stop leaves the sandboxes running unless asked otherwise.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from aiohttp import web
-
+from daemon import config, listener, logs, tls
 from daemon.api import application
+from daemon.config import Config
 from daemon.host import Host
+from daemon.idempotency import Answers
+from daemon.listener import Listeners
 from sandbox import paths
-from sandbox.errors import Conflict, PagurusError
+from sandbox.errors import Invalid, PagurusError
 from sandbox.shim import short_slice
 
 log = logging.getLogger("pagurus.app")
 
 WORKERS = 16  # threads for what blocks
 PRECEDENCE = -10  # nice value of the event loop
-
-
-class _JsonLines(logging.Formatter):
-    """One JSON object for each record, with the sandbox and turn where there are any."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": record.created,
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        for name in ("sandbox", "turn"):
-            if getattr(record, name, None) is not None:
-                entry[name] = getattr(record, name)
-        if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
 
 
 def notify(state: str) -> None:
@@ -64,26 +47,7 @@ def notify(state: str) -> None:
             channel.sendall(state.encode())
 
 
-def listen(path: Path) -> socket.socket:
-    """A Unix socket that only the daemon's user can reach. A stale one is replaced, a living one refused."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            path.unlink(missing_ok=True)
-        else:
-            raise Conflict(f"a daemon already listens on {path}", remedy="stop it first, or set PAGURUS_RUN")
-    server = socket.socket(socket.AF_UNIX)
-    old = os.umask(0o177)
-    try:
-        server.bind(str(path))
-    finally:
-        os.umask(old)
-    return server
-
-
-async def serve(*, socket_path: Path, stop_sandboxes: bool, ready: Callable[[Host], None] | None = None) -> None:
+async def serve(options: Config, *, ready: Callable[[Host], None] | None = None) -> None:
     """Run the daemon until SIGTERM or SIGINT."""
     from daemon.recovery import close_host, open_host
 
@@ -91,12 +55,16 @@ async def serve(*, socket_path: Path, stop_sandboxes: bool, ready: Callable[[Hos
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = listen(socket_path)
-    host = await open_host(paths.state(), paths.run())
-    runner = web.AppRunner(application(host), access_log=None, handle_signals=False)
-    await runner.setup()
-    await web.SockSite(runner, server, backlog=512).start()
-    log.info("listening on %s", socket_path)
+    sockets = _sockets(options)
+    secure = await asyncio.to_thread(_tls, options)
+    state, run = paths.state(), paths.run()
+    host = await open_host(state, run)
+    answers = Answers(run / "answers.sqlite")
+    listeners = Listeners(application(host, state / "tokens.json", answers), connections=options.connections)
+    await listeners.open()
+    for each in sockets:
+        await listeners.serve(each, None if each.family == socket.AF_UNIX else secure)
+        log.info("listening on %s", each.getsockname())
     notify("READY=1")
     if ready is not None:
         ready(host)
@@ -106,9 +74,32 @@ async def serve(*, socket_path: Path, stop_sandboxes: bool, ready: Callable[[Hos
     finally:
         notify("STOPPING=1")
         watchdog.cancel()
-        await runner.cleanup()
-        await close_host(host, stop_sandboxes=stop_sandboxes)
-        server.close()
+        await listeners.close()
+        await close_host(host, stop_sandboxes=options.stop_sandboxes)
+        answers.close()
+
+
+def _sockets(options: Config) -> list[socket.socket]:
+    """Those that systemd passed, and those that the options ask for beside them."""
+    sockets = listener.inherited()
+    families = {each.family for each in sockets}
+    if socket.AF_UNIX not in families:
+        sockets.append(listener.unix(options.socket or paths.api_socket()))
+    if options.address is not None and families <= {socket.AF_UNIX}:
+        sockets.append(listener.tcp(*options.address))
+    if options.address is None and families - {socket.AF_UNIX}:
+        raise Invalid("systemd passed a TCP socket", remedy="configure listen and TLS as well")
+    return sockets
+
+
+def _tls(options: Config) -> ssl.SSLContext | None:
+    if options.tls_cert is not None and options.tls_key is not None:
+        return tls.context(options.tls_cert, options.tls_key)
+    if not options.tls_self_signed or options.address is None:
+        return None
+    certificate, key = tls.self_signed(paths.state() / "tls", options.address[0])
+    print(f"certificate {certificate}\nfingerprint {tls.fingerprint(certificate)}", flush=True)
+    return tls.context(certificate, key)
 
 
 def _take_precedence() -> None:
@@ -138,22 +129,18 @@ async def _watchdog() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``pagurus daemon``."""
-    parser = argparse.ArgumentParser(prog="pagurus daemon", description="Run the sandbox daemon of this host.")
-    parser.add_argument("--socket", type=Path, default=None, help="API socket (default: below PAGURUS_RUN)")
-    parser.add_argument("--state", type=Path, default=None, help="directory that survives reboots (PAGURUS_STATE)")
-    parser.add_argument("--run", type=Path, default=None, help="directory that need not (PAGURUS_RUN)")
-    parser.add_argument("--stop-sandboxes", action="store_true", help="remove all sandboxes when the daemon stops")
-    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
-    options = parser.parse_args(argv)
+    try:
+        options = config.parse(argv)
+    except PagurusError as error:
+        print(f"pagurus daemon: {error}", file=sys.stderr)
+        return 2
     for name, value in (("PAGURUS_STATE", options.state), ("PAGURUS_RUN", options.run)):
         if value is not None:
-            os.environ[name] = str(value.absolute())
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=options.log_level.upper(), handlers=[handler], force=True)
+            os.environ[name] = str(value)
+    logs.to_stderr(options.log_level)
     short_slice()  # the loop works for microseconds at a time: it need not queue behind a trainer's time slices
     try:
-        asyncio.run(serve(socket_path=options.socket or paths.api_socket(), stop_sandboxes=options.stop_sandboxes))
+        asyncio.run(serve(options))
     except PagurusError as error:
         print(f"pagurus daemon: {error}", file=sys.stderr)
         return 1

@@ -10,26 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Annotated
 
 import msgspec
 
 from sandbox.cgroup import parse_bytes
 from sandbox.messages import Limits
+from sandbox.messages.tokens import TokenQuota as Quota
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
-_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
-
-
-class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one token may use at once. None: as much as there is."""
-
-    sandboxes: _Count | None = None
-    cpus: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None  # sum of Limits.cpus
-    memory: _Bytes | None = None  # sum of Limits.memory
-    disk: _Bytes | None = None  # sum of Limits.disk
-    requests_per_s: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] | None = None
-    execs: _Count | None = None  # requests that act, at the same time
+__all__ = ["Bucket", "Quota", "Usage", "burst", "excess", "take", "usage"]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

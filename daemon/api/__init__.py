@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 from aiohttp import web
 
-from daemon.api import checkpoints, commands, files, sandboxes
-from daemon.api.wire import BODY_MOST, HOST, errors
+from daemon.api import checkpoints, commands, files, gateway, network, sandboxes, tokens
+from daemon.api.gate import Gate, started, unmatched
+from daemon.api.openapi import describe
+from daemon.api.route import Route
+from daemon.api.sandboxes import DESCRIPTION
+from daemon.api.wire import HOST, TOKENS
 from daemon.host import Host
+from daemon.idempotency import Answers
+from daemon.tokens import Tokens
 
-AREAS = (sandboxes, commands, files, checkpoints)
+AREAS = (sandboxes, commands, files, checkpoints, gateway, network, tokens)
+RAW_MOST = 256 << 20  # bytes of a raw body that a handler reads at once; structs are bounded by their route
 
 
-def application(host: Host) -> web.Application:
-    """The API of `host`."""
-    app = web.Application(client_max_size=BODY_MOST, middlewares=[errors])
+def routes() -> list[Route]:
+    """All routes of the API."""
+    return [Route.of(route) for area in AREAS for route in area.ROUTES]
+
+
+def application(host: Host, token_file: Path, answers: Answers | None = None) -> web.Application:
+    """The API of `host`, whose tokens lie in `token_file`. Without `answers` no repeated call is recognised."""
+    app = web.Application(client_max_size=RAW_MOST, middlewares=[unmatched])
+    app.on_response_prepare.append(started)
     app[HOST] = host
-    for area in AREAS:
-        app.add_routes(area.ROUTES)
+    app[TOKENS] = Tokens(token_file, clock=time.time)
+    gate = Gate(host, app[TOKENS], answers)
+    for route in routes():
+        app.router.add_route(route.method, route.path, gate.handler(route))
+    app[DESCRIPTION] = describe(routes())
     return app

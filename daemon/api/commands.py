@@ -11,17 +11,14 @@ from typing import Any
 
 from aiohttp import web
 
-from daemon.api.wire import HOST, body, frame, log, reply, streaming
-from sandbox.messages import (
-    Chunk,
-    ExecRequest,
-    ExecResult,
-)
+from daemon.api.wire import HOST, Route, Stream, body, frame, log, reply, streaming
+from sandbox.messages import Chunk, ExecRequest, ExecResult, TurnInfo
 
 STREAM_BACKLOG = 32 << 20  # bytes between a command and a reader that is slower
 
 
 async def _exec(request: web.Request) -> web.Response:
+    """Run a command to its end, and end the turn."""
     loop = request.app[HOST].loop(request.match_info["id"])
     return reply(request, await loop.exec(await body(request, ExecRequest)))
 
@@ -92,12 +89,30 @@ class _Backlog:
 
 
 async def _turns(request: web.Request) -> web.Response:
+    """The last turns of a sandbox, the oldest first."""
     host = request.app[HOST]
     return reply(request, await host.services.catalogue.turns(host.loop(request.match_info["id"]).row.id))
 
 
-ROUTES: list[web.RouteDef] = [
-    web.post("/v1/sandboxes/{id}/exec", _exec),
-    web.post("/v1/sandboxes/{id}/stream", _stream),
-    web.get("/v1/sandboxes/{id}/turns", _turns),
+ROUTES: list[Route] = [
+    Route(
+        "POST",
+        "/v1/sandboxes/{id}/exec",
+        _exec,
+        body=ExecRequest,
+        answer=ExecResult,
+        scope="exec",
+        keyed="once",
+        body_most=64 << 20,  # its stdin
+    ),
+    Route(
+        "POST",
+        "/v1/sandboxes/{id}/stream",
+        _stream,
+        body=ExecRequest,
+        answer=Stream(Chunk),
+        scope="exec",
+        body_most=64 << 20,
+    ),
+    Route("GET", "/v1/sandboxes/{id}/turns", _turns, answer=list[TurnInfo]),
 ]

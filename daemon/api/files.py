@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from aiohttp import web
 
-from daemon.api.wire import HOST, frame, query, reply, streaming
+from daemon.api.wire import HOST, Route, Stream, chunks, content, frame, parameters, reply, streaming
 from daemon.turns import TurnLoop
 from sandbox import archive, beneath, files
 from sandbox.cgroup import parse_bytes
 from sandbox.errors import Invalid, PagurusError, SandboxDead
-from sandbox.messages import FileEvent
+from sandbox.messages import Change, FileEvent, FileInfo
 from sandbox.pipes import in_thread, put
 from sandbox.watch import Watch
 
@@ -33,22 +34,45 @@ def _loop(request: web.Request) -> TurnLoop:
     return loop
 
 
-def _flag(request: web.Request, name: str) -> bool:
-    return request.query.get(name) == "1"
+_Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+_Mode = Annotated[str, msgspec.Meta(pattern="^[0-7]{1,4}$")]  # permission bits, octal
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-def _mode(request: web.Request, default: int) -> int:
-    text = request.query.get("mode", f"{default:o}")
-    if not text or set(text) - set("01234567") or int(text, 8) > 0o7777:
-        raise Invalid(f"mode must be octal permission bits, not {text!r}")
-    return int(text, 8)
+class PathQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    path: _Path
 
 
-def _count(request: web.Request, name: str, default: int) -> int:
-    text = request.query.get(name, str(default))
-    if not text.isdecimal() or int(text) > 1 << 62:
-        raise Invalid(f"{name} must be a number of bytes, not {text!r}")
-    return int(text)
+class ReadQuery(PathQuery):
+    offset: _Bytes = 0
+    limit: _Bytes = files.READ_LIMIT
+
+
+class WriteQuery(PathQuery):
+    mode: _Mode = "644"
+    append: bool = False
+
+
+class MakeQuery(PathQuery):
+    mode: _Mode = "755"
+
+
+class MoveQuery(PathQuery):
+    to: _Path
+
+
+class BranchQuery(PathQuery):
+    recursive: bool = False
+
+
+class DiffQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    checkpoint: Annotated[str, msgspec.Meta(max_length=100)]
+
+
+class Written(msgspec.Struct, kw_only=True):
+    """daemon -> SDK: how much of a tree was unpacked."""
+
+    bytes: int
 
 
 # --------------------------------------------------------------------------- single files
@@ -56,52 +80,50 @@ def _count(request: web.Request, name: str, default: int) -> int:
 
 async def _read(request: web.Request) -> web.Response:
     """A part of a regular file, or all of it."""
-    loop, path = _loop(request), query(request, "path")
-    offset, limit = _count(request, "offset", 0), _count(request, "limit", files.READ_LIMIT)
-    data = await asyncio.to_thread(
-        files.read, loop.container.init_pid, path, offset=offset, limit=min(limit, files.READ_LIMIT)
-    )
+    loop, asked = _loop(request), parameters(request, ReadQuery)
+    limit = min(asked.limit, files.READ_LIMIT)
+    data = await asyncio.to_thread(files.read, loop.container.init_pid, asked.path, offset=asked.offset, limit=limit)
     return web.Response(body=data, content_type="application/octet-stream")
 
 
 async def _write(request: web.Request) -> web.Response:
     """Write a regular file, or append to it."""
-    loop, path, mode, append = _loop(request), query(request, "path"), _mode(request, 0o644), _flag(request, "append")
-    data = await request.read()
-    await _alter(loop, path, files.write, path, data, mode=mode, append=append)
+    loop, asked = _loop(request), parameters(request, WriteQuery)
+    data, mode = await content(request), int(asked.mode, 8)
+    await _alter(loop, asked.path, files.write, asked.path, data, mode=mode, append=asked.append)
     return reply(request, {})
 
 
 async def _status(request: web.Request) -> web.Response:
     """What a path is; links are not followed."""
-    loop, path = _loop(request), query(request, "path")
+    loop, path = _loop(request), parameters(request, PathQuery).path
     return reply(request, await asyncio.to_thread(files.status, loop.container.init_pid, loop.row.uid_base, path))
 
 
 async def _entries(request: web.Request) -> web.Response:
     """The entries of a directory."""
-    loop, path = _loop(request), query(request, "path")
+    loop, path = _loop(request), parameters(request, PathQuery).path
     return reply(request, await asyncio.to_thread(files.entries, loop.container.init_pid, loop.row.uid_base, path))
 
 
 async def _make_directory(request: web.Request) -> web.Response:
     """Make a directory with its parents."""
-    path = query(request, "path")
-    await _alter(_loop(request), path, files.make_directory, path, mode=_mode(request, 0o755))
+    asked = parameters(request, MakeQuery)
+    await _alter(_loop(request), asked.path, files.make_directory, asked.path, mode=int(asked.mode, 8))
     return reply(request, {})
 
 
 async def _move(request: web.Request) -> web.Response:
     """Rename a file or directory."""
-    source, target = query(request, "path"), query(request, "to")
-    await _alter(_loop(request), source, files.move, source, target)
+    asked = parameters(request, MoveQuery)
+    await _alter(_loop(request), asked.path, files.move, asked.path, asked.to)
     return reply(request, {})
 
 
 async def _remove(request: web.Request) -> web.Response:
     """Remove a file, or a directory with what is in it."""
-    path = query(request, "path")
-    await _alter(_loop(request), path, files.remove, path, recursive=_flag(request, "recursive"))
+    asked = parameters(request, BranchQuery)
+    await _alter(_loop(request), asked.path, files.remove, asked.path, recursive=asked.recursive)
     return reply(request, {})
 
 
@@ -115,7 +137,7 @@ async def _alter(loop: TurnLoop, path: str, change: Callable[..., Any], *args: A
 
 async def _download(request: web.Request) -> web.StreamResponse:
     """A directory (its content) or a file as a tar stream."""
-    loop, path = _loop(request), query(request, "path")
+    loop, path = _loop(request), parameters(request, PathQuery).path
     pid, base = loop.container.init_pid, loop.row.uid_base
     await asyncio.to_thread(files.status, pid, base, path) if path.strip("/") else None  # refused before the stream
     response = web.StreamResponse(headers={"Content-Type": "application/x-tar"})
@@ -144,20 +166,20 @@ def _pack(pid: int, base: int, path: str, writer: int) -> None:
 
 async def _upload(request: web.Request) -> web.Response:
     """Unpack a tar stream into a directory, which is made when need be."""
-    loop, path = _loop(request), query(request, "path")
+    loop, path = _loop(request), parameters(request, PathQuery).path
     limit = parse_bytes(loop.row.limits.disk) if loop.row.limits.disk is not None else TREE_MOST
     async with loop.altering(path):
         reader, writer = os.pipe2(os.O_CLOEXEC)
         unpacking = in_thread(_unpack, loop.container.init_pid, loop.row.uid_base, path, reader, limit)
         try:
             with os.fdopen(writer, "wb", buffering=0) as out:
-                async for part in request.content.iter_chunked(CHUNK):
+                async for part in chunks(request):
                     if not unpacking.done():  # after a refusal the rest is read all the same: then the answer arrives
                         with contextlib.suppress(BrokenPipeError):
                             await asyncio.to_thread(put, out, part)
         finally:
             written = await unpacking
-    return reply(request, {"bytes": written})
+    return reply(request, Written(bytes=written))
 
 
 def _unpack(pid: int, base: int, path: str, reader: int, limit: int) -> int:
@@ -176,7 +198,7 @@ def _unpack(pid: int, base: int, path: str, reader: int, limit: int) -> int:
 
 async def _watch(request: web.Request) -> web.StreamResponse:
     """Changes below a directory as they happen, until it is gone or the sandbox is restored."""
-    loop, path = _loop(request), query(request, "path")
+    loop, asked = _loop(request), parameters(request, BranchQuery)
     container, pid = loop.container, loop.container.init_pid
 
     @contextlib.contextmanager
@@ -191,7 +213,7 @@ async def _watch(request: web.Request) -> web.StreamResponse:
     if _watches.locked():
         raise Invalid(f"more than {WATCHES_MOST} watches at once", remedy="end some")
     async with _watches:
-        watch = await asyncio.to_thread(Watch, root, path, recursive=_flag(request, "recursive"))
+        watch = await asyncio.to_thread(Watch, root, asked.path, recursive=asked.recursive)
         try:
             return await _send_events(request, watch, loop)
         finally:
@@ -233,19 +255,33 @@ async def _send_events(request: web.Request, watch: Watch, loop: TurnLoop) -> we
 
 async def _diff(request: web.Request) -> web.Response:
     """How the file tree differs from a checkpoint."""
-    return reply(request, await request.app[HOST].diff(request.match_info["id"], query(request, "checkpoint")))
+    return reply(
+        request, await request.app[HOST].diff(request.match_info["id"], parameters(request, DiffQuery).checkpoint)
+    )
 
 
-ROUTES: list[web.RouteDef] = [
-    web.get("/v1/sandboxes/{id}/files", _read),
-    web.put("/v1/sandboxes/{id}/files", _write),
-    web.delete("/v1/sandboxes/{id}/files", _remove),
-    web.get("/v1/sandboxes/{id}/files/status", _status),
-    web.post("/v1/sandboxes/{id}/files/move", _move),
-    web.get("/v1/sandboxes/{id}/files/watch", _watch),
-    web.get("/v1/sandboxes/{id}/entries", _entries),
-    web.put("/v1/sandboxes/{id}/entries", _make_directory),
-    web.get("/v1/sandboxes/{id}/tree", _download),
-    web.put("/v1/sandboxes/{id}/tree", _upload),
-    web.get("/v1/sandboxes/{id}/diff", _diff),
+_WRITE = 256 << 20  # bytes of a file that is written by one request
+_TAR = "application/x-tar"
+ROUTES: list[Route] = [
+    Route("GET", "/v1/sandboxes/{id}/files", _read, query=ReadQuery, answer=bytes),
+    Route("PUT", "/v1/sandboxes/{id}/files", _write, query=WriteQuery, body=bytes, body_most=_WRITE, scope="exec"),
+    Route("DELETE", "/v1/sandboxes/{id}/files", _remove, query=BranchQuery, scope="exec"),
+    Route("GET", "/v1/sandboxes/{id}/files/status", _status, query=PathQuery, answer=FileInfo),
+    Route("POST", "/v1/sandboxes/{id}/files/move", _move, query=MoveQuery, scope="exec"),
+    Route("GET", "/v1/sandboxes/{id}/files/watch", _watch, query=BranchQuery, answer=Stream(FileEvent)),
+    Route("GET", "/v1/sandboxes/{id}/entries", _entries, query=PathQuery, answer=list[FileInfo]),
+    Route("PUT", "/v1/sandboxes/{id}/entries", _make_directory, query=MakeQuery, scope="exec"),
+    Route("GET", "/v1/sandboxes/{id}/tree", _download, query=PathQuery, answer=bytes, content=_TAR),
+    Route(
+        "PUT",
+        "/v1/sandboxes/{id}/tree",
+        _upload,
+        query=PathQuery,
+        body=bytes,
+        body_most=TREE_MOST,
+        content=_TAR,
+        answer=Written,
+        scope="exec",
+    ),
+    Route("GET", "/v1/sandboxes/{id}/diff", _diff, query=DiffQuery, answer=list[Change]),
 ]

@@ -4,56 +4,95 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
+import msgspec
 from aiohttp import web
 
-from daemon.api.wire import HOST, body, reply
-from sandbox.messages import (
-    CreateRequest,
-)
+from daemon import metrics
+from daemon.api.wire import HOST, JSON, Route, body, reply
+from sandbox.messages import CreateRequest, SandboxInfo, Statistics
+
+DESCRIPTION: web.AppKey[dict[str, Any]] = web.AppKey("description", dict)
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """daemon -> everybody: GET /v1/health"""
+
+    status: str
+    pid: int
 
 
 async def _health(request: web.Request) -> web.Response:
-    return reply(request, {"status": "ok", "pid": os.getpid()})
+    """Whether the daemon answers. Needs no token."""
+    return reply(request, Health(status="ok", pid=os.getpid()))
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    """This description. Needs no token."""
+    return web.Response(body=msgspec.json.encode(request.app[DESCRIPTION]), content_type=JSON)
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    """What Prometheus reads."""
+    return web.Response(body=metrics.exposition(request.app[HOST]), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 async def _statistics(request: web.Request) -> web.Response:
+    """Counts of the whole host since the daemon started."""
     return reply(request, request.app[HOST].statistics())
 
 
 async def _images(request: web.Request) -> web.Response:
+    """The images that sandboxes can start from."""
     return reply(request, await asyncio.to_thread(request.app[HOST].images.list))
 
 
 async def _list(request: web.Request) -> web.Response:
+    """The sandboxes of the caller; an administrator sees all."""
     return reply(request, request.app[HOST].sandboxes())
 
 
 async def _create(request: web.Request) -> web.Response:
+    """Make a sandbox from an image. It runs when the answer comes."""
     return reply(request, await request.app[HOST].create(await body(request, CreateRequest)), 201)
 
 
 async def _info(request: web.Request) -> web.Response:
+    """One sandbox."""
     return reply(request, request.app[HOST].loop(request.match_info["id"]).row.info())
 
 
 async def _remove(request: web.Request) -> web.Response:
+    """Remove a sandbox with its checkpoints, but for what forks of it need."""
     await request.app[HOST].remove(request.match_info["id"])
     return reply(request, {})
 
 
 async def _kill(request: web.Request) -> web.Response:
+    """Kill all processes of a sandbox. A restore brings them back."""
     await request.app[HOST].kill(request.match_info["id"])
     return reply(request, {})
 
 
-ROUTES: list[web.RouteDef] = [
-    web.get("/v1/health", _health),
-    web.get("/v1/statistics", _statistics),
-    web.get("/v1/images", _images),
-    web.get("/v1/sandboxes", _list),
-    web.post("/v1/sandboxes", _create),
-    web.get("/v1/sandboxes/{id}", _info),
-    web.delete("/v1/sandboxes/{id}", _remove),
-    web.post("/v1/sandboxes/{id}/kill", _kill),
+ROUTES: list[Route] = [
+    Route("GET", "/v1/health", _health, answer=Health, scope="open"),
+    Route("GET", "/v1/openapi.json", _openapi, answer=dict[str, Any], scope="open"),
+    Route("GET", "/metrics", _metrics, answer=bytes, content="text/plain"),
+    Route("GET", "/v1/statistics", _statistics, answer=Statistics),
+    Route("GET", "/v1/images", _images, answer=list[str]),
+    Route("GET", "/v1/sandboxes", _list, answer=list[SandboxInfo]),
+    Route(
+        "POST",
+        "/v1/sandboxes",
+        _create,
+        body=CreateRequest,
+        answer=SandboxInfo,
+        status=201,
+        scope="exec",
+        keyed="anew",
+    ),
+    Route("GET", "/v1/sandboxes/{id}", _info, answer=SandboxInfo),
+    Route("DELETE", "/v1/sandboxes/{id}", _remove, scope="exec"),
+    Route("POST", "/v1/sandboxes/{id}/kill", _kill, scope="exec"),
 ]

@@ -1,7 +1,7 @@
 """The wire of the API: bodies in, answers and errors out.
 
 Owns: formats, bounds, the translation of errors. Does not own: any route. Guarantee: every refusal is
-a body of the closed error table; every body is bounded.
+a body of the closed error table; every body is bounded, in size and in the time that its sender takes.
 
 The wire is MessagePack where the caller says so (``application/msgpack``) and JSON otherwise. Raw
 file content travels as ``application/octet-stream``.
@@ -9,43 +9,92 @@ file content travels as ``application/octet-stream``.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from daemon.api.route import Handler, Route, Stream, WebSocket
 from daemon.host import Host
-from sandbox.errors import Invalid, PagurusError
+from daemon.tokens import Tokens
+from sandbox.errors import Invalid, PagurusError, Timeout
+
+__all__ = [
+    "HOST",
+    "MSGPACK",
+    "TOKENS",
+    "Handler",
+    "Route",
+    "Stream",
+    "WebSocket",
+    "body",
+    "chunks",
+    "frame",
+    "number",
+    "packed",
+    "parameters",
+    "query",
+    "reply",
+    "streaming",
+]
 
 log = logging.getLogger("pagurus.api")
 
-BODY_MOST = 256 << 20  # bytes of one request
 MSGPACK = "application/msgpack"
+JSON = "application/json"
+RAW = "application/octet-stream"  # also what aiohttp says where a request names no type
+PATIENCE = 30.0  # seconds without a byte after which a sender is given up
 
 HOST: web.AppKey[Host] = web.AppKey("host", Host)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
+ROUTE = web.RequestKey("route", Route)
+CONTENT = web.RequestKey("content", bytes)
+
+T = TypeVar("T")
 
 
-@web.middleware
-async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except PagurusError as error:
+class TooLarge(Invalid):
+    """On the wire an ``invalid`` with its own status."""
+
+    status = 413
+
+
+class BadType(Invalid):
+    status = 415
+
+
+def refusal(request: web.Request, error: BaseException) -> web.Response:
+    """The answer that tells of an error. Anything that is no error of ours is a bug or the host's refusal."""
+    if isinstance(error, PagurusError):
         if error.status >= 500:
             log.warning("%s %s: %s", request.method, request.path, error, extra={"sandbox": error.sandbox})
-        return reply(request, error.body(), error.status)
-    except OSError as error:  # the host refused something that nobody foresaw: the caller hears it, the log has it all
-        log.exception("%s %s", request.method, request.path)
-        remedy = "see the daemon's log and `pagurus doctor`"
-        return reply(request, PagurusError(f"the host refused: {error}", remedy=remedy).body(), 500)
-    except web.HTTPRequestEntityTooLarge:
-        return reply(request, Invalid(f"the body is larger than {BODY_MOST} bytes").body(), 413)
-    except web.HTTPNotFound:
+        answer = reply(request, error.body(), error.status)
+        if (wait := getattr(error, "retry_after", None)) is not None:
+            answer.headers["Retry-After"] = str(max(1, round(wait)))
+        return answer
+    if isinstance(error, web.HTTPException):
+        return _routing(request, error)
+    log.error("%s %s", request.method, request.path, exc_info=error)
+    said = (
+        f"the host refused: {error}" if isinstance(error, OSError) else f"a bug in the daemon: {type(error).__name__}"
+    )
+    return reply(request, PagurusError(said, remedy="see the daemon's log and `pagurus doctor`").body(), 500)
+
+
+def _routing(request: web.Request, error: web.HTTPException) -> web.Response:
+    if isinstance(error, web.HTTPNotFound):
         return reply(request, Invalid(f"no such route: {request.path}").body(), 404)
-    except web.HTTPMethodNotAllowed as error:
-        return reply(request, Invalid(f"{request.method} is not possible on {request.path}").body(), error.status)
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        answer = reply(request, Invalid(f"{request.method} is not possible on {request.path}").body(), 405)
+        answer.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+        return answer
+    return reply(request, Invalid(error.text or error.reason).body(), error.status)
+
+
+# --------------------------------------------------------------------------- out
 
 
 def packed(request: web.Request) -> bool:
@@ -55,17 +104,80 @@ def packed(request: web.Request) -> bool:
 def reply(request: web.Request, value: Any, status: int = 200) -> web.Response:
     if packed(request):
         return web.Response(body=msgspec.msgpack.encode(value), status=status, content_type=MSGPACK)
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type=JSON)
 
 
-async def body(request: web.Request, kind: type[Any]) -> Any:
-    raw = await request.read()
+def streaming(request: web.Request) -> web.StreamResponse:
+    """An answer of many values, each a :func:`frame`."""
+    return web.StreamResponse(headers={"Content-Type": MSGPACK if packed(request) else "application/x-ndjson"})
+
+
+def frame(request: web.Request, value: Any) -> bytes:
+    """One value of a stream: behind its length in four bytes (MessagePack), or on a line of its own (JSON)."""
+    if packed(request):
+        data = msgspec.msgpack.encode(value)
+        return len(data).to_bytes(4, "big") + data
+    return msgspec.json.encode(value) + b"\n"
+
+
+# --------------------------------------------------------------------------- in
+
+
+async def chunks(request: web.Request) -> AsyncIterator[bytes]:
+    """The body as it comes, within the bound of the route. A sender that stalls is given up."""
+    most, size = request[ROUTE].body_most, 0
+    if (request.content_length or 0) > most:
+        raise _too_large(most)
+    while True:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                part = await request.content.readany()
+        except TimeoutError:
+            raise Timeout(f"no byte of the body came for {PATIENCE:g} s") from None
+        except web.RequestPayloadError as error:
+            raise Invalid(f"the body cannot be read: {error}") from None
+        if not part:
+            return
+        size += len(part)
+        if size > most:
+            raise _too_large(most)
+        yield part
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {most} bytes", remedy="large content goes through the files API")
+
+
+async def content(request: web.Request) -> bytes:
+    """The whole body."""
+    if CONTENT not in request:
+        request[CONTENT] = b"".join([part async for part in chunks(request)]) if request.body_exists else b""
+    return request[CONTENT]
+
+
+async def body(request: web.Request, kind: type[T]) -> T:
+    """The decoded body. `kind` is the one that the route names."""
+    if kind is not request[ROUTE].body:
+        raise RuntimeError(f"{request[ROUTE].name} reads {kind.__name__} but declares {request[ROUTE].body}")
+    raw = await content(request)
+    if request.content_type not in (MSGPACK, JSON, RAW):
+        raise BadType(f"a body of type {request.content_type}", remedy=f"send {JSON} or {MSGPACK}")
     try:
         if request.content_type == MSGPACK:
             return msgspec.msgpack.decode(raw, type=kind)
         return msgspec.json.decode(raw or b"{}", type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"bad {kind.__name__}: {error}") from None
+
+
+def parameters(request: web.Request, kind: type[T]) -> T:
+    """The query parameters, as the struct that the route names."""
+    if kind is not request[ROUTE].query:
+        raise RuntimeError(f"{request[ROUTE].name} reads {kind.__name__} but declares {request[ROUTE].query}")
+    try:
+        return msgspec.convert(dict(request.query), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"bad query: {error}") from None
 
 
 def query(request: web.Request, name: str) -> str:

@@ -1,0 +1,188 @@
+"""What stands before every route: who calls, may they, how often, was it done already; and what is counted.
+
+Owns: the order of these questions. Does not own: the decisions (:mod:`daemon.access`, :mod:`daemon.quota`,
+:mod:`daemon.idempotency`). Guarantee: no handler runs before its caller is known and admitted, and none is asked
+for a sandbox that the caller does not see.
+
+::
+
+    request ▸ caller ▸ scope ▸ rate ▸ sandbox ▸ at once ▸ key: kept? replay : handler ▸ kept ▸ answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from aiohttp import web
+
+from daemon import access, metrics
+from daemon.access import CALLER, Caller
+from daemon.api.route import Handler, Route
+from daemon.api.wire import JSON, ROUTE, content, refusal
+from daemon.host import Host
+from daemon.idempotency import Answers, fingerprint, identity
+from daemon.logs import REQUEST, request_id
+from daemon.owners import KEY
+from daemon.quota import Bucket, take
+from daemon.tokens import Tokens
+from sandbox.errors import NotFound, TooMany
+
+log = logging.getLogger("pagurus.access")
+
+STARTED = web.RequestKey("started", web.StreamResponse)
+KEY_HEADER = "Idempotency-Key"
+ID_HEADER = "X-Request-Id"
+_UNKEPT = (401, 403, 429, 503)  # answers that say: it was not carried out
+
+
+class Gate:
+    """The gate of one host's API."""
+
+    def __init__(self, host: Host, tokens: Tokens, answers: Answers | None) -> None:
+        self.host = host
+        self.tokens = tokens
+        self._answers = answers
+        self._buckets: dict[str, Bucket] = {}
+        self._acting: Counter[str] = Counter()
+
+    def handler(self, route: Route) -> Handler:
+        """What the router calls for `route`."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            request[ROUTE] = route
+            began = time.monotonic()
+            answer: web.StreamResponse | None = None
+            REQUEST.set(request_id(request.headers.get(ID_HEADER)))
+            try:
+                answer = await self._admit(request, route)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary: a bug in one route is an answer and a log entry
+                answer = _broken_off(request, error) if STARTED in request else refusal(request, error)
+            finally:
+                metrics.request(route.name, answer.status if answer is not None else 499, time.monotonic() - began)
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%s %s %d", request.method, request.path, answer.status)
+            return answer
+
+        return handle
+
+    async def _admit(self, request: web.Request, route: Route) -> web.StreamResponse:
+        CALLER.set(access.NOBODY)
+        caller = self._caller(request, route)
+        if (refused := access.refusal(caller, route.scope)) is not None:
+            raise refused
+        CALLER.set(caller)
+        self._need_rate(caller)
+        if route.path.startswith("/v1/sandboxes/{id}"):
+            # From here on the id, whether a name was given or not: handlers and keys see one spelling.
+            request.match_info["id"] = self.host.loop(request.match_info["id"]).row.id
+        with self._at_once(caller, route):
+            if not route.keyed or self._answers is None or KEY_HEADER not in request.headers:
+                return await route.handler(request)
+            return await self._once(request, route, caller, self._answers)
+
+    # ----------------------------------------------------------------- who, and how often
+
+    def _caller(self, request: web.Request, route: Route) -> Caller:
+        token = access.bearer(request.headers.get("Authorization"))
+        if token is not None:
+            return self.tokens.identify(token)
+        return access.LOCAL if _over_unix(request) else access.NOBODY
+
+    def _need_rate(self, caller: Caller) -> None:
+        rate = caller.quota.requests_per_s
+        if rate is None:
+            return
+        self._buckets[caller.token], wait = take(self._buckets.get(caller.token), rate, time.monotonic())
+        if wait:
+            refused = TooMany(f"more than {rate:g} requests per second", remedy=f"again in {wait:.2f} s")
+            refused.retry_after = wait
+            raise refused
+
+    @contextlib.contextmanager
+    def _at_once(self, caller: Caller, route: Route) -> Iterator[None]:
+        most = caller.quota.execs
+        if most is None or route.scope != "exec":
+            yield
+            return
+        if self._acting[caller.token] >= most:
+            raise TooMany(f"{most} calls of this token are under way", remedy="wait until one has ended")
+        self._acting[caller.token] += 1
+        try:
+            yield
+        finally:
+            self._acting[caller.token] -= 1
+
+    # ----------------------------------------------------------------- once
+
+    async def _once(self, request: web.Request, route: Route, caller: Caller, answers: Answers) -> web.StreamResponse:
+        """Carry a keyed call out, or give the answer that it had."""
+        assert route.keyed is not None
+        asked = fingerprint(request.content_type, request.headers.get("Accept", ""), await content(request))
+        name = identity(caller.token, request.method, request.path, request.headers[KEY_HEADER])
+        kept, undo = await answers.claim(name, asked, route.keyed)
+        if kept is not None:
+            metrics.replayed()
+            replay = web.Response(body=kept.answer, status=kept.status or 200, headers={"Idempotency-Replayed": "true"})
+            replay.content_type = kept.kind or JSON
+            return replay
+        KEY.set(name)
+        try:
+            if undo:
+                await self._undo(name)
+            try:
+                answer = await route.handler(request)
+            except Exception as error:  # noqa: BLE001 - an error is an answer, and kept like one
+                answer = refusal(request, error)
+        except BaseException:
+            answers.abandon(name)
+            raise
+        finally:
+            KEY.set("")
+        if answer.status in _UNKEPT or not isinstance(answer, web.Response):
+            answers.release(name)
+        else:
+            answers.settle(name, answer.status, answer.content_type, bytes(answer.body or b""))  # type: ignore[arg-type]
+        return answer
+
+    async def _undo(self, name: str) -> None:
+        """Remove the sandboxes that a call made which nobody has had an answer of."""
+        for loop in [loop for loop in self.host.loops.values() if loop.row.made_by == name]:
+            with contextlib.suppress(NotFound):  # removed meanwhile
+                await self.host.remove(loop.row.id)
+
+
+async def started(request: web.Request, response: web.StreamResponse) -> None:
+    """Called as the head of an answer is sent."""
+    request[STARTED] = response
+    response.headers[ID_HEADER] = REQUEST.get()
+
+
+def _broken_off(request: web.Request, error: Exception) -> web.StreamResponse:
+    """An error in the middle of an answer: the connection breaks, so that half of it does not look like all of it."""
+    log.error("%s %s broke off", request.method, request.path, exc_info=error)
+    if request.transport is not None:
+        request.transport.abort()
+    return request[STARTED]
+
+
+def _over_unix(request: web.Request) -> bool:
+    """Whether it came over the socket that only the daemon's own user can open."""
+    connection = None if request.transport is None else request.transport.get_extra_info("socket")
+    return connection is not None and connection.family == socket.AF_UNIX
+
+
+@web.middleware
+async def unmatched(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Requests that no route takes."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return refusal(request, error)

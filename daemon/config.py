@@ -1,0 +1,130 @@
+"""How a daemon is told what to do: options of the command line over a TOML file over defaults.
+
+Owns: the knobs and the judgement whether they fit together; no I/O but reading the file. Does not own: their effects.
+
+::
+
+    # /etc/pagurus/daemon.toml, for `pagurus daemon --config`
+    listen = "0.0.0.0:8700"
+    tls_cert = "/etc/pagurus/cert.pem"
+    tls_key = "/etc/pagurus/key.pem"
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from sandbox.errors import Invalid
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of one daemon. Paths that are None lie below PAGURUS_STATE and PAGURUS_RUN."""
+
+    socket: Path | None = None
+    state: Path | None = None
+    run: Path | None = None
+    listen: str | None = None  # HOST:PORT for TCP; None: the socket only
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_self_signed: bool = False  # make a certificate at the first start; its fingerprint is logged
+    plain: bool = False  # no TLS, on loopback only
+    connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048  # at once
+    stop_sandboxes: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where TCP listens.
+
+        >>> Config(listen="[::1]:8700").address
+        ('::1', 8700)
+        """
+        return None if self.listen is None else _address(self.listen)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not (colon and host and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
+        raise Invalid(f"not an address to listen on: {text!r}", remedy="write it as HOST:PORT")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check(config: Config) -> Config:
+    """`config`, if it fits together. Raises Invalid."""
+    given = (config.tls_cert is not None, config.tls_key is not None)
+    if any(given) and not all(given):
+        raise Invalid("a certificate needs its key", remedy="give tls_cert and tls_key")
+    ways = [name for name, on in (("tls_cert", all(given)), ("tls_self_signed", config.tls_self_signed)) if on]
+    if config.plain:
+        ways.append("plain")
+    if len(ways) > 1:
+        raise Invalid(f"{' and '.join(ways)} exclude each other")
+    if config.address is None:
+        if ways:
+            raise Invalid(f"{ways[0]} without listen", remedy="say where to listen: listen = HOST:PORT")
+        return config
+    if not ways:
+        raise Invalid(
+            f"{config.listen} would be without TLS: tokens and output could be read on the way",
+            remedy="tls_cert and tls_key, or tls_self_signed; on loopback also plain",
+        )
+    if config.plain and not is_loopback(config.address[0]):
+        raise Invalid(f"plain is for loopback, not for {config.address[0]}", remedy="use TLS")
+    return config
+
+
+def parse(arguments: Sequence[str] | None) -> Config:
+    """The configuration of this command line. Raises Invalid; exits on --help as argparse does."""
+    parser = argparse.ArgumentParser(prog="pagurus daemon", description="Run the sandbox daemon of this host.")
+    parser.add_argument("--config", type=Path, help="a TOML file with these options (dashes become underscores)")
+    parser.add_argument("--socket", help="API socket (default: below PAGURUS_RUN)")
+    parser.add_argument("--state", help="directory that survives reboots (PAGURUS_STATE)")
+    parser.add_argument("--run", help="directory that need not (PAGURUS_RUN)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="listen on TCP too, with TLS and tokens")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM)")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
+    parser.add_argument("--tls-self-signed", action="store_true", help="make a certificate; print its fingerprint")
+    parser.add_argument("--plain", action="store_true", help="no TLS: on loopback only")
+    parser.add_argument("--connections", type=int, help="most connections at once")
+    parser.add_argument("--stop-sandboxes", action="store_true", help="remove all sandboxes when the daemon stops")
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value not in (None, False)}
+    return check(load(given.pop("config", None), given))
+
+
+def load(file: Path | None, given: dict[str, Any]) -> Config:
+    """The file's settings with `given` over them."""
+    settings: dict[str, Any] = {}
+    if file is not None:
+        try:
+            settings = tomllib.loads(file.read_text())
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise Invalid(f"cannot read {file}: {error}") from None
+    try:
+        return msgspec.convert({**settings, **given}, Config, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"bad configuration: {error}") from None
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value).absolute()
+    raise NotImplementedError(f"a {kind.__name__} from {value!r}")

@@ -1,0 +1,168 @@
+"""Answers that are kept so that a call which is sent again is not carried out again.
+
+Owns: keys, what was answered under them, the decision what a repeated call gets. Does not own: which
+routes take keys (their ``keyed``), or carrying anything out.
+
+Guarantee: under one key of one caller a call is carried out at most once by living daemons and by those that follow
+a killed one: the key is written down before the call begins, its answer before anybody hears it. The same
+key with another body is a Conflict. What a killed daemon had begun and not answered is, by its route's choice,
+carried out again (where that is harmless), undone and carried out anew, or told as Interrupted.
+
+Keys lie in the run directory, which a loss of power empties: no process that they are about survives it
+either. They are forgotten after a day, and earlier when there are too many of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sandbox.errors import Conflict, Interrupted, Invalid
+
+Repeat = Literal["once", "again", "anew"]
+
+KEY_FORM = re.compile(r"[\x21-\x7e]{1,200}")
+AGE_MOST = 86_400.0  # seconds
+COUNT_MOST = 50_000
+BYTES_MOST = 64 << 20  # of answers
+ANSWER_MOST = 8 << 20  # bytes of one answer that is kept
+_SWEEP = 256  # calls between two looks at what is too old
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS answers (
+    id TEXT PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL, status INTEGER, kind TEXT, answer BLOB);
+CREATE INDEX IF NOT EXISTS by_age ON answers (at);
+"""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What is known of a key. ``status`` None: begun, not answered; 0: answered, too large to be kept."""
+
+    body: bytes  # digest of what was asked
+    status: int | None = None
+    kind: str = ""  # content type
+    answer: bytes = b""
+
+
+def identity(caller: str, method: str, path: str, key: str) -> str:
+    """One key of one caller for one thing. Two callers, or two paths, never meet."""
+    if not KEY_FORM.fullmatch(key):
+        raise Invalid("an Idempotency-Key is 1 to 200 printable characters without spaces")
+    return hashlib.sha256("\0".join((caller, method, path, key)).encode()).hexdigest()
+
+
+def fingerprint(kind: str, accept: str, body: bytes) -> bytes:
+    """What was asked, in short: the same bytes in the same form, to be answered in the same form."""
+    return hashlib.sha256(b"\0".join((kind.encode(), accept.encode(), body))).digest()
+
+
+def decide(kept: Kept | None, asked: bytes, repeat: Repeat) -> Literal["carry out", "undo first", "replay"]:
+    """What a call gets whose key no living call holds. Raises Conflict or Interrupted."""
+    if kept is None:
+        return "carry out"
+    if kept.body != asked:
+        raise Conflict("this Idempotency-Key was used for something else", remedy="use a new key for each call")
+    if kept.status is None:
+        if repeat == "once":
+            raise Interrupted(
+                "the daemon ended while it carried this out; it may or may not have taken place",
+                remedy="look at the sandbox (`turns()`), then call again with a new key",
+            )
+        return "undo first" if repeat == "anew" else "carry out"
+    if kept.status == 0:
+        raise Conflict("it was carried out; its answer was too large to be kept", remedy="ask for less output")
+    return "replay"
+
+
+class Answers:
+    """The keys of one daemon, in the file `path`. Use from one event loop.
+
+    Calling pattern::
+
+        kept = await answers.claim(id, asked, repeat, undo)     # None: carry it out, then one of
+        answers.settle(id, status, kind, answer)                #   it was answered so
+        answers.release(id)                                     #   it did not begin: the key is free again
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        path.touch(mode=0o600)
+        self._database = sqlite3.connect(path, isolation_level=None)
+        # A tmpfs, and a killed process loses nothing that it wrote: no call here waits for a disk.
+        for pragma in ("journal_mode = WAL", "synchronous = OFF", "mmap_size = 0"):
+            self._database.execute(f"PRAGMA {pragma}")
+        self._database.executescript(SCHEMA)
+        self._clock = clock
+        self._running: dict[str, asyncio.Future[None]] = {}
+        self._until_sweep = 0
+
+    async def claim(self, name: str, asked: bytes, repeat: Repeat) -> tuple[Kept | None, bool]:
+        """(what to replay or None, whether to undo first). A call under way with this key is waited for."""
+        while (running := self._running.get(name)) is not None:
+            await asyncio.shield(running)
+        kept = self._read(name)
+        decision = decide(kept, asked, repeat)
+        if decision == "replay":
+            return kept, False
+        self._running[name] = asyncio.get_running_loop().create_future()
+        self._sweep()
+        self._database.execute(
+            "INSERT OR REPLACE INTO answers (id, at, body) VALUES (?, ?, ?)", (name, self._clock(), asked)
+        )
+        return None, decision == "undo first"
+
+    def settle(self, name: str, status: int, kind: str, answer: bytes) -> None:
+        """It was carried out; this is what everybody who asks again hears."""
+        if len(answer) > ANSWER_MOST:
+            status, answer = 0, b""
+        self._database.execute(
+            "UPDATE answers SET status = ?, kind = ?, answer = ? WHERE id = ?", (status, kind, answer, name)
+        )
+        self._end(name)
+
+    def release(self, name: str) -> None:
+        """It was not carried out."""
+        self._database.execute("DELETE FROM answers WHERE id = ?", (name,))
+        self._end(name)
+
+    def abandon(self, name: str) -> None:
+        """This process ends before it is answered: the next one decides."""
+        self._end(name)
+
+    def _end(self, name: str) -> None:
+        future = self._running.pop(name, None)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def _read(self, name: str) -> Kept | None:
+        row = self._database.execute("SELECT body, status, kind, answer FROM answers WHERE id = ?", (name,)).fetchone()
+        return None if row is None else Kept(row[0], row[1], row[2] or "", row[3] or b"")
+
+    def _sweep(self) -> None:
+        """Forget what is too old or too much, the oldest first; never a call under way."""
+        self._until_sweep -= 1
+        if self._until_sweep > 0:
+            return
+        self._until_sweep = _SWEEP
+        self._database.execute("DELETE FROM answers WHERE at < ?", (self._clock() - AGE_MOST,))
+        count, size = self._database.execute("SELECT count(*), total(length(answer)) FROM answers").fetchone()
+        if count <= COUNT_MOST and size <= BYTES_MOST:
+            return
+        for name, length in self._database.execute(
+            "SELECT id, ifnull(length(answer), 0) FROM answers ORDER BY at LIMIT ?", (COUNT_MOST,)
+        ).fetchall():
+            if count <= COUNT_MOST * 3 // 4 and size <= BYTES_MOST * 3 // 4:
+                break
+            if name not in self._running:
+                self._database.execute("DELETE FROM answers WHERE id = ?", (name,))
+                count, size = count - 1, size - length
+
+    def close(self) -> None:
+        self._database.close()

@@ -1,0 +1,53 @@
+"""The daemon's log: one JSON object for each line on stderr.
+
+Owns: the form. Fields: ``time``, ``level``, ``logger``, ``message``; ``sandbox``, ``turn`` and ``checkpoint``
+where there is one; ``request`` and ``token`` (its id) while a request is served; ``traceback``.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import re
+import secrets
+import sys
+
+from daemon.access import CALLER
+
+REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="")
+_GIVEN = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAMED = ("sandbox", "turn", "checkpoint")
+
+
+def request_id(given: str | None) -> str:
+    """The caller's own id of its request where it has a sane form, else a new one."""
+    return given if given is not None and _GIVEN.fullmatch(given) else secrets.token_hex(8)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": record.created,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name in _NAMED:
+            if getattr(record, name, None) is not None:
+                entry[name] = getattr(record, name)
+        if request := REQUEST.get():
+            entry["request"] = request
+            if token := CALLER.get().token:
+                entry["token"] = token
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def to_stderr(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

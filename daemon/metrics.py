@@ -1,0 +1,128 @@
+"""What Prometheus reads at ``/metrics``.
+
+Owns: the instruments and their names. Does not own: the counts of the host, which are asked for at each scrape.
+Guarantee: the number of series is bounded by the code (routes, statuses, states, stages); no label ever holds the
+id of a sandbox, a checkpoint or a caller.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from daemon.schedule import Stage
+from sandbox.messages import SandboxState
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
+_SLOW = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+
+_requests = Counter("pagurus_api_requests", "Requests by route and status.", ("route", "status"), registry=REGISTRY)
+_request_seconds = Histogram(
+    "pagurus_api_request_seconds", "Time to the end of the answer.", ("route",), buckets=_FAST, registry=REGISTRY
+)
+_replayed = Counter("pagurus_api_replays", "Calls answered from a kept answer.", registry=REGISTRY)
+_exec = Histogram("pagurus_exec_seconds", "Commands, from start to end.", buckets=_FAST, registry=REGISTRY)
+_exposed = Histogram(
+    "pagurus_checkpoint_exposed_seconds",
+    "Time for which a command waited for the checkpoint before it.",
+    buckets=_FAST,
+    registry=REGISTRY,
+)
+_frozen = Histogram(
+    "pagurus_checkpoint_frozen_seconds",
+    "Time for which a sandbox could not run.",
+    ("verdict",),
+    buckets=_FAST,
+    registry=REGISTRY,
+)
+_captured = Histogram(
+    "pagurus_checkpoint_captured_seconds",
+    "From the verdict to captured.",
+    ("verdict",),
+    buckets=_SLOW,
+    registry=REGISTRY,
+)
+_durable = Histogram(
+    "pagurus_checkpoint_durable_seconds", "From the verdict to durable.", buckets=_SLOW, registry=REGISTRY
+)
+_restore = Histogram("pagurus_restore_seconds", "Restores in place.", buckets=_SLOW, registry=REGISTRY)
+
+
+def request(route: str, status: int, seconds: float) -> None:
+    _requests.labels(route, str(status)).inc()
+    _request_seconds.labels(route).observe(seconds)
+
+
+def replayed() -> None:
+    _replayed.inc()
+
+
+def command(seconds: float, waited: float) -> None:
+    _exec.observe(seconds)
+    _exposed.observe(waited)
+
+
+def captured(row: Any) -> None:
+    """A checkpoint (its row) was captured."""
+    _frozen.labels(row.verdict.value).observe(row.frozen_ms / 1000)
+    if row.captured_at is not None:
+        _captured.labels(row.verdict.value).observe(max(0.0, row.captured_at - row.created_at))
+
+
+def durable(row: Any) -> None:
+    if row.durable_at is not None:
+        _durable.observe(max(0.0, row.durable_at - row.created_at))
+
+
+def restored(seconds: float) -> None:
+    _restore.observe(seconds)
+
+
+def exposition(host: Any) -> bytes:
+    """The text that Prometheus reads."""
+    scrape = CollectorRegistry()
+    scrape.register(_Host(host))  # type: ignore[arg-type]
+    return generate_latest(REGISTRY) + generate_latest(scrape)
+
+
+class _Host:
+    """The counts that the host keeps itself."""
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+
+    def collect(self) -> Iterable[Metric]:
+        services = self._host.services
+        tally, engine = services.tally, services.engine
+        states = Count(loop.row.state for loop in self._host.loops.values())
+        yield _by("pagurus_sandboxes", "Sandboxes by state.", "state", {s.value: states[s] for s in SandboxState})
+        yield _by("pagurus_turns", "Turns by verdict.", "verdict", tally.verdicts, counter=True)
+        yield _by("pagurus_checkpoints", "Checkpoints by verdict.", "verdict", tally.checkpoints, counter=True)
+        yield CounterMetricFamily("pagurus_checkpoints_failed", "Checkpoints that failed.", tally.failed)
+        yield CounterMetricFamily("pagurus_restores", "Restores in place.", tally.restores)
+        yield CounterMetricFamily("pagurus_stored_bytes", "Bytes that checkpoints added.", tally.stored_bytes)
+        yield CounterMetricFamily("pagurus_full_bytes", "Bytes that full dumps would have added.", tally.full_bytes)
+        yield _by("pagurus_queue_length", "Jobs that wait.", "stage", {s.value: engine.queued(s) for s in Stage})
+        yield _by("pagurus_queue_running", "Jobs under way.", "stage", {s.value: engine.running(s) for s in Stage})
+        tier = GaugeMetricFamily("pagurus_inspector_tier", "The inspector's tier; the value is 1.", labels=("tier",))
+        tier.add_metric((str(services.inspector.tier),), 1)
+        yield tier
+        for name, value in services.inspector.statistics().items():
+            if isinstance(value, int | float):
+                yield GaugeMetricFamily(f"pagurus_inspector_{name}", f"The inspector's {name}.", value)
+
+
+def _by(name: str, text: str, label: str, values: dict[str, int], *, counter: bool = False) -> Metric:
+    kind = CounterMetricFamily if counter else GaugeMetricFamily
+    family: Any = kind(name, text, labels=(label,))
+    for key, value in values.items():
+        family.add_metric((str(key),), value)
+    return family

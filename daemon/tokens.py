@@ -1,0 +1,103 @@
+"""The tokens of this host: made, found, revoked.
+
+Owns: the file that holds them (0600, replaced as a whole, on the disk before anybody hears of a new one).
+Does not own: what a token may do (:mod:`daemon.access`). Guarantee: no secret is ever written; a revoked
+token is refused from the moment that `revoke` returns.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from daemon import access
+from daemon.access import Caller, Grant
+from daemon.quota import Quota
+from sandbox.errors import NotFound, PagurusError
+
+NO_QUOTA = Quota()
+KEPT_REVOKED = 1000  # revoked and expired ones are listed until there are more
+
+
+class _File(msgspec.Struct):
+    grants: list[Grant]
+
+
+class Tokens:
+    """The tokens in the file `path`. Reads it once; one daemon owns it."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        try:
+            grants = msgspec.json.decode(path.read_bytes(), type=_File).grants
+        except FileNotFoundError:
+            grants = []
+        except msgspec.DecodeError as error:
+            raise PagurusError(f"{path} cannot be read: {error}", remedy="move it away; its tokens are lost") from error
+        self._grants = {grant.id: grant for grant in grants}
+
+    def create(
+        self,
+        *,
+        name: str,
+        scope: Literal["read", "exec", "admin"],
+        owner: str | None = None,
+        lifetime: float | None = None,
+        quota: Quota = NO_QUOTA,
+    ) -> tuple[Grant, str]:
+        """A new token: what it grants, and its text, which is told this once. Blocks: it is on the disk then."""
+        number, secret, now = secrets.token_hex(6), secrets.token_urlsafe(32), self._clock()
+        grant = Grant(
+            id=number,
+            name=name,
+            scope=scope,
+            owner=owner or f"t-{number}",
+            secret=access.digest(secret),
+            created_at=now,
+            expires_at=None if lifetime is None else now + lifetime,
+            quota=quota,
+        )
+        self._grants[number] = grant
+        self._write()
+        return grant, f"{access.PREFIX}_{number}_{secret}"
+
+    def list(self) -> list[Grant]:
+        return sorted(self._grants.values(), key=lambda grant: grant.created_at)
+
+    def revoke(self, token: str) -> Grant:
+        """From now on nobody may use it. Its sandboxes stay. Blocks."""
+        grant = self._grants.get(token)
+        if grant is None:
+            raise NotFound(f"no such token: {token}", remedy="list those there are with `pagurus token ls`")
+        if grant.revoked_at is None:
+            grant = self._grants[token] = msgspec.structs.replace(grant, revoked_at=self._clock())
+            self._write()
+        return grant
+
+    def identify(self, text: str) -> Caller:
+        """Who shows this token. Raises Unauthorized."""
+        number, secret = access.split(text) or ("", "")
+        return access.identify(secret, self._grants.get(number), self._clock())
+
+    def _write(self) -> None:
+        dead = [grant.id for grant in self.list() if grant.revoked_at is not None]
+        for number in dead[: max(0, len(dead) - KEPT_REVOKED)]:
+            del self._grants[number]
+        aside = self._path.with_suffix(".new")
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(_File(list(self._grants.values()))))
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

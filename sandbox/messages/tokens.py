@@ -1,0 +1,48 @@
+"""CLI <-> daemon: the tokens that callers over TCP show."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+
+class TokenQuota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one token may use at once. None: as much as there is. Example: ``TokenQuota(sandboxes=16, cpus=8)``."""
+
+    sandboxes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    cpus: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None  # sum of Limits.cpus
+    memory: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] | None = None  # bytes, sum of Limits.memory
+    disk: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] | None = None  # bytes, sum of Limits.disk
+    requests_per_s: Annotated[float, msgspec.Meta(ge=0.001, le=1_000_000)] | None = None
+    execs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None  # calls that act, at the same time
+
+
+class TokenRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """CLI -> daemon: POST /v1/tokens"""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    scope: Literal["read", "exec", "admin"] = "exec"
+    owner: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9._-]{1,64}$")] | None = None  # shared with other tokens
+    lifetime: Annotated[float, msgspec.Meta(gt=0, le=1e10)] | None = None  # seconds; None: until it is revoked
+    quota: TokenQuota = TokenQuota()
+
+
+class ApiToken(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> CLI: a token, as listed."""
+
+    id: str
+    name: str
+    scope: Literal["read", "exec", "admin"]
+    owner: str
+    created_at: float  # seconds since the epoch
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    quota: TokenQuota = TokenQuota()
+
+
+class NewToken(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> CLI: a token just made. `text` is told this once and kept nowhere."""
+
+    token: ApiToken
+    text: str
