@@ -5,7 +5,7 @@ on the user's. Does not own: transport.
 
 Guarantee: nothing outside the given directory is read or written, whatever the archive or the tree says
 (:mod:`sandbox.beneath`); a stream larger than its limit, nested too deeply or with headers too large is
-refused; devices and sockets are left out, FIFOs too. Files are replaced, never written through links.
+refused; devices and sockets are left out. Files are replaced, never written through links.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import tarfile
 from pathlib import PurePosixPath
 from typing import IO
 
 from sandbox.beneath import make_parents, openat2, opened, refused
-from sandbox.errors import Invalid, PagurusError
+from sandbox.errors import Invalid, NotFound, PagurusError
 
 DEPTH_MOST = 128  # directories within one another
 HEADER_MOST = 1 << 20  # bytes of one extended header
 ENTRIES_MOST = 2_000_000
 TIME_MOST = 1 << 40  # seconds; what file systems can hold
+WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
+XATTR = "SCHILY.xattr."
+Times = list[tuple[str, float]]
 _COPY = 1 << 20
 
 
@@ -142,14 +146,16 @@ class _Header(tarfile.TarInfo):
         return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
 
 
-def unpack(stream: IO[bytes], directory: int, *, limit: int) -> int:
+def unpack(stream: IO[bytes], directory: int, *, limit: int, layer: bool = False) -> int:
     """Unpack a tar stream below the open `directory`; returns the bytes of its files.
 
-    Owners are those of the caller. Raises Invalid if the archive is broken, leaves its directory, or holds
-    more than `limit` bytes; what was unpacked until then stays.
+    Owners are those of the caller; a `layer` of an image keeps its owners, attributes and FIFOs, and its
+    whiteouts remove what they name in the layers below (OCI image specification). Raises Invalid if the archive
+    is broken, leaves its directory, or holds more than `limit` bytes; what was unpacked until then stays.
     """
     total = 0
-    times: list[tuple[str, float]] = []
+    times: Times = []
+    own: set[str] = set()  # what the layer itself has: its whiteouts mean the layers below
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
             for count, member in enumerate(archive):
@@ -159,7 +165,18 @@ def unpack(stream: IO[bytes], directory: int, *, limit: int) -> int:
                 total += member.size if member.isreg() else 0
                 if total > limit:
                     raise Invalid(f"the archive holds more than {limit} bytes")
-                _unpack_one(archive, member, directory, times)
+                path = _relative(member.name)
+                if path is None:
+                    continue
+                if not (layer and path.name.startswith(WHITEOUT)):
+                    if layer:
+                        _clear(member, path, directory)
+                    _unpack_one(archive, member, path, directory, times)
+                    if layer:
+                        _own(member, path, directory)
+                        own.update(str(part) for part in (path, *path.parents))
+                else:
+                    _whiteout(path, directory, own)
     except (tarfile.TarError, UnicodeError, ValueError, OverflowError) as error:
         raise Invalid(f"not a tar archive that can be unpacked: {error}") from error
     for name, when in reversed(times):  # at last: unpacking into a directory changes its time
@@ -169,11 +186,8 @@ def unpack(stream: IO[bytes], directory: int, *, limit: int) -> int:
 
 
 def _unpack_one(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, directory: int, times: list[tuple[str, float]]
+    archive: tarfile.TarFile, member: tarfile.TarInfo, path: PurePosixPath, directory: int, times: Times
 ) -> None:
-    path = _relative(member.name)
-    if path is None:
-        return
     when = min(max(float(member.mtime), 0.0), TIME_MOST)
     if member.isdir():
         make_parents(directory, path, 0o755)
@@ -181,19 +195,74 @@ def _unpack_one(
             os.fchmod(made, member.mode & 0o7777)
         times.append((str(path), when))
         return
-    if not (member.isreg() or member.issym() or member.islnk()):
+    if not (member.isreg() or member.issym() or member.islnk() or member.isfifo()):
         return
     make_parents(directory, path.parent)
     with opened(directory, str(path.parent), os.O_RDONLY | os.O_DIRECTORY) as parent:
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path.name, dir_fd=parent)
-            if member.issym():
+            if member.isfifo():
+                os.mkfifo(path.name, member.mode & 0o777, dir_fd=parent)
+            elif member.issym():
                 os.symlink(member.linkname, path.name, dir_fd=parent)
             elif member.islnk():
                 _link(directory, member.linkname, parent, path.name)
             else:
                 _write(archive, member, parent, path.name, when)
+        except OSError as error:
+            raise refused(error, member.name) from error
+
+
+def _clear(member: tarfile.TarInfo, path: PurePosixPath, directory: int) -> None:
+    """Remove what a lower layer has in the way: anything, but a directory where there will be one again."""
+    try:
+        with opened(directory, str(path.parent), os.O_RDONLY | os.O_DIRECTORY) as parent:
+            there = os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode
+            if not (member.isdir() and stat.S_ISDIR(there)):
+                _remove(parent, path.name)
+    except (NotFound, FileNotFoundError):
+        return
+
+
+def _remove(parent: int, name: str) -> None:
+    """Remove an entry, whatever it is. Symbolic links are not followed."""
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        shutil.rmtree(name, dir_fd=parent)
+
+
+def _whiteout(path: PurePosixPath, directory: int, own: set[str]) -> None:
+    """``.wh.NAME`` removes what lower layers have at NAME, ``.wh..wh..opq`` all that they have in the directory."""
+    try:
+        with opened(directory, str(path.parent), os.O_RDONLY | os.O_DIRECTORY) as parent:
+            if path.name == OPAQUE:
+                for name in os.listdir(parent):
+                    if str(path.parent / name) not in own:
+                        _remove(parent, name)
+            elif not path.name.startswith(f"{WHITEOUT}{WHITEOUT}"):
+                _remove(parent, path.name.removeprefix(WHITEOUT))
+    except NotFound:
+        return  # nothing to hide
+
+
+def _own(member: tarfile.TarInfo, path: PurePosixPath, directory: int) -> None:
+    """Owner, then mode (a change of owner drops set-id bits), then extended attributes."""
+    if member.isblk() or member.ischr() or member.islnk():
+        return
+    with opened(directory, str(path.parent), os.O_RDONLY | os.O_DIRECTORY) as parent:
+        try:
+            os.chown(path.name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+            if member.issym():
+                return
+            os.chmod(path.name, member.mode & 0o7777, dir_fd=parent)
+            for key, value in member.pax_headers.items():
+                if key.startswith(XATTR) and key.removeprefix(XATTR).startswith(("user.", "security.capability")):
+                    raw = value.encode("utf-8", "surrogateescape")
+                    os.setxattr(f"/proc/self/fd/{parent}/{path.name}", key.removeprefix(XATTR), raw)
         except OSError as error:
             raise refused(error, member.name) from error
 

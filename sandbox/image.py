@@ -1,109 +1,266 @@
-"""Images: read-only file trees that sandboxes start from.
+"""Images: read-only file trees that sandboxes start from, stored by their content.
 
-Owns: bringing them in (directory, tar archive, debootstrap, Docker Engine), their folder, what makes a tree fit to be
-a sandbox's root. Does not own: which images a job needs.
+Owns: names, trees, their digests and configuration, what makes a tree fit to be a sandbox's root. Does not own: where
+trees come from (:mod:`sandbox.imagesource`), who stands on them (the daemon counts).
 Guarantee: an image is visible under its name only when complete (built aside, synced, renamed), holds no device node,
-and is never changed afterwards: its trees are lower layers of living sandboxes.
+and is never changed afterwards: its trees are lower layers of living sandboxes. Equal trees are stored once; a tree is
+removed only when no name points to it and the caller says that nobody stands on it.
+
+::
+
+    <state>/images/NAME                     symbolic link to a tree
+    <state>/images/.trees/DIGEST/tree/      the tree
+    <state>/images/.trees/DIGEST/image.json its source, size and configuration
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import stat
-import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sandbox.errors import Conflict, ImageNotFound, Invalid, NoSpace, Unsupported
+import msgspec
+from blake3 import blake3
+
+from sandbox import digest, imagesource
+from sandbox.errors import Conflict, ImageNotFound, Invalid
+from sandbox.messages import ImageConfig, ImageInfo
 
 if TYPE_CHECKING:
     from sandbox.pool import Pool
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, "root": 0o700, "etc": 0o755}
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+Fill = Callable[[Path], ImageConfig | None]
+
+
+class _Record(msgspec.Struct, kw_only=True):
+    """image.json"""
+
+    source: str
+    created_at: float
+    size: int
+    config: ImageConfig
+
+
+@dataclass(frozen=True)
+class Image:
+    """A tree and what is known of it."""
+
+    digest: str
+    tree: Path
+    config: ImageConfig
 
 
 class ImageStore:
-    """The images of a host, below ``<state>/images``."""
+    """The images of a host, below ``<state>/images``. Several processes may use it at once."""
 
     def __init__(self, pool: Pool):
         self.folder = pool.images
+        self.trees = pool.images / ".trees"
+
+    # ---------------------------------------------------------------- finding
 
     def list(self) -> list[str]:
+        if not self.folder.is_dir():
+            return []
         return sorted(path.name for path in self.folder.iterdir() if path.is_dir() and NAME.fullmatch(path.name))
 
-    def path(self, name: str) -> Path:
-        """The tree of an image; raises ImageNotFound, which names those there are."""
+    def info(self, name: str, used: dict[str, int] | None = None) -> ImageInfo:
+        """An image as listed; `used` counts the sandboxes that stand on a digest."""
+        image = self.resolve(name)
+        record = _read(image.tree.parent)
+        return ImageInfo(
+            name=name,
+            digest=image.digest,
+            source=record.source,
+            created_at=record.created_at,
+            size=record.size,
+            used_by=(used or {}).get(image.digest, 0),
+            config=record.config,
+        )
+
+    def resolve(self, name: str) -> Image:
+        """The image that `name` means now; raises ImageNotFound, which names those there are.
+
+        A plain directory that somebody put there is taken in first, which reads all of it once.
+        """
         path = self.folder / name
         if NAME.fullmatch(name) is None or not path.is_dir():
             known = ", ".join(self.list()) or "none"
             raise ImageNotFound(f"no image {name!r}; there are: {known}", remedy="pagurus image import, or make setup")
-        return path
+        tree = path.resolve()
+        if not _stored(tree):
+            tree = self._take_in(path, tree)
+        return Image(tree.parent.name, tree, _read(tree.parent).config)
 
-    def remove(self, name: str) -> None:
-        """Remove an image. The caller knows that no sandbox uses it."""
-        path = self.path(name)
-        gone = self.folder / f".gone-{name}-{secrets.token_hex(4)}"
-        path.rename(gone)
-        shutil.rmtree(gone)
+    def path(self, name: str) -> Path:
+        """The tree of an image; raises ImageNotFound."""
+        return self.resolve(name).tree
+
+    def tree(self, content: str) -> Path:
+        """The tree with this digest, whether or not a name still points to it."""
+        tree = self.trees / content / "tree"
+        if DIGEST.fullmatch(content) is not None:
+            if tree.is_dir():
+                return tree
+            for name in self.list():  # a name may point into another store
+                if (found := self.resolve(name)).digest == content:
+                    return found.tree
+        raise ImageNotFound(f"no image with the content {content[:16]}", remedy="import the image that it came from")
+
+    # ---------------------------------------------------------------- removing
+
+    def remove(self, name: str, used: Sequence[str] | set[str] = ()) -> bool:
+        """Remove a name, and its tree unless another name points to it or its digest is in `used`.
+
+        Returns whether the tree went too.
+        """
+        with self._locked():
+            image = self.resolve(name)
+            (self.folder / name).unlink()
+            if image.digest in used or any(self.resolve(other).digest == image.digest for other in self.list()):
+                return False
+            return self._drop(image.digest)
+
+    def collect(self, used: Sequence[str] | set[str]) -> int:
+        """Remove trees that no name points to and nobody stands on, and what a crash left half made; how many."""
+        with self._locked():
+            named = {self.resolve(name).digest for name in self.list()} | set(used)
+            gone = 0
+            for entry in _entries(self.trees):
+                if DIGEST.fullmatch(entry.name) is None:
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif entry.name not in named:
+                    gone += self._drop(entry.name)
+            return gone
+
+    def _drop(self, content: str) -> bool:
+        place = self.trees / content
+        if not place.is_dir():
+            return False
+        aside = self.trees / f".gone-{secrets.token_hex(6)}"
+        place.rename(aside)
+        shutil.rmtree(aside)
+        return True
 
     # ---------------------------------------------------------------- bringing in
 
-    def import_directory(self, name: str, source: Path) -> Path:
+    def import_directory(self, name: str, source: Path, *, replace: bool = False) -> Path:
         """Copy a directory, owners and extended attributes included."""
-        if not source.is_dir():
-            raise Invalid(f"{source} is not a directory")
-        return self._build(name, lambda tree: _run("cp", "-a", "--reflink=auto", f"{source}/.", str(tree)))
+        return self.build(name, lambda tree: imagesource.directory(source, tree), f"directory {source}", replace)
 
-    def import_tar(self, name: str, archive: Path) -> Path:
-        """Unpack a tar archive of a root file system, compressed or not."""
-        if not archive.is_file():
-            raise Invalid(f"{archive} is not a file")
-        return self._build(name, lambda tree: _run(*_untar(tree), "--file", str(archive)))
+    def import_archive(self, name: str, archive: Path, *, replace: bool = False) -> Path:
+        """Unpack an archive: an OCI layout, what ``docker save`` wrote, or a tar of a root file system."""
+        return self.build(name, lambda tree: imagesource.archive(archive, tree), f"archive {archive.name}", replace)
 
-    def import_docker(self, name: str, reference: str) -> Path:
+    def import_docker(self, name: str, reference: str, *, replace: bool = False) -> Path:
         """Take an image from the local Docker Engine, pulled if it is not there."""
-        return self._build(name, lambda tree: _export_docker(reference, tree))
+        return self.build(name, lambda tree: imagesource.docker(reference, tree), f"docker {reference}", replace)
 
     def debootstrap(
         self, name: str, *, suite: str = "bookworm", include: Sequence[str] = (), mirror: str | None = None
     ) -> Path:
         """Install a minimal Debian with the packages `include`. About 80 s."""
-        if shutil.which("debootstrap") is None:
-            raise Unsupported("debootstrap is missing", remedy="apt-get install debootstrap")
+        return self.build(
+            name, lambda tree: imagesource.debootstrap(tree, suite, include, mirror), f"debootstrap {suite}"
+        )
 
-        def install(tree: Path) -> None:
-            extra = [f"--include={','.join(include)}"] if include else []
-            _run("debootstrap", "--variant=minbase", *extra, suite, str(tree), mirror or _host_mirror())
-            for leftover in (tree / "var/cache/apt/archives").glob("*.deb"):
-                leftover.unlink()
-
-        return self._build(name, install)
-
-    def _build(self, name: str, fill: Callable[[Path], None]) -> Path:
+    def build(self, name: str, fill: Fill, source: str, replace: bool = False) -> Path:
+        """A new image whose tree `fill` writes; its tree."""
         if NAME.fullmatch(name) is None:
             raise Invalid(f"not an image name: {name!r}", remedy="use a-z, 0-9, dot, dash and underscore")
-        target = self.folder / name
-        if target.exists():
-            raise Conflict(f"image {name} exists already", remedy=f"pagurus image rm {name}")
-        aside = self.folder / f".new-{name}-{secrets.token_hex(4)}"
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside.mkdir(mode=0o755)
+        if not replace and (self.folder / name).exists():
+            raise Conflict(f"image {name} exists already", remedy=f"replace it, or pagurus image rm {name}")
+        self.trees.mkdir(mode=0o700, parents=True, exist_ok=True)
+        aside = self.trees / f".new-{secrets.token_hex(6)}"
+        tree = aside / "tree"
+        tree.mkdir(mode=0o755, parents=True)
+        aside.chmod(0o700)
         try:
-            fill(aside)
-            normalise(aside)
-            os.sync()
-            aside.rename(target)
-        except BaseException:
+            config = fill(tree) or ImageConfig()
+            normalise(tree)
+            with self._locked():
+                return self._publish(name, aside, source, config)
+        finally:
             shutil.rmtree(aside, ignore_errors=True)
-            raise
-        return target
+            with contextlib.suppress(OSError):
+                self.trees.rmdir()  # when it is empty: a failure leaves nothing
+
+    def _publish(self, name: str, aside: Path, source: str, config: ImageConfig) -> Path:
+        content, size = fingerprint(aside / "tree")
+        record = _Record(source=source, created_at=time.time(), size=size, config=config)
+        (aside / "image.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+        place = self.trees / content
+        os.sync()
+        if not place.exists():
+            aside.rename(place)
+        link = self.trees / f".link-{secrets.token_hex(6)}"
+        link.symlink_to(f".trees/{content}/tree")
+        link.rename(self.folder / name)  # replaces a former link in one step
+        return place / "tree"
+
+    def _take_in(self, path: Path, tree: Path) -> Path:
+        if tree != path:
+            raise ImageNotFound(f"image {path.name} points to {tree}, which is no image", remedy="remove the link")
+        with self._locked():
+            if path.is_symlink():  # another process was faster
+                return path.resolve()
+            content, size = fingerprint(tree)
+            place = self.trees / content
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            record = _Record(source="directory", created_at=time.time(), size=size, config=ImageConfig())
+            (place / "image.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+            link = self.trees / f".link-{secrets.token_hex(6)}"
+            link.symlink_to(f".trees/{content}/tree")
+            tree.rename(place / "tree")
+            link.rename(path)
+            return place / "tree"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Names and trees change together; one process at a time."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _stored(tree: Path) -> bool:
+    return tree.name == "tree" and (tree.parent / "image.json").is_file()
+
+
+def _read(place: Path) -> _Record:
+    return msgspec.json.decode((place / "image.json").read_bytes(), type=_Record)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def fingerprint(tree: Path) -> tuple[str, int]:
+    """Digest of a tree's content and the bytes of its files. Times of directories do not count. Reads every file."""
+    seen, size = blake3(), 0
+    for name, fact in sorted(digest.tree(tree).items()):
+        if stat.S_ISDIR(int(fact["mode"], 8)):
+            fact.pop("mtime", None)
+        size += fact.get("size", 0)
+        seen.update(msgspec.json.encode([os.fsencode(name), fact]))
+    return seen.hexdigest(), size
 
 
 def normalise(tree: Path) -> None:
@@ -125,6 +282,7 @@ def normalise(tree: Path) -> None:
     if not hosts.is_symlink() and (not hosts.exists() or hosts.stat().st_size == 0):
         hosts.write_text(HOSTS)
         hosts.chmod(0o644)
+        os.utime(hosts, (0, 0))  # equal archives give equal trees
 
 
 def _special(tree: Path) -> Iterator[Path]:
@@ -135,73 +293,3 @@ def _special(tree: Path) -> Iterator[Path]:
             mode = path.lstat().st_mode
             if stat.S_ISBLK(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode):
                 yield path
-
-
-def _host_mirror() -> str:
-    """The Debian mirror that the host's own apt uses."""
-    sources = [Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
-    for path in sources:
-        with contextlib.suppress(FileNotFoundError):
-            text = path.read_text()
-            match = re.search(r"^(?:URIs:|deb(?:\s+\[[^\]]*\])?)\s+(\S*/debian/?)(?:\s|$)", text, re.MULTILINE)
-            if match is not None:
-                return match[1]
-    raise Unsupported("apt's sources name no Debian mirror", remedy="name one: debootstrap(..., mirror=...)")
-
-
-def _untar(tree: Path) -> list[str]:
-    # GNU tar refuses names with "..", strips leading slashes, and makes links that point outside only at the end.
-    return ["tar", "--extract", "--numeric-owner", "--preserve-permissions", "--xattrs", "--directory", str(tree)]
-
-
-def _run(*argv: str) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        _fail(argv[0], done.stdout + done.stderr)
-
-
-def _fail(program: str, output: str) -> None:
-    tail = " | ".join(output.strip().splitlines()[-4:])
-    if "No space left" in output:
-        raise NoSpace(f"{program}: {tail}", remedy="free disk space and repeat")
-    raise Invalid(f"{program} failed: {tail}")
-
-
-def _export_docker(reference: str, tree: Path) -> None:
-    import docker  # a second of import time that nobody else pays
-    from docker.errors import APIError, DockerException
-    from docker.errors import ImageNotFound as NoSuchImage
-
-    try:
-        engine: Any = docker.from_env()
-    except DockerException as error:
-        raise Unsupported(
-            f"no Docker Engine answers: {error}", remedy="start dockerd, or import a tar, a directory or debootstrap"
-        ) from error
-    try:
-        with contextlib.closing(engine):
-            try:
-                engine.images.get(reference)
-            except NoSuchImage:
-                engine.images.pull(reference)
-            container = engine.containers.create(reference, command=["/bin/true"])
-            try:
-                _untar_stream(container.export(), tree)
-            finally:
-                container.remove(force=True)
-    except NoSuchImage as error:
-        raise ImageNotFound(f"the Docker Engine has no image {reference!r} and cannot pull it") from error
-    except APIError as error:
-        raise Invalid(f"Docker Engine: {error.explanation or error}") from error
-
-
-def _untar_stream(chunks: Iterator[bytes], tree: Path) -> None:
-    with subprocess.Popen([*_untar(tree), "--file", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as tar:
-        assert tar.stdin is not None and tar.stderr is not None
-        with contextlib.suppress(BrokenPipeError):  # tar says why on stderr
-            for chunk in chunks:
-                tar.stdin.write(chunk)
-            tar.stdin.close()
-        error = tar.stderr.read().decode("utf-8", "replace")
-    if tar.returncode:
-        _fail("tar", error)

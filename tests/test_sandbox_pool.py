@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from sandbox import btrfs
-from sandbox.errors import Conflict, ImageNotFound, Invalid, NoSpace, NotFound, Unsupported
-from sandbox.image import ImageStore
+from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
 from sandbox.pool import Pool
 from tests.container_support import pool
 
@@ -123,75 +121,3 @@ def test_added_bytes_count_what_is_new(pool: Pool) -> None:
     finally:
         for path in (tree, first, second):
             btrfs.delete_subvolume(path)
-
-
-def test_image_from_a_directory(pool: Pool, tmp_path: Path) -> None:
-    source = tmp_path / "root"
-    (source / "bin").mkdir(parents=True)
-    (source / "bin/tool").write_text("x")
-    os.chown(source / "bin/tool", 7, 8)
-    (source / "bin/tool").chmod(0o4755)
-    (source / "dev").mkdir()
-    (source / "dev/console").write_text("")
-    os.mknod(source / "disk", 0o60660, os.makedev(7, 0))
-    store = ImageStore(pool)
-    tree = store.import_directory("dir-1", source)
-    try:
-        tool = (tree / "bin/tool").stat()
-        assert (tool.st_mode & 0o7777, tool.st_uid, tool.st_gid) == (0o4755, 7, 8)
-        assert not (tree / "disk").exists()
-        assert list((tree / "dev").iterdir()) == []
-        assert (tree / "tmp").stat().st_mode & 0o7777 == 0o1777
-        assert "localhost" in (tree / "etc/hosts").read_text()
-        assert store.list() == ["dir-1"]
-        assert store.path("dir-1") == tree
-        with pytest.raises(Conflict):
-            store.import_directory("dir-1", source)
-    finally:
-        store.remove("dir-1")
-    with pytest.raises(ImageNotFound, match="no image 'dir-1'; there are: none"):
-        store.path("dir-1")
-    assert list(pool.images.iterdir()) == []
-
-
-def test_image_from_a_tar_cannot_leave_its_tree(pool: Pool, tmp_path: Path) -> None:
-    archive, outside = tmp_path / "a.tar", tmp_path / "outside"
-    outside.mkdir()
-    with tarfile.open(archive, "w") as tar:
-        link = tarfile.TarInfo("escape")
-        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
-        tar.addfile(link)
-        tar.addfile(tarfile.TarInfo("escape/file"))
-    store = ImageStore(pool)
-    try:
-        store.import_tar("evil", archive)
-    except Invalid as error:
-        assert "tar failed" in str(error)
-    else:
-        store.remove("evil")
-    assert list(outside.iterdir()) == []
-    assert list(pool.images.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b", "UPPER", "-x", "x" * 65])
-def test_image_names(pool: Pool, tmp_path: Path, name: str) -> None:
-    store = ImageStore(pool)
-    with pytest.raises(Invalid):
-        store.import_directory(name, tmp_path)
-    with pytest.raises(ImageNotFound):
-        store.path(name)
-
-
-def test_broken_archive_leaves_no_image(pool: Pool, tmp_path: Path) -> None:
-    archive = tmp_path / "broken.tar"
-    archive.write_bytes(b"not a tar" * 100)
-    with pytest.raises(Invalid, match="tar failed"):
-        ImageStore(pool).import_tar("broken", archive)
-    assert list(pool.images.iterdir()) == []
-
-
-def test_docker_without_engine(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    with pytest.raises(Unsupported, match="no Docker Engine answers"):
-        ImageStore(pool).import_docker("busybox", "busybox:latest")
-    assert list(pool.images.iterdir()) == []
