@@ -67,6 +67,7 @@ class Host:
         self._ids_in_use: set[int] = set()
         self._next_id = UID_FIRST
         self._making = asyncio.Semaphore(FORKS_AT_ONCE)
+        self.gateway: Any = None  # daemon.gateway.service.GatewayService, where the daemon has one
         self.making = Making(self.loops)
         self.keeper = Keeper(services, self.loops)
         services.settled = lambda row, parent: self.keeper.changed(row.sandbox)

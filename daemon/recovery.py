@@ -29,6 +29,8 @@ from daemon.attachments import attach_all, detach_all
 from daemon.capture import GONE, Capturer, Places
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
 from daemon.engine import Engine
+from daemon.gateway.service import GatewayService
+from daemon.gateway.upstream import Config
 from daemon.host import Host
 from daemon.schedule import Stage
 from daemon.turns import Flight, Services
@@ -72,7 +74,12 @@ async def open_host(state: Path, run: Path) -> Host:
         )
         host = Host(services, places, ImageStore(pool), run / "sandboxes")
         host.keeper.default = _retention()
+        gateway = GatewayService(host, state / "gateway.sqlite", Config.load(_gateway_config()))
+        undo.push_async_callback(gateway.close)
+        host.gateway = gateway
+        host.attachments.append(gateway)
         await recover(host)
+        gateway.ready.set()
         undo.pop_all()
     return host
 
@@ -87,6 +94,11 @@ def _retention() -> Retention:
     return Retention(last=int(text))
 
 
+def _gateway_config() -> Path | None:
+    name = os.environ.get("PAGURUS_GATEWAY_CONFIG")
+    return Path(name) if name else None
+
+
 def _make_private(*directories: Path) -> None:
     for directory in directories:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,6 +109,8 @@ async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
     if stop_sandboxes:
         await asyncio.gather(*(host.remove(sandbox) for sandbox in list(host.loops)), return_exceptions=True)
     services = host.services
+    if host.gateway is not None:  # before the engine that its requests would need
+        await host.gateway.close()
     if not await host.settle(DRAIN):
         names = ", ".join(sorted(task.get_name() for task in services.tasks))
         log.warning("still under way after %.0f s: %s; the next daemon finishes it", DRAIN, names)

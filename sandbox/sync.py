@@ -22,9 +22,9 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from sandbox.sdk import client, files, handle
+from sandbox.sdk import client, files, gateway, handle
 
-__all__ = ["Client", "Files", "Fork", "Sandbox"]
+__all__ = ["Client", "Conversation", "Files", "Fork", "Models", "Sandbox"]
 
 
 class _Loop:
@@ -138,5 +138,7 @@ def _proxy(original: type) -> type:
 
 Sandbox: Any = _proxy(handle.Sandbox)
 Files: Any = _proxy(files.Files)
+Conversation: Any = _proxy(gateway.Conversation)
+Models: Any = _proxy(gateway.Models)
 Fork: Any = _proxy(handle.Fork)
 Client: Any = _proxy(client.Client)

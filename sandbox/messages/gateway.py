@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
 
-UpstreamName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+UPSTREAM_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+UpstreamName = Annotated[str, msgspec.Meta(pattern=UPSTREAM_NAME.pattern)]
 Glob = Annotated[str, msgspec.Meta(max_length=200)]
 
 
@@ -69,6 +71,12 @@ class ReplayRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """SDK -> daemon: POST /v1/sandboxes/{id}/gateway/replay: answer from the record up to a checkpoint."""
 
     checkpoint: Annotated[str, msgspec.Meta(max_length=100)]
+
+
+class ReplayInfo(msgspec.Struct, kw_only=True):
+    """daemon -> SDK"""
+
+    exchanges: int  # that will be answered from the record
 
 
 class ExchangeInfo(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -30,6 +30,7 @@ from sandbox.messages import (
     SandboxInfo,
     Statistics,
 )
+from sandbox.sdk.gateway import Models
 from sandbox.sdk.handle import Creation, Fork, Sandbox, checkpoint_id, forks
 from sandbox.sdk.transport import Transport
 
@@ -70,6 +71,11 @@ class Client(Transport):
             retention=retention,
         )
         return Creation(self, request)
+
+    @property
+    def gateway(self) -> Models:
+        """The LLM gateway of the host."""
+        return Models(self)
 
     async def get(self, sandbox: str) -> Sandbox:
         """The sandbox with this id or name."""

@@ -27,6 +27,7 @@ from sandbox.messages import (
     TurnInfo,
 )
 from sandbox.sdk.files import Files
+from sandbox.sdk.gateway import Conversation
 
 if TYPE_CHECKING:
     from sandbox.sdk.client import Client
@@ -65,6 +66,7 @@ class Sandbox:
         self._removed = False
         self.info = info  # as of the last answer that carried it; see refresh()
         self.files = Files(client, self._path)
+        self.gateway = Conversation(client, self._path)
 
     @property
     def id(self) -> str:

@@ -1,0 +1,181 @@
+"""One answer of a model, from its first byte to the agent.
+
+Owns: the bytes between upstream and agent, the pace at which they move, when each may be given out. Does not own: which
+exchange they belong to, the journal.
+
+::
+
+    upstream ──▶ pump ──▶ Answer ──▶ deliver ──▶ agent
+                  │         ▲ whole: the journal has it
+                  └─ waits while the agent is WINDOW behind
+
+Guarantee: the agent has the end of an answer only after the journal has all of it, so an answer that was heard to its
+end can be given again. An answer that breaks off never looks whole: its connection is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+from aiohttp import web
+
+from daemon.gateway import wire
+from daemon.gateway.journal import Recorded
+from sandbox.errors import EngineFailed, PagurusError
+
+WINDOW = 1 << 20  # bytes that an upstream may be ahead of a reader
+STALL = 300.0  # seconds for which a reader may take nothing
+
+
+class Answer:
+    """An answer as it comes. One pump fills it, at most one reader takes it."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.chunks: list[bytes] = []
+        self.size = 0
+        self.given = 0  # bytes that a reader has taken
+        self.error: PagurusError | None = None
+        self.whole = False  # all of it is here and journalled
+        self.reader: web.BaseRequest | None = None
+        self._changed = asyncio.Event()
+
+    # ----------------------------------------------------------------- filling
+
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        self.status, self.headers = status, headers
+        self._tell()
+
+    async def add(self, chunk: bytes) -> None:
+        """Take a chunk; returns when there is room for the next one."""
+        self.size += len(chunk)
+        if self.size > wire.ANSWER_MOST:
+            raise EngineFailed(f"the answer is longer than {wire.ANSWER_MOST} bytes")
+        self.chunks.append(chunk)
+        self._tell()
+        while self.listened and self.size - self.given > WINDOW:
+            await self._change()
+
+    def end(self) -> None:
+        self.whole = True
+        self._tell()
+
+    def fail(self, error: PagurusError) -> None:
+        self.error = error
+        self._tell()
+
+    @classmethod
+    def of(cls, recorded: Recorded) -> Answer:
+        """An answer from the record."""
+        answer = cls()
+        answer.begin(recorded.status, recorded.headers)
+        answer.chunks, answer.size = [recorded.body], len(recorded.body)
+        answer.end()
+        return answer
+
+    def recorded(self) -> Recorded:
+        return Recorded(self.status, self.headers, b"".join(self.chunks))
+
+    @property
+    def listened(self) -> bool:
+        """Somebody waits for it whose connection is open."""
+        return self.reader is not None and is_open(self.reader)
+
+    @property
+    def ended(self) -> bool:
+        return self.whole or self.error is not None
+
+    # ----------------------------------------------------------------- reading
+
+    async def head(self) -> None:
+        """Returns when status and headers are known. Raises why there is no answer."""
+        while not self.status:
+            if self.error is not None:
+                raise self.error
+            await self._change()
+
+    async def all(self) -> None:
+        """Returns when the answer is whole. Raises why it is not."""
+        while not self.whole:
+            if self.error is not None:
+                raise self.error
+            await self._change()
+
+    async def chunk(self, index: int) -> bytes | None:
+        """The chunk `index`, None at the end. The last one is given only when the answer is whole."""
+        while True:
+            if self.error is not None:
+                raise self.error
+            if index + 1 < len(self.chunks) or (self.whole and index < len(self.chunks)):
+                self.given += len(self.chunks[index])
+                self._tell()
+                return self.chunks[index]
+            if self.whole:
+                return None
+            await self._change()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _change(self) -> None:
+        """Something changed, or a second has passed: a reader may have gone silently."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+
+def is_open(request: web.BaseRequest) -> bool:
+    transport = request.transport
+    return transport is not None and not transport.is_closing()
+
+
+def cut(request: web.BaseRequest) -> None:
+    """Break the connection, so that nobody takes what it got for the whole."""
+    if request.transport is not None:
+        request.transport.abort()  # type: ignore[attr-defined]
+
+
+async def pump(answer: Answer, response: aiohttp.ClientResponse, keep: Callable[[], Awaitable[None]]) -> None:
+    """Fill `answer` from `response`; `keep` journals it. Errors of the upstream are the caller's."""
+    answer.begin(response.status, wire.told(response.headers))
+    async for chunk in response.content.iter_any():
+        await answer.add(chunk)
+    await keep()
+    answer.end()
+
+
+async def deliver(answer: Answer, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse | None:
+    """Give `answer` to the agent. None: its connection broke before it had all of it.
+
+    Raises the answer's error only while nothing has been sent.
+    """
+    await answer.head()
+    streams = answer.headers.get("content-type", "").startswith("text/event-stream")
+    if not streams:
+        await answer.all()
+    response = web.StreamResponse(status=answer.status, headers={**answer.headers, **extra})
+    if not streams:
+        response.content_length = answer.size
+    try:
+        await response.prepare(request)
+        index = 0
+        while (chunk := await answer.chunk(index)) is not None:
+            index += 1
+            async with asyncio.timeout(STALL):
+                await response.write(chunk)
+        if not is_open(request):
+            return None
+        await response.write_eof()
+    except (ConnectionError, TimeoutError):
+        cut(request)
+        return None
+    except PagurusError:
+        cut(request)
+        return None
+    return response

@@ -1,0 +1,177 @@
+"""The commands of an agent outside its sandbox.
+
+Owns: running each of them once, as far as its effects go, and telling its result as often as the agent asks in the same
+place. Does not own: what a command does (:mod:`daemon.turns`), which of the cases it is (:mod:`daemon.gateway.replay`).
+
+A restore undoes what commands did since the last request; the agent outside knows nothing of it. So, before anything
+else of it happens, the commands of the turn under way are run again in the restored sandbox. An agent that starts over
+is told the recorded results up to the place to which its sandbox has come.
+
+Guarantee: in the state of the sandbox each command of the agent's path has taken effect exactly once, also across
+restores, a kill of the daemon in the middle of a command, and a restart of the agent. What a command did outside the
+sandbox (over a network that its policy allows) is beyond this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import blake3
+import msgspec
+
+from daemon.gateway.journal import Kept
+from daemon.gateway.line import Line
+from daemon.gateway.replay import Act, act, undone
+from sandbox.errors import Conflict, Invalid, PagurusError, SandboxDead
+from sandbox.messages import ExecRequest, ExecResult
+
+log = logging.getLogger("pagurus.gateway")
+
+TRIES = 5  # times that a sandbox may die under one command
+
+
+class Commands:
+    """The commands of one sandbox's agent, one after another."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._turn = asyncio.Lock()
+
+    async def run(self, request: ExecRequest) -> ExecResult:
+        """The result of the agent's next command: of the record, or by running it now. It ends no turn."""
+        if self._line.settings.agent != "outside":
+            raise Invalid("only an agent outside runs its commands this way", remedy='create with agent="outside"')
+        request.ends_turn = False
+        encoded = msgspec.msgpack.encode(request)
+        key = blake3.blake3(encoded).digest()
+        async with self._turn:
+            await self._line.living()
+            await self._line.follow()
+            place = self._line.place
+            if place.cursor < len(self._line.path) - 1:
+                return await self._recorded(key)
+            return await self._now(request, encoded, key)
+
+    async def _recorded(self, key: bytes) -> ExecResult:
+        """The agent started over and is not yet where its sandbox is."""
+        line = self._line
+        place, path = line.place, line.path
+        known = await line.desk.journal.commands(line.loop.row.id, path[place.cursor + 1].id)
+        if place.position >= len(known) or known[place.position].key != key:
+            raise self._left()
+        result = known[place.position].result
+        if result is None:
+            raise self._left()
+        place.position += 1
+        await line.desk.journal.put_place(line.loop.row.id, place)
+        return result
+
+    async def _now(self, request: ExecRequest, encoded: bytes, key: bytes) -> ExecResult:
+        """At the end of the path: the command belongs to the turn under way."""
+        line = self._line
+        sandbox = line.loop.row.id
+        for _ in range(TRIES):
+            known = await line.desk.journal.commands(sandbox, None)
+            match act(known, line.place.position, key, line.place.tree):
+                case Act.RECORD:
+                    result = known[line.place.position].result
+                    assert result is not None
+                    line.place.position += 1
+                    await line.desk.journal.put_place(sandbox, line.place)
+                    return result
+                case Act.LEFT:
+                    raise self._left()
+                case Act.UNSURE:
+                    log.info("takes the sandbox back: a command has no known end", extra={"sandbox": sandbox})
+                    await line.desk.restore(sandbox)
+                    await self._return()
+                case Act.REDO:
+                    await self._redo(known[: line.place.position])
+                case Act.RUN:
+                    done = await self._run(request, encoded, key)
+                    if done is not None:
+                        return done
+        raise SandboxDead(f"it died {TRIES} times under the same command", remedy="see its log", sandbox=sandbox)
+
+    async def settle(self) -> None:
+        """Before a request ends the turn: what a restore has undone is done again."""
+        line = self._line
+        if line.settings.agent != "outside":
+            return
+        async with self._turn:
+            for _ in range(TRIES):
+                await line.living()
+                await line.follow()
+                if line.place.cursor < len(line.path) - 1:
+                    return
+                known = await line.desk.journal.commands(line.loop.row.id, None)
+                heard = known[: line.place.position]
+                if not undone(heard, line.place.tree):
+                    return
+                await self._redo(heard)
+
+    async def _redo(self, commands: list[Kept]) -> None:
+        """Run again what the restore has undone, in order. The agent keeps the results that it was told."""
+        line = self._line
+        for index in undone(commands, line.place.tree):
+            command = commands[index]
+            request = msgspec.msgpack.decode(command.request, type=ExecRequest)
+            log.info("runs a command again that a restore undid", extra={"sandbox": line.loop.row.id})
+            told = command.result
+            await line.desk.journal.command_runs_again(command.id, line.place.tree)
+            result = await self._alive(request)
+            if result is None:
+                return
+            await line.desk.journal.command_ended(command.id, told or result, line.loop.row.id, line.place)
+
+    async def _run(self, request: ExecRequest, encoded: bytes, key: bytes) -> ExecResult | None:
+        """Run the command now. None: the sandbox was taken back under it, try again."""
+        line = self._line
+        sandbox, place = line.loop.row.id, line.place
+        number = await line.desk.journal.command_begins(sandbox, place.position, key, place.tree, encoded)
+        try:
+            result = await self._alive(request)
+        except PagurusError:  # it never started: nothing of it is left to be told again
+            await line.desk.journal.command_dropped(number)
+            raise
+        if result is None:
+            return None
+        place.position += 1
+        await line.desk.journal.command_ended(number, result, sandbox, place)
+        line.bytes += len(encoded) + len(result.stdout) + len(result.stderr)
+        return result
+
+    async def _alive(self, request: ExecRequest) -> ExecResult | None:
+        """Run a command to its end in one life of the sandbox; None when that life ended first."""
+        line = self._line
+        tree = line.place.tree
+        try:
+            result = await line.loop.exec(request)
+        except SandboxDead:
+            await self._return()
+            return None
+        if line.loop.row.tree != tree:
+            await self._return()
+            return None
+        return result
+
+    async def _return(self) -> None:
+        """Wait until the sandbox lives again; it must be at the same place of the path."""
+        await self._line.living()
+        if await self._line.follow():
+            raise Conflict(
+                "the sandbox was restored to another turn while the command ran",
+                remedy="start the agent over: it is told the record up to that turn",
+                sandbox=self._line.loop.row.id,
+            )
+
+    def _left(self) -> Conflict:
+        line = self._line
+        path, cursor = line.path, line.place.cursor
+        to = path[cursor].checkpoint if 0 <= cursor < len(path) else "created"
+        return Conflict(
+            "the agent started over, and its command is not the one that it ran here before",
+            remedy=f"restore the sandbox to checkpoint {to}, then run it again",
+            sandbox=line.loop.row.id,
+        )

@@ -1,0 +1,430 @@
+"""What was asked and answered on a host: one SQLite file.
+
+Owns: the rows of exchanges, their content, the commands of agents outside, tokens, upstreams, and how far each sandbox
+has come. Does not own: what any of it means (:mod:`daemon.gateway.line`).
+
+Guarantee: that of :class:`daemon.gateway.store.Store`. Conversations are kept as parts that exchanges share: one that
+grows by a message a turn takes linear space.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import sqlite3
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import blake3
+import msgspec
+import zstandard
+
+from daemon.gateway.replay import Step
+from daemon.gateway.store import Store
+from daemon.gateway.wire import ANSWER_MOST, BODY_MOST, Asked, canonical
+from sandbox.errors import NotFound
+from sandbox.messages import Exchange, ExchangeInfo, ExecResult, Upstream
+
+_COLUMNS = (
+    "id, sandbox, path, main, state, started, parent, checkpoint, turn, key, status, ended, asked, answered, recorded, "
+    "request_bytes, response_bytes"
+)
+
+
+class Place(msgspec.Struct, kw_only=True):
+    """How far a sandbox has come on its path. Survives the daemon."""
+
+    tree: str  # name of its file tree when this was written: another one means that it was restored since
+    tip: int | None = None  # the last exchange of its main loop
+    cursor: int = -1  # index on the path that an agent outside has come to
+    position: int = 0  # commands of the turn under way that it has heard the result of
+    script: list[int] = []  # exchanges that are to be acted again, in order
+
+
+class Kept(msgspec.Struct, kw_only=True):
+    """A command of an agent outside."""
+
+    id: int
+    key: bytes
+    tree: str
+    request: bytes
+    result: ExecResult | None
+
+    @property
+    def ended(self) -> bool:
+        return self.result is not None
+
+
+class Recorded(msgspec.Struct):
+    """An answer from the record."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_result = msgspec.msgpack.Decoder(ExecResult).decode
+
+
+class Journal(Store):
+    """The journal at `path`, created when missing."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._squeeze = zstandard.ZstdCompressor(level=1)
+        self._expand = zstandard.ZstdDecompressor()
+
+    # ----------------------------------------------------------------- exchanges
+
+    async def begin(
+        self,
+        asked: Asked,
+        *,
+        sandbox: str,
+        parent: int | None,
+        checkpoint: str | None,
+        turn: int,
+        open_: Iterable[int],
+        place: Place,
+        copied: int | None = None,
+        durable: bool = False,
+    ) -> int:
+        """A new exchange; returns its id. One of the main loop becomes the tip of `place` and closes the turn.
+
+        `copied`: its answer is that of another exchange.
+        """
+
+        def write(database: sqlite3.Connection) -> int:
+            body = canonical(asked.body)
+            number = database.execute(
+                "INSERT INTO exchanges (sandbox, parent, checkpoint, turn, key, path, main, state, started, open,"
+                " envelope, request_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, 'asked', ?, ?, ?, ?)",
+                (
+                    sandbox,
+                    parent,
+                    checkpoint,
+                    turn,
+                    asked.key,
+                    asked.path,
+                    asked.main,
+                    time.time(),
+                    _pack(list(open_)),
+                    self._squeeze.compress(canonical(asked.envelope)),
+                    len(body),
+                ),
+            ).lastrowid
+            assert number is not None
+            self._put_parts(database, number, asked.conversation)
+            if copied is not None:
+                database.execute(
+                    "UPDATE exchanges SET (state, ended, status, headers, response, response_bytes) ="
+                    " (SELECT state, ?, status, headers, response, response_bytes FROM exchanges WHERE id = ?)"
+                    " WHERE id = ?",
+                    (time.time(), copied, number),
+                )
+            if asked.main:
+                place.tip = number
+                database.execute(
+                    "UPDATE commands SET before = ? WHERE sandbox = ? AND before IS NULL", (number, sandbox)
+                )
+                _put_place(database, sandbox, place)
+            return number
+
+        return await self._do(write, durable=durable)
+
+    def _put_parts(self, database: sqlite3.Connection, exchange: int, parts: list[Any]) -> None:
+        for position, part in enumerate(parts):
+            data = msgspec.json.encode(part, order="deterministic")
+            name = blake3.blake3(data).digest()
+            database.execute("INSERT OR IGNORE INTO texts VALUES (?, ?)", (name, self._squeeze.compress(data)))
+            database.execute("INSERT INTO parts VALUES (?, ?, ?)", (exchange, position, name))
+
+    async def asking(self, exchange: int) -> None:
+        """The upstream is about to be asked."""
+        await self._do(lambda db: db.execute("UPDATE exchanges SET asked = asked + 1 WHERE id = ?", (exchange,)))
+
+    async def answered(self, exchange: int, answer: Recorded, *, durable: bool) -> None:
+        """The whole answer is here. From now on it may be given to the agent, and again to whoever asks the same."""
+        values = (
+            time.time(),
+            answer.status,
+            _pack(answer.headers),
+            self._squeeze.compress(answer.body),
+            len(answer.body),
+            exchange,
+        )
+        await self._do(
+            lambda db: db.execute(
+                "UPDATE exchanges SET state = 'answered', ended = ?, status = ?, headers = ?, response = ?,"
+                " response_bytes = ? WHERE id = ?",
+                values,
+            ),
+            durable=durable,
+        )
+
+    async def failed(self, exchange: int, status: int) -> None:
+        """The upstream gave no answer: whoever asks the same is asked upstream again."""
+        values = (time.time(), status, exchange)
+        await self._do(
+            lambda db: db.execute(
+                "UPDATE exchanges SET state = 'failed', ended = ?, status = ? WHERE id = ? AND state = 'asked'", values
+            )
+        )
+
+    async def heard(self, exchange: int, *, from_record: bool) -> None:
+        """The agent was given the whole answer."""
+        await self._do(
+            lambda db: db.execute(
+                "UPDATE exchanges SET answered = answered + 1, recorded = recorded + ? WHERE id = ?",
+                (from_record, exchange),
+            )
+        )
+
+    async def answer(self, exchange: int) -> Recorded:
+        """The recorded answer."""
+
+        def read(database: sqlite3.Connection) -> Recorded:
+            row = database.execute(
+                "SELECT status, headers, response FROM exchanges WHERE id = ? AND state = 'answered'", (exchange,)
+            ).fetchone()
+            if row is None:
+                raise NotFound(f"no answer is recorded for exchange {exchange}")
+            headers = msgspec.msgpack.decode(row[1], type=dict[str, str])
+            return Recorded(row[0], headers, self._expand.decompress(row[2], max_output_size=ANSWER_MOST))
+
+        return await self._do(read)
+
+    async def exchanges(self, sandbox: str, limit: int = 1000) -> list[ExchangeInfo]:
+        """The last exchanges of a sandbox, oldest first."""
+
+        def read(database: sqlite3.Connection) -> list[ExchangeInfo]:
+            rows = database.execute(
+                f"SELECT {_COLUMNS} FROM exchanges WHERE sandbox = ? ORDER BY id DESC LIMIT ?", (sandbox, limit)
+            ).fetchall()
+            return [ExchangeInfo(**_fields(row)) for row in reversed(rows)]
+
+        return await self._do(read)
+
+    async def read(self, sandbox: str, exchange: int) -> Exchange:
+        """One exchange with its content."""
+
+        def read(database: sqlite3.Connection) -> Exchange:
+            row = database.execute(
+                f"SELECT {_COLUMNS} FROM exchanges WHERE id = ? AND sandbox = ?", (exchange, sandbox)
+            ).fetchone()
+            if row is None:
+                raise NotFound(f"sandbox {sandbox} has no exchange {exchange}", remedy="list them first")
+            headers, response, envelope = database.execute(
+                "SELECT headers, response, envelope FROM exchanges WHERE id = ?", (exchange,)
+            ).fetchone()
+            return Exchange(
+                **_fields(row),
+                request=self._request(database, exchange, row[2], envelope),
+                response=b"" if response is None else self._expand.decompress(response, max_output_size=ANSWER_MOST),
+                headers={} if headers is None else msgspec.msgpack.decode(headers, type=dict[str, str]),
+            )
+
+        return await self._do(read)
+
+    def _request(self, database: sqlite3.Connection, exchange: int, path: str, envelope: bytes) -> bytes:
+        body = msgspec.json.decode(self._expand.decompress(envelope, max_output_size=BODY_MOST))
+        rows = database.execute(
+            "SELECT data FROM parts JOIN texts USING (hash) WHERE exchange = ? ORDER BY position", (exchange,)
+        )
+        parts = [msgspec.json.decode(self._expand.decompress(data, max_output_size=BODY_MOST)) for (data,) in rows]
+        field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path.partition("?")[0], "messages")
+        return canonical({**body, **({field: parts} if field not in body and parts else {})})
+
+    # ----------------------------------------------------------------- what a daemon finds
+
+    async def load(self) -> tuple[dict[str, Place], list[tuple[str, bool, Step]]]:
+        """How far each sandbox has come, and every exchange: (sandbox, main, step), oldest first."""
+
+        def read(database: sqlite3.Connection) -> tuple[dict[str, Place], list[tuple[str, bool, Step]]]:
+            places = {
+                name: msgspec.msgpack.decode(row, type=Place)
+                for name, row in database.execute("SELECT sandbox, row FROM lines")
+            }
+            rows = database.execute(
+                "SELECT id, sandbox, main, key, parent, checkpoint, state, turn, open FROM exchanges ORDER BY id"
+            )
+            steps = [
+                (
+                    sandbox,
+                    bool(main),
+                    Step(
+                        id=number,
+                        key=key,
+                        parent=parent,
+                        checkpoint=checkpoint,
+                        answered=state == "answered",
+                        turn=turn,
+                        open=tuple(msgspec.msgpack.decode(open_, type=list[int])),
+                    ),
+                )
+                for number, sandbox, main, key, parent, checkpoint, state, turn, open_ in rows
+            ]
+            return places, steps
+
+        return await self._do(read)
+
+    async def put_place(self, sandbox: str, place: Place, *, drop_commands: bool = False) -> None:
+        def write(database: sqlite3.Connection) -> None:
+            if drop_commands:
+                database.execute("DELETE FROM commands WHERE sandbox = ? AND before IS NULL", (sandbox,))
+            _put_place(database, sandbox, place)
+
+        await self._do(write)
+
+    async def size(self, sandbox: str) -> int:
+        """Bytes that the exchanges and commands of a sandbox take, texts counted where they are named."""
+
+        def read(database: sqlite3.Connection) -> int:
+            (answers,) = database.execute(
+                "SELECT coalesce(sum(length(response) + length(envelope)), 0) FROM exchanges WHERE sandbox = ?",
+                (sandbox,),
+            ).fetchone()
+            (texts,) = database.execute(
+                "SELECT coalesce(sum(length(data)), 0) FROM texts WHERE hash IN (SELECT hash FROM parts JOIN exchanges"
+                " ON parts.exchange = exchanges.id WHERE sandbox = ?)",
+                (sandbox,),
+            ).fetchone()
+            (results,) = database.execute(
+                "SELECT coalesce(sum(length(result) + length(request)), 0) FROM commands WHERE sandbox = ?", (sandbox,)
+            ).fetchone()
+            return int(answers + texts + results)
+
+        return await self._do(read)
+
+    async def forget(self, sandbox: str, exchanges: Iterable[int]) -> None:
+        """A sandbox is gone: its place, its token, and the exchanges that nobody else stands on."""
+        gone = list(exchanges)
+
+        def write(database: sqlite3.Connection) -> None:
+            database.execute("DELETE FROM lines WHERE sandbox = ?", (sandbox,))
+            database.execute("DELETE FROM tokens WHERE sandbox = ?", (sandbox,))
+            database.execute("DELETE FROM commands WHERE sandbox = ? AND before IS NULL", (sandbox,))
+            for number in gone:
+                database.execute("DELETE FROM commands WHERE before = ?", (number,))
+                database.execute("DELETE FROM parts WHERE exchange = ?", (number,))
+                database.execute("DELETE FROM exchanges WHERE id = ?", (number,))
+            if gone:
+                database.execute("DELETE FROM texts WHERE hash NOT IN (SELECT hash FROM parts)")
+
+        await self._do(write)
+
+    # ----------------------------------------------------------------- commands of agents outside
+
+    async def commands(self, sandbox: str, before: int | None) -> list[Kept]:
+        """The commands that led to the exchange `before`; of the turn under way when None."""
+        where, values = (
+            ("before = ?", (before,)) if before is not None else ("sandbox = ? AND before IS NULL", (sandbox,))
+        )
+
+        def read(database: sqlite3.Connection) -> list[Kept]:
+            rows = database.execute(
+                f"SELECT id, key, tree, request, result FROM commands WHERE {where} ORDER BY position", values
+            )
+            return [
+                Kept(
+                    id=number,
+                    key=key,
+                    tree=tree,
+                    request=self._expand.decompress(request),
+                    result=None if result is None else _result(self._expand.decompress(result)),
+                )
+                for number, key, tree, request, result in rows
+            ]
+
+        return await self._do(read)
+
+    async def command_begins(self, sandbox: str, position: int, key: bytes, tree: str, request: bytes) -> int:
+        """A command is about to run. What was at this position and after it is undone and forgotten."""
+
+        def write(database: sqlite3.Connection) -> int:
+            database.execute(
+                "DELETE FROM commands WHERE sandbox = ? AND before IS NULL AND position >= ?", (sandbox, position)
+            )
+            number = database.execute(
+                "INSERT INTO commands (sandbox, position, key, tree, request) VALUES (?, ?, ?, ?, ?)",
+                (sandbox, position, key, tree, self._squeeze.compress(request)),
+            ).lastrowid
+            assert number is not None
+            return number
+
+        return await self._do(write)
+
+    async def command_runs_again(self, command: int, tree: str) -> None:
+        await self._do(
+            lambda db: db.execute("UPDATE commands SET tree = ?, result = NULL WHERE id = ?", (tree, command))
+        )
+
+    async def command_dropped(self, command: int) -> None:
+        await self._do(lambda db: db.execute("DELETE FROM commands WHERE id = ?", (command,)))
+
+    async def command_ended(self, command: int, result: ExecResult, sandbox: str, place: Place) -> None:
+        packed = self._squeeze.compress(_pack(result))
+
+        def write(database: sqlite3.Connection) -> None:
+            database.execute("UPDATE commands SET result = ? WHERE id = ?", (packed, command))
+            _put_place(database, sandbox, place)
+
+        await self._do(write)
+
+    # ----------------------------------------------------------------- tokens and upstreams
+
+    async def put_token(self, sandbox: str, secret: str) -> None:
+        digest = _hash(secret)
+        await self._do(
+            lambda db: db.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (sandbox, digest)), durable=True
+        )
+
+    async def drop_token(self, sandbox: str) -> None:
+        await self._do(lambda db: db.execute("DELETE FROM tokens WHERE sandbox = ?", (sandbox,)), durable=True)
+
+    async def knows_token(self, sandbox: str, secret: str) -> bool:
+        row = await self._do(lambda db: db.execute("SELECT hash FROM tokens WHERE sandbox = ?", (sandbox,)).fetchone())
+        return row is not None and hmac.compare_digest(row[0], _hash(secret))
+
+    async def upstreams(self) -> dict[str, Upstream]:
+        rows = await self._do(lambda db: db.execute("SELECT name, row FROM upstreams").fetchall())
+        return {name: msgspec.msgpack.decode(row, type=Upstream) for name, row in rows}
+
+    async def put_upstream(self, name: str, upstream: Upstream | None) -> None:
+        def write(database: sqlite3.Connection) -> None:
+            if upstream is None:
+                database.execute("DELETE FROM upstreams WHERE name = ?", (name,))
+            else:
+                database.execute("INSERT OR REPLACE INTO upstreams VALUES (?, ?)", (name, _pack(upstream)))
+
+        await self._do(write, durable=True)
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _put_place(database: sqlite3.Connection, sandbox: str, place: Place) -> None:
+    database.execute("INSERT OR REPLACE INTO lines VALUES (?, ?)", (sandbox, _pack(place)))
+
+
+def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
+    names: tuple[str, ...] = (
+        "id",
+        "sandbox",
+        "path",
+        "main",
+        "state",
+        "started_at",
+        "parent",
+        "checkpoint",
+        "turn",
+        "key",
+        "status",
+    )
+    names += ("ended_at", "asked", "answered", "from_record", "request_bytes", "response_bytes")
+    fields = dict(zip(names, row, strict=True))
+    return {**fields, "main": bool(fields["main"]), "key": fields["key"].hex()}

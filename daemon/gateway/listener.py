@@ -1,0 +1,214 @@
+"""Where agents connect to: a socket inside a sandbox, or one of the host's for agents outside.
+
+Owns: sockets, who asks, how much one of them may ask. Does not own: what is asked.
+
+Guarantee (I6): a socket of a sandbox is made inside its network namespace and bound to its loopback, so nothing of the
+host becomes reachable; whoever is accepted there is of that sandbox, whatever he says. A sandbox that floods its
+listener slows itself down: it has so many connections, a pace of its own, and a share of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+from aiohttp import web
+
+from daemon.gateway import wire
+from sandbox.errors import Conflict, Invalid, PagurusError, Timeout, TooMany, Unsupported
+
+CONNECTIONS_MOST = 64  # open at a time, of one sandbox
+AT_ONCE = 32  # requests under way, of one sandbox
+MEMORY_MOST = 96 << 20  # bytes of bodies that one sandbox may have in the daemon's memory
+PACE = 50.0  # requests, and connections, per second that one sandbox may make for long
+BURST = 200.0
+SIZE_COST = 256 << 10  # bytes of a body that count as much as a request
+BACKLOG = 64
+BODY_PATIENCE = 60.0  # seconds for a whole body
+CLONE_NEWNET = 0x40000000
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Pace:
+    """At most PACE a second in the long run, BURST at once. Who comes too early waits."""
+
+    def __init__(self) -> None:
+        self._tokens = BURST
+        self._at = time.monotonic()
+
+    async def take(self, cost: float = 1.0) -> None:
+        now = time.monotonic()
+        self._tokens = min(BURST, self._tokens + PACE * (now - self._at)) - cost
+        self._at = now
+        if self._tokens < 0:
+            await asyncio.sleep(-self._tokens / PACE)
+
+
+class Share:
+    """What one sandbox may have under way."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.memory = 0
+        self.pace = Pace()
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        if self.requests >= AT_ONCE:
+            raise TooMany(f"{AT_ONCE} requests of this sandbox are under way", remedy="wait for some of them")
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
+        """The whole body of a request, bounded in size, time and company."""
+        if "Content-Encoding" in request.headers:
+            raise Invalid("compressed bodies are not taken")
+        if (request.content_length or 0) > wire.BODY_MOST:
+            raise Invalid(f"the body is larger than {wire.BODY_MOST} bytes")
+        parts: list[bytes] = []
+        try:
+            await self._read(request, parts)
+            yield b"".join(parts)
+        finally:
+            self.memory -= sum(map(len, parts))
+
+    async def _read(self, request: web.BaseRequest, parts: list[bytes]) -> None:
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_PATIENCE):
+                async for part in request.content.iter_any():
+                    size += len(part)
+                    if size > wire.BODY_MOST:
+                        raise Invalid(f"the body is larger than {wire.BODY_MOST} bytes")
+                    if self.memory + len(part) > MEMORY_MOST:
+                        raise TooMany("this sandbox's requests need too much memory", remedy="ask one after another")
+                    parts.append(part)
+                    self.memory += len(part)
+        except TimeoutError:
+            raise Timeout(f"the body took longer than {BODY_PATIENCE:g} s") from None
+        except (web.RequestPayloadError, ConnectionError) as error:
+            raise Invalid(f"the body broke off: {type(error).__name__}") from None
+        await self.pace.take(size / SIZE_COST)
+
+
+def refusal(request: web.BaseRequest, error: PagurusError) -> web.Response:
+    """One of our own errors, in the words of the agent's protocol."""
+    body = wire.error_body(wire.family_of(request.path), error)
+    headers = {"retry-after": "1"} if isinstance(error, TooMany) else {}
+    return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
+
+
+class Listener:
+    """Accepts on a socket at a pace, and serves each connection with `handler`."""
+
+    def __init__(
+        self, sock: socket.socket, handler: Handler, *, most: int = CONNECTIONS_MOST, paced: bool = True
+    ) -> None:
+        self._socket = sock
+        self._most = most
+        self._paced = paced
+        self._pace = Pace()
+        # Bodies are read by us, bounded; compressed ones are refused. Handlers outlive a connection that breaks.
+        self._server = web.Server(
+            handler, access_log=None, auto_decompress=False, keepalive_timeout=120.0, lingering_time=1.0
+        )
+        self._task = asyncio.get_running_loop().create_task(self._accept(), name="gateway listener")
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while len(self._server.connections) >= self._most:  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.05)
+            if self._paced:
+                await self._pace.take()
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+            except OSError:  # no descriptor is left, or the peer went away while it was accepted
+                await asyncio.sleep(0.1)
+                continue
+            try:
+                await loop.connect_accepted_socket(self._server, connection)
+            except OSError:
+                connection.close()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._socket.close()
+        await self._server.shutdown(0.2)
+
+
+async def socket_inside(netns: Path, port: int) -> socket.socket:
+    """A listening socket on 127.0.0.1:`port` of a network namespace."""
+    made: list[socket.socket | BaseException] = []
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def enter() -> None:  # a thread of its own: it never leaves that namespace
+        try:
+            made.append(_listen_inside(netns, port))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller, who raises it
+            made.append(error)
+        loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=enter, name="gateway netns", daemon=True).start()
+    await done.wait()
+    (result,) = made
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _listen_inside(netns: Path, port: int) -> socket.socket:
+    fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(fd, CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise Unsupported(f"cannot enter the sandbox's network namespace: {os.strerror(number)}")
+    finally:
+        os.close(fd)
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise Conflict(
+            f"the gateway cannot listen on 127.0.0.1:{port} in the sandbox: {error.strerror}",
+            remedy="something in it holds that port: end it, then restore the sandbox",
+        ) from None
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def socket_outside(host: str, port: int) -> socket.socket:
+    """A listening socket of the host's, for agents outside."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise Conflict(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from None
+    sock.setblocking(False)
+    return sock

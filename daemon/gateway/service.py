@@ -1,0 +1,326 @@
+"""The gateway of a host: its sandboxes' listeners, tokens and conversations.
+
+Owns: which sandbox a request is of, and the life of listeners and lines. Does not own: the conversation
+(:mod:`daemon.gateway.line`).
+
+Guarantee: a request is of the sandbox whose socket accepted it, or whose token it shows; nothing that it says otherwise
+counts. A token is told once, kept as a hash, and ends with its sandbox. No request is served before the daemon has
+recovered all that a former one left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from daemon.catalogue import SandboxRow
+from daemon.gateway import listener, replay, wire
+from daemon.gateway.answer import is_open
+from daemon.gateway.commands import Commands
+from daemon.gateway.journal import Journal, Place
+from daemon.gateway.line import Desk, Line, tip_now
+from daemon.gateway.upstream import Config, Upstreams, checked
+from sandbox.errors import Closed, Conflict, NotFound, PagurusError, TooMany, Unauthorized
+from sandbox.messages import (
+    ExecRequest,
+    ExecResult,
+    Gateway,
+    GatewayStatistics,
+    RestoreRequest,
+    SandboxState,
+    TokenInfo,
+    Upstream,
+)
+
+if TYPE_CHECKING:
+    from daemon.host import Host
+
+log = logging.getLogger("pagurus.gateway")
+
+DUMMY_KEY = "held-by-the-host"  # what an agent inside shows; clients insist on some key
+TOKEN = "pgw"
+OUTSIDE_MOST = 4096  # connections of all agents outside together
+STALLED = 10.0  # seconds after which one who shows a wrong token is answered
+
+
+def environment(settings: Gateway) -> dict[str, str]:
+    """Variables by which clients of both families find the gateway inside a sandbox."""
+    if settings.agent != "inside":
+        return {}
+    address = f"http://127.0.0.1:{settings.port}"
+    return {
+        "OPENAI_BASE_URL": f"{address}/v1",
+        "OPENAI_API_BASE": f"{address}/v1",
+        "OPENAI_API_KEY": DUMMY_KEY,
+        "ANTHROPIC_BASE_URL": address,
+        "ANTHROPIC_API_KEY": DUMMY_KEY,
+    }
+
+
+class GatewayService:
+    """The gateway of `host`. An attachment of each sandbox that was created with a gateway."""
+
+    def __init__(self, host: Host, journal: Path, config: Config | None = None) -> None:
+        self.host = host
+        self.config = config or Config()
+        self.journal = Journal(journal)
+        self.desk = Desk(
+            self.journal,
+            Upstreams(self.config.upstreams, {}),
+            host.services.checkpoints,
+            self._spawn,
+            self._take_back,
+        )
+        self.ready = asyncio.Event()  # set when everything was recovered
+        self.lines: dict[str, Line] = {}
+        self._commands: dict[str, Commands] = {}
+        self._places: dict[str, Place] = {}
+        self._listeners: dict[str, tuple[str, listener.Listener]] = {}  # sandbox -> identity of its namespace, listener
+        self._outside: listener.Listener | None = None
+        self._wrong = listener.Pace()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
+        """Run `work` beside the requests; a bug in it is logged, not lost."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
+
+    # ----------------------------------------------------------------- the life of it
+
+    async def open(self, rows: Sequence[SandboxRow]) -> None:
+        """Read what a former daemon journalled; forget sandboxes that are no more."""
+        self.desk.upstreams.added.update(await self.journal.upstreams())
+        self._places, steps = await self.journal.load()
+        for sandbox, main, step in steps:
+            self.desk.book.add(sandbox, step, main=main)
+        living = {row.id for row in rows}
+        for sandbox in [name for name in self._places if name not in living]:
+            await self._forget(sandbox)
+        if (address := self.config.address()) is not None:
+            sock = listener.socket_outside(*address)
+            self._outside = listener.Listener(sock, self.serve_outside, most=OUTSIDE_MOST, paced=False)
+            log.info("agents outside are served on %s:%d", *address)
+
+    async def close(self) -> None:
+        """Cut all off. They ask again when the next daemon serves. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._outside is not None:
+            await self._outside.close()
+        await asyncio.gather(*(line.close() for line in self.lines.values()))
+        for _, inside in list(self._listeners.values()):
+            await inside.close()
+        self._listeners.clear()
+        await self.desk.upstreams.close()
+        await self.journal.close()
+
+    async def attach(self, row: SandboxRow, container: Any) -> None:
+        """Give a sandbox its listener, before its processes run."""
+        settings = row.gateway
+        if settings is None:
+            return
+        if row.state is SandboxState.CREATING:
+            self.desk.upstreams.get(settings.upstream)
+        row.env = {**environment(settings), **row.env}
+        row.durable_answers = row.durable_answers or settings.hold == "durable"
+        if settings.agent == "outside":
+            return
+        inode = str((await asyncio.to_thread(container.netns.stat)).st_ino)
+        known = self._listeners.get(row.id)
+        if known is not None and known[0] == inode:
+            return
+        if known is not None:
+            await known[1].close()
+        sock = await listener.socket_inside(container.netns, settings.port)
+        sandbox = row.id
+
+        async def serve(request: web.BaseRequest) -> web.StreamResponse:
+            return await self.serve(sandbox, request)
+
+        self._listeners[row.id] = (inode, listener.Listener(sock, serve))
+
+    async def detach(self, row: SandboxRow, container: Any) -> None:
+        """Take the listener away; of a sandbox that is removed, everything."""
+        if (known := self._listeners.pop(row.id, None)) is not None:
+            await known[1].close()
+        if row.state is SandboxState.REMOVED:
+            for sandbox in {row.id, *(name for name in self.lines if name not in self.host.loops)}:
+                if (line := self.lines.pop(sandbox, None)) is not None:
+                    await line.close()
+                self._commands.pop(sandbox, None)
+                await self._forget(sandbox)
+
+    async def _forget(self, sandbox: str) -> None:
+        """Drop the record of a sandbox, but for what forks of it stand on."""
+        book = self.desk.book
+        self._places.pop(sandbox, None)
+        kept: set[int] = set()
+        for place in (*self._places.values(), *(line.place for line in self.lines.values())):
+            kept |= {step.id for step in replay.path_to(book.steps, place.tip)}
+            kept |= set(place.script)
+        living = {*self._places, *self.lines}
+        gone = {number for number, owner in book.owner.items() if owner not in living and number not in kept}
+        book.drop(gone)
+        book.sides.pop(sandbox, None)
+        await self.journal.forget(sandbox, gone)
+
+    async def _take_back(self, sandbox: str) -> None:
+        await self.host.restore(sandbox, RestoreRequest())
+
+    # ----------------------------------------------------------------- lines
+
+    async def line(self, sandbox: str) -> Line:
+        """The conversation of a sandbox that has a gateway."""
+        loop = self.host.loops.get(sandbox)
+        if loop is None or loop.row.state is SandboxState.REMOVED:
+            raise Closed("the sandbox has been removed")
+        if loop.row.gateway is None:
+            raise Conflict("the sandbox has no gateway", remedy="create it with gateway=Gateway(...)", sandbox=sandbox)
+        if (known := self.lines.get(sandbox)) is not None:
+            return known
+        size = await self.journal.size(sandbox)
+        if (known := self.lines.get(sandbox)) is not None:  # made meanwhile
+            return known
+        place = self._places.pop(sandbox, None)
+        if place is None:
+            tip = tip_now(self.desk, loop.row.head, [])
+            place = Place(tree=loop.row.tree or "", tip=tip)
+            place.cursor = len(replay.path_to(self.desk.book.steps, tip)) - 1
+        line = Line(loop.row.gateway, place, self.desk, lambda: self.host.loops.get(sandbox))
+        line.bytes = size
+        self.lines[sandbox] = line
+        self._commands[sandbox] = Commands(line)
+        return line
+
+    async def exec(self, sandbox: str, request: ExecRequest) -> ExecResult:
+        """The next command of an agent outside."""
+        await self.line(sandbox)
+        return await self._commands[sandbox].run(request)
+
+    async def replay(self, sandbox: str, checkpoint: str) -> int:
+        """Answer the sandbox's coming requests from the record up to `checkpoint`; returns how many there are.
+
+        For a sandbox that stands before them (just created, or restored) and whose agent starts over.
+        """
+        line = await self.line(sandbox)
+        row = self.host.checkpoint(checkpoint)
+        tip = tip_now(self.desk, row.id, line.path)
+        path = replay.path_to(self.desk.book.steps, tip)
+        async with line.deciding:
+            await line.follow()
+            behind = {step.id for step in line.path}
+            script = [step.id for step in path if step.id not in behind]
+            if not script:
+                raise Conflict(f"the record has nothing between here and {checkpoint}", sandbox=sandbox)
+            line.place.script = script
+            await self.journal.put_place(sandbox, line.place)
+        return len(script)
+
+    # ----------------------------------------------------------------- requests
+
+    async def serve(self, sandbox: str, request: web.BaseRequest) -> web.StreamResponse:
+        """A request of the agent of `sandbox`."""
+        await self.ready.wait()
+        try:
+            line = await self.line(sandbox)
+            with line.share.request():
+                await line.share.pace.take()
+                route = wire.find(request.method, request.path)
+                async with line.share.body(request) as raw:
+                    asked = wire.understand(
+                        route,
+                        raw,
+                        query=request.query_string,
+                        model=line.settings.model,
+                        side=line.settings.side,
+                        headers=request.headers,
+                    )
+                    if asked.main:
+                        await self._commands[sandbox].settle()
+                    return await line.serve(asked, request)
+        except PagurusError as error:
+            self.desk.counts.refused += 1
+            if not is_open(request):
+                return web.Response(status=499)
+            if isinstance(error, TooMany):  # whoever floods the gateway waits for his refusal
+                await asyncio.sleep(0.2)
+            log.info("refused: %s", error, extra={"sandbox": sandbox})
+            return listener.refusal(request, error)
+
+    async def serve_outside(self, request: web.BaseRequest) -> web.StreamResponse:
+        """A request of an agent outside: its token names the sandbox."""
+        try:
+            sandbox = await self.sandbox_of(request)
+        except PagurusError as error:
+            self.desk.counts.refused += 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STALLED):
+                    await self._wrong.take()  # guessing is slow
+            return listener.refusal(request, error)
+        return await self.serve(sandbox, request)
+
+    async def sandbox_of(self, request: web.BaseRequest) -> str:
+        """The sandbox whose token the request shows."""
+        shown = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        kind, _, rest = shown.partition(".")
+        sandbox, _, secret = rest.partition(".")
+        if kind != TOKEN or not sandbox or not secret or len(shown) > 200:
+            raise Unauthorized(
+                "no token of a sandbox is shown", remedy="send the one of sandbox.gateway.token() as the API key"
+            )
+        if sandbox not in self.host.loops or not await self.journal.knows_token(sandbox, secret):
+            raise Unauthorized("the token is of no sandbox", remedy="ask for a new one with sandbox.gateway.token()")
+        return sandbox
+
+    # ----------------------------------------------------------------- for the API
+
+    async def token(self, sandbox: str) -> TokenInfo:
+        """A new token for the agent of a sandbox; the one before ends."""
+        await self.line(sandbox)
+        secret = secrets.token_urlsafe(32)
+        await self.journal.put_token(sandbox, secret)
+        base = None if self.config.listen is None else f"http://{self.config.listen}"
+        return TokenInfo(sandbox=sandbox, token=f"{TOKEN}.{sandbox}.{secret}", base_url=base)
+
+    async def put_upstream(self, name: str, upstream: Upstream) -> None:
+        if name in self.config.upstreams:
+            raise Conflict(f"upstream {name} is fixed by the configuration file", remedy="change it there")
+        await self.journal.put_upstream(name, checked(name, upstream))
+        self.desk.upstreams.added[name] = upstream
+
+    async def drop_upstream(self, name: str) -> None:
+        if name in self.config.upstreams:
+            raise Conflict(f"upstream {name} is fixed by the configuration file", remedy="change it there")
+        if name not in self.desk.upstreams.added:
+            raise NotFound(f"no such upstream: {name}")
+        users = [
+            loop.row.id
+            for loop in self.host.loops.values()
+            if loop.row.gateway is not None and loop.row.gateway.upstream == name
+        ]
+        if users:
+            raise Conflict(
+                f"upstream {name} is used by {len(users)} sandboxes", remedy=f"remove them first: {users[0]}"
+            )
+        await self.journal.put_upstream(name, None)
+        del self.desk.upstreams.added[name]
+
+    def statistics(self) -> GatewayStatistics:
+        self.desk.counts.journal_bytes = sum(line.bytes for line in self.lines.values())
+        return self.desk.counts

@@ -1,0 +1,180 @@
+"""The models behind the gateway, by name.
+
+Owns: their addresses, their keys, the connections to them. Does not own: what is asked.
+Guarantee: a key is read from its file on the host for each request and put into that request alone; it is in no
+message, log or error. What an agent put into `Authorization` or a cookie is never sent on.
+
+The configuration is a TOML file (``pagurus daemon --gateway-config FILE``)::
+
+    listen = "127.0.0.1:7070"            # for agents outside; none by default
+
+    [upstreams.pool]
+    url = "http://10.0.0.5:8000"         # what comes before /v1
+    [upstreams.openai]
+    url = "https://api.openai.com"
+    key_file = "/etc/pagurus/openai.key"
+    headers = { "OpenAI-Organization" = "org-1" }
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tomllib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from daemon.gateway.wire import Asked, credential, forwarded
+from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
+from sandbox.messages import Upstream, UpstreamInfo
+
+CONNECT = 30.0  # seconds
+KEY_MOST = 64 << 10  # bytes of a key file
+FORBIDDEN = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+
+
+class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The configuration file."""
+
+    listen: str | None = None  # HOST:PORT
+    upstreams: dict[str, Upstream] = {}
+
+    @classmethod
+    def load(cls, path: Path | None) -> Config:
+        if path is None:
+            return cls()
+        try:
+            config = msgspec.convert(tomllib.loads(path.read_text()), cls)
+        except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            raise Invalid(f"the gateway's configuration {path} cannot be read: {error}") from None
+        for name, upstream in config.upstreams.items():
+            checked(name, upstream)
+        return config
+
+    def address(self) -> tuple[str, int] | None:
+        """Where agents outside connect to."""
+        if self.listen is None:
+            return None
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise Invalid(f"listen must be HOST:PORT, not {self.listen!r}")
+        return host.strip("[]"), int(port)
+
+
+def checked(name: str, upstream: Upstream) -> Upstream:
+    """`upstream`, or why it cannot be used."""
+    for header, value in upstream.headers.items():
+        if (
+            header.lower() in FORBIDDEN
+            or not header.isascii()
+            or not header.replace("-", "").replace("_", "").isalnum()
+        ):
+            raise Invalid(f"upstream {name}: no header may be called {header!r}")
+        if not value.isprintable() or not value.isascii():
+            raise Invalid(f"upstream {name}: header {header} has a value that cannot be sent")
+    return upstream
+
+
+class Upstreams:
+    """All upstreams of a host. Those of the configuration file win over those that the API made."""
+
+    def __init__(self, fixed: Mapping[str, Upstream], added: Mapping[str, Upstream]) -> None:
+        self.fixed = dict(fixed)
+        self.added = dict(added)
+        self._session: aiohttp.ClientSession | None = None
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._in_flight: dict[str, int] = {}
+
+    def get(self, name: str) -> Upstream:
+        found = self.fixed.get(name) or self.added.get(name)
+        if found is None:
+            known = ", ".join(sorted({*self.fixed, *self.added})) or "none"
+            raise NotFound(f"no such upstream: {name}", remedy=f"known are: {known}")
+        return found
+
+    def list(self) -> list[UpstreamInfo]:
+        return [
+            UpstreamInfo(
+                name=name,
+                url=upstream.url,
+                has_key=upstream.key_file is not None,
+                headers=sorted(upstream.headers),
+                in_flight=self._in_flight.get(name, 0),
+            )
+            for name, upstream in sorted({**self.added, **self.fixed}.items())
+        ]
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    @contextlib.asynccontextmanager
+    async def ask(self, name: str, asked: Asked, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request on; yields the response when its head has come. Raises EngineFailed or Timeout."""
+        upstream = self.get(name)
+        slots = self._slots.setdefault(name, asyncio.Semaphore(upstream.at_once))
+        sent = {**forwarded(headers), **await self._secrets(name, upstream, asked), "accept-encoding": "identity"}
+        data = None if asked.route.method == "GET" else sent_body(asked)
+        if data is not None:
+            sent["content-type"] = "application/json"
+        async with slots:
+            self._in_flight[name] = self._in_flight.get(name, 0) + 1
+            try:
+                async with self._open().request(
+                    asked.route.method,
+                    _address(upstream, asked.path),
+                    data=data,
+                    headers=sent,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(
+                        total=upstream.timeout, sock_connect=min(CONNECT, upstream.timeout), sock_read=upstream.idle
+                    ),
+                ) as response:
+                    yield response
+            except TimeoutError as error:
+                raise Timeout(f"upstream {name} gave no whole answer in time") from error
+            except (aiohttp.ClientError, ConnectionError) as error:
+                raise EngineFailed(f"upstream {name} cannot be asked: {type(error).__name__}") from error
+            finally:
+                self._in_flight[name] -= 1
+
+    async def _secrets(self, name: str, upstream: Upstream, asked: Asked) -> dict[str, str]:
+        headers = {header.lower(): value for header, value in upstream.headers.items()}
+        if upstream.key_file is not None:
+            key = await asyncio.to_thread(_read_key, name, Path(upstream.key_file))
+            headers.update(credential(asked.route.family, key))
+        return headers
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30), cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._session
+
+
+def sent_body(asked: Asked) -> bytes:
+    """What the model is asked: the agent's body with the model's name replaced, volatile fields included."""
+    return msgspec.json.encode(asked.body)
+
+
+def _address(upstream: Upstream, path: str) -> str:
+    base = upstream.url.rstrip("/")
+    return base.removesuffix("/v1") + path
+
+
+def _read_key(name: str, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            key = file.read(KEY_MOST).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PagurusError(
+            f"the key of upstream {name} cannot be read: {type(error).__name__}", remedy=f"see {path} on the host"
+        ) from None
+    if not key or not key.isprintable() or " " in key:
+        raise PagurusError(f"the key file of upstream {name} holds no key", remedy=f"see {path} on the host")
+    return key

@@ -1,0 +1,256 @@
+"""What agents and models say to each other, as far as a gateway must understand it.
+
+Owns: the routes that are passed on, the canonical form and the key of a request, which requests belong to the main
+loop of an agent, which headers travel, the form of our own errors. Does not own: any connection. Pure.
+
+Guarantee: two requests have the same key only if a model is asked for the same: the same route, the same model and
+the same body but for the fields of VOLATILE, which name the caller and not the question.
+"""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import blake3
+import msgspec
+
+from sandbox.errors import Invalid, NotFound, PagurusError
+from sandbox.messages import SideRule
+
+BODY_MOST = 32 << 20  # bytes of one request
+ANSWER_MOST = 32 << 20  # bytes of one answer
+QUERY_MOST = 1000  # characters
+PING_TOKENS = 1  # a request for no more than this asks whether somebody is there
+VOLATILE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+TOLD = re.compile(
+    r"content-type|retry-after(-ms)?|x-should-retry|(x-)?request-id|openai-[a-z-]+|anthropic-[a-z-]+|x-ratelimit-[a-z-]+"
+)
+ASKED = re.compile(r"accept|anthropic-version|anthropic-beta|openai-beta")
+HEADER_MOST = 1000  # characters of a header that travels
+
+
+class Family(enum.StrEnum):
+    """Whose form a route has; errors and keys follow it."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+@dataclass(frozen=True)
+class Route:
+    path: str
+    family: Family
+    conversation: str | None  # the field of the body that holds it; None: this route asks no model
+    limits: tuple[str, ...] = ()  # fields that bound the answer, in tokens
+    method: str = "POST"
+
+
+ROUTES = (
+    Route("/v1/chat/completions", Family.OPENAI, "messages", ("max_completion_tokens", "max_tokens")),
+    Route("/v1/completions", Family.OPENAI, "prompt", ("max_tokens",)),
+    Route("/v1/responses", Family.OPENAI, "input", ("max_output_tokens",)),
+    Route("/v1/messages", Family.ANTHROPIC, "messages", ("max_tokens",)),
+    Route("/v1/messages/count_tokens", Family.ANTHROPIC, None),
+    Route("/v1/models", Family.OPENAI, None, method="GET"),
+)
+_BY_PATH = {(route.method, route.path): route for route in ROUTES}
+_MODEL = re.compile(r"^/v1/models/[A-Za-z0-9._:@/-]{1,200}$")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was understood."""
+
+    route: Route
+    path: str  # with its query
+    body: dict[str, Any]
+    key: bytes  # 32 bytes
+    main: bool
+    stream: bool
+    retry: bool = False  # the client says that it asks again
+
+    @property
+    def conversation(self) -> list[Any]:
+        """The parts of the conversation, in order. A text alone has no parts."""
+        said = self.body.get(self.route.conversation or "")
+        return said if isinstance(said, list) else []
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The body without the parts of its conversation."""
+        return {k: v for k, v in self.body.items() if k != self.route.conversation or not isinstance(v, list)}
+
+
+def find(method: str, path: str) -> Route:
+    """The route of a request, or NotFound that says which there are."""
+    route = _BY_PATH.get((method, path))
+    if route is None and method == "GET" and _MODEL.match(path) and ".." not in path:
+        return Route(path, Family.OPENAI, None, method="GET")
+    if route is None:
+        known = ", ".join(f"{known.method} {known.path}" for known in ROUTES)
+        raise NotFound(f"the gateway has no {method[:10]} {path[:200]}", remedy=f"it has {known}")
+    return route
+
+
+def understand(
+    route: Route,
+    raw: bytes,
+    *,
+    query: str = "",
+    model: str | None = None,
+    side: Iterable[SideRule] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Asked:
+    """The request with body `raw`; `model` replaces the one that it names. Raises Invalid if it is no JSON object."""
+    if len(query) > QUERY_MOST:
+        raise Invalid("the query is too long")
+    path = f"{route.path}?{query}" if query else route.path
+    if route.method == "GET":
+        return Asked(route, path, {}, _key(path, {}), main=False, stream=False)
+    try:
+        body = msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+        raise Invalid(f"the body is not a JSON object: {error}") from None
+    named = str(body.get("model", ""))
+    if model is not None:
+        body["model"] = model
+    main = is_main_loop(route, body, side, named=named)
+    stream = body.get("stream") is True
+    retry = _is_retry(headers or {})
+    return Asked(route, path, body, _key(path, body), main=main, stream=stream, retry=retry)
+
+
+def canonical(body: Mapping[str, Any]) -> bytes:
+    """The same bytes for the same question, however its fields are ordered."""
+    try:
+        return msgspec.json.encode({k: v for k, v in body.items() if k not in VOLATILE}, order="deterministic")
+    except RecursionError:
+        raise Invalid("the body is nested too deeply") from None
+
+
+def _key(path: str, body: Mapping[str, Any]) -> bytes:
+    return blake3.blake3(path.encode() + b"\0" + canonical(body)).digest()
+
+
+def _is_retry(headers: Mapping[str, str]) -> bool:
+    """The clients of OpenAI and Anthropic count their retries in a header."""
+    count = headers.get("x-stainless-retry-count", "0")
+    return count.isascii() and count.isdigit() and int(count[:6]) > 0
+
+
+# --------------------------------------------------------------------------- main loop or beside it
+
+
+def is_main_loop(
+    route: Route, body: Mapping[str, Any], side: Iterable[SideRule] = (), *, named: str | None = None
+) -> bool:
+    """Whether a request ends a turn. In doubt it does: then an answer waits too long, never too short.
+
+    Beside the main loop are: routes that ask no model, requests for a single token (is anybody there?), and what a
+    rule of the sandbox names (titles, summaries). `named` is the model that the agent named, where it was replaced.
+    """
+    if route.conversation is None:
+        return False
+    most = _most_tokens(route, body)
+    if most is not None and most <= PING_TOKENS:
+        return False
+    model = str(body.get("model", "")) if named is None else named
+    return not any(_fits(rule, model, most, body, route) for rule in side)
+
+
+def _most_tokens(route: Route, body: Mapping[str, Any]) -> int | None:
+    found = [body[name] for name in route.limits if isinstance(body.get(name), int)]
+    return min(found) if found else None
+
+
+def _fits(rule: SideRule, model: str, most: int | None, body: Mapping[str, Any], route: Route) -> bool:
+    if rule.model is None and rule.max_tokens is None and rule.contains is None:
+        return False  # a rule that says nothing means nothing
+    if rule.model is not None and not fnmatch.fnmatchcase(model, rule.model):
+        return False
+    if rule.max_tokens is not None and (most is None or most > rule.max_tokens):
+        return False
+    return rule.contains is None or any(rule.contains in text for text in _heard(body, route))
+
+
+def _heard(body: Mapping[str, Any], route: Route) -> list[str]:
+    """The texts that a rule looks at: the system's, and the last of the conversation."""
+    said = body.get(route.conversation or "")
+    parts = said if isinstance(said, list) else [said]
+    system = [part for part in parts if isinstance(part, dict) and part.get("role") in ("system", "developer")]
+    return [
+        text for part in (body.get("system"), body.get("instructions"), *system, *parts[-1:]) for text in _texts(part)
+    ]
+
+
+def _texts(part: Any, depth: int = 0) -> list[str]:
+    if isinstance(part, str):
+        return [part]
+    if depth > 4:
+        return []
+    if isinstance(part, list):
+        return [text for entry in part for text in _texts(entry, depth + 1)]
+    if isinstance(part, dict):
+        return [text for name in ("text", "content") for text in _texts(part.get(name), depth + 1)]
+    return []
+
+
+# --------------------------------------------------------------------------- headers and errors
+
+
+def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers of an agent that its model may see. Keys, cookies and everything unknown stay behind."""
+    return _chosen(headers, ASKED)
+
+
+def told(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers of an answer that the agent may see."""
+    return _chosen(headers, TOLD)
+
+
+def _chosen(headers: Mapping[str, str], which: re.Pattern[str]) -> dict[str, str]:
+    return {
+        name.lower(): value
+        for name, value in headers.items()
+        if which.fullmatch(name.lower()) and len(value) <= HEADER_MOST and value.isprintable()
+    }
+
+
+def credential(family: Family, key: str) -> dict[str, str]:
+    """How a key is shown to an upstream of this family."""
+    return {"x-api-key": key} if family is Family.ANTHROPIC else {"authorization": f"Bearer {key}"}
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def error_body(family: Family, error: PagurusError) -> bytes:
+    """One of our own refusals in the words of the agent's protocol."""
+    if family is Family.ANTHROPIC:
+        kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": f"pagurus: {error}"}})
+    return msgspec.json.encode(
+        {"error": {"message": f"pagurus: {error}", "type": "gateway_error", "param": None, "code": error.code}}
+    )
+
+
+def family_of(path: str) -> Family:
+    """The family whose errors a client of `path` understands, known or not."""
+    return Family.ANTHROPIC if path.startswith("/v1/messages") else Family.OPENAI
+
+
+def encoded(part: Any) -> bytes:
+    """One part of a conversation, the same bytes for the same part."""
+    return msgspec.json.encode(part, order="deterministic")
