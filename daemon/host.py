@@ -26,6 +26,7 @@ from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places, need_space
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
 from daemon.keeper import Keeper
+from daemon.network.networks import Networks
 from daemon.owners import Making
 from daemon.schedule import Stage
 from daemon.turns import Services, TurnLoop
@@ -38,6 +39,8 @@ from sandbox.messages import (
     CheckpointState,
     CreateRequest,
     ForkEntry,
+    Network,
+    NetworkStatus,
     RestoreRequest,
     RestoreResult,
     SandboxInfo,
@@ -71,7 +74,8 @@ class Host:
         self.making = Making(self.loops)
         self.keeper = Keeper(services, self.loops)
         services.settled = lambda row, parent: self.keeper.changed(row.sandbox)
-        self.attachments: list[Attachment] = []
+        self.networks = Networks(run_dir.parent)
+        self.attachments: list[Attachment] = [self.networks]
 
     # ----------------------------------------------------------------- finding
 
@@ -404,6 +408,17 @@ class Host:
             if origin.id in (loop.row.head, loop.row.origin):
                 return loop.row
         raise Conflict(f"the sandbox of checkpoint {origin.id} has been removed", remedy="fork a living one")
+
+    # ----------------------------------------------------------------- network
+
+    async def set_network(self, sandbox: str, network: Network) -> NetworkStatus:
+        """Change what a sandbox may reach, whether it runs or not. A turn that is under way goes on."""
+        loop = self.loop(sandbox)
+        await self.networks.set(
+            loop.row, loop.container, network, lambda: self.services.catalogue.write([put_sandbox(loop.row)])
+        )
+        log.info("network: %s", network.mode, extra={"sandbox": loop.row.id})
+        return await self.networks.status(loop.row)
 
     # ----------------------------------------------------------------- comparing
 

@@ -22,9 +22,9 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from sandbox.sdk import client, files, gateway, handle
+from sandbox.sdk import client, files, gateway, handle, network
 
-__all__ = ["Client", "Conversation", "Files", "Fork", "Models", "Sandbox"]
+__all__ = ["Client", "Conversation", "Files", "Fork", "Models", "Networking", "Sandbox"]
 
 
 class _Loop:
@@ -140,5 +140,6 @@ Sandbox: Any = _proxy(handle.Sandbox)
 Files: Any = _proxy(files.Files)
 Conversation: Any = _proxy(gateway.Conversation)
 Models: Any = _proxy(gateway.Models)
+Networking: Any = _proxy(network.Networking)
 Fork: Any = _proxy(handle.Fork)
 Client: Any = _proxy(client.Client)

@@ -191,6 +191,7 @@ class Route:
 
     device: str
     network: IPv4Network
+    gateway: bool = False
 
 
 def default_routes() -> list[Route]:
@@ -204,17 +205,17 @@ def parse_routes(text: str) -> Iterator[Route]:
         device, target, _, flags, *_, mask, _, _, _ = line.split()
         if int(flags, 16) & 1:  # up
             network, netmask = (socket.ntohl(int(each, 16)) for each in (target, mask))
-            yield Route(device, IPv4Network((network, bin(netmask).count("1"))))
+            yield Route(device, IPv4Network((network, netmask.bit_count())), bool(int(flags, 16) & 2))
 
 
 def devices(routes: Iterable[Route], wanted: Sequence[IPv4Network]) -> list[str]:
-    """Through which devices packets leave to the internet and to these networks."""
+    """Through which devices packets leave to the internet (by a router) and to these networks."""
     return sorted(
         {
             route.device
             for route in routes
             if not route.device.startswith(("pg", "lo"))
-            and (route.network.prefixlen == 0 or any(route.network.overlaps(each) for each in wanted))
+            and (route.gateway or route.network.prefixlen == 0 or any(route.network.overlaps(each) for each in wanted))
         }
     )
 

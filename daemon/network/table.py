@@ -72,15 +72,16 @@ def addressed(address: IPv4Address, link: str) -> list[Element]:
     return [Element("bound", link.encode().ljust(16, b"\0") + address.packed), Element("refused", address.packed)]
 
 
-def permitted(address: IPv4Address, policy: Policy, generation: int) -> list[Element]:
+def permitted(address: IPv4Address, policy: Policy) -> list[Element]:
     """What a policy allows from the start."""
-    mark = struct.pack("=I", generation)
-    return [
-        Element("modes", address.packed, chain=policy.mode),
-        Element("generations", address.packed, mark=generation),
-        Element("current", address.packed + mark),
-        *(_segment(address, segment) for segment in policy.segments),
-    ]
+    segments = (_segment(address, segment) for segment in policy.segments)
+    return [Element("modes", address.packed, chain=policy.mode), *segments]
+
+
+def generation(address: IPv4Address, number: int) -> list[Element]:
+    """Under which mark its connections are accepted from now on."""
+    mark = struct.pack("=I", number)
+    return [Element("generations", address.packed, mark=number), Element("current", address.packed + mark)]
 
 
 def _segment(source: IPv4Address, segment: Segment) -> Element:
@@ -108,6 +109,12 @@ def named(
 
 def _service(protocol: int, port: int) -> bytes:
     return struct.pack("!BxxxHxx", protocol, port)  # each part of a key fills whole words
+
+
+def service(key: bytes) -> tuple[int, int]:
+    """Protocol and port in a key."""
+    protocol, port = struct.unpack("!BxxxHxx", key)
+    return protocol, port
 
 
 # ------------------------------------------------------------------ the table

@@ -28,6 +28,7 @@ from sandbox.messages import (
 )
 from sandbox.sdk.files import Files
 from sandbox.sdk.gateway import Conversation
+from sandbox.sdk.network import Networking
 
 if TYPE_CHECKING:
     from sandbox.sdk.client import Client
@@ -67,6 +68,7 @@ class Sandbox:
         self.info = info  # as of the last answer that carried it; see refresh()
         self.files = Files(client, self._path)
         self.gateway = Conversation(client, self._path)
+        self.network = Networking(client, self._path)
 
     @property
     def id(self) -> str:

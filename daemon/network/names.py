@@ -1,0 +1,143 @@
+"""DNS messages between a sandbox and the host's resolvers: what is asked, what an answer may say.
+
+Owns: reading questions of an adversary and answers of a stranger, writing answers. Pure: no I/O, no clock.
+Does not own: whether a name is allowed (:mod:`daemon.network.policy`), sending (:mod:`daemon.network.resolver`).
+
+Guarantee: nothing of a foreign answer is passed on as it came. What goes to the sandbox is written anew and holds
+only the chain of aliases that begins at the name asked for, and the addresses at its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+import dns.exception
+import dns.flags
+import dns.message
+import dns.name
+import dns.opcode
+import dns.rcode
+import dns.rdataclass
+import dns.rdatatype
+import dns.rrset
+
+QUESTION_MOST = 1024  # bytes
+ALIASES_MOST = 12
+ADDRESSES_MOST = 64
+PLAIN_UDP, MODERN_UDP = 512, 1232  # bytes of an answer by UDP: without and with EDNS
+TTL_LEAST, TTL_MOST = 60, 3600  # seconds for which an answered address stays open
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a sandbox asks."""
+
+    message: dns.message.Message
+    name: str  # lower case, no final dot
+    kind: int
+
+    @property
+    def addresses(self) -> bool:
+        return self.kind == dns.rdatatype.A
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an answer says about a name."""
+
+    aliases: tuple[tuple[str, str], ...] = ()  # from, to
+    addresses: tuple[IPv4Address, ...] = ()
+    ttl: int = 0
+    missing: bool = False  # the name does not exist
+
+
+def read_question(data: bytes) -> Question | None:
+    """One ordinary question, or None for anything else."""
+    if len(data) > QUESTION_MOST:
+        return None
+    try:
+        message = dns.message.from_wire(data)
+    except (dns.exception.DNSException, ValueError, IndexError):
+        return None
+    if message.flags & dns.flags.QR or message.opcode() != dns.opcode.QUERY or len(message.question) != 1:
+        return None
+    asked = message.question[0]
+    if asked.rdclass != dns.rdataclass.IN:
+        return None
+    return Question(message, _text(asked.name), int(asked.rdtype))
+
+
+def ask(name: str) -> dns.message.Message:
+    """The question that goes to the host's resolver: new, with an id of its own. Raises DNSException."""
+    return dns.message.make_query(dns.name.from_text(name), dns.rdatatype.A, use_edns=0, payload=MODERN_UDP)
+
+
+def read_answer(name: str, answer: dns.message.Message) -> Found:
+    """The addresses of a name, by the aliases that lead to them; what does not belong to the chain is ignored."""
+    if answer.rcode() not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
+        raise ValueError(f"the resolver said {dns.rcode.to_text(answer.rcode())}")
+    records = {
+        (_text(each.name), int(each.rdtype)): each for each in answer.answer if each.rdclass == dns.rdataclass.IN
+    }
+    aliases: list[tuple[str, str]] = []
+    ttls, here = [TTL_MOST], name
+    while (alias := records.get((here, dns.rdatatype.CNAME))) is not None:
+        target = _text(alias[0].target)
+        if len(aliases) == ALIASES_MOST or target in {name, *(to for _, to in aliases)}:
+            raise ValueError("its aliases lead in circles")
+        aliases.append((here, target))
+        ttls.append(alias.ttl)
+        here = target
+    found = records.get((here, dns.rdatatype.A))
+    addresses = tuple(IPv4Address(each.address) for each in list(found or ())[:ADDRESSES_MOST])
+    if found is not None:
+        ttls.append(found.ttl)
+    return Found(tuple(aliases), addresses, min(ttls), answer.rcode() == dns.rcode.NXDOMAIN and not addresses)
+
+
+def answered(question: Question, found: Found) -> dns.message.Message:
+    """The answer that the sandbox gets."""
+    response = dns.message.make_response(question.message, recursion_available=True)
+    if found.missing:
+        response.set_rcode(dns.rcode.NXDOMAIN)
+    for name, target in found.aliases:
+        _add(response, name, found.ttl, dns.rdatatype.CNAME, f"{target}.")
+    last = found.aliases[-1][1] if found.aliases else question.name
+    if found.addresses:
+        _add(response, last, found.ttl, dns.rdatatype.A, *map(str, found.addresses))
+    return response
+
+
+def nothing(question: Question, code: int = dns.rcode.NOERROR) -> dns.message.Message:
+    """An answer without content: no record of that type, or an error."""
+    response = dns.message.make_response(question.message, recursion_available=True)
+    response.set_rcode(dns.rcode.Rcode(code))
+    return response
+
+
+def write(question: Question, response: dns.message.Message, *, stream: bool) -> bytes:
+    """The answer as it travels. One that is too long for UDP tells the asker to come by TCP."""
+    most = 65_535 if stream else PLAIN_UDP
+    if not stream and question.message.edns >= 0:
+        most = max(PLAIN_UDP, min(MODERN_UDP, question.message.payload))
+    try:
+        return response.to_wire(max_size=most)
+    except dns.exception.TooBig:
+        short = nothing(question)
+        short.flags |= dns.flags.TC
+        return short.to_wire(max_size=most)
+
+
+def open_seconds(ttl: int) -> int:
+    """For how long an address stays open that was answered with this time to live."""
+    return max(TTL_LEAST, min(ttl, TTL_MOST)) + 10  # asker and kernel do not begin to count at the same time
+
+
+def _add(response: dns.message.Message, name: str, ttl: int, kind: dns.rdatatype.RdataType, *values: str) -> None:
+    owner = dns.name.from_text(name)
+    response.answer.append(dns.rrset.from_text(owner, ttl, "IN", dns.rdatatype.to_text(kind), *values))
+
+
+def _text(name: dns.name.Name) -> str:
+    return name.to_text(omit_final_dot=True).lower()

@@ -1,0 +1,391 @@
+"""The networks of all sandboxes of this host, as one attachment.
+
+Owns: which sandbox has which link and address, the order of every change, adoption after a restart, what is told of
+it. Does not own: mechanism (links, table, resolver) and meaning (policy).
+
+Guarantee: a sandbox's packets pass only while its address, its policy and its resolver are in force: they are put in
+place before its link is, and taken away after it. What fails half-way leaves no link. A sandbox that has no network
+and never had one costs a dictionary look-up.
+
+::
+
+    attach     policy ▸ table ▸ link ▸ resolver
+    set        policy ▸ row ▸ table (one batch; connections are judged again)
+    detach     resolver ▸ link ▸ table
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, TypeVar
+
+from daemon.catalogue import SandboxRow
+from daemon.network import links
+from daemon.network.links import Link
+from daemon.network.policy import POOL, Policy, compile_policy, judge_answer, judge_name, why_refused
+from daemon.network.refusals import Listener, Memory, Packet
+from daemon.network.resolver import Resolver, Upstream
+from daemon.network.table import Change, Element, Table, addressed, generation, named, permitted, service
+from sandbox.errors import Conflict, Unsupported
+from sandbox.messages import Network, NetworkCounters, NetworkStatistics, NetworkStatus
+
+log = logging.getLogger("pagurus.network")
+
+GENERATION = ("generations", "current")
+MOVE_TIMEOUT = 30.0  # seconds
+NAMED_MOST = 4096  # addresses that names have opened to one sandbox
+T = TypeVar("T")
+
+
+@dataclass
+class Attached:
+    """A sandbox with a network."""
+
+    sandbox: str
+    link: Link
+    resolver: Resolver
+    memory: Memory
+    policy: Policy = field(default_factory=Policy)
+    elements: set[Element] = field(default_factory=set)  # of it in the table, but for what names have opened
+    named: dict[Element, tuple[str, float]] = field(default_factory=dict)  # name, and until when (loop time)
+
+    @property
+    def address(self) -> IPv4Address:
+        return self.link.address
+
+
+class Networks:
+    """See the module. An :class:`daemon.attachments.Attachment`."""
+
+    def __init__(self, run: Path) -> None:
+        tag = base64.b32encode(hashlib.sha256(str(run).encode()).digest())[:5].decode().lower()
+        self.prefix = f"pg{tag}-"
+        name = "pagurus" if run == Path("/run/pagurus") else f"pagurus_{tag}"
+        self._group = 1 + int.from_bytes(hashlib.sha256(tag.encode()).digest()[:2], "big") % 65_000
+        self.table = Table(name, self.prefix, self._group)
+        self._attached: dict[str, Attached] = {}
+        self._by_address: dict[IPv4Address, Attached] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._ready = False
+        self._making = asyncio.Lock()
+        self._next = links.FIRST + secrets.randbelow(links.LAST - links.FIRST)
+        # pyroute2's sockets and the table are for one thread at a time; removing a link waits for the kernel.
+        self._writer = ThreadPoolExecutor(1, "pagurus-nft")
+        self._movers = ThreadPoolExecutor(4, "pagurus-link")
+        self._upstream: Upstream | None = None
+        self._listener = Listener(self._group, self._refused_packet)
+
+    # ------------------------------------------------------------------ the daemon's life
+
+    async def open(self, rows: Sequence[SandboxRow]) -> None:
+        """Take over what a former daemon left for `rows`; collect the rest."""
+        wanted = {row.id for row in rows if row.network.mode != "none"}
+        there = await self._move(lambda: links.found(self.prefix))
+        known = await self._write(self._stored)
+        kept = {link.address: link for link in there if link.owner in wanted}
+        for link in there:
+            if link.address not in kept:
+                await self._move(partial(links.disconnect, link.name))
+        strays = [element for element in known if _address_of(element) not in kept]
+        if kept:
+            await self._ensure(known=[element for element in known if _address_of(element) in kept])
+        if strays and self._ready:
+            await self._write(lambda: self.table.apply([Change(each, add=False) for each in strays]))
+        elif known and not kept:
+            await self._write(self.table.remove)
+        for link in kept.values():
+            attached = self._new(link)
+            mine = [element for element in known if _address_of(element) == link.address]
+            names = {element for element in mine if element.set in ("names", "name_ports")}
+            attached.elements = set(mine) - names
+            attached.named = {element: ("", float("inf")) for element in names}
+
+    async def close(self) -> None:
+        """The links, the table and its elements stay: connections go on, names wait for the next daemon."""
+        for attached in self._attached.values():
+            await attached.resolver.close()
+        self._listener.close()
+        if self._ready and not self._attached:
+            await self._write(self.table.remove)
+        await self._write(self.table.close)
+        self._writer.shutdown()
+        self._movers.shutdown()
+
+    def _stored(self) -> list[Element]:
+        return self.table.stored() if self.table.present() else []
+
+    async def _ensure(self, known: Sequence[Element] = ()) -> None:
+        """The table, before the first sandbox needs it. `known` is put back when the rules had to be renewed."""
+        async with self._making:
+            if self._ready:
+                return
+            if await self._write(self.table.ensure) and known:
+                await self._write(lambda: self.table.apply([Change(element) for element in known]))
+            self._listener.start()
+            self._upstream = Upstream()
+            self._ready = True
+
+    # ------------------------------------------------------------------ attachment
+
+    async def attach(self, row: SandboxRow, container: Any) -> None:
+        """See :class:`daemon.attachments.Attachment`."""
+        if row.network.mode == "none" and row.id not in self._attached:
+            return
+        self._follow(row, container)
+        async with self._lock(row.id):
+            await self._fit(row.id, container, compile_policy(row.network))
+
+    async def detach(self, row: SandboxRow, container: Any) -> None:
+        """See :class:`daemon.attachments.Attachment`."""
+        async with self._lock(row.id):
+            await self._take_away(row.id)
+        self._locks.pop(row.id, None)
+
+    async def set(self, row: SandboxRow, container: Any, network: Network, publish: Callable[[], Any]) -> None:
+        """Another policy for a sandbox; `publish` writes its row. Connections that it does not allow end."""
+        policy = compile_policy(network)
+        async with self._lock(row.id):
+            former, row.network = row.network, network
+            try:
+                await publish()
+                if container is not None:
+                    self._follow(row, container)
+                    await self._fit(row.id, container, policy)
+            except BaseException:
+                row.network = former
+                await asyncio.shield(publish())
+                raise
+
+    def _follow(self, row: SandboxRow, container: Any) -> None:
+        """A restore that makes a network namespace anew says so before anything runs in it."""
+        followers = getattr(container, "followers", None)
+        if followers is None or any(getattr(each, "owner", None) is self for each in followers):
+            return
+        followers.append(_Follower(self, asyncio.get_running_loop(), row, container))
+
+    async def moved(self, row: SandboxRow, container: Any, namespace: Path) -> None:
+        """The sandbox's processes will run in this namespace, not in the one that we knew."""
+        async with self._lock(row.id):
+            await self._fit(row.id, container, compile_policy(row.network), namespace)
+
+    async def _fit(self, sandbox: str, container: Any, policy: Policy, namespace: Path | None = None) -> None:
+        """Bring a sandbox's network to what its policy asks for."""
+        try:
+            await self._adjust(sandbox, container, policy, namespace)
+        except OSError as error:
+            raise Unsupported(
+                f"cannot give it its network: {error}", remedy="see `pagurus doctor`", sandbox=sandbox
+            ) from error
+
+    async def _adjust(self, sandbox: str, container: Any, policy: Policy, namespace: Path | None) -> None:
+        where = namespace or container.netns
+        attached = self._attached.get(sandbox)
+        if policy.mode == "none":
+            await self._take_away(sandbox)
+            return
+        await self._ensure()
+        if attached is not None and await self._move(lambda: links.address_inside(where)) != attached.address:
+            former = attached.address
+            await self._take_away(sandbox, forget=False)
+            attached = await self._connect(sandbox, where, policy, former, attached)
+        elif attached is None:
+            attached = await self._connect(sandbox, where, policy, None, None)
+        else:
+            await self._enforce(attached, policy)
+            if policy.segments:
+                await self._move(lambda: links.open_devices([each.network for each in policy.segments]))
+        container.address = str(attached.address)
+        if not attached.resolver.listening:
+            await attached.resolver.listen(where)
+
+    async def _connect(
+        self, sandbox: str, where: Path, policy: Policy, wish: IPv4Address | None, former: Attached | None
+    ) -> Attached:
+        """An address, its rules, then its link. Tries the next address while one is taken."""
+        route = [each.network for each in policy.segments]
+        for _ in range(links.LAST - links.FIRST):
+            address, wish = wish or self._address(), None
+            if address in self._by_address:
+                continue
+            link = Link(links.name(self.prefix, address), 0, address, sandbox)
+            attached = self._new(link, former)
+            try:
+                await self._enforce(attached, policy)
+                made = await self._move(partial(links.connect, self.prefix, sandbox, where, address, route=route))
+            except BaseException:
+                await asyncio.shield(self._take_away(sandbox))
+                raise
+            if made is not None:
+                attached.link = made
+                return attached
+            await self._take_away(sandbox, forget=former is None)
+        raise Conflict(f"all addresses of {POOL} are in use", remedy="remove some sandboxes")
+
+    async def _enforce(self, attached: Attached, policy: Policy) -> None:
+        """The table says what the policy says. Unchanged, its connections go on; changed, they are judged again."""
+        address = attached.address
+        attached.resolver.policy = attached.policy = policy
+        wanted = {*addressed(address, attached.link.name), *permitted(address, policy)}
+        lasting = {each for each in attached.elements if each.set not in GENERATION}
+        if lasting == wanted and attached.elements != lasting:
+            return
+        wanted.update(generation(address, 1 + secrets.randbelow(0x7FFFFFFE)))
+        closed = [each for each, (name, _) in attached.named.items() if not _still_named(policy, name, each)]
+        changes = [Change(each, add=False) for each in (*(attached.elements - wanted), *closed)]
+        changes += [Change(each) for each in wanted - attached.elements]
+        await self._write(lambda: self.table.apply(changes))
+        attached.elements = wanted
+        for each in closed:
+            del attached.named[each]
+
+    async def _take_away(self, sandbox: str, *, forget: bool = True) -> None:
+        attached = self._attached.get(sandbox)
+        if attached is None:
+            return
+        await attached.resolver.close()
+        await self._move(lambda: links.disconnect(attached.link.name))
+        elements = [*attached.elements, *attached.named]
+        await self._write(lambda: self.table.apply([Change(each, add=False) for each in elements]))
+        attached.elements.clear()
+        attached.named.clear()
+        self._by_address.pop(attached.address, None)
+        if forget:
+            del self._attached[sandbox]
+
+    def _new(self, link: Link, former: Attached | None = None) -> Attached:
+        if self._upstream is None:
+            self._upstream = Upstream()
+        memory = former.memory if former is not None else Memory()
+        resolver = Resolver(
+            self._upstream,
+            lambda name, addresses, ports, seconds: self._opened(attached, name, addresses, ports, seconds),
+            lambda name, why: memory.add(f"name {name}", why),
+        )
+        if former is not None:
+            resolver.allowed, resolver.refused = former.resolver.allowed, former.resolver.refused
+        attached = Attached(link.owner, link, resolver, memory)
+        self._attached[link.owner] = self._by_address[link.address] = attached
+        return attached
+
+    def _address(self) -> IPv4Address:
+        """The next one: an address comes back late, when whatever remembers it has forgotten."""
+        self._next = self._next + 1 if self._next < links.LAST else links.FIRST
+        return POOL[self._next]
+
+    # ------------------------------------------------------------------ names
+
+    async def _opened(
+        self,
+        attached: Attached,
+        name: str,
+        addresses: Sequence[IPv4Address],
+        ports: Sequence[tuple[int, int]],
+        seconds: int,
+    ) -> None:
+        """An answer names these addresses: let the sandbox reach them for some seconds."""
+        now = asyncio.get_running_loop().time()
+        attached.named = {element: kept for element, kept in attached.named.items() if kept[1] > now}
+        new = [element for address in addresses for element in named(attached.address, address, ports, seconds)]
+        if len(attached.named) + len(new) > NAMED_MOST:
+            attached.memory.add(f"name {name}", f"{NAMED_MOST} addresses are open already")
+            raise Unsupported("too many addresses")
+        renewed = [Change(each, add=False) for each in new if each in attached.named]
+        await self._write(lambda: self.table.apply([*renewed, *(Change(each) for each in new)]))
+        attached.named.update({element: (name, now + seconds) for element in new})
+
+    # ------------------------------------------------------------------ telling
+
+    def _refused_packet(self, packet: Packet) -> None:
+        attached = self._by_address.get(packet.source)
+        if attached is not None:
+            attached.memory.add(packet.what, why_refused(attached.policy, packet.destination))
+
+    async def status(self, row: SandboxRow) -> NetworkStatus:
+        """What a sandbox may reach, what it did, what it was refused."""
+        attached = self._attached.get(row.id)
+        if attached is None:
+            return NetworkStatus(network=row.network)
+        refused = await self._write(self.table.refusals)
+        return NetworkStatus(
+            network=row.network,
+            address=str(attached.address),
+            counters=self._counters(attached, refused),
+            refusals=attached.memory.list(),
+        )
+
+    async def statistics(self) -> NetworkStatistics:
+        """All sandboxes together."""
+        total = NetworkStatistics(attached=len(self._attached))
+        if not self._attached:
+            return total
+        refused = await self._write(self.table.refusals)
+        for attached in list(self._attached.values()):
+            counters = self._counters(attached, refused)
+            for name in counters.__struct_fields__:
+                setattr(total, name, getattr(total, name) + getattr(counters, name))
+        return total
+
+    def _counters(self, attached: Attached, refused: dict[IPv4Address, int]) -> NetworkCounters:
+        packets_out, packets_in, bytes_out, bytes_in = links.traffic(attached.link.name)
+        return NetworkCounters(
+            packets_out=packets_out,
+            packets_in=packets_in,
+            bytes_out=bytes_out,
+            bytes_in=bytes_in,
+            packets_refused=refused.get(attached.address, 0),
+            names_allowed=attached.resolver.allowed,
+            names_refused=attached.resolver.refused,
+        )
+
+    # ------------------------------------------------------------------ threads
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, work)
+
+    async def _move(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._movers, work)
+
+    def _lock(self, sandbox: str) -> asyncio.Lock:
+        return self._locks.setdefault(sandbox, asyncio.Lock())
+
+
+class _Follower:
+    """Tells the networks that a sandbox's processes get another network namespace. Called by CRIU's thread."""
+
+    def __init__(self, owner: Networks, loop: asyncio.AbstractEventLoop, row: SandboxRow, container: Any) -> None:
+        self.owner = owner
+        self._loop = loop
+        self._row = row
+        self._container = container
+
+    def __call__(self, namespace: Path) -> None:
+        moving = self.owner.moved(self._row, self._container, namespace)
+        asyncio.run_coroutine_threadsafe(moving, self._loop).result(timeout=MOVE_TIMEOUT)
+
+
+def _still_named(policy: Policy, name: str, element: Element) -> bool:
+    """Whether what a name has opened stays open under another policy. "": a former daemon opened it, nobody knows."""
+    if policy.mode != "allow" or not name:
+        return False
+    verdict = judge_name(policy, name)
+    if not verdict.allowed or judge_answer(policy, IPv4Address(element.key[4:8])):
+        return False
+    if element.set == "names":
+        return not verdict.ports
+    protocol, port = service(element.key[8:])
+    return (protocol, port) in verdict.ports
+
+
+def _address_of(element: Element) -> IPv4Address:
+    """Of the sandbox that an element is about."""
+    return IPv4Address(element.key[16:20] if element.set == "bound" else element.key[:4])

@@ -1,0 +1,258 @@
+"""The resolver of one sandbox: 127.0.0.53 in its network namespace, answered by the daemon.
+
+Owns: the two sockets, the order *judge, ask, open, answer*, bounds on what a sandbox can make us do. Does not own: the
+policy, the messages (:mod:`daemon.network.names`), the table.
+
+Guarantee: a question for a name that is not allowed never leaves this host; an address is open before the sandbox
+hears of it; an address that no sandbox may reach is never given out, whoever points a name to it. Who asks is known
+by the socket, which only that sandbox can reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import dns.asyncquery
+import dns.exception
+import dns.message
+import dns.rcode
+
+from daemon.network import names
+from daemon.network.namespace import within
+from daemon.network.policy import NameVerdict, Policy, canonical, judge_answer, judge_name
+from sandbox.errors import Conflict, Invalid
+
+log = logging.getLogger("pagurus.network")
+
+ADDRESS = ("127.0.0.53", 53)
+AT_ONCE = 32  # questions of one sandbox under way
+PER_SECOND = 100  # questions of one sandbox that are answered
+STREAMS = 8  # TCP connections of one sandbox
+STREAM_IDLE = 5.0  # seconds
+UPSTREAM_TIMEOUT = 2.0  # seconds for each of the host's resolvers
+UPSTREAM_AT_ONCE = 256  # questions of all sandboxes under way
+
+#: Opens addresses to a sandbox for some seconds: (name, addresses, ports, seconds).
+Opener = Callable[[str, Sequence[IPv4Address], Sequence[tuple[int, int]], int], Awaitable[None]]
+
+
+class Upstream:
+    """The host's own resolvers: those of PAGURUS_RESOLVERS (``10.0.0.2,10.0.0.3:5353``), else of /etc/resolv.conf."""
+
+    def __init__(self, configuration: Path = Path("/etc/resolv.conf")) -> None:
+        self._configuration = configuration
+        self._seen = 0.0
+        self._servers: list[tuple[str, int]] = []
+        self._limit = asyncio.Semaphore(UPSTREAM_AT_ONCE)
+
+    def servers(self) -> list[tuple[str, int]]:
+        named = os.environ.get("PAGURUS_RESOLVERS")
+        if named:
+            return [_server(each) for each in named.split(",") if each.strip()]
+        with contextlib.suppress(OSError):
+            changed = self._configuration.stat().st_mtime
+            if changed != self._seen:
+                self._servers, self._seen = parse_servers(self._configuration.read_text()), changed
+        return self._servers
+
+    async def ask(self, name: str) -> dns.message.Message:
+        """The answer of the first resolver that gives one. Raises OSError or DNSException."""
+        question = names.ask(name)
+        failure: Exception = OSError("the host has no resolver")
+        async with self._limit:
+            for host, port in self.servers():
+                try:
+                    answer, _ = await dns.asyncquery.udp_with_fallback(
+                        question, host, timeout=UPSTREAM_TIMEOUT, port=port, ignore_unexpected=True
+                    )
+                    return answer
+                except (dns.exception.DNSException, OSError) as error:
+                    failure = error
+        raise failure
+
+
+def parse_servers(text: str) -> list[tuple[str, int]]:
+    """The resolvers that a resolv.conf names."""
+    fields = [line.split() for line in text.splitlines()]
+    return [(parts[1], 53) for parts in fields if len(parts) >= 2 and parts[0] == "nameserver"]
+
+
+def _server(text: str) -> tuple[str, int]:
+    host, _, port = text.strip().partition(":")
+    if port and not port.isdigit():
+        raise Invalid(f"PAGURUS_RESOLVERS: {text!r} is no address", remedy="write 10.0.0.2 or 10.0.0.2:5353")
+    return host, int(port or 53)
+
+
+class Resolver:
+    """The resolver of one sandbox. `refused` hears of (name, why)."""
+
+    def __init__(self, upstream: Upstream, opener: Opener, refused: Callable[[str, str], None]) -> None:
+        self.policy = Policy()
+        self.allowed = 0
+        self.refused = 0
+        self._upstream = upstream
+        self._open = opener
+        self._tell = refused
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._transport: asyncio.DatagramTransport | None = None
+        self._server: asyncio.Server | None = None
+        self._streams = 0
+        self._second, self._asked = 0.0, 0
+
+    async def listen(self, namespace: Path) -> None:
+        """Answer in this network namespace. Raises Conflict where a program of the sandbox has taken the address."""
+        await self.close()
+        try:
+            datagrams, stream = await asyncio.to_thread(within, namespace, _sockets)
+        except OSError as error:
+            raise Conflict(
+                f"cannot listen on {ADDRESS[0]}:{ADDRESS[1]} in the sandbox: {error.strerror}",
+                remedy="end the program that listens there",
+            ) from error
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
+            self._transport = transport
+            self._server = await asyncio.start_server(self._stream, sock=stream, limit=1 << 12)
+        except BaseException:
+            datagrams.close()
+            stream.close()
+            raise
+
+    @property
+    def listening(self) -> bool:
+        return self._transport is not None
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------ questions
+
+    def start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def busy(self) -> bool:
+        """Whether one more question is too much now."""
+        now = asyncio.get_running_loop().time()
+        if now - self._second >= 1:
+            self._second, self._asked = now, 0
+        self._asked += 1
+        return self._asked > PER_SECOND or len(self._tasks) >= AT_ONCE
+
+    async def answer(self, data: bytes, *, stream: bool) -> bytes | None:
+        """What to send back; None for what is no question."""
+        question = names.read_question(data)
+        if question is None:
+            return None
+        return names.write(question, await self._respond(question), stream=stream)
+
+    async def _respond(self, question: names.Question) -> dns.message.Message:
+        name = canonical(question.name)
+        verdict = judge_name(self.policy, name) if name else NameVerdict(False)
+        if not name or not verdict.allowed:
+            self._refuse(question.name, "the policy does not name it")
+            return names.nothing(question, dns.rcode.NXDOMAIN)
+        self.allowed += 1
+        if not question.addresses:
+            return names.nothing(question)
+        try:
+            found = names.read_answer(name, await self._upstream.ask(name))
+        except (dns.exception.DNSException, OSError, ValueError) as error:
+            log.debug("no answer for %s: %s", name, error)
+            return names.nothing(question, dns.rcode.SERVFAIL)
+        reasons = {address: judge_answer(self.policy, address) for address in found.addresses}
+        fine = tuple(address for address, why in reasons.items() if not why)
+        if found.addresses and not fine:
+            self._refuse(question.name, next(iter(reasons.values())))
+            return names.nothing(question, dns.rcode.NXDOMAIN)
+        if fine and self.policy.mode == "allow":
+            try:
+                await self._open(name, fine, verdict.ports, names.open_seconds(found.ttl))
+            except OSError as error:
+                log.warning("cannot open the addresses of %s: %s", name, error)
+                return names.nothing(question, dns.rcode.SERVFAIL)
+        return names.answered(question, names.Found(found.aliases, fine, found.ttl, found.missing))
+
+    def _refuse(self, name: str, why: str) -> None:
+        self.refused += 1
+        self._tell(name, why)
+
+    # ------------------------------------------------------------------ streams
+
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._streams += 1
+        try:
+            while self._streams <= STREAMS:
+                async with asyncio.timeout(STREAM_IDLE):
+                    size = int.from_bytes(await reader.readexactly(2), "big")
+                    data = await reader.readexactly(min(size, names.QUESTION_MOST + 1))
+                reply = None if self.busy() else await self.answer(data, stream=True)
+                if reply is None:
+                    return
+                writer.write(len(reply).to_bytes(2, "big") + reply)
+                async with asyncio.timeout(STREAM_IDLE):
+                    await writer.drain()
+        except (OSError, EOFError, TimeoutError):  # the sandbox went away, or says nothing
+            return
+        finally:
+            self._streams -= 1
+            writer.close()
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    """Questions by UDP."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.DatagramTransport)
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
+        if not self._resolver.busy():  # else it is as if it had been lost on the way: the asker tries again
+            self._resolver.start(self._answer(data, address))
+
+    async def _answer(self, data: bytes, address: tuple[str, int]) -> None:
+        reply = await self._resolver.answer(data, stream=False)
+        if reply is not None and self._transport is not None and not self._transport.is_closing():
+            self._transport.sendto(reply, address)
+
+
+def _sockets() -> tuple[socket.socket, socket.socket]:
+    """In the sandbox's namespace."""
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        datagrams.bind(ADDRESS)
+        stream = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stream.bind(ADDRESS)
+            stream.listen(STREAMS)
+        except BaseException:
+            stream.close()
+            raise
+    except BaseException:
+        datagrams.close()
+        raise
+    return datagrams, stream
