@@ -113,4 +113,4 @@ class Client(Transport):
     async def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> list[Fork]:
         """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
         path = f"/v1/checkpoints/{checkpoint_id(checkpoint)}/fork"
-        return forks(self, await self.call("POST", path, list[ForkEntry], ForkRequest(count=count)))
+        return forks(self, await self.call("POST", path, list[ForkEntry], ForkRequest(count=count), keyed=True))

@@ -43,7 +43,7 @@ class Creation:
         self._sandbox: Sandbox | None = None
 
     async def _make(self) -> Sandbox:
-        info = await self._client.call("POST", "/v1/sandboxes", SandboxInfo, self._request)
+        info = await self._client.call("POST", "/v1/sandboxes", SandboxInfo, self._request, keyed=True)
         return Sandbox(self._client, info)
 
     def __await__(self) -> Generator[Any, None, Sandbox]:
@@ -111,7 +111,7 @@ class Sandbox:
         turn is captured.
         """
         request = _request(command, timeout, stdin, cwd, env, user, output_limit, ends_turn)
-        return await self._client.call("POST", f"{self._path}/exec", ExecResult, request)
+        return await self._client.call("POST", f"{self._path}/exec", ExecResult, request, keyed=True)
 
     async def stream(
         self,
@@ -150,7 +150,7 @@ class Sandbox:
     ) -> CheckpointInfo:
         """A checkpoint of the state as it is now."""
         request = CheckpointRequest(label=label, wait=wait)
-        return await self._client.call("POST", f"{self._path}/checkpoints", CheckpointInfo, request)
+        return await self._client.call("POST", f"{self._path}/checkpoints", CheckpointInfo, request, keyed=True)
 
     async def tree(self) -> list[CheckpointInfo]:
         """Its checkpoints and those that they descend from, oldest first."""
@@ -162,11 +162,12 @@ class Sandbox:
         `verify` compares the restored processes with the checkpoint before they run; NotEqual if they differ.
         """
         request = RestoreRequest(checkpoint=None if to is None else checkpoint_id(to), verify=verify)
-        return await self._client.call("POST", f"{self._path}/restore", RestoreResult, request)
+        return await self._client.call("POST", f"{self._path}/restore", RestoreResult, request, keyed=True)
 
     async def fork(self, count: int = 1) -> list[Fork]:
         """`count` new sandboxes that continue from the state as it is now."""
-        entries = await self._client.call("POST", f"{self._path}/fork", list[ForkEntry], ForkRequest(count=count))
+        request = ForkRequest(count=count)
+        entries = await self._client.call("POST", f"{self._path}/fork", list[ForkEntry], request, keyed=True)
         return forks(self._client, entries)
 
     async def diff(self, since: CheckpointInfo | str) -> list[Change]:

@@ -2,36 +2,70 @@
 
 Owns: the HTTP session, the wire formats, the translation of failures. Does not own: what the routes
 mean. Guarantee: every failure is an error of :mod:`sandbox.errors`; no class is looked up by a name
-that the other side supplied.
+that the other side supplied. A call whose connection broke is sent again where that cannot carry it out
+twice: reads, and calls that carry a key by which the daemon knows them again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ipaddress
+import re
+import secrets
+import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import msgspec
 
 from sandbox import paths
-from sandbox.errors import Closed, ErrorBody, PagurusError, Protocol, Timeout, from_body
+from sandbox.errors import Closed, ErrorBody, Invalid, PagurusError, Protocol, Timeout, from_body
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
 FRAME_MOST = 64 << 20  # bytes of one value of a stream
+PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between two attempts; the last one from then on
+
+
+class _Absent(PagurusError):
+    """Nobody listens."""
+
+
+class _Broken(Protocol):
+    """The connection broke before the whole answer was here."""
 
 
 class Transport:
-    """A daemon, reached by its socket or by a URL. Opens on first use."""
+    """A daemon, reached by its socket or by a URL. Opens on first use.
 
-    def __init__(self, address: str | Path | None = None, *, token: str | None = None, connections: int = 256):
+    `ca` (with https): a file with the authority's certificate, or ``"sha256:..."``, the fingerprint of the daemon's
+    own; None: the authorities of this system. `patience`: seconds for which a call is sent again when the
+    connection breaks, as it does while a daemon is replaced.
+    """
+
+    def __init__(
+        self,
+        address: str | Path | None = None,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        connections: int = 256,
+        patience: float = 20.0,
+    ):
         text = str(address) if address is not None else str(paths.api_socket())
         self._url = text.rstrip("/") if text.startswith(("http://", "https://")) else None
         self._socket = None if self._url else text
         self._base = self._url or "http://daemon"
+        if self._url is not None and token is not None and not _private(self._url):
+            raise Invalid(f"a token would travel in the clear to {self._url}", remedy="use https://")
+        self._trust = _trust(ca)
+        self._patience = patience
+        self._met = False  # it answered once: when it does not any more, it is being replaced
         self._headers = {"Accept": MSGPACK, **({"Authorization": f"Bearer {token}"} if token else {})}
         self._connections = connections
         self._session: aiohttp.ClientSession | None = None
@@ -53,11 +87,24 @@ class Transport:
     # ----------------------------------------------------------------- requests
 
     async def call(
-        self, method: str, path: str, answer: type[T], body: Any = None, *, timeout: float | None = None
+        self,
+        method: str,
+        path: str,
+        answer: type[T],
+        body: Any = None,
+        *,
+        timeout: float | None = None,
+        keyed: bool = False,
     ) -> T:
-        """One request; the decoded answer, or the error that the daemon raised."""
+        """One request; the decoded answer, or the error that the daemon raised.
+
+        `keyed`: the route knows a call again by its key, so it may be sent again.
+        """
         data = None if body is None else msgspec.msgpack.encode(body)
-        raw = await self.raw(method, path, data, MSGPACK, timeout)
+        headers = {"Idempotency-Key": secrets.token_hex(16)} if keyed else {}
+        raw = await self._until_answered(
+            keyed or method == "GET", method, path, data=data, kind=MSGPACK, timeout=timeout, headers=headers
+        )
         try:
             return msgspec.msgpack.decode(raw, type=answer)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -75,17 +122,46 @@ class Transport:
             except EOFError as error:  # asyncio.IncompleteReadError
                 raise Protocol(f"{method} {path}: the stream broke off", remedy="is the daemon alive?") from error
 
-    async def raw(self, method: str, path: str, data: Any, kind: str, timeout: float | None = None) -> bytes:
+    async def _until_answered(self, repeatable: bool, method: str, path: str, **request: Any) -> bytes:
+        """The bytes of the answer; sent again while there is patience, where that does no harm."""
+        began, attempt = time.monotonic(), 0
+        while True:
+            try:
+                answer = await self.raw(method, path, **request)
+                self._met = True
+                return answer
+            except (_Absent, _Broken):
+                waited = time.monotonic() - began
+                if not (repeatable and self._met) or waited > self._patience or self._closed:
+                    raise
+            await asyncio.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
+            attempt += 1
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        data: Any,
+        kind: str,
+        timeout: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> bytes:
         """One request with a body of bytes, or of an iterator of them; the bytes of the answer."""
-        async with self.request(method, path, data, kind, timeout) as response:
+        async with self.request(method, path, data, kind, timeout, headers) as response:
             return await response.read()
 
     @contextlib.asynccontextmanager
     async def request(
-        self, method: str, path: str, data: Any, kind: str, timeout: float | None = None
+        self,
+        method: str,
+        path: str,
+        data: Any,
+        kind: str,
+        timeout: float | None = None,
+        headers: dict[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         limit = aiohttp.ClientTimeout(total=timeout, sock_connect=30)
-        headers = {"Content-Type": kind} if data is not None else {}
+        headers = {**(headers or {}), **({"Content-Type": kind} if data is not None else {})}
         try:
             async with self._open().request(
                 method, self._base + path, data=data, headers=headers, timeout=limit
@@ -95,15 +171,18 @@ class Transport:
                 yield response
         except TimeoutError as error:
             raise Timeout(f"{method} {path} took longer than {timeout} s") from error
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch) as error:
             raise PagurusError(
+                f"{self._url} is not the daemon that it should be: {error}",
+                remedy="give its certificate or fingerprint as `ca`",
+            ) from error
+        except aiohttp.ClientConnectorError as error:
+            raise _Absent(
                 f"no daemon at {self._url or self._socket}: {error.os_error.strerror or error}",
                 remedy="start one with `pagurus daemon`",
             ) from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise Protocol(
-                f"{method} {path}: {error or type(error).__name__}", remedy="is the daemon alive?"
-            ) from error
+            raise _Broken(f"{method} {path}: {error or type(error).__name__}", remedy="is the daemon alive?") from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -112,10 +191,35 @@ class Transport:
             connector = (
                 aiohttp.UnixConnector(self._socket, limit=self._connections)
                 if self._socket
-                else aiohttp.TCPConnector(limit=self._connections)
+                else aiohttp.TCPConnector(limit=self._connections, ssl=self._trust)
             )
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, auto_decompress=False)
         return self._session
+
+
+def _private(url: str) -> bool:
+    """Whether nobody else can read what goes to `url`."""
+    parts = urlsplit(url)
+    if parts.scheme == "https" or parts.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _trust(ca: str | Path | None) -> ssl.SSLContext | aiohttp.Fingerprint | bool:
+    if ca is None:
+        return True
+    if (pinned := re.fullmatch(r"sha256:([0-9a-fA-F:]+)", str(ca))) is not None:
+        digest = bytes.fromhex(pinned[1].replace(":", ""))
+        if len(digest) != 32:
+            raise Invalid(f"{ca} is no SHA-256 fingerprint", remedy="the daemon prints it when it starts")
+        return aiohttp.Fingerprint(digest)
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"cannot read the certificate {ca}: {error}") from None
 
 
 def encoded(**query: str) -> str:
