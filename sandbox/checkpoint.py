@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import criu, digest, dump, dumpfile, paths
+from sandbox import adapt, criu, digest, dump, dumpfile, paths
 from sandbox import restore as restoring
 from sandbox.dumpfile import StoredDump
 from sandbox.errors import NotEqual, PagurusError, Unsupported
@@ -62,6 +62,7 @@ class RestoreReport:
     criu_ms: float
     verified: bool = False
     differences: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)  # far ends, outside the sandbox, of TCP connections that ended
 
 
 class Checkpointer:
@@ -209,12 +210,12 @@ class Checkpointer:
         try:
             container.cgroup.lift()
             hold = restoring.Hold(container) if verify else None
-            pipes = await asyncio.to_thread(restoring.outside_pipes, source)
+            pipes = await asyncio.to_thread(_outside_pipes, source)
             async with restoring.worker(container, self.cache, pipes) as process:
-                own_network = await self._images(container, source, images)
+                adapted = await self._images(container, source, images)
                 ready = time.monotonic()
-                pid = await restoring.restore(container, images, process, own_network=own_network, hold=hold)
-            report = RestoreReport(pid, 0.0, (time.monotonic() - ready) * 1e3)
+                pid = await restoring.restore(container, adapted, process, hold=hold)
+            report = RestoreReport(pid, 0.0, (time.monotonic() - ready) * 1e3, closed=adapted.closed)
             if hold is not None:
                 await self._verify(container, images, reference, hold)
                 report.verified = True
@@ -224,15 +225,15 @@ class Checkpointer:
         report.total_ms = (time.monotonic() - began) * 1e3
         return report
 
-    async def _images(self, container: Any, source: Path, images: Path) -> bool:
+    async def _images(self, container: Any, source: Path, images: Path) -> adapt.Adapted:
         spec = container.spec
 
-        def write() -> bool:
+        def write() -> adapt.Adapted:
             if source.is_dir():
-                restoring.copy(source, images)
+                adapt.copy(source, images)
             else:
                 dumpfile.unpack(source, images, self._store)
-            return restoring.adapt(images, uid_base=spec.uid_base, hostname=spec.hostname[:64])
+            return adapt.adapt(images, uid_base=spec.uid_base, hostname=spec.hostname[:64])
 
         return await asyncio.to_thread(write)
 
@@ -269,6 +270,13 @@ class Checkpointer:
             process.close()
         self._warm.clear()
         await asyncio.to_thread(self._store.close)
+
+
+def _outside_pipes(source: Path) -> list[int]:
+    if not source.is_dir():
+        return adapt.outside_pipes(dumpfile.read(source).images.get("files.img", b""))
+    files = source / "files.img"
+    return adapt.outside_pipes(files.read_bytes() if files.exists() else b"")
 
 
 def _compare(before: Path, after: Path, reference: Path | None, tree: Path) -> list[str]:

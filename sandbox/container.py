@@ -69,6 +69,8 @@ class Container:
         self._shim_pid = 0
         self._reaped: Reaped | None = None
         self._log = ""  # the shim's own words, kept when it is destroyed
+        #: Called with `netns`, from a thread, when a restore has made a new one and before anything runs in it.
+        self.followers: list[Callable[[Path], None]] = []
 
     # ---------------------------------------------------------------- making
 
@@ -189,8 +191,12 @@ class Container:
 
     @property
     def netns(self) -> Path:
-        """The network namespace that belongs to this sandbox for as long as its shim lives."""
+        """The network namespace of this sandbox's processes. It lives as long as the shim, also without them."""
         return Path(f"/proc/{self._shim_pid}/ns/net")
+
+    async def move_network(self, pid: int) -> None:
+        """Take the network namespace of `pid` (host pid) for this sandbox's own: a restore has made a new one."""
+        await self._call("network", pid)
 
     # ---------------------------------------------------------------- commands
 

@@ -1,10 +1,9 @@
 """Bring the processes of a checkpoint back with CRIU, in place or under another identity.
 
-Owns: adapting a private copy of the images (ids of a fork, host name, a network namespace that the restored
-user namespace owns where established TCP asks for it), the options of a restore, holding a restored tree before
-its first instruction.
-Does not own: mounting the right file tree, cgroups and their limits (the container; limits are applied after the
-restore), comparing (:mod:`sandbox.digest`).
+Owns: the options of a restore, the network namespace where connections ask for one of their own, holding a restored
+tree before its first instruction.
+Does not own: what is changed in the images (:mod:`sandbox.adapt`), mounting the right file tree, cgroups and their
+limits (the container; limits are applied after the restore), comparing (:mod:`sandbox.digest`).
 Guarantee: :func:`restore` returns the host pid of a complete, attached process tree, or raises RestoreFailed and
 leaves no process of it behind. The images given are never changed.
 
@@ -17,11 +16,8 @@ import asyncio
 import contextlib
 import ctypes
 import fcntl
-import io
 import os
-import quopri
 import re
-import shutil
 import socket
 import struct
 import threading
@@ -30,16 +26,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox import criu, dumpfile
+from sandbox import criu
+from sandbox.adapt import Adapted
 from sandbox.cgroup import hierarchy
-from sandbox.dump import EXTERNAL_NETNS, load
+from sandbox.dump import EXTERNAL_NETNS
 from sandbox.errors import RestoreFailed
 
 TIMEOUT = 120.0
 LOG = "restore.log"
 NETNS_FD = 4  # number of the network namespace's descriptor in CRIU (3 is the socket)
-TCP_LISTEN = 10
-TCP_CLOSE = 7
 CLONE_NEWNET = 0x40000000
 Times = list[tuple[str, int, int]]  # path in the sandbox, atime, mtime in ns
 IFF_UP = 1
@@ -55,86 +50,11 @@ REMEDIES: tuple[tuple[str, str], ...] = (
 )
 
 
-def copy(directory: Path, into: Path) -> None:
-    """A private copy whose files are hard links; :func:`adapt` replaces the ones it changes. Blocks."""
-    into.mkdir(parents=True)
-    for entry in os.scandir(directory):
-        if entry.name.endswith(".log") or entry.name.startswith("stats-"):
-            continue
-        try:
-            os.link(entry.path, into / entry.name)
-        except OSError:  # another file system
-            shutil.copyfile(entry.path, into / entry.name)
-
-
-def adapt(directory: Path, *, uid_base: int, hostname: str) -> bool:
-    """Fit a private copy to the container. True: it needs a network namespace of its own. Blocks."""
-    for path in directory.glob("userns-*.img"):
-        _rewrite(path, lambda entry: _shift(entry, uid_base))
-    for path in directory.glob("utsns-*.img"):
-        _rewrite(path, lambda entry: _rename(entry, hostname))
-    own_network = _has_connections(directory)
-    if own_network:
-        # With another id than the external one CRIU creates the namespace itself, below the user namespace.
-        _rewrite(directory / "inventory.img", _detach_network)
-    return own_network
-
-
-def _rewrite(path: Path, change: Any) -> None:
-    """Change the first entry of an image and replace the file, so that a hard-linked original stays."""
-    parser = criu.images()
-    content = path.read_bytes()
-    image = parser.loads(content)
-    if not change(image["entries"][0]):
-        return
-    path.unlink()
-    path.write_bytes(_dumps(parser, image))
-
-
-def _dumps(parser: Any, image: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    parser.dump(image, buffer)
-    return buffer.getvalue()
-
-
-def _shift(entry: dict[str, Any], uid_base: int) -> bool:
-    extents = [*entry.get("uid_map", []), *entry.get("gid_map", [])]
-    if not extents or extents[0]["lower_first"] == uid_base:
-        return False
-    offset = uid_base - min(extent["lower_first"] for extent in extents)
-    for extent in extents:
-        extent["lower_first"] += offset
-    return True
-
-
-def _rename(entry: dict[str, Any], hostname: str) -> bool:
-    if entry.get("nodename") == hostname:
-        return False
-    entry["nodename"] = hostname
-    return True
-
-
-def _detach_network(entry: dict[str, Any]) -> bool:
-    entry["root_ids"]["net_ns_id"] += 1000
-    return True
-
-
-def _has_connections(directory: Path) -> bool:
-    """Whether a TCP connection must be restored, which repair mode does only in a namespace of our own."""
-    if not (directory / "files.img").exists():
-        return False
-    return any(
-        entry["isk"].get("proto") == socket.IPPROTO_TCP and entry["isk"].get("state") not in (TCP_LISTEN, TCP_CLOSE)
-        for entry in load(directory / "files.img")
-        if "isk" in entry
-    )
-
-
 @contextlib.asynccontextmanager
 async def worker(container: Any, cache: Path, pipes: list[int]) -> AsyncIterator[Process]:
     """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand.
 
-    `pipes` are the ones of :func:`outside_pipes`. It starts up while the caller writes the images.
+    `pipes` are the ones of :func:`sandbox.adapt.outside_pipes`. It starts up while the caller writes the images.
     """
     fds = [os.open(container.netns, os.O_RDONLY | os.O_CLOEXEC)]
     try:
@@ -155,19 +75,6 @@ async def worker(container: Any, cache: Path, pipes: list[int]) -> AsyncIterator
             os.close(fd)
 
 
-def outside_pipes(source: Path) -> list[int]:
-    """Pipes that processes write to and of which nobody in the sandbox holds the reading end. Blocks."""
-    if source.is_dir():
-        content = (source / "files.img").read_bytes() if (source / "files.img").exists() else b""
-    else:
-        content = dumpfile.read(source).images.get("files.img", b"")
-    ends: dict[int, set[int]] = {}
-    for entry in criu.images().loads(content)["entries"] if content else ():
-        if "pipe" in entry:
-            ends.setdefault(entry["pipe"]["pipe_id"], set()).add(entry["pipe"]["flags"] & os.O_ACCMODE)
-    return sorted(pipe for pipe, modes in ends.items() if modes == {os.O_WRONLY})
-
-
 @dataclass(frozen=True)
 class Process:
     """CRIU, and the number in it of each descriptor that it inherited, by CRIU's key."""
@@ -176,12 +83,11 @@ class Process:
     inherited: dict[str, int]
 
 
-async def restore(
-    container: Any, directory: Path, process: Process, *, own_network: bool, hold: Hold | None = None
-) -> int:
+async def restore(container: Any, images: Adapted, process: Process, *, hold: Hold | None = None) -> int:
     """Restore the adapted images; returns pid 1's host pid after `container.attach`. With `hold`, nothing runs yet."""
     rpc = criu.messages()
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    own_network = images.own_network
+    fd = os.open(images.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     options = rpc.criu_opts(
         images_dir_fd=fd,
         root=str(container.root),
@@ -205,9 +111,9 @@ async def restore(
     try:
         response = await process.worker.call(
             rpc.criu_req(type=rpc.RESTORE, opts=options),
-            notify=_notify(process, own_network, hold, await asyncio.to_thread(_times, container, directory)),
+            notify=_notify(container, images, process, hold),
             timeout=TIMEOUT,
-            log=directory / LOG,
+            log=images.directory / LOG,
             kill_on_cancel=True,
         )
         pid = response.restore.pid
@@ -227,14 +133,19 @@ async def restore(
     return pid
 
 
-def _notify(process: Process, own_network: bool, hold: Hold | None, times: Times) -> dict[str, Callable[[int], None]]:
-    init = 0
+def _notify(container: Any, images: Adapted, process: Process, hold: Hold | None) -> dict[str, Callable[[int], None]]:
+    init, times = 0, Times()
+    loop = asyncio.get_running_loop()
 
     def namespaces(pid: int) -> None:
-        nonlocal init
-        init = pid
-        if own_network:
+        nonlocal init, times
+        init, times = pid, _times(container, images.made_anew)
+        if images.own_network:
             _loopback(pid)
+            moving = asyncio.run_coroutine_threadsafe(container.move_network(pid), loop)
+            moving.result(TIMEOUT)
+            for follow in container.followers:
+                follow(container.netns)
 
     def finish(_pid: int) -> None:
         for path, accessed, modified in times:
@@ -247,24 +158,10 @@ def _notify(process: Process, own_network: bool, hold: Hold | None, times: Times
     return {"setup-namespaces": namespaces, "pre-resume": finish}
 
 
-def _times(container: Any, directory: Path) -> Times:
-    """Times of what CRIU makes anew: bound sockets, and the directories of these and of deleted-but-open files."""
-    paths = set()
-    if (directory / "files.img").exists():
-        for entry in load(directory / "files.img"):
-            name = quopri.decodestring(entry["usk"].get("name", "")) if "usk" in entry else b""
-            if name.startswith(b"/"):
-                path = os.fsdecode(name.rstrip(b"\0"))
-                paths |= {path, os.path.dirname(path)}
-    if (directory / "remap-fpath.img").exists():
-        remapped = {entry["orig_id"] for entry in load(directory / "remap-fpath.img")}
-        paths |= {
-            os.path.dirname("/" + entry["reg"]["name"].lstrip("/"))
-            for entry in load(directory / "files.img")
-            if entry["id"] in remapped and "reg" in entry
-        }
+def _times(container: Any, paths: list[str]) -> Times:
+    """Times, in the checkpoint, of what CRIU makes anew."""
     times = []
-    for path in sorted(paths):
+    for path in paths:
         with contextlib.suppress(OSError):
             found = os.lstat(f"{container.tree}/upper{path}")
             times.append((path, found.st_atime_ns, found.st_mtime_ns))
@@ -324,3 +221,4 @@ def _configure(pid: int) -> None:
         request = struct.pack("16sh22x", b"lo", IFF_UP)
         fcntl.ioctl(control, 0x8914, request)  # SIOCSIFFLAGS
     Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
+    Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 4294967294")

@@ -29,7 +29,7 @@ def serve(check):
 CHECK = "printf x > /t/ask; head -n1 /t/answer"
 
 
-def _python(body: str) -> str:
+def python_program(body: str) -> str:
     source = _SERVE + body
     return (
         "mkdir -p /t; rm -f /t/ready; cat > /t/program.py <<'PROGRAM'\n"
@@ -45,7 +45,7 @@ SHELL = (
     '[ "$b" -gt "${a:-0}" ] && echo good',
 )
 TCP = (
-    _python("""
+    python_program("""
 listener = socket.create_server(('127.0.0.1', 80))
 client = socket.create_connection(('127.0.0.1', 80))
 server, _ = listener.accept()
@@ -64,7 +64,7 @@ serve(check)
     CHECK,
 )
 LISTENER = (
-    _python("""
+    python_program("""
 listener = socket.create_server(('127.0.0.1', 8080))
 def check():
     with socket.create_connection(('127.0.0.1', 8080)) as c:
@@ -76,7 +76,7 @@ serve(check)
     CHECK,
 )
 UNIX = (
-    _python("""
+    python_program("""
 listener = socket.socket(socket.AF_UNIX); listener.bind('/t/socket'); listener.listen()
 abstract = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); abstract.bind('\\0crab')
 a, b = socket.socketpair()
@@ -95,7 +95,7 @@ serve(check)
     CHECK,
 )
 PIPES = (
-    _python("""
+    python_program("""
 r, w = os.pipe(); r2, w2 = os.pipe()
 os.write(w, b'kept in the pipe')
 child = os.fork()
@@ -115,7 +115,7 @@ serve(check)
     CHECK,
 )
 FILES = (
-    _python("""
+    python_program("""
 log = open('/t/data', 'w+'); log.write('0123456789'); log.flush(); log.seek(4)
 gone = open('/t/gone', 'w+b'); gone.write(os.urandom(1) * (3 << 20)); gone.flush(); os.unlink('/t/gone')
 os.link('/t/data', '/t/link')
@@ -132,7 +132,7 @@ serve(check)
     CHECK,
 )
 THREADS = (
-    _python("""
+    python_program("""
 counts = [0] * 4; lock = threading.Lock(); wake = threading.Condition()
 def work(i):
     while True:
@@ -150,7 +150,7 @@ serve(check)
     CHECK,
 )
 EVENTS = (
-    _python("""
+    python_program("""
 libc = ctypes.CDLL(None, use_errno=True)
 event = libc.eventfd(7, 0)
 ep = select.epoll(); r, w = os.pipe(); ep.register(r, select.EPOLLIN); ep.register(event, select.EPOLLIN)
@@ -176,7 +176,7 @@ serve(check)
     CHECK,
 )
 TERMINAL = (
-    _python("""
+    python_program("""
 import pty
 pid, master = pty.fork()
 if pid == 0:
@@ -192,7 +192,7 @@ serve(check)
     CHECK,
 )
 MEMORY = (
-    _python("""
+    python_program("""
 import hashlib
 block = bytearray(os.urandom(50 << 20)); digest = hashlib.sha1(block).hexdigest()
 def check(): return hashlib.sha1(block).hexdigest() == digest
@@ -201,7 +201,7 @@ serve(check)
     CHECK,
 )
 USERS = (
-    _python("""
+    python_program("""
 os.makedirs('/t/own', exist_ok=True); os.chown('/t/own', 1000, 1000)
 child = os.fork()
 if child == 0:
@@ -223,7 +223,7 @@ serve(check)
     CHECK,
 )
 IPC = (
-    _python("""
+    python_program("""
 libc = ctypes.CDLL(None, use_errno=True); libc.shmat.restype = ctypes.c_void_p
 number = libc.shmget(77, 8192, 0o1600)
 address = libc.shmat(number, None, 0)

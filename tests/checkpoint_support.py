@@ -15,7 +15,7 @@ from container_support import Maker
 from container_support import shell as plain_shell
 
 from sandbox import btrfs, criu, paths
-from sandbox.checkpoint import Capture, Checkpointer
+from sandbox.checkpoint import Capture, Checkpointer, RestoreReport
 from sandbox.container import Container
 
 __all__ = ["Bench", "Saved", "bench", "shell"]
@@ -66,12 +66,13 @@ class Bench:
         await self.checkpointer.store(capture.dir, into)
         return Saved(taken[0], capture, into)
 
-    async def kill_and_restore(self, container: Container, saved: Saved, source: Path) -> None:
+    async def kill_and_restore(self, container: Container, saved: Saved, source: Path) -> RestoreReport:
         """As after a crash: nothing of the sandbox is left but its checkpoint."""
         await container.kill()
         await container.remount(self.snapshot(saved.tree, readonly=False))
         report = await self.checkpointer.restore(container, source, verify=True, reference=saved.tree)
         assert report.verified
+        return report
 
     async def close(self) -> None:
         await self.maker.close()

@@ -231,6 +231,18 @@ static void command_attach(void) {
     adopt_init((pid_t)pid, pidfd);
 }
 
+/* network PID: enter its network namespace, which is the sandbox's from now on */
+static void command_network(void) {
+    long pid;
+    if (!number(1, &pid)) return refuse("network", EINVAL);
+    int pidfd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+    if (pidfd < 0) return refuse("network", errno);
+    int error = setns(pidfd, CLONE_NEWNET) < 0 ? errno : 0;
+    close(pidfd);
+    if (error) return refuse("network", error);
+    answer(NULL, 0, "ok\n");
+}
+
 /* Splits the fields from `index` into COUNT arguments and, after them, the environment. */
 static bool vectors(int index, char ***argv, char ***envp) {
     static char *arguments[FIELDS_MAX + 2];
@@ -342,7 +354,7 @@ static void command_exit(void) {
 static const struct { const char *name; void (*run)(void); } commands[] = {
     {"hello", command_hello}, {"setup", command_setup}, {"mount", command_mount}, {"umount", command_umount},
     {"start", command_start}, {"attach", command_attach}, {"exec", command_exec}, {"release", command_release},
-    {"sink", command_sink}, {"host", command_host}, {"exit", command_exit},
+    {"sink", command_sink}, {"host", command_host}, {"network", command_network}, {"exit", command_exit},
 };
 
 /* ------------------------------------------------------------------ loop */
