@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from daemon import owners, states
+from daemon import metrics, owners, states
 from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places, need_space
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
@@ -316,6 +316,7 @@ class Host:
             self._mourn(loop)
         self.services.tally.restores += 1
         total = 1000 * (time.monotonic() - began)
+        metrics.restored(total / 1000)
         log.info("restored to %s in %.1f ms", target.id, total, extra={"sandbox": loop.row.id, "turn": target.turn})
         return RestoreResult(
             sandbox=loop.row.id,

@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from daemon import states
+from daemon import metrics, states
 from daemon.capture import Capturer, NeedsDump, failure
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
 from daemon.engine import Engine, Ticket
@@ -212,6 +212,7 @@ class TurnLoop:
             oom_killed=getattr(done, "oom_killed", False),
             waited_ms=1000 * (clock - arrived),
         )
+        metrics.command(result.duration, clock - arrived)
         self.need_alive()
         if request.ends_turn:
             await self._end_turn(request, result, started)
@@ -384,6 +385,7 @@ class TurnLoop:
             services.capturer.taint(self.container, "the catalogue refused a checkpoint", files=True, processes=True)
             raise
         services.tally.checkpoints[row.verdict.value] += 1
+        metrics.captured(row)
 
     async def _failed(self, flight: Flight, error: PagurusError | OSError) -> None:
         row = flight.row
@@ -414,6 +416,7 @@ class TurnLoop:
             durable = msgspec.structs.replace(row, state=CheckpointState.DURABLE, durable_at=time.time())
             await services.catalogue.write([put_checkpoint(durable)], durable=True)
             row.state, row.durable_at = durable.state, durable.durable_at
+            metrics.durable(row)
             services.tally.stored_bytes += row.stored_bytes
             services.tally.full_bytes += row.full_bytes
             if row.dump == row.id:
