@@ -72,6 +72,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     turn: int = 0
     ipc: bool = False  # System V or POSIX objects may exist without any process
     owner: str = ""  # whose it is; "": the host's own
+    image_digest: str = ""  # the content that its name meant then; "": whatever the name means
     made_by: str = ""  # the idempotency key of the call that made it
     limits: Limits = Limits()
     network: Network = Network()
@@ -100,6 +101,7 @@ class Template(msgspec.Struct, kw_only=True):
     """Of an imported checkpoint: what forks of it inherit, since the sandbox that it belonged to is elsewhere."""
 
     image: str
+    image_digest: str = ""
     limits: Limits = Limits()
     network: Network = Network()
     env: dict[str, str] = {}

@@ -13,6 +13,7 @@ again.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import logging
 import secrets
@@ -33,6 +34,7 @@ from daemon.turns import Services, TurnLoop
 from sandbox import btrfs, digest, treediff
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
+from sandbox.image import Image
 from sandbox.messages import (
     Change,
     CheckpointInfo,
@@ -138,16 +140,17 @@ class Host:
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """A new sandbox from an image, running. All or nothing."""
-        image = self.images.path(request.image)
+        image = await asyncio.to_thread(self.images.resolve, request.image)
         if not request.workdir.startswith("/"):
             raise Invalid(f"workdir must be absolute, not {request.workdir!r}")
         row = self._new_row(
             image=request.image,
+            image_digest=image.digest,
             name=request.name,
             limits=request.limits,
             network=request.network,
-            env=request.env,
-            workdir=request.workdir,
+            env={**image.config.env, **request.env},
+            workdir=image.config.workdir if request.workdir == "/" else request.workdir,
             labels=request.labels,
             durable_answers=request.durable_answers,
             gateway=request.gateway,
@@ -156,7 +159,7 @@ class Host:
         with self._made(row):
             root = self._root_checkpoint(row)
             row.head = row.origin = root.id
-            await self._make(row, image, root, [put_checkpoint(root)])
+            await self._make(row, image.tree, root, [put_checkpoint(root)])
         self.services.checkpoints[root.id] = root
         return row.info()
 
@@ -164,7 +167,7 @@ class Host:
         """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
         if not 1 <= count <= FORKS_MOST:
             raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {count}")
-        origin = await self._restorable(checkpoint)
+        origin = await self.restorable(checkpoint)
         with self.keeper.pin(origin):
             return list(await asyncio.gather(*(self._fork_one(origin) for _ in range(count))))
 
@@ -177,6 +180,7 @@ class Host:
         template = self._template(origin)
         row = self._new_row(
             image=template.image,
+            image_digest=template.image_digest,
             limits=template.limits,
             network=template.network,
             env=template.env,
@@ -192,7 +196,7 @@ class Host:
         try:
             with self._made(row):
                 async with self._making:
-                    await self._make(row, self.images.path(row.image), origin, [])
+                    await self._make(row, self._tree_below(row), origin, [])
         except (PagurusError, OSError) as error:
             return ForkEntry(error=str(error))
         return ForkEntry(sandbox=row.info())
@@ -269,9 +273,26 @@ class Host:
             run_dir=self.run_dir / row.id,
         )
 
+    def _tree_below(self, row: SandboxRow) -> Path:
+        """The image tree that a sandbox stands on, whatever its name means by now."""
+        return self.images.tree(row.image_digest) if row.image_digest else self.images.path(row.image)
+
+    def image_below(self, checkpoint: CheckpointRow) -> Image:
+        """The image that the files of a checkpoint lie upon. Reads the disk."""
+        template = self._template(checkpoint)
+        return (
+            self.images.image(template.image_digest) if template.image_digest else self.images.resolve(template.image)
+        )
+
+    def images_used(self) -> dict[str, int]:
+        """How many sandboxes and imported checkpoints stand on each image, by digest."""
+        rows: list[SandboxRow | Template] = [loop.row for loop in self.loops.values()]
+        rows += [row.template for row in self.services.checkpoints.values() if row.template is not None]
+        return collections.Counter(row.image_digest for row in rows)
+
     def spec(self, row: SandboxRow) -> ContainerSpec:
         """What the container of an existing sandbox is made of."""
-        return self._spec(row, self.images.path(row.image))
+        return self._spec(row, self._tree_below(row))
 
     def _admit(self, row: SandboxRow, container: Any) -> TurnLoop:
         loop = TurnLoop(row, container, self.services)
@@ -303,7 +324,7 @@ class Host:
         began = time.monotonic()
         async with loop.exclusive:
             await loop.captured()
-            target = await self._restorable(request.checkpoint or loop.row.head)
+            target = await self.restorable(request.checkpoint or loop.row.head)
             loop.step(states.Event.RESTORE)
             try:
                 with self.keeper.pin(target):
@@ -339,7 +360,7 @@ class Host:
             if old_container is not None:
                 await old_container.remount(self.places.tree(new_tree))
             else:
-                loop.container = await Container.prepare(self._spec(row, self.images.path(row.image)))
+                loop.container = await Container.prepare(self._spec(row, self._tree_below(row)))
                 self.services.inspector.watch(loop.container.cgroup.id)
             await attach_all(self.attachments, row, loop.container)
             differences = await self._bring_back(loop.container, target, verify=verify, fork=False)
@@ -378,7 +399,7 @@ class Host:
             )
         return list(report.differences)
 
-    async def _restorable(self, checkpoint: str) -> CheckpointRow:
+    async def restorable(self, checkpoint: str) -> CheckpointRow:
         """The checkpoint, captured by now, or why it cannot be restored."""
         row = self.checkpoint(checkpoint)
         if (flight := self.services.flights.get(row.id)) is not None:
@@ -426,8 +447,8 @@ class Host:
     async def diff(self, sandbox: str, checkpoint: str) -> list[Change]:
         """What differs in the file tree now from a checkpoint."""
         loop = self.loop(sandbox)
-        target = await self._restorable(checkpoint)
-        image = self.images.path(loop.row.image)
+        target = await self.restorable(checkpoint)
+        image = self._tree_below(loop.row)
         new = self.places.tree(loop.row.tree or "") / "upper"
         if target.files is not None:
             return await asyncio.to_thread(treediff.changes, self.places.snapshot(target.files) / "upper", new, image)

@@ -109,6 +109,11 @@ class ImageStore:
         """The tree of an image; raises ImageNotFound."""
         return self.resolve(name).tree
 
+    def image(self, content: str) -> Image:
+        """The image with this digest, whether or not a name still points to it."""
+        tree = self.tree(content)
+        return Image(content, tree, _read(tree.parent).config)
+
     def tree(self, content: str) -> Path:
         """The tree with this digest, whether or not a name still points to it."""
         tree = self.trees / content / "tree"
@@ -177,12 +182,16 @@ class ImageStore:
             name, lambda tree: imagesource.debootstrap(tree, suite, include, mirror), f"debootstrap {suite}"
         )
 
-    def build(self, name: str, fill: Fill, source: str, replace: bool = False) -> Path:
-        """A new image whose tree `fill` writes; its tree."""
+    def check_free(self, name: str, replace: bool) -> None:
+        """Raise unless `name` can be given to a new image."""
         if NAME.fullmatch(name) is None:
             raise Invalid(f"not an image name: {name!r}", remedy="use a-z, 0-9, dot, dash and underscore")
         if not replace and (self.folder / name).exists():
             raise Conflict(f"image {name} exists already", remedy=f"replace it, or pagurus image rm {name}")
+
+    def build(self, name: str, fill: Fill, source: str, replace: bool = False) -> Path:
+        """A new image whose tree `fill` writes; its tree."""
+        self.check_free(name, replace)
         self.trees.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside = self.trees / f".new-{secrets.token_hex(6)}"
         tree = aside / "tree"

@@ -22,7 +22,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from sandbox.sdk import client, files, gateway, handle, network
+from sandbox.sdk import client, files, gateway, handle, images, network
 
 __all__ = ["Client", "Conversation", "Files", "Fork", "Models", "Networking", "Sandbox"]
 
@@ -141,5 +141,6 @@ Files: Any = _proxy(files.Files)
 Conversation: Any = _proxy(gateway.Conversation)
 Models: Any = _proxy(gateway.Models)
 Networking: Any = _proxy(network.Networking)
+Images: Any = _proxy(images.Images)
 Fork: Any = _proxy(handle.Fork)
 Client: Any = _proxy(client.Client)

@@ -147,7 +147,7 @@ class Run:
     async def _check_image(self, host: Client) -> None:
         """Before minutes are spent: is there an image to start sandboxes from?"""
         wanted = self.config.image or self.task.environment.image
-        there = [str(getattr(image, "name", image)) for image in await host.images()]
+        there = [image.name for image in await host.images.list()]
         if wanted not in there:
             raise ImageNotFound(
                 f"no image {wanted!r}; there are: {', '.join(sorted(there)) or 'none'}", remedy="pagurus image ls"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Any
 
@@ -43,11 +42,6 @@ async def _statistics(request: web.Request) -> web.Response:
     return reply(request, request.app[HOST].statistics())
 
 
-async def _images(request: web.Request) -> web.Response:
-    """The images that sandboxes can start from."""
-    return reply(request, await asyncio.to_thread(request.app[HOST].images.list))
-
-
 async def _list(request: web.Request) -> web.Response:
     """The sandboxes of the caller; an administrator sees all."""
     return reply(request, request.app[HOST].sandboxes())
@@ -80,7 +74,6 @@ ROUTES: list[Route] = [
     Route("GET", "/v1/openapi.json", _openapi, answer=dict[str, Any], scope="open"),
     Route("GET", "/metrics", _metrics, answer=bytes, content="text/plain"),
     Route("GET", "/v1/statistics", _statistics, answer=Statistics),
-    Route("GET", "/v1/images", _images, answer=list[str]),
     Route("GET", "/v1/sandboxes", _list, answer=list[SandboxInfo]),
     Route(
         "POST",

@@ -28,6 +28,7 @@ from sandbox.messages.gateway import (
     Upstream,
     UpstreamInfo,
 )
+from sandbox.messages.images import CommitRequest, ImageConfig, ImageInfo
 from sandbox.messages.network import Network, NetworkCounters, NetworkStatistics, NetworkStatus, Refusal
 from sandbox.messages.sandboxes import CreateRequest, Limits, Retention, SandboxInfo, SandboxState, Statistics
 from sandbox.messages.verdict import Effects, Verdict
@@ -38,6 +39,7 @@ __all__ = [
     "CheckpointRequest",
     "CheckpointState",
     "Chunk",
+    "CommitRequest",
     "CreateRequest",
     "Effects",
     "Exchange",
@@ -50,6 +52,8 @@ __all__ = [
     "ForkRequest",
     "Gateway",
     "GatewayStatistics",
+    "ImageConfig",
+    "ImageInfo",
     "Limits",
     "Network",
     "NetworkCounters",

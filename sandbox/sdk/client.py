@@ -32,6 +32,7 @@ from sandbox.messages import (
 )
 from sandbox.sdk.gateway import Models
 from sandbox.sdk.handle import Creation, Fork, Sandbox, checkpoint_id, forks
+from sandbox.sdk.images import Images
 from sandbox.sdk.transport import Transport
 
 POLL = 60.0  # seconds of one long poll; a longer wait polls again
@@ -42,6 +43,11 @@ class Client(Transport):
 
     Opens on first use; use ``async with`` or call :meth:`close`.
     """
+
+    @property
+    def images(self) -> Images:
+        """The images that sandboxes start from."""
+        return Images(self)
 
     def create(
         self,
@@ -83,9 +89,6 @@ class Client(Transport):
 
     async def sandboxes(self) -> list[SandboxInfo]:
         return await self.call("GET", "/v1/sandboxes", list[SandboxInfo])
-
-    async def images(self) -> list[str]:
-        return await self.call("GET", "/v1/images", list[str])
 
     async def statistics(self) -> Statistics:
         return await self.call("GET", "/v1/statistics", Statistics)

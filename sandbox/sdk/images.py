@@ -1,0 +1,77 @@
+"""The images of a host, as the SDK offers them: ``host.images``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from sandbox.errors import Invalid
+from sandbox.messages import CheckpointInfo, CommitRequest, ImageConfig, ImageInfo
+from sandbox.sdk.transport import Transport, encoded
+
+TAR = "application/x-tar"
+CHUNK = 1 << 20
+
+
+class Images:
+    """The images that sandboxes start from. Raises ImageNotFound, Conflict (the name is taken), Invalid."""
+
+    def __init__(self, client: Transport) -> None:
+        self._client = client
+
+    async def list(self) -> list[ImageInfo]:
+        """All images, by name."""
+        return await self._client.call("GET", "/v1/images", list[ImageInfo])
+
+    async def get(self, name: str) -> ImageInfo:
+        """One image."""
+        return await self._client.call("GET", f"/v1/images/{quote(name, safe='')}", ImageInfo)
+
+    async def upload(
+        self, name: str, archive: str | Path, *, replace: bool = False, progress: Callable[[int], Any] | None = None
+    ) -> ImageInfo:
+        """Make an image from a local archive: an OCI layout, what ``docker save`` writes, or a tar of a root.
+
+        `progress` is called with the bytes sent so far.
+        """
+        path = Path(archive)
+        if not await asyncio.to_thread(path.is_file):
+            raise Invalid(f"{path} is not a file")
+        url = f"/v1/images/{quote(name, safe='')}?{encoded(replace='true' if replace else 'false')}"
+        return msgspec.msgpack.decode(await self._client.raw("PUT", url, _chunks(path, progress), TAR), type=ImageInfo)
+
+    async def commit(
+        self,
+        checkpoint: CheckpointInfo | str,
+        name: str,
+        *,
+        config: ImageConfig | None = None,
+        replace: bool = False,
+    ) -> ImageInfo:
+        """Make an image of the files of a checkpoint. `config`: None keeps that of the image below it."""
+        number = checkpoint if isinstance(checkpoint, str) else checkpoint.id
+        request = CommitRequest(name=name, config=config, replace=replace)
+        return await self._client.call("POST", f"/v1/checkpoints/{number}/image", ImageInfo, request)
+
+    async def remove(self, name: str) -> None:
+        """Remove a name. The tree stays while another name or a sandbox needs it."""
+        await self._client.call("DELETE", f"/v1/images/{quote(name, safe='')}", dict[str, Any])
+
+
+async def _chunks(path: Path, progress: Callable[[int], Any] | None) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+    sent = 0
+    try:
+        while part := await asyncio.to_thread(os.read, file, CHUNK):
+            yield part
+            sent += len(part)
+            if progress is not None:
+                progress(sent)
+    finally:
+        os.close(file)
