@@ -78,11 +78,14 @@ def daemon(context: typer.Context) -> None:
 @image.command("list")
 def image_list(json: Json = False) -> None:
     """The images of this host."""
-    names = call(lambda host: host.images())
+    found = call(lambda host: host.images.list())
     if json:
-        output.as_json(names)
-    else:
-        output.table(("image",), [(name,) for name in names])
+        output.as_json(found)
+        return
+    output.table(
+        ("image", "digest", "size", "used by", "source", "made"),
+        [(i.name, i.digest[:12], output.size(i.size), i.used_by, i.source, output.when(i.created_at)) for i in found],
+    )
 
 
 @image.command("import")
@@ -92,8 +95,8 @@ def image_import(
 ) -> None:
     """Make an image from a directory or a tar archive. Needs no daemon; root only."""
     store = _images()
-    path = store.import_directory(name, source) if source.is_dir() else store.import_tar(name, source)
-    print(path)
+    whole = source.is_dir() and not (source / "index.json").is_file()
+    print(store.import_directory(name, source) if whole else store.import_archive(name, source))
 
 
 @image.command("build")
