@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import os
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -22,7 +19,8 @@ from pathlib import Path
 from aiohttp import web
 
 from daemon.gateway import wire
-from sandbox.errors import Conflict, Invalid, PagurusError, Timeout, TooMany, Unsupported
+from daemon.network.namespace import within
+from sandbox.errors import Conflict, Invalid, PagurusError, Timeout, TooMany
 
 CONNECTIONS_MOST = 64  # open at a time, of one sandbox
 AT_ONCE = 32  # requests under way, of one sandbox
@@ -32,7 +30,6 @@ BURST = 200.0
 SIZE_COST = 256 << 10  # bytes of a body that count as much as a request
 BACKLOG = 64
 BODY_PATIENCE = 60.0  # seconds for a whole body
-CLONE_NEWNET = 0x40000000
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -151,64 +148,33 @@ class Listener:
         await self._server.shutdown(0.2)
 
 
-async def socket_inside(netns: Path, port: int) -> socket.socket:
-    """A listening socket on 127.0.0.1:`port` of a network namespace."""
-    made: list[socket.socket | BaseException] = []
-    loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-
-    def enter() -> None:  # a thread of its own: it never leaves that namespace
-        try:
-            made.append(_listen_inside(netns, port))
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, who raises it
-            made.append(error)
-        loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=enter, name="gateway netns", daemon=True).start()
-    await done.wait()
-    (result,) = made
-    if isinstance(result, BaseException):
-        raise result
-    return result
-
-
-def _listen_inside(netns: Path, port: int) -> socket.socket:
-    fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+def socket_inside(netns: Path, port: int) -> socket.socket:
+    """A listening socket on 127.0.0.1:`port` of a network namespace. Blocks."""
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(fd, CLONE_NEWNET):
-            number = ctypes.get_errno()
-            raise Unsupported(f"cannot enter the sandbox's network namespace: {os.strerror(number)}")
-    finally:
-        os.close(fd)
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", port))
-        sock.listen(BACKLOG)
+        return within(netns, lambda: _listening(socket.AF_INET, "127.0.0.1", port))
     except OSError as error:
-        sock.close()
         raise Conflict(
             f"the gateway cannot listen on 127.0.0.1:{port} in the sandbox: {error.strerror}",
-            remedy="something in it holds that port: end it, then restore the sandbox",
+            remedy="if something in it holds that port, end it and restore the sandbox",
         ) from None
-    except BaseException:
-        sock.close()
-        raise
-    sock.setblocking(False)
-    return sock
 
 
 def socket_outside(host: str, port: int) -> socket.socket:
     """A listening socket of the host's, for agents outside."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return _listening(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
+    except OSError as error:
+        raise Conflict(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from None
+
+
+def _listening(family: int, host: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)
-    except OSError as error:
+        sock.setblocking(False)
+    except BaseException:
         sock.close()
-        raise Conflict(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from None
-    sock.setblocking(False)
+        raise
     return sock

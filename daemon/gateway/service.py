@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import socket
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,20 @@ def environment(settings: Gateway) -> dict[str, str]:
     }
 
 
+class _Follower:
+    """A restore that makes a network namespace anew says so, in a thread of its own, before anything runs in it."""
+
+    def __init__(self, service: GatewayService, sandbox: str, port: int) -> None:
+        self._service = service
+        self._sandbox = sandbox
+        self._port = port
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, netns: Path) -> None:
+        sock = listener.socket_inside(netns, self._port)
+        self._loop.call_soon_threadsafe(self._service.moved, self._sandbox, netns.stat().st_ino, sock)
+
+
 class GatewayService:
     """The gateway of `host`. An attachment of each sandbox that was created with a gateway."""
 
@@ -82,7 +97,7 @@ class GatewayService:
         self.lines: dict[str, Line] = {}
         self._commands: dict[str, Commands] = {}
         self._places: dict[str, Place] = {}
-        self._listeners: dict[str, tuple[str, listener.Listener]] = {}  # sandbox -> identity of its namespace, listener
+        self._listeners: dict[str, tuple[int, listener.Listener]] = {}  # sandbox -> identity of its namespace, listener
         self._outside: listener.Listener | None = None
         self._wrong = listener.Pace()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -141,19 +156,29 @@ class GatewayService:
         row.durable_answers = row.durable_answers or settings.hold == "durable"
         if settings.agent == "outside":
             return
-        inode = str((await asyncio.to_thread(container.netns.stat)).st_ino)
-        known = self._listeners.get(row.id)
+        await self._listen(row.id, settings.port, container.netns)
+        if not any(isinstance(follow, _Follower) for follow in container.followers):
+            container.followers.append(_Follower(self, row.id, settings.port))
+
+    async def _listen(self, sandbox: str, port: int, netns: Path) -> None:
+        inode = (await asyncio.to_thread(netns.stat)).st_ino
+        known = self._listeners.get(sandbox)
         if known is not None and known[0] == inode:
             return
-        if known is not None:
-            await known[1].close()
-        sock = await listener.socket_inside(container.netns, settings.port)
-        sandbox = row.id
+        self.moved(sandbox, inode, await asyncio.to_thread(listener.socket_inside, netns, port))
+
+    def moved(self, sandbox: str, inode: int, sock: socket.socket) -> None:
+        """From now on `sandbox` is served on this socket, in the namespace with this inode."""
+        if (known := self._listeners.pop(sandbox, None)) is not None:
+            self._spawn(known[1].close(), f"end of the listener of {sandbox}")
+        if self._closed:
+            sock.close()
+            return
 
         async def serve(request: web.BaseRequest) -> web.StreamResponse:
             return await self.serve(sandbox, request)
 
-        self._listeners[row.id] = (inode, listener.Listener(sock, serve))
+        self._listeners[sandbox] = (inode, listener.Listener(sock, serve))
 
     async def detach(self, row: SandboxRow, container: Any) -> None:
         """Take the listener away; of a sandbox that is removed, everything."""
