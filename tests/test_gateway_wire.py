@@ -1,0 +1,168 @@
+"""What the gateway understands of a request, without any connection."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.gateway import wire
+from sandbox.errors import Conflict, Invalid, NotFound, TooMany
+from sandbox.messages import SideRule
+
+CHAT = wire.find("POST", "/v1/chat/completions")
+COMPLETIONS = wire.find("POST", "/v1/completions")
+RESPONSES = wire.find("POST", "/v1/responses")
+MESSAGES = wire.find("POST", "/v1/messages")
+COUNT = wire.find("POST", "/v1/messages/count_tokens")
+MODELS = wire.find("GET", "/v1/models")
+HELLO = [{"role": "user", "content": "hello"}]
+TITLES = SideRule(model="*-mini", max_tokens=512)
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "side", "main"),
+    [
+        (CHAT, {"messages": HELLO}, (), True),
+        (CHAT, {"messages": HELLO, "max_tokens": 2}, (), True),
+        (CHAT, {"messages": HELLO, "max_tokens": 1}, (), False),
+        (CHAT, {"messages": HELLO, "max_completion_tokens": 1, "max_tokens": 9}, (), False),
+        (CHAT, {"messages": HELLO, "max_tokens": "1"}, (), True),  # nonsense is the upstream's to refuse
+        (COMPLETIONS, {"prompt": "hello", "max_tokens": 0}, (), False),
+        (COMPLETIONS, {"prompt": "hello"}, (), True),
+        (RESPONSES, {"input": "hello"}, (), True),
+        (RESPONSES, {"input": "hello", "max_output_tokens": 1}, (), False),
+        (RESPONSES, {"input": "hello", "max_tokens": 1}, (), True),  # not a field of this route
+        (MESSAGES, {"messages": HELLO, "max_tokens": 1024}, (), True),
+        (MESSAGES, {"messages": HELLO, "max_tokens": 1}, (), False),
+        (COUNT, {"messages": HELLO}, (), False),
+        (MODELS, {}, (), False),
+        (CHAT, {"messages": HELLO, "model": "x-mini", "max_tokens": 512}, (TITLES,), False),
+        (CHAT, {"messages": HELLO, "model": "x-mini", "max_tokens": 513}, (TITLES,), True),
+        (CHAT, {"messages": HELLO, "model": "x-mini"}, (TITLES,), True),  # no bound: as many as it likes
+        (CHAT, {"messages": HELLO, "model": "x-large", "max_tokens": 10}, (TITLES,), True),
+        (CHAT, {"messages": HELLO, "model": "m"}, (SideRule(),), True),  # an empty rule is no rule
+        (CHAT, {"messages": HELLO}, (SideRule(contains="hell"),), False),
+        (CHAT, {"messages": [*HELLO, {"role": "user", "content": "go"}]}, (SideRule(contains="hell"),), True),
+        (MESSAGES, {"system": [{"type": "text", "text": "make a title"}], "messages": HELLO, "max_tokens": 99},
+         (SideRule(contains="a title"),), False),
+        (CHAT, {"messages": [{"role": "system", "content": "make a title"}, *HELLO]},
+         (SideRule(contains="a title"),), False),
+        (RESPONSES, {"instructions": "make a title", "input": "x"}, (SideRule(contains="a title"),), False),
+        (CHAT, {"messages": 7}, (SideRule(contains="x"),), True),
+    ],
+)  # fmt: skip
+def test_which_requests_end_a_turn(
+    route: wire.Route, body: dict[str, Any], side: tuple[SideRule, ...], main: bool
+) -> None:
+    assert wire.is_main_loop(route, body, side) is main
+    assert wire.understand(route, json.dumps(body).encode(), side=side).main is main
+
+
+def test_a_rule_looks_at_the_model_that_the_agent_names() -> None:
+    body = json.dumps({"model": "x-mini", "messages": HELLO, "max_tokens": 9}).encode()
+    asked = wire.understand(CHAT, body, model="pool", side=(TITLES,))
+    assert asked.body["model"] == "pool"
+    assert not asked.main
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/chat/completions"),
+        ("POST", "/v1/models"),
+        ("POST", "/v1/sandboxes"),
+        ("GET", "/v1/models/../sandboxes"),
+        ("GET", "/"),
+        ("POST", "/v1/chat/completions/"),
+        ("CONNECT", "example.org:443"),
+    ],
+)
+def test_nothing_but_the_models_routes_is_passed_on(method: str, path: str) -> None:
+    with pytest.raises(NotFound, match=r"/v1/messages"):
+        wire.find(method, path)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b"7", b'"x"', b"\xff\xfe", b'{"a":' * 100_000, b"[" * 1_000_000, b'{"messages": [NaN]}'],
+)
+def test_hostile_bodies_are_refused(raw: bytes) -> None:
+    with pytest.raises(Invalid):
+        wire.understand(CHAT, raw)
+
+
+def test_the_key_is_of_the_question_not_of_its_form() -> None:
+    def key(route: wire.Route = CHAT, **fields: Any) -> bytes:
+        return wire.understand(route, json.dumps({"model": "m", "messages": HELLO, **fields}).encode()).key
+
+    same = key()
+    assert key(user="somebody", metadata={"session": 1}) == same
+    reordered = b'{"messages": [{"content": "hello", "role": "user"}], "model": "m"}'
+    assert wire.understand(CHAT, reordered).key == same
+    assert len({same, key(stream=True), key(temperature=1), key(MESSAGES), key(model="n"), key(seed=None)}) == 6
+    assert wire.understand(CHAT, reordered, model="m").key == same
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        max_leaves=20,
+    )
+)
+def test_any_json_is_understood_or_refused(value: Any) -> None:
+    raw = json.dumps(value).encode()
+    for route in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT):
+        try:
+            asked = wire.understand(route, raw, side=(TITLES, SideRule(contains="x")))
+        except Invalid:
+            assert not isinstance(value, dict)
+            continue
+        again = wire.understand(route, wire.canonical(asked.body))
+        assert isinstance(asked.main, bool)
+        if not wire.VOLATILE & value.keys():
+            assert again.key == asked.key
+
+
+def test_secrets_of_the_sandbox_do_not_travel() -> None:
+    headers = {
+        "Authorization": "Bearer stolen",
+        "X-Api-Key": "stolen",
+        "Cookie": "stolen",
+        "Proxy-Authorization": "stolen",
+        "X-Forwarded-For": "1.2.3.4",
+        "Host": "metadata",
+        "OpenAI-Organization": "other",
+        "anthropic-version": "2023-06-01",
+        "Anthropic-Beta": "tools\nHost: evil",
+        "Accept": "text/event-stream",
+    }
+    assert wire.forwarded(headers) == {"anthropic-version": "2023-06-01", "accept": "text/event-stream"}
+    answer = {
+        "Set-Cookie": "a=b",
+        "Content-Type": "application/json",
+        "Retry-After": "3",
+        "Server": "x",
+        "request-id": "1",
+    }
+    assert wire.told(answer) == {"content-type": "application/json", "retry-after": "3", "request-id": "1"}
+    assert wire.credential(wire.Family.OPENAI, "k") == {"authorization": "Bearer k"}
+    assert wire.credential(wire.Family.ANTHROPIC, "k") == {"x-api-key": "k"}
+
+
+def test_our_errors_have_the_form_of_the_protocol() -> None:
+    openai = json.loads(wire.error_body(wire.family_of("/v1/responses"), Conflict("no", remedy="do")))
+    assert openai["error"]["code"] == "conflict"
+    assert openai["error"]["message"] == "pagurus: no (do)"
+    anthropic = json.loads(wire.error_body(wire.family_of("/v1/messages"), TooMany("no")))
+    assert anthropic == {"type": "error", "error": {"type": "rate_limit_error", "message": "pagurus: no"}}
+
+
+@pytest.mark.parametrize(("header", "retry"), [(None, False), ("0", False), ("1", True), ("x", False), ("²", False)])
+def test_clients_say_that_they_ask_again(header: str | None, retry: bool) -> None:
+    headers = {} if header is None else {"x-stainless-retry-count": header}
+    assert wire.understand(CHAT, b'{"messages": []}', headers=headers).retry is retry
