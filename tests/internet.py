@@ -28,7 +28,7 @@ DNS = "203.0.113.53"
 DNS_PORT = 5353
 PRIVATE = "10.99.0.10"
 
-SERVER = r'''
+SERVER = r"""
 import asyncio, sys
 import dns.message, dns.rdatatype, dns.rrset, dns.rcode, dns.flags
 
@@ -93,15 +93,15 @@ class Echo(asyncio.DatagramProtocol):
 
 async def main():
     loop = asyncio.get_running_loop()
-    await loop.create_datagram_endpoint(Datagrams, local_addr=("0.0.0.0", 5353))
-    await loop.create_datagram_endpoint(Echo, local_addr=("0.0.0.0", 7))
+    await loop.create_datagram_endpoint(Datagrams, local_addr=("203.0.113.53", 5353))
+    await loop.create_datagram_endpoint(Echo, local_addr=("203.0.113.10", 7))
     servers = [await asyncio.start_server(stream, "0.0.0.0", 5353)]
     for port in (80, 8080): servers.append(await asyncio.start_server(web, "0.0.0.0", port))
     print("READY", flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
-'''
+"""
 
 
 @dataclass

@@ -124,7 +124,7 @@ def judge_answer(policy: Policy, address: IPv4Address) -> str:
 def why_refused(policy: Policy, address: IPv4Address) -> str:
     """Explains a packet that was refused, for people."""
     if address in POOL:
-        return "another sandbox"
+        return "another sandbox, or the host's end of the link"
     if any(address in each for each in METADATA) or address in IPv4Network("169.254.0.0/16"):
         return "link-local, where metadata services live"
     if any(address in each for each in NEVER):
