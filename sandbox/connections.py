@@ -1,7 +1,7 @@
-"""Which TCP connections of a checkpoint can come back, and which come back closed.
+"""Which TCP connections of a checkpoint can come back, which come back closed, and under which address sockets do.
 
 Owns: that decision, from the sockets of the images alone, and how a closed one looks in an image. Does not own: where
-the images lie (:mod:`sandbox.adapt`). No I/O.
+the images lie (:mod:`sandbox.adapt`), who has which address (the daemon's networks). No I/O.
 
 ::
 
@@ -17,8 +17,12 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
+#: Addresses of sandboxes, from the block for benchmarks (RFC 2544). Each has one of its own.
+POOL = IPv4Network("198.18.0.0/15")
+LOOPBACK = IPv4Network("127.0.0.0/8")
 ESTABLISHED, CLOSE, CLOSE_WAIT, LISTEN = 1, 7, 8, 10
 SHUT_READ = 1  # of CRIU; a closed socket cannot be written to anyway, and CRIU says no more of it
 _MAPPED = 0xFFFF0000  # third word of ::ffff:a.b.c.d, as it lies in memory
@@ -72,6 +76,45 @@ def close(isk: Any) -> None:
     isk.state, isk.src_port, isk.dst_port, isk.shutdown = CLOSE, 0, 0, SHUT_READ
     for words in (isk.src_addr, isk.dst_addr):
         words[:] = [0] * len(words)
+
+
+def readdress(entries: Sequence[Any], present: str | None) -> bool:
+    """Sockets of a sandbox that had another address get the present one; returns whether any did.
+
+    Without a network now, what was bound to the former address is bound to loopback, and a UDP socket that was
+    connected to somewhere outside is connected no more: neither could be brought back as it was.
+    """
+    changed = False
+    own = _word(IPv4Address(present or "127.0.0.1"))
+    for entry in entries:
+        if not entry.HasField("isk"):
+            continue
+        isk = entry.isk
+        for words in (isk.src_addr, isk.dst_addr):
+            if (found := _ipv4(words)) is not None and found in POOL and words[-1] != own:
+                words[-1] = own
+                changed = True
+        outside = isk.dst_port != 0 and not _stays(isk.dst_addr)
+        if present is None and isk.proto == socket.IPPROTO_UDP and outside:
+            isk.dst_port = 0
+            isk.dst_addr[:] = [0] * len(isk.dst_addr)
+            changed = True
+    return changed
+
+
+def _stays(words: Sequence[int]) -> bool:
+    """Whether an address is one of the sandbox's loopback."""
+    found = _ipv4(words)
+    return found in LOOPBACK if found is not None else tuple(words) == (0, 0, 0, 0x01000000)
+
+
+def _ipv4(words: Sequence[int]) -> IPv4Address | None:
+    short, _ = address(words, 0)
+    return IPv4Address(struct.pack("=I", short[0])) if len(short) == 1 else None
+
+
+def _word(one: IPv4Address) -> int:
+    return int(struct.unpack("=I", one.packed)[0])
 
 
 def readable(one: Address) -> str:

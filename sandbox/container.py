@@ -71,6 +71,7 @@ class Container:
         self._log = ""  # the shim's own words, kept when it is destroyed
         #: Called with `netns`, from a thread, when a restore has made a new one and before anything runs in it.
         self.followers: list[Callable[[Path], None]] = []
+        self.address: str | None = None  # IPv4, of the link that the daemon gave it; None without a network
 
     # ---------------------------------------------------------------- making
 

@@ -21,7 +21,7 @@ import base64
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,7 +78,6 @@ class Networks:
         self._locks: dict[str, asyncio.Lock] = {}
         self._ready = False
         self._making = asyncio.Lock()
-        self._next = links.FIRST + secrets.randbelow(links.LAST - links.FIRST)
         # pyroute2's sockets and the table are for one thread at a time; removing a link waits for the kernel.
         self._writer = ThreadPoolExecutor(1, "pagurus-nft")
         self._movers = ThreadPoolExecutor(4, "pagurus-link")
@@ -192,6 +191,7 @@ class Networks:
         attached = self._attached.get(sandbox)
         if policy.mode == "none":
             await self._take_away(sandbox)
+            container.address = None
             return
         await self._ensure()
         if attached is not None and await self._move(lambda: links.address_inside(where)) != attached.address:
@@ -213,8 +213,7 @@ class Networks:
     ) -> Attached:
         """An address, its rules, then its link. Tries the next address while one is taken."""
         route = [each.network for each in policy.segments]
-        for _ in range(links.LAST - links.FIRST):
-            address, wish = wish or self._address(), None
+        for address in [*filter(None, [wish]), *_addresses(sandbox)]:
             if address in self._by_address:
                 continue
             link = Link(links.name(self.prefix, address), 0, address, sandbox)
@@ -276,11 +275,6 @@ class Networks:
         attached = Attached(link.owner, link, resolver, memory)
         self._attached[link.owner] = self._by_address[link.address] = attached
         return attached
-
-    def _address(self) -> IPv4Address:
-        """The next one: an address comes back late, when whatever remembers it has forgotten."""
-        self._next = self._next + 1 if self._next < links.LAST else links.FIRST
-        return POOL[self._next]
 
     # ------------------------------------------------------------------ names
 
@@ -384,6 +378,14 @@ def _still_named(policy: Policy, name: str, element: Element) -> bool:
         return not verdict.ports
     protocol, port = service(element.key[8:])
     return (protocol, port) in verdict.ports
+
+
+def _addresses(sandbox: str) -> Iterator[IPv4Address]:
+    """Which addresses to try for a sandbox: begins at one that follows from its id, so that it gets it back after a
+    crash of everything; goes round the whole pool once."""
+    span = links.LAST - links.FIRST
+    start = int.from_bytes(hashlib.sha256(sandbox.encode()).digest()[:8], "big")
+    return (POOL[links.FIRST + (start + step) % span] for step in range(span))
 
 
 def _address_of(element: Element) -> IPv4Address:

@@ -16,6 +16,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Network, NetmaskValueE
 from itertools import pairwise
 from typing import NamedTuple
 
+from sandbox.connections import POOL
 from sandbox.errors import Invalid
 from sandbox.messages.network import Network
 
@@ -24,7 +25,6 @@ PROTOCOLS = {"tcp": TCP, "udp": UDP}
 SEGMENTS_MOST = 4096
 PORTS_OF_A_NAME = 16  # each answered address takes an element for each
 
-POOL = IPv4Network("198.18.0.0/15")  # addresses of sandboxes, from the block for benchmarks (RFC 2544)
 
 #: Nobody's to reach, whatever a policy says: this host, sandboxes, link-local with the metadata services,
 #: multicast, reserved, broadcast.
