@@ -67,13 +67,13 @@ class Upstream:
         await self._runner.cleanup()
 
     async def _models(self, request: web.Request) -> web.Response:
-        self.headers.append(dict(request.headers))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append((request.path, body))
-        self.headers.append(dict(request.headers))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.asked_once.set()
         await self.gate.wait()
         if self.status != 200:

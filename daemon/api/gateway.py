@@ -75,7 +75,8 @@ async def _token(request: web.Request) -> web.StreamResponse:
 
 async def _exec(request: web.Request) -> web.StreamResponse:
     """Run the next command of an agent outside, or tell its recorded result."""
-    return reply(request, await _gateway(request).exec(_sandbox(request), await body(request, ExecRequest)))
+    call = request.headers.get("Idempotency-Key", "")[:200]
+    return reply(request, await _gateway(request).exec(_sandbox(request), await body(request, ExecRequest), call))
 
 
 async def _replay(request: web.Request) -> web.StreamResponse:
@@ -112,7 +113,8 @@ ROUTES: list[Route] = [
         body=ExecRequest,
         answer=ExecResult,
         scope="exec",
-        body_most=64 << 20,
+        keyed="again",  # the journal knows it
+        body_most=64 << 20,  # its stdin
     ),
     Route("POST", "/v1/sandboxes/{id}/gateway/replay", _replay, body=ReplayRequest, answer=ReplayInfo, scope="exec"),
     Route("GET", "/v1/sandboxes/{id}/gateway/exchanges", _exchanges, query=_ListQuery, answer=list[ExchangeInfo]),

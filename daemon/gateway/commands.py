@@ -38,8 +38,11 @@ class Commands:
         self._line = line
         self._turn = asyncio.Lock()
 
-    async def run(self, request: ExecRequest) -> ExecResult:
-        """The result of the agent's next command: of the record, or by running it now. It ends no turn."""
+    async def run(self, request: ExecRequest, call: str = "") -> ExecResult:
+        """The result of the agent's next command: of the record, or by running it now. It ends no turn.
+
+        `call` names the call: one that is sent again, because its connection broke, gets the same result.
+        """
         if self._line.settings.agent != "outside":
             raise Invalid("only an agent outside runs its commands this way", remedy='create with agent="outside"')
         request.ends_turn = False
@@ -49,9 +52,23 @@ class Commands:
             await self._line.living()
             await self._line.follow()
             place = self._line.place
+            if call and call == place.call:
+                return await self._last()
+            place.call = call
             if place.cursor < len(self._line.path) - 1:
                 return await self._recorded(key)
             return await self._now(request, encoded, key)
+
+    async def _last(self) -> ExecResult:
+        """The result of the command before: it was lost on its way."""
+        line = self._line
+        place, path = line.place, line.path
+        before = path[place.cursor + 1].id if place.cursor < len(path) - 1 else None
+        known = await line.desk.journal.commands(line.loop.row.id, before)
+        result = known[place.position - 1].result if 0 < place.position <= len(known) else None
+        if result is None:
+            raise Conflict("the command's turn has ended meanwhile", sandbox=line.loop.row.id)
+        return result
 
     async def _recorded(self, key: bytes) -> ExecResult:
         """The agent started over and is not yet where its sandbox is."""

@@ -40,6 +40,7 @@ class Place(msgspec.Struct, kw_only=True):
     tip: int | None = None  # the last exchange of its main loop
     cursor: int = -1  # index on the path that an agent outside has come to
     position: int = 0  # commands of the turn under way that it has heard the result of
+    call: str = ""  # name of the last command's call: the same again wants its result again
     script: list[int] = []  # exchanges that are to be acted again, in order
 
 

@@ -233,10 +233,10 @@ class GatewayService:
         self._commands[sandbox] = Commands(line)
         return line
 
-    async def exec(self, sandbox: str, request: ExecRequest) -> ExecResult:
+    async def exec(self, sandbox: str, request: ExecRequest, call: str = "") -> ExecResult:
         """The next command of an agent outside."""
         await self.line(sandbox)
-        return await self._commands[sandbox].run(request)
+        return await self._commands[sandbox].run(request, call)
 
     async def replay(self, sandbox: str, checkpoint: str) -> int:
         """Answer the sandbox's coming requests from the record up to `checkpoint`; returns how many there are.

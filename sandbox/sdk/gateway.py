@@ -58,7 +58,7 @@ class Conversation:
             output_limit=output_limit,
             ends_turn=False,
         )
-        return await self._client.call("POST", f"{self._path}/exec", ExecResult, request)
+        return await self._client.call("POST", f"{self._path}/exec", ExecResult, request, keyed=True)
 
     async def replay(self, to: CheckpointInfo | str) -> int:
         """Answer the coming requests from the record up to a checkpoint, of this sandbox or another.
