@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import connections, imagefile
+from sandbox.fill import Fill
 
 O_ACCMODE = os.O_ACCMODE
 
@@ -25,10 +26,11 @@ O_ACCMODE = os.O_ACCMODE
 class Adapted:
     """What an adapted copy in `directory` needs and lost."""
 
-    directory: Path
+    directory: Path  # for CRIU
     own_network: bool = False  # connections are restored, which repair mode does only in a namespace of their own
     closed: list[str] = field(default_factory=list)  # other ends of the connections that come back closed
     made_anew: list[str] = field(default_factory=list)  # paths whose times CRIU does not bring back
+    fill: Fill | None = None  # memory that `directory` lacks and that is written after CRIU
 
 
 def copy(directory: Path, into: Path) -> None:
@@ -43,8 +45,8 @@ def copy(directory: Path, into: Path) -> None:
             shutil.copyfile(entry.path, into / entry.name)
 
 
-def adapt(directory: Path, *, uid_base: int, hostname: str) -> Adapted:
-    """Fit a private copy to the container. Blocks."""
+def adapt(directory: Path, *, uid_base: int, hostname: str, address: str | None = None) -> Adapted:
+    """Fit a private copy to the container, whose address in the network (if any) is `address`. Blocks."""
     adapted = Adapted(directory)
     kinds = imagefile.messages()
     for path in directory.glob("userns-*.img"):
@@ -54,6 +56,8 @@ def adapt(directory: Path, *, uid_base: int, hostname: str) -> Adapted:
     table = imagefile.read(directory / "files.img", kinds.file_entry)
     if table is None:
         return adapted
+    if connections.readdress(table.entries, address):
+        table.write(directory / "files.img")
     kept, adapted.closed = _sever(directory, table)
     adapted.own_network = bool(kept)
     if kept:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import adapt, criu, digest, dump, dumpfile, paths
+from sandbox import adapt, criu, digest, dump, dumpfile, fill, paths
 from sandbox import restore as restoring
 from sandbox.dumpfile import StoredDump
 from sandbox.errors import NotEqual, PagurusError, Unsupported
@@ -37,6 +37,7 @@ from sandbox.pages import Collected, PageStore
 __all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
 
 TMPFS_MAGIC = 0x01021994
+LEAN = "-lean"  # suffix of images without the memory that is written after CRIU
 
 
 @dataclass
@@ -207,6 +208,7 @@ class Checkpointer:
         await self.forget(container)
         source = stored.path if isinstance(stored, StoredDump) else stored
         images = self._restores / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
+        adapted: adapt.Adapted | None = None
         try:
             container.cgroup.lift()
             hold = restoring.Hold(container) if verify else None
@@ -220,7 +222,7 @@ class Checkpointer:
                 await self._verify(container, images, reference, hold)
                 report.verified = True
         finally:
-            await asyncio.to_thread(shutil.rmtree, images, ignore_errors=True)
+            await asyncio.to_thread(_drop_images, images, adapted)
         self._counts["restores"] += 1
         report.total_ms = (time.monotonic() - began) * 1e3
         return report
@@ -233,7 +235,14 @@ class Checkpointer:
                 adapt.copy(source, images)
             else:
                 dumpfile.unpack(source, images, self._store)
-            return adapt.adapt(images, uid_base=spec.uid_base, hostname=spec.hostname[:64])
+            adapted = adapt.adapt(
+                images, uid_base=spec.uid_base, hostname=spec.hostname[:64], address=container.address
+            )
+            lean = images.with_name(images.name + LEAN)
+            adapted.fill = fill.split(images, lean)
+            if adapted.fill is not None:
+                adapted.directory = lean
+            return adapted
 
         return await asyncio.to_thread(write)
 
@@ -270,6 +279,13 @@ class Checkpointer:
             process.close()
         self._warm.clear()
         await asyncio.to_thread(self._store.close)
+
+
+def _drop_images(images: Path, adapted: adapt.Adapted | None) -> None:
+    if adapted is not None and adapted.fill is not None:
+        adapted.fill.close()
+    for directory in (images, images.with_name(images.name + LEAN)):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _outside_pipes(source: Path) -> list[int]:

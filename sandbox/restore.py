@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox import criu
+from sandbox import criu, fill
 from sandbox.adapt import Adapted
 from sandbox.cgroup import hierarchy
 from sandbox.dump import EXTERNAL_NETNS
@@ -151,11 +151,24 @@ def _notify(container: Any, images: Adapted, process: Process, hold: Hold | None
         for path, accessed, modified in times:
             with contextlib.suppress(FileNotFoundError):
                 os.utime(f"/proc/{init}/root{path}", ns=(accessed, modified), follow_symlinks=False)
+        if images.fill is not None:
+            fill.write(images.fill, _numbers(container), container.spec.id)
         if hold is not None:
             hold.leave(process.worker.pid)
             hold.hold()
 
     return {"setup-namespaces": namespaces, "pre-resume": finish}
+
+
+def _numbers(container: Any) -> dict[int, int]:
+    """Host pid of each process by its number in the sandbox."""
+    found = {}
+    for pid in container.tasks():
+        with contextlib.suppress(OSError):
+            numbers = re.search(r"^NSpid:\s*(.*)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+            if numbers is not None and len(inside := numbers[1].split()) > 1:
+                found[int(inside[-1])] = pid
+    return found
 
 
 def _times(container: Any, paths: list[str]) -> Times:
