@@ -56,7 +56,12 @@ serve(check)
 async def test_all_kinds_of_memory_come_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[fill.Fill] = []
     original = fill.write
-    monkeypatch.setattr(fill, "write", lambda *given: (written.append(given[0]), original(*given)))
+
+    def write(memory: fill.Fill, processes: dict[int, int], sandbox: str) -> None:
+        written.append(memory)
+        original(memory, processes, sandbox)
+
+    monkeypatch.setattr(fill, "write", write)
     sb = await bench.maker.create()
     await shell(sb, LAYOUT[0])
     saved = await bench.save(sb)
