@@ -64,3 +64,77 @@ async def test_an_archive_becomes_an_image(host: Client, sb, tmp_path: Path) -> 
         await host.images.upload("bad", tmp_path / "bad")
     assert [image.name for image in await host.images.list()] == ["debian", "tiny"]
     await host.images.remove("tiny")
+
+
+# --------------------------------------------------------------------------- Dockerfiles
+
+
+def _context(folder: Path) -> Path:
+    (folder / "app/skip").mkdir(parents=True)
+    (folder / "app/main.sh").write_text("#!/bin/sh\necho from $NAME\n")
+    (folder / "app/main.sh").chmod(0o755)
+    (folder / "app/skip/secret").write_text("secret")
+    (folder / ".dockerignore").write_text("app/skip\n")
+    with tarfile.open(folder / "data.tar", "w") as tar:
+        tar.add(folder / "app/main.sh", "unpacked.sh")
+    (folder / "Dockerfile").write_text(
+        """ARG BASE=debian
+FROM $BASE AS made
+ARG TEXT=none
+ENV NAME=stage
+WORKDIR /work
+COPY app .
+RUN ./main.sh > said && echo $TEXT >> said && mkdir -p /out/sub && echo deep > /out/sub/deep
+ADD data.tar /data
+FROM made
+COPY --chown=7:8 app/main.sh /bin/renamed
+COPY --from=made /out /copied
+COPY --from=made /work/said /copied/
+RUN test "$(id -u)" = 0
+USER nobody
+RUN ["sh", "-c", "test $(id -u) = 65534"]
+LABEL who="me too"
+CMD renamed --fast
+"""
+    )
+    return folder
+
+
+async def test_a_dockerfile_is_built_in_sandboxes(host: Client, tmp_path: Path) -> None:
+    said: list[str] = []
+    before = {sandbox.id for sandbox in await host.sandboxes()}
+    made = await host.images.build("built", _context(tmp_path), arguments={"TEXT": "given"}, output=said.append)
+    assert {sandbox.id for sandbox in await host.sandboxes()} == before
+    assert made.config.user == "nobody" and made.config.labels == {"who": "me too"}
+    assert made.config.cmd == ["/bin/sh", "-c", "renamed --fast"] and made.config.workdir == "/work"
+    assert any(line.startswith("COPY app") for line in said)
+    async with host.create("built") as sandbox:
+        found = await sandbox.exec(
+            "cat said /copied/said /copied/sub/deep; stat -c %u:%g /bin/renamed; ls; ls /data; renamed; "
+            "cat /work/skip/secret"
+        )
+        assert found.text.split("\n")[:5] == ["from stage", "given", "from stage", "given", "deep"]
+        assert "7:8\nmain.sh\nsaid\nunpacked.sh\nfrom stage\n" in found.text
+        assert b"No such file" in found.stderr
+    await host.images.remove("built")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("FROM debian\nRUN echo why; exit 3", "line 2: RUN failed: exit code 3\nwhy"),
+        ("FROM debian\nCOPY none /x", "line 2: none is not in the context"),
+        ("FROM debian\nCOPY ../x /x", "outside the context"),
+        ("FROM debian\nCOPY link /x", "leads out of the context"),
+        ("FROM debian\nUSER ghost\nRUN id", "no user ghost"),
+        ("FROM nothing", "no image"),
+    ],
+)
+async def test_a_build_that_fails_leaves_nothing(host: Client, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    (tmp_path / "Dockerfile").write_text(text)
+    images, sandboxes = await host.images.list(), await host.sandboxes()
+    with pytest.raises((Invalid, ImageNotFound), match=message):
+        await host.images.build("broken", tmp_path)
+    assert [image.name for image in await host.images.list()] == [image.name for image in images]
+    assert await host.sandboxes() == sandboxes

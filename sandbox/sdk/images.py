@@ -6,14 +6,17 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import msgspec
 
 from sandbox.errors import Invalid
-from sandbox.messages import CheckpointInfo, CommitRequest, ImageConfig, ImageInfo
-from sandbox.sdk.transport import Transport, encoded
+from sandbox.messages import CheckpointInfo, CommitRequest, ImageConfig, ImageInfo, Limits, Network
+from sandbox.sdk.transport import encoded
+
+if TYPE_CHECKING:
+    from sandbox.sdk.client import Client
 
 TAR = "application/x-tar"
 CHUNK = 1 << 20
@@ -22,7 +25,7 @@ CHUNK = 1 << 20
 class Images:
     """The images that sandboxes start from. Raises ImageNotFound, Conflict (the name is taken), Invalid."""
 
-    def __init__(self, client: Transport) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
 
     async def list(self) -> list[ImageInfo]:
@@ -58,6 +61,40 @@ class Images:
         number = checkpoint if isinstance(checkpoint, str) else checkpoint.id
         request = CommitRequest(name=name, config=config, replace=replace)
         return await self._client.call("POST", f"/v1/checkpoints/{number}/image", ImageInfo, request)
+
+    async def build(
+        self,
+        name: str,
+        context: str | Path,
+        *,
+        file: str | Path | None = None,
+        arguments: dict[str, str] | None = None,
+        target: str | None = None,
+        network: Network | None = None,
+        limits: Limits | None = None,
+        replace: bool = False,
+        output: Callable[[str], Any] | None = None,
+    ) -> ImageInfo:
+        """Build a Dockerfile, every step in a sandbox; no Docker Engine is needed.
+
+        `context`: the directory that COPY reads. `file`: the Dockerfile, when it is not in there. `network`: what
+        RUN may reach (nothing, unless said). `output` is called with each line. Raises Invalid with the line of the
+        Dockerfile that failed, or that is not supported.
+        """
+        from sandbox.sdk import build
+
+        return await build.build(
+            self._client,
+            name,
+            context,
+            file=file,
+            arguments=arguments,
+            target=target,
+            network=network,
+            limits=limits,
+            replace=replace,
+            output=output,
+        )
 
     async def remove(self, name: str) -> None:
         """Remove a name. The tree stays while another name or a sandbox needs it."""
