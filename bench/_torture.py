@@ -1,7 +1,15 @@
-"""Cases and random programs for the inspector, and the loop that compares each verdict with the truth.
+"""Runs cases and random programs in real sandboxes and compares each verdict with the truth.
 
-Owns: which operations make a case, the sandboxes that they run in, the comparison. Does not own: the operations
-(native/effects.c), the truth (_oracle), the figures that are reported (inspector).
+Owns: the sandboxes that cases run in, the order mark - program - verdict - truth, the comparison. Does not own: which
+cases there are (_torture_cases), the truth (_oracle), the figures that are reported (inspector).
+
+::
+
+    reset ─▶ setup ─▶ mark ─▶ truth before ─▶ program ─▶ verdict ─▶ truth after ─▶ compare
+
+Cases of one place share a sandbox for as long as `reset` brings back the state it had at first; what cannot be reset
+(a copied-up file of the image, a mount) costs a fresh one. As with the daemon's turns, the mark is set anew only after
+a verdict that captures something.
 """
 
 from __future__ import annotations
@@ -9,128 +17,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 import secrets
-import shutil
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import _oracle
+from bench._torture_cases import PLACES, WORK, Case, build, calls, cases, matrix, operations, programs
+from bench._torture_enter import Enter, compiled
 from daemon.judge import judge
 from ebpf.inspector import Inspector
 from sandbox import btrfs
 from sandbox.container import Container, ContainerSpec
-from sandbox.errors import Unsupported
 from sandbox.messages import Effects, Limits, Verdict
 from sandbox.pool import Pool
 
-NATIVE = Path(__file__).with_name("native")
-WORK = "/work"
+__all__ = ["Arena", "Case", "Tally", "build", "calls", "cases", "matrix", "operations", "programs"]
+
 FIRST_UID = 40_000_000
-
-
-def build(folder: Path) -> Path:
-    """An image with nothing but the static generator and some files to copy up."""
-    image = folder / "image"
-    if shutil.which("cc") is None:
-        raise Unsupported("no C compiler", remedy="install gcc and libc6-dev")
-    for name in ("work", "lower/d", "proc", "dev", "dev/shm", "tmp", "root", "etc", "sys"):
-        (image / name).mkdir(parents=True, exist_ok=True)
-    for name in ("file", "two", "three", "gone", "moved", "d/x"):
-        (image / "lower" / name).write_text("a line of the image\n")
-    (image / "lower" / "page").write_bytes(b"P" * 4096)
-    command = ["cc", "-O2", "-static", "-pthread", "-o", str(image / "effects"), str(NATIVE / "effects.c")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Unsupported(f"the generator does not compile: {done.stderr[-500:]}", remedy="install libc6-dev")
-    return image
-
-
-def operations() -> dict[str, list[str]]:
-    """Names of all operations, by the section of operations.h that they stand in."""
-    sections: dict[str, list[str]] = {}
-    for line in (NATIVE / "operations.h").read_text().splitlines():
-        if line.startswith("/* --- "):
-            current = sections.setdefault(line[7:].partition(":")[0].partition(" */")[0].partition(",")[0], [])
-        elif line.startswith("OP(") and sections:
-            current.append(line[3:].partition(",")[0])
-    return sections
-
-
-# --------------------------------------------------------------------------- cases
-
-
-@dataclass(frozen=True)
-class Case:
-    """Operations before the mark, and after it."""
-
-    name: str
-    program: tuple[str, ...]
-    setup: tuple[str, ...] = ()
-
-
-_SETUPS = {
-    "kill_survivor": ["start_survivor", "start_server"],
-    "stop_survivor": ["start_survivor"],
-    "signal_survivor": ["start_survivor", "start_signal_taker", "start_signal_blocker"],
-    "signal_survivor_0": ["start_survivor"],
-    "write_survivor_memory": ["start_survivor"],
-    "write_survivor_mem_file": ["start_survivor"],
-    "renice_survivor": ["start_survivor"],
-    "limit_survivor": ["start_survivor"],
-    "pin_survivor": ["start_survivor"],
-    "read_survivor": ["start_survivor"],
-    "read_survivor_memory": ["start_survivor"],
-    "fill_fifo": ["start_fifo_holder", "start_fifo_reader", "start_mapper"],
-    "connect_server": ["start_server"],
-    "connect_deaf_server": ["start_deaf_server"],
-    "remove_ipc": ["store_shm_segment", "make_semaphores", "send_message"],
-    "store_shm_segment": ["store_shm_segment"],
-    "make_semaphores": ["make_semaphores"],
-    "send_message": ["send_message"],
-}
-
-
-def cases() -> Iterator[Case]:
-    """Every operation, by the main thread, a child and a second thread; alone and beside a survivor."""
-    sections = operations()
-    for section in ("nothing", "failures", "made and gone again", "content", "names", "metadata"):
-        for name in sections[section]:
-            for who in ("main", "child", "thread"):
-                yield Case(f"{section}: {name} by {who}", (f"{who}:{name}",))
-            if section in ("nothing", "made and gone again"):
-                yield Case(f"{section}: {name} beside a survivor", (name,), ("start_survivor",))
-    for name in sections["processes"]:
-        if name in ("kill_all",):
-            continue
-        yield Case(f"processes: {name}", (name,))
-        for setup in _SETUPS.get(name, ()):
-            yield Case(f"processes: {name} after {setup}", (name,), (setup,))
-    yield Case("processes: nothing beside a spinner", ("nothing",), ("start_spinner",))
-    yield Case("processes: nothing beside a mapper", ("nothing",), ("start_mapper",))
-    yield Case("processes: kill all", ("kill_all",), ("start_survivor", "survive_quietly"))
-
-
-def programs(seed: int, count: int) -> Iterator[tuple[str, ...]]:
-    """Random programs: one to six operations, each by the main thread, a child or a second thread."""
-    rng = random.Random(seed)
-    sections = operations()
-    harmless = sections["nothing"] + sections["failures"] + sections["made and gone again"]
-    changing = sections["content"] + sections["names"] + sections["metadata"]
-    living = [name for name in sections["processes"] if name != "start_spinner"]
-    for _ in range(count):
-        pool = rng.choice((harmless, harmless + changing, harmless + changing, harmless + changing + living))
-        words = []
-        for _ in range(rng.randint(1, 6)):
-            name = rng.choice(pool)
-            who = "main" if name in living else rng.choice(("main", "main", "child", "thread"))
-            words.append(f"{who}:{name}")
-        yield tuple(words)
-
-
-# --------------------------------------------------------------------------- the loop
+EACH = 200  # cases in one sandbox, then a fresh one
+CHILD_CGROUP = "child-cgroup"
 
 
 @dataclass
@@ -141,23 +48,71 @@ class Tally:
     false_negatives: list[str] = field(default_factory=list)
     no_effect_cases: int = 0
     false_positives: list[str] = field(default_factory=list)
+    set_back: int = 0  # changes undone by the program; their verdicts are neither right nor wrong
+    set_back_captured: int = 0
+    only_times: int = 0  # nothing but modification times differs, and nobody set them: either verdict is right
     safest: int = 0
-    verdicts: dict[str, int] = field(default_factory=dict)
+    wider: int = 0  # verdicts that capture a half which did not change, beside one which did
+    verdicts: Counter[str] = field(default_factory=Counter)
+    succeeded: Counter[str] = field(default_factory=Counter)  # calls of the matrix, by what the kernel answered
+    refused: Counter[str] = field(default_factory=Counter)
+    tell: Callable[[str], None] | None = None  # told of every case
 
-    def add(self, name: str, changes: tuple[list[str], list[str]], effects: Effects) -> None:
-        files, processes = changes
+    def add(self, case: Case, changes: _oracle.Changes, effects: Effects) -> None:
         judgement = judge(effects)
-        truth = Verdict.of(files=bool(files), processes=bool(processes))
         verdict = judgement.verdict
+        files = changes.files
+        only_times = bool(files) and files == changes.times and not case.sets_times
+        if self.tell is not None:
+            self.tell(f"{case.name} [{case.way}: {' '.join((*case.setup, '|', *case.program))}] in {case.place}")
+            self.tell(f"  judged {verdict}: {judgement.reason}")
+            self.tell(f"  differs: {(changes.files + changes.processes)[:20] or 'nothing'}")
+            self.tell(f"  seen: {effects}")
         self.cases += 1
         self.safest += judgement.safest
-        self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
+        self.verdicts[str(verdict)] += 1
+        self.only_times += only_times
+        truth = Verdict.of(files=bool(files) and not only_times, processes=bool(changes.processes))
         if truth.files > verdict.files or truth.processes > verdict.processes:
-            self.false_negatives.append(f"{name}: judged {verdict}, changed {(files + processes)[:6]}")
-        if truth is Verdict.NONE:
+            changed = (changes.files + changes.processes)[:6]
+            self.false_negatives.append(f"{case.name} {_words(case)}: judged {verdict}, changed {changed}")
+        elif truth is not Verdict.NONE:
+            self.wider += truth is not verdict
+        elif only_times:
+            pass
+        elif case.sets_back:
+            self.set_back += 1
+            self.set_back_captured += verdict is not Verdict.NONE
+        else:
             self.no_effect_cases += 1
             if verdict is not Verdict.NONE:
-                self.false_positives.append(f"{name}: judged {verdict}: {judgement.reason}")
+                self.false_positives.append(f"{case.name} {_words(case)}: judged {verdict}: {judgement.reason}")
+
+    def answered(self, output: str) -> None:
+        """What the calls of the matrix returned: lines of `word number`."""
+        for line in output.splitlines():
+            word, _, number = line.rpartition(" ")
+            if word:
+                (self.refused if number.strip() != "0" else self.succeeded)[word.rpartition(":")[2]] += 1
+
+    def never_succeeded(self) -> list[str]:
+        """Calls of the matrix that the kernel refused everywhere, though they were meant to succeed."""
+        return sorted(word for word in self.refused if not self.succeeded[word] and not word.endswith(".failed"))
+
+
+def _words(case: Case) -> str:
+    return f"[{case.way}: {' '.join(case.program)}]" if case.group >= 0 else ""
+
+
+@dataclass
+class Stage:
+    """A sandbox that cases share, and what it held when it was new."""
+
+    container: Container
+    place: str
+    pristine: _oracle.Truth
+    before: _oracle.Truth | None = None  # at the mark; None: it must be reset and marked first
+    used: int = 0
 
 
 class Arena:
@@ -165,10 +120,19 @@ class Arena:
 
     def __init__(self, pool: Pool, image: Path, run: Path, inspector: Inspector):
         self.pool, self.image, self.run, self.inspector = pool, image, run, inspector
+        self.lost_events = 0
         self._numbers = itertools.count()
+        self._enter: Enter | None = None
+
+    def close(self) -> None:
+        if self._enter is not None:
+            self._enter.close()
+            self._enter = None
+
+    # ------------------------------------------------------------------ one sandbox
 
     @contextlib.asynccontextmanager
-    async def sandbox(self) -> AsyncIterator[Container]:
+    async def sandbox(self, place: str = WORK) -> AsyncIterator[Container]:
         name = f"torture-{secrets.token_hex(5)}"
         tree = self.pool.sandboxes / name
         self.pool.create_tree(tree)
@@ -177,20 +141,43 @@ class Arena:
             hostname="crab", run_dir=self.run / name, limits=Limits(processes=512),
         )  # fmt: skip
         container = await Container.prepare(spec)
+        nested = container.cgroup.path / CHILD_CGROUP
+        nested.mkdir()
         try:
             self.inspector.watch(container.cgroup.id)
             await container.start()
-            await self.do(container, "reset")
+            if place in (PLACES["tmpfs"], PLACES["bind mount"]):
+                kind = "mount_tmpfs_here" if place == PLACES["tmpfs"] else "mount_bind_here"
+                await self.do(container, kind, way="setns", place=place)
+            for each in {WORK, place}:
+                await self.do(container, "reset", place=each)
             yield container
         finally:
+            self.lost_events += self.inspector.read(container.cgroup.id).lost_events
             self.inspector.unwatch(container.cgroup.id)
+            await container.kill()
+            nested.rmdir()
             await container.destroy()
             btrfs.delete_subvolume(tree)
 
-    async def do(self, container: Container, *words: str) -> None:
-        done = await container.exec(["/effects", WORK, *words], timeout=30)
-        if done.exit_code == 2 or done.timed_out:
-            raise RuntimeError(f"{' '.join(words)}: {done.stderr.decode() or 'does not end'}")
+    async def do(self, container: Container, *words: str, way: str = "exec", place: str = WORK) -> str:
+        """Run operations; returns what the calls of the matrix answered."""
+        argv = ["/effects", place, *words]
+        if way == "exec":
+            done = await container.exec(argv, timeout=30)
+            status, output, failed = done.exit_code, done.stdout.decode(), done.exit_code in (1, 2) or done.timed_out
+            output += done.stderr.decode() if failed else ""
+        else:
+            if self._enter is None:
+                self.run.mkdir(parents=True, exist_ok=True)
+                self._enter = Enter(compiled("enter.c", self.run / f"enter-{secrets.token_hex(4)}"))
+            assert container.init_pid is not None
+            cgroup = container.cgroup.path
+            entered = self._enter.run(way, container.init_pid, cgroup, cgroup / CHILD_CGROUP, argv)
+            status, output, failed = entered.exit_code, entered.output, entered.exit_code in (1, 2, 126)
+        if failed:
+            raise RuntimeError(f"{' '.join(words)} in {place} by {way}: {output or 'does not end'} ({status})")
+        return output
 
     def mark(self, container: Container) -> None:
         """As the daemon does when it captures: nothing runs, the marks first, then the snapshot."""
@@ -204,41 +191,69 @@ class Arena:
         while True:
             assert container.init_pid is not None
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                return _oracle.read(container.init_pid, container.tasks())
+                return _oracle.read(container.init_pid, _oracle.processes_below(container.cgroup.path))
             await asyncio.sleep(0.001)
 
     async def judged(self, container: Container, words: tuple[str, ...]) -> Effects:
         await self.do(container, *words)
         return self.inspector.read(container.cgroup.id)
 
-    async def run_cases(self, chosen: list[Case], tally: Tally) -> None:
-        """Each case in a sandbox of its own."""
-        for case in chosen:
-            async with self.sandbox() as container:
-                if case.setup:
-                    await self.do(container, *case.setup)
-                self.mark(container)
-                before = await self.truth(container)
-                effects = await self.judged(container, case.program)
-                tally.add(case.name, (await self.truth(container)).changes(before), effects)
+    # ------------------------------------------------------------------ many cases
 
-    async def run_programs(self, chosen: list[tuple[str, ...]], tally: Tally, *, each: int = 40) -> None:
-        """Programs one after the other in the same sandbox, `each` of them, then a fresh one.
+    async def run_cases(self, chosen: Iterable[Case], tally: Tally) -> None:
+        """Cases that share a sandbox come one after the other: order them by place."""
+        stage: Stage | None = None
+        group = -1
+        async with contextlib.AsyncExitStack() as last:
+            for case in chosen:
+                together = case.group >= 0 and case.group == group
+                group = case.group
+                if stage is not None and not together:
+                    if case.setup or case.group >= 0:
+                        stage.before = None  # not a state that this case starts from
+                    if stage.place != case.place or stage.used >= EACH:
+                        stage = None
+                if stage is None or not await self._prepare(stage, case, reset=not together):
+                    await last.aclose()
+                    container = await last.enter_async_context(self.sandbox(case.place))
+                    stage = Stage(container, case.place, await self.truth(container))
+                    await self._prepare(stage, case, reset=False)
+                await self._run_case(stage, case, tally)
 
-        As with the daemon's turns, the mark is set anew only after a verdict that captures something.
-        """
-        for start in range(0, len(chosen), each):
-            async with self.sandbox() as container:
-                before = None
-                for number, words in enumerate(chosen[start : start + each]):
-                    if number % 5 == 4:
-                        await self.do(container, "kill_all", "reset")
-                        before = None
-                    if before is None:
-                        self.mark(container)
-                        before = await self.truth(container)
-                    effects = await self.judged(container, words)
-                    after = await self.truth(container)
-                    tally.add(" ".join(words), after.changes(before), effects)
-                    if judge(effects).verdict is not Verdict.NONE:
-                        before = None
+    async def _prepare(self, stage: Stage, case: Case, *, reset: bool) -> bool:
+        """Reset, set up, mark, unless that still holds. False when the reset did not bring the first state back."""
+        container = stage.container
+        if stage.before is not None:
+            return True
+        if reset:
+            words = ["reset", "forget_ipc"]
+            if len(_oracle.processes_below(container.cgroup.path)) > 1:
+                words.insert(0, "kill_all")
+            await self.do(container, *words, way="setns", place=case.place)
+            now = await self.truth(container)
+            changes = now.since(stage.pristine)
+            if changes.files or changes.processes:
+                return False
+        stage.used += 1
+        if case.setup:
+            way = "exec" if case.way == "exec" and "mount_there" not in case.setup else "setns"
+            await self.do(container, *case.setup, way=way, place=case.place)
+        self.mark(container)
+        stage.before = await self.truth(container)
+        return True
+
+    async def _run_case(self, stage: Stage, case: Case, tally: Tally) -> None:
+        assert stage.before is not None
+        answers = await self.do(stage.container, *case.program, way=case.way, place=case.place)
+        effects = self.inspector.read(stage.container.cgroup.id)
+        after = await self.truth(stage.container)
+        changes = after.since(stage.before)
+        tally.answered(answers)
+        tally.add(case, changes, effects)
+        captured = judge(effects).verdict is not Verdict.NONE
+        # A change of mere times may stay unjudged; the truth to compare with is the one after it.
+        stage.before = None if captured or case.setup or changes.processes or changes.files else after
+
+    async def run_programs(self, chosen: Iterable[Case], tally: Tally) -> None:
+        """Random programs, group by group."""
+        await self.run_cases(chosen, tally)

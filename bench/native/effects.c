@@ -2,16 +2,18 @@
 /*
  * Generator of effects: runs the operations named on its command line, in order, inside a sandbox.
  *
- *     effects DIRECTORY [main:|child:|thread:]OPERATION ...
+ *     effects DIRECTORY [main:|child:|thread:]OPERATION ...      operations.h
+ *     effects DIRECTORY [main:|child:|thread:]CALL.OUTCOME ...   matrix_*.h
+ *     effects --list                                             all CALL.OUTCOME, with family and setup
  *
- * It reports nothing: what an operation did is found by comparing the sandbox with what it was before.
- * Operations that the sandbox refuses just fail. `reset` makes the state that the others start from.
+ * What an operation did is found by comparing the sandbox with what it was before. A call of the matrix prints its
+ * result: 0, or the number of the error with which the sandbox refused it.
+ * `reset` makes the state that the others start from.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
-#include <linux/fs.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
@@ -345,74 +347,13 @@ static void foreign_memory(pid_t pid, int by_file)
 	close(fd);
 }
 
-static const unsigned char acl[] = { /* user::rw- user:1:r-- group::r-- mask::r-- other::r-- */
-	2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 1, 0, 0, 0, 4, 0, 4, 0, 255, 255, 255, 255,
-	16, 0, 4, 0, 255, 255, 255, 255, 32, 0, 4, 0, 255, 255, 255, 255,
-};
-
-/* No shell in the image: remove by hand what operations can have made. */
-static void remove_all(const char *directory)
-{
-	int dir = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	char buffer[4096];
-	long got;
-	int again;
-
-	if (dir < 0)
-		return;
-	do {
-		again = 0;
-		lseek(dir, 0, SEEK_SET);
-		while ((got = syscall(SYS_getdents64, dir, buffer, sizeof(buffer))) > 0) {
-			for (long at = 0; at < got;) {
-				unsigned short length;
-				char *name = buffer + at + 19, path[512];
-
-				memcpy(&length, buffer + at + 16, 2);
-				at += length;
-				if (!strcmp(name, ".") || !strcmp(name, ".."))
-					continue;
-				snprintf(path, sizeof(path), "%s/%s", directory, name);
-				if (unlink(path) == 0)
-					again = 1;
-				else {
-					remove_all(path);
-					if (rmdir(path) == 0)
-						again = 1;
-				}
-			}
-		}
-	} while (again);
-	close(dir);
-}
-
-static void reset(void)
-{
-	static const char *const files[] = { "file", "other", "third", "mapped", "full/inside" };
-	char page[4097];
-
-	remove_all(".");
-	mkdir("empty", 0755);
-	mkdir("full", 0755);
-	for (unsigned i = 0; i < sizeof(files) / sizeof(*files); i++)
-		fill(files[i], old_bytes);
-	memset(page, 'p', 4096);
-	page[4096] = 0;
-	fill("mapped", page);
-	fill("big", page);
-	fill("nothing", "");
-	symlink("file", "link");
-	link("other", "twin");
-	mkfifo("fifo", 0644);
-	setxattr("third", "user.before", "1", 1, 0);
-	shm_unlink("/there");
-	for (unsigned i = 0; i < sizeof(files) / sizeof(*files); i++)
-		age(files[i]);
-	age("big");
-	age("nothing");
-	age("link");
-	age("fifo");
-}
+#include "state.h"
+#include "uring.h"
+#include "matrix_content.h"
+#include "matrix_names.h"
+#include "matrix_metadata.h"
+#include "matrix_survivors.h"
+#include "matrix_processes.h"
 
 /* ------------------------------------------------------------------ the operations */
 
@@ -421,7 +362,10 @@ struct operation {
 	void (*run)(void);
 };
 
-static void *in_thread(void *operation);
+static void *no_thread(void *unused)
+{
+	return unused;
+}
 
 #define OP(id, ...) static void op_##id(void) { __VA_ARGS__ }
 #include "operations.h"
@@ -433,55 +377,118 @@ static const struct operation operations[] = {
 #undef OP
 };
 
-static void *in_thread(void *operation)
+/* ------------------------------------------------------------------ one word */
+
+struct job {
+	const struct operation *operation;
+	const struct file_call *file;
+	const struct process_call *process;
+	enum outcome outcome;
+};
+
+static int do_job(const struct job *j)
 {
-	((const struct operation *)operation)->run();
-	return NULL;
+	int result;
+
+	if (j->operation) {
+		j->operation->run();
+		return 0;
+	}
+	result = j->file ? run_file_call(j->file, j->outcome) : j->process->run();
+	return result < 0 ? -result : 0;
+}
+
+static void *in_thread(void *job)
+{
+	return (void *)(long)do_job(job);
+}
+
+static int find(const char *name, struct job *j)
+{
+	const char *dot = strchr(name, '.');
+	size_t length = dot ? (size_t)(dot - name) : strlen(name);
+
+	for (unsigned i = 0; !dot && i < sizeof(operations) / sizeof(*operations); i++)
+		if (!strcmp(operations[i].name, name))
+			j->operation = &operations[i];
+	for (unsigned i = 0; dot && i < sizeof(file_calls) / sizeof(*file_calls); i++)
+		if (!strncmp(file_calls[i].name, name, length) && !file_calls[i].name[length])
+			j->file = &file_calls[i];
+	for (unsigned i = 0; dot && i < sizeof(process_calls) / sizeof(*process_calls); i++)
+		if (!strncmp(process_calls[i].name, name, length) && !process_calls[i].name[length] &&
+		    !strcmp(process_calls[i].outcome, dot + 1)) {
+			j->process = &process_calls[i];
+			return 1;
+		}
+	if (j->file) {
+		for (int o = 0; o < OUTCOMES; o++)
+			if (!strcmp(outcome_names[o], dot + 1)) {
+				j->outcome = o;
+				return 1;
+			}
+		return 0;
+	}
+	return j->operation != NULL;
 }
 
 static void run(const char *word)
 {
 	const char *colon = strchr(word, ':'), *name = colon ? colon + 1 : word;
+	struct job j = { 0 };
+	int status = 0;
 
-	for (unsigned i = 0; i < sizeof(operations) / sizeof(*operations); i++) {
-		const struct operation *o = &operations[i];
-
-		if (strcmp(o->name, name))
-			continue;
-		if (colon && !strncmp(word, "child", 5)) {
-			pid_t pid = fork();
-
-			if (pid == 0) {
-				o->run();
-				_exit(0);
-			}
-			waitpid(pid, NULL, 0);
-		} else if (colon && !strncmp(word, "thread", 6)) {
-			pthread_t thread;
-
-			if (pthread_create(&thread, NULL, in_thread, (void *)o) == 0)
-				pthread_join(thread, NULL);
-		} else {
-			o->run();
-		}
-		return;
+	if (!find(name, &j)) {
+		fprintf(stderr, "no operation %s\n", name);
+		exit(2);
 	}
-	fprintf(stderr, "no operation %s\n", name);
-	exit(2);
+	if (colon && !strncmp(word, "child", 5)) {
+		pid_t pid = fork();
+
+		if (pid == 0)
+			_exit(do_job(&j));
+		waitpid(pid, &status, 0);
+		status = WEXITSTATUS(status);
+	} else if (colon && !strncmp(word, "thread", 6)) {
+		void *result = NULL;
+		pthread_t thread;
+
+		if (pthread_create(&thread, NULL, in_thread, &j) == 0)
+			pthread_join(thread, &result);
+		status = (int)(long)result;
+	} else {
+		status = do_job(&j);
+	}
+	if (!j.operation)
+		printf("%s %d\n", word, status);
+}
+
+static void list(void)
+{
+	for (unsigned i = 0; i < sizeof(file_calls) / sizeof(*file_calls); i++)
+		for (int o = 0; o < OUTCOMES; o++)
+			if (file_calls[i].outcomes & 1u << o)
+				printf("%s %s %s\n", family_names[file_calls[i].family], file_calls[i].name, outcome_names[o]);
+	for (unsigned i = 0; i < sizeof(process_calls) / sizeof(*process_calls); i++)
+		printf("processes %s %s %s\n", process_calls[i].name, process_calls[i].outcome, process_calls[i].setup);
 }
 
 int main(int argc, char **argv)
 {
+	char gate;
+
 	if (argc == 2 && !strcmp(argv[1], "--list")) {
-		for (unsigned i = 0; i < sizeof(operations) / sizeof(*operations); i++)
-			puts(operations[i].name);
+		list();
 		return 0;
 	}
 	signal(SIGPIPE, SIG_IGN);
 	umask(022);
 	if (argc < 2 || chdir(argv[1]) < 0)
 		return 1;
-	for (int i = 2; i < argc; i++)
-		run(argv[i]);
+	for (int i = 2; i < argc; i++) {
+		if (strcmp(argv[i], "--wait"))
+			run(argv[i]);
+		else if (read(0, &gate, 1) < 0) /* until the host has moved us */
+			return 1;
+	}
 	return 0;
 }

@@ -3,6 +3,21 @@
 
 OP(reset, reset();)
 
+/* Setups of the matrix, and what resets it. */
+OP(start_threaded, survivor("survivor.pid", wait_with_thread);)
+OP(start_holder, survivor("survivor.pid", wait_holding);)
+OP(start_futex_waiter, survivor("survivor.pid", wait_futex);)
+OP(start_datagrams, bind_datagram();)
+OP(start_udp, udp(9301, 1);)
+OP(start_terminal, start_terminal();)
+OP(start_unix_server, listen_unix("listens", 1);)
+OP(make_queue, queue("/q", O_CREAT); queue_message(1);)
+OP(mount_there, new_mount(0);)
+OP(mount_tmpfs_here, if (mount("none", ".", "tmpfs", 0, "size=16m,mode=755")) { perror("mount"); exit(2); })
+OP(mount_bind_here, mkdir("/work.bound", 0755); if (mount("/work.bound", ".", NULL, MS_BIND, NULL)) { perror("mount"); exit(2); })
+OP(forget_ipc, forget_ipc();)
+OP(sleep, wait_paused();)
+
 /* --- nothing */
 OP(nothing, ;)
 OP(read_file, char b[64]; int f = opened("file", O_RDONLY); if (read(f, b, 64)) {} close(f);)
@@ -204,7 +219,7 @@ OP(count_removes, for (int i = 0; i < 23; i++) { char p[32]; snprintf(p, 32, "c%
 OP(count_renames, for (int i = 0; i < 23; i++) rename(i & 1 ? "file.b" : i ? "file.a" : "file", i & 1 ? "file.a" : "file.b");)
 OP(count_metadata, for (int i = 0; i < 23; i++) chmod("other", 0600 + i);)
 OP(count_forks, for (int i = 0; i < 23; i++) { pid_t p = fork(); if (p == 0) _exit(0); waitpid(p, NULL, 0); })
-OP(count_threads, for (int i = 0; i < 23; i++) { pthread_t t; static const struct operation o = { "nothing", op_nothing }; pthread_create(&t, NULL, in_thread, (void *)&o); pthread_join(t, NULL); })
+OP(count_threads, for (int i = 0; i < 23; i++) { pthread_t t; pthread_create(&t, NULL, no_thread, NULL); pthread_join(t, NULL); })
 OP(count_execs, for (int i = 0; i < 23; i++) { pid_t p = fork(); if (p == 0) { execl("/effects", "effects", "/", "nothing", (char *)NULL); _exit(1); } waitpid(p, NULL, 0); })
 OP(count_temporary, for (int i = 0; i < 23; i++) { fill("temporary", new_bytes); unlink("temporary"); })
 OP(count_ipc, for (int i = 0; i < 23; i++) shmctl(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600), IPC_STAT, &(struct shmid_ds){ 0 });)

@@ -1,0 +1,210 @@
+"""Cases and random programs: which operations run, before the mark and after it, by whom and where.
+
+Owns: the lists. Does not own: the operations (native/), running them (_torture).
+Guarantee: the same seed gives the same programs, each of which can be had alone by its name.
+
+A case of the matrix is a call with an outcome (native/matrix_*.h says which), an actor and a place. Calls that act on
+processes have no place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench._torture_enter import NATIVE, WAYS, compiled
+
+WORK = "/work"
+PLACES = {"overlay upper": WORK, "tmpfs": "/tmpfs", "bind mount": "/bind", "/dev/shm": "/dev/shm"}
+# Who makes the call: (way into the sandbox, part of the program).
+ACTORS = {
+    "main": ("exec", "main"),
+    "child": ("exec", "child"),
+    "thread": ("exec", "thread"),
+    "child cgroup": ("nested", "main"),
+    "setns": ("setns", "main"),
+}
+GROUP = 5  # random programs between two resets
+
+
+@dataclass(frozen=True)
+class Case:
+    """Operations before the mark, and after it."""
+
+    name: str
+    program: tuple[str, ...]
+    setup: tuple[str, ...] = ()
+    way: str = "exec"  # exec: by the daemon's own way; or one of _torture_enter.WAYS
+    place: str = WORK
+    group: int = -1  # of the random programs that belong together; -1: none
+
+    @property
+    def sets_times(self) -> bool:
+        """Whether it sets modification times on purpose."""
+        return any("time" in word for word in self.program)
+
+    @property
+    def sets_back(self) -> bool:
+        """Whether it undoes a change of something that was there before."""
+        return any(word.endswith(".restored") for word in self.program)
+
+
+def build(folder: Path) -> Path:
+    """An image with nothing but the static generator and some files to copy up."""
+    image = folder / "image"
+    for name in ("work", "tmpfs", "bind", "lower/d", "proc", "dev", "dev/shm", "tmp", "root", "etc", "sys"):
+        (image / name).mkdir(parents=True, exist_ok=True)
+    for name in ("file", "two", "three", "gone", "moved", "d/x"):
+        (image / "lower" / name).write_text("a line of the image\n")
+    (image / "lower" / "page").write_bytes(b"P" * 4096)
+    compiled("effects.c", image / "effects")
+    return image
+
+
+def operations() -> dict[str, list[str]]:
+    """Names of all operations, by the section of operations.h that they stand in."""
+    sections: dict[str, list[str]] = {}
+    for line in (NATIVE / "operations.h").read_text().splitlines():
+        if line.startswith("/* --- "):
+            current = sections.setdefault(line[7:].partition(":")[0].partition(" */")[0].partition(",")[0], [])
+        elif line.startswith("OP(") and sections:
+            current.append(line[3:].partition(",")[0])
+    return sections
+
+
+# --------------------------------------------------------------------------- operations alone
+
+_SETUPS = {
+    "kill_survivor": ["start_survivor", "start_server"],
+    "stop_survivor": ["start_survivor"],
+    "signal_survivor": ["start_survivor", "start_signal_taker", "start_signal_blocker"],
+    "signal_survivor_0": ["start_survivor"],
+    "write_survivor_memory": ["start_survivor"],
+    "write_survivor_mem_file": ["start_survivor"],
+    "renice_survivor": ["start_survivor"],
+    "limit_survivor": ["start_survivor"],
+    "pin_survivor": ["start_survivor"],
+    "read_survivor": ["start_survivor"],
+    "read_survivor_memory": ["start_survivor"],
+    "fill_fifo": ["start_fifo_holder", "start_fifo_reader", "start_mapper"],
+    "connect_server": ["start_server"],
+    "connect_deaf_server": ["start_deaf_server"],
+    "remove_ipc": ["store_shm_segment", "make_semaphores", "send_message"],
+    "store_shm_segment": ["store_shm_segment"],
+    "make_semaphores": ["make_semaphores"],
+    "send_message": ["send_message"],
+}
+
+
+def cases() -> Iterator[Case]:
+    """Every operation, by the main thread, a child and a second thread; alone and beside a survivor."""
+    sections = operations()
+    for section in ("nothing", "failures", "made and gone again", "content", "names", "metadata"):
+        for name in sections[section]:
+            for who in ("main", "child", "thread"):
+                yield Case(f"{section}: {name} by {who}", (f"{who}:{name}",))
+            if section in ("nothing", "made and gone again"):
+                yield Case(f"{section}: {name} beside a survivor", (name,), ("start_survivor",))
+    for name in sections["processes"]:
+        if name in ("kill_all",):
+            continue
+        yield Case(f"processes: {name}", (name,))
+        for setup in _SETUPS.get(name, ()):
+            yield Case(f"processes: {name} after {setup}", (name,), (setup,))
+    yield Case("processes: nothing beside a spinner", ("nothing",), ("start_spinner",))
+    yield Case("processes: nothing beside a mapper", ("nothing",), ("start_mapper",))
+    yield Case("processes: kill all", ("kill_all",), ("start_survivor", "survive_quietly"))
+
+
+# --------------------------------------------------------------------------- the matrix
+
+
+@dataclass(frozen=True)
+class Call:
+    """A line of `effects --list`."""
+
+    family: str
+    name: str
+    outcome: str
+    setup: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        return f"{self.name}.{self.outcome}"
+
+
+def calls(image: Path) -> list[Call]:
+    """All calls of the generator, by outcome."""
+    done = subprocess.run([str(image / "effects"), "--list"], capture_output=True, text=True, check=True)
+    found = []
+    for line in done.stdout.splitlines():
+        family, name, outcome, *setup = line.split()
+        found.append(Call(family, name, outcome, tuple(setup)))
+    return found
+
+
+def matrix(found: list[Call]) -> Iterator[Case]:
+    """Each call x outcome x actor x place, and mappings that are older than the mark in each place.
+
+    Sorted by place, because all cases of a place run in the same sandbox.
+    """
+    yield from _process_cases(found)
+    for where, place in PLACES.items():
+        for call in found:
+            if call.family == "processes":
+                continue
+            for actor, (way, part) in ACTORS.items():
+                yield Case(f"{call.word} by {actor} in {where}", (f"{part}:{call.word}",), (), way, place)
+        for way in ("exec", *WAYS):
+            name = f"store through a mapping made before the mark, by {way}, in {where}"
+            yield Case(name, ("fill_fifo",), ("start_mapper",), way, place)
+    for call in found:
+        if call.family != "processes" and call.outcome in ("created", "changed"):
+            yield Case(f"{call.word} by a moved process in overlay upper", ("--wait", call.word), (), "moved")
+
+
+def _process_cases(found: list[Call]) -> Iterator[Case]:
+    for call in found:
+        if call.family == "processes":
+            for actor, (way, part) in ACTORS.items():
+                yield Case(f"{call.word} by {actor}", (f"{part}:{call.word}",), call.setup, way)
+
+
+# --------------------------------------------------------------------------- random programs
+
+
+def programs(seed: int, count: int, found: list[Call] | None = None, first: int = 0) -> Iterator[Case]:
+    """Random programs: one to six operations, each by the main thread, a child or a second thread.
+
+    `found`: calls of the matrix to choose from too. Programs of a group run in one sandbox without a reset.
+    """
+    sections = operations()
+    harmless = sections["nothing"] + sections["failures"] + sections["made and gone again"]
+    changing = sections["content"] + sections["names"] + sections["metadata"]
+    living = [name for name in sections["processes"] if name != "start_spinner"]
+    for call in found or ():
+        if call.outcome == "restored" or "mount" in call.name or call.setup:
+            continue
+        quiet = call.outcome in ("zero", "orphan", "failed")
+        (harmless if quiet else living if call.family == "processes" else changing).append(call.word)
+    single = set(living)
+    pools = (harmless, harmless + changing, harmless + changing, harmless + changing + living)
+    for group in itertools.count():
+        rng = random.Random(f"{seed}/{group}")
+        place = rng.choice((WORK, WORK, WORK, *PLACES.values())) if found else WORK
+        for index in range(group * GROUP, group * GROUP + GROUP):
+            pool = rng.choice(pools)
+            way = rng.choice(("exec", "exec", "setns", "nested")) if found else "exec"
+            words = []
+            for _ in range(rng.randint(1, 6)):
+                name = rng.choice(pool)
+                who = "main" if name in single else rng.choice(("main", "main", "child", "thread"))
+                words.append(f"{who}:{name}")
+            if index >= count:
+                return
+            if index >= first:
+                yield Case(f"program {seed}:{index}", tuple(words), (), way, place, group)
