@@ -138,9 +138,16 @@ class Drain:
         self._limit = limit
         self._on_data = on_data
         self._large = False
+        self._end: asyncio.Event | None = None
         self._loop = asyncio.get_running_loop()
         os.set_blocking(fd, False)
         self._loop.add_reader(fd, self._read)
+
+    async def at_end(self) -> None:
+        """Returns when nobody has the writing end any more."""
+        self._end = asyncio.Event()
+        if not self.ended:
+            await self._end.wait()
 
     def _read(self) -> bool:
         """Reads once; False when there was nothing to read."""
@@ -151,6 +158,8 @@ class Drain:
         if not data:
             self.ended = True
             self._loop.remove_reader(self._fd)
+            if self._end is not None:
+                self._end.set()
             return False
         if len(data) >= 1 << 16 and not self._large:
             self._large = True

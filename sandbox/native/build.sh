@@ -20,6 +20,9 @@ chmod 1777 "$layer/dev/shm"
 cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \
     -Wl,--build-id=none -Wl,-z,noseparate-code -o "$prefix/init.new" "$here/init.c"
 if cmp -s "$prefix/init.new" "$layer/.pagurus/init"; then rm "$prefix/init.new"; else mv "$prefix/init.new" "$layer/.pagurus/init"; fi
+cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \
+    -Wl,--build-id=none -Wl,-z,noseparate-code -o "$prefix/attend.new" "$here/attend.c"
+if cmp -s "$prefix/attend.new" "$layer/.pagurus/attend"; then rm "$prefix/attend.new"; else mv "$prefix/attend.new" "$layer/.pagurus/attend"; fi
 node() {
     [ -c "$layer/dev/$1" ] || mknod "$layer/dev/$1" c "$2" "$3"
     chmod 666 "$layer/dev/$1"
@@ -31,6 +34,12 @@ node random 1 8
 node urandom 1 9
 node tty 5 0
 ln -sfn pts/ptmx "$layer/dev/ptmx"
+# Names are asked of the daemon, which listens there in each sandbox's network namespace; without a network nobody
+# does, and the question fails at once. An image's own file names servers of wherever it was built.
+mkdir -p -m 755 "$layer/etc"
+printf 'nameserver 127.0.0.53\noptions timeout:2 attempts:5\n' >"$prefix/resolv.conf.new"
+chmod 644 "$prefix/resolv.conf.new"
+if cmp -s "$prefix/resolv.conf.new" "$layer/etc/resolv.conf"; then rm "$prefix/resolv.conf.new"; else mv "$prefix/resolv.conf.new" "$layer/etc/resolv.conf"; fi
 ln -sfn /proc/self/fd "$layer/dev/fd"
 ln -sfn /proc/self/fd/0 "$layer/dev/stdin"
 ln -sfn /proc/self/fd/1 "$layer/dev/stdout"
