@@ -218,6 +218,7 @@ async def _resume(host: Host, row: CheckpointRow) -> None:
     loop = host.loops.get(row.sandbox)
     if loop is not None and loop.row.state is SandboxState.RUNNING and loop.row.head == row.parent and not loop.flight:
         row.verdict = Verdict.BOTH
+        await asyncio.to_thread(host.services.capturer.discard, row.id)  # what the former daemon had half made
         loop.resume(row)
         return
     row.state, row.error = CheckpointState.FAILED, "the daemon ended before it was captured, and so did the sandbox"
