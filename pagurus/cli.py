@@ -6,17 +6,16 @@ daemon or of the trainer.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.tree import Tree
 
-from pagurus import output
+from pagurus import copy_cli, image_cli, output, top
+from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, call
 from sandbox import Client, Limits
 from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointInfo, ExecResult
@@ -30,23 +29,9 @@ application = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-image = typer.Typer(help="Images that sandboxes start from.", no_args_is_help=True)
-application.add_typer(image, name="image")
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SandboxName = Annotated[str, typer.Argument(help="Id or name of a sandbox.", metavar="SANDBOX")]
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-def call(work: Callable[[Client], Awaitable[T]]) -> T:
-    """Run one piece of work against the local daemon."""
-
-    async def connected() -> T:
-        async with Client() as host:
-            return await work(host)
-
-    return asyncio.run(connected())
-
+application.add_typer(image_cli.application, name="image")
+application.command("cp")(copy_cli.copy)
+application.command("top")(top.top)
 
 # --------------------------------------------------------------------------- the host
 
@@ -75,55 +60,12 @@ def daemon(context: typer.Context) -> None:
     raise typer.Exit(main(context.args))
 
 
-@image.command("list")
-def image_list(json: Json = False) -> None:
-    """The images of this host."""
-    found = call(lambda host: host.images.list())
-    if json:
-        output.as_json(found)
-        return
-    output.table(
-        ("image", "digest", "size", "used by", "source", "made"),
-        [(i.name, i.digest[:12], output.size(i.size), i.used_by, i.source, output.when(i.created_at)) for i in found],
-    )
-
-
-@image.command("import")
-def image_import(
-    name: Annotated[str, typer.Argument(help="Name of the new image.")],
-    source: Annotated[Path, typer.Argument(help="A directory or a tar archive.", exists=True)],
-) -> None:
-    """Make an image from a directory or a tar archive. Needs no daemon; root only."""
-    store = _images()
-    whole = source.is_dir() and not (source / "index.json").is_file()
-    print(store.import_directory(name, source) if whole else store.import_archive(name, source))
-
-
-@image.command("build")
-def image_build(
-    name: Annotated[str, typer.Argument(help="Name of the new image.")],
-    suite: Annotated[str, typer.Option(help="Debian release.")] = "bookworm",
-    include: Annotated[str, typer.Option(help="Packages beside the essential ones, separated by commas.")] = "",
-) -> None:
-    """Make a minimal Debian with debootstrap. Needs no daemon; root only."""
-    print(_images().debootstrap(name, suite=suite, include=[each for each in include.split(",") if each]))
-
-
-def _images() -> Any:
-    from sandbox.image import ImageStore
-    from sandbox.pool import Pool
-
-    pool = Pool()
-    pool.images.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return ImageStore(pool)
-
-
 # --------------------------------------------------------------------------- sandboxes
 
 
 @application.command(context_settings={"allow_interspersed_args": False})
 def run(
-    image_name: Annotated[str, typer.Argument(metavar="IMAGE")],
+    image_name: ImageName,
     command: Annotated[list[str] | None, typer.Argument(help="Run this, then remove the sandbox.")] = None,
     name: Annotated[str | None, typer.Option(help="A name for the sandbox.")] = None,
     cpus: Annotated[float | None, typer.Option(help="Cores.")] = None,
@@ -201,7 +143,7 @@ def _exit_code(result: ExecResult) -> int:
 
 
 @application.command()
-def rm(sandboxes: Annotated[list[str], typer.Argument(help="Ids or names.", metavar="SANDBOX...")]) -> None:
+def rm(sandboxes: SandboxNames) -> None:
     """Remove sandboxes with their checkpoints, but for what forks of them need."""
 
     async def work(host: Client) -> list[str]:

@@ -5,14 +5,23 @@ Owns: formatting. Guarantee: what a sandbox wrote never reaches a terminal as co
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 console = Console()
@@ -29,6 +38,36 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     for row in rows:
         shown.add_row(*(plain("" if cell is None else str(cell)) for cell in row))
     console.print(shown)
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for `total` bytes (None: unknown); call what it yields with the bytes so far.
+
+    Nothing is drawn where stderr is no terminal.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(plain(what), total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on stderr for work of unknown length."""
+    with Console(stderr=True).status(plain(what)):
+        yield
+
+
+def printable(text: str) -> str:
+    """Text that a sandbox wrote, without what a terminal would obey."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def plain(text: str) -> str:

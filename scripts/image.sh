@@ -13,7 +13,7 @@ main() {
         return
     fi
     say "build the base image debian with debootstrap (a small Debian $SUITE that sandboxes start from)"
-    PAGURUS_STATE=$STATE quiet image "$VENV/bin/pagurus" image build debian --suite "$SUITE" --include "$INCLUDE" ||
+    PAGURUS_STATE=$STATE quiet image "$VENV/bin/pagurus" image debootstrap debian --suite "$SUITE" --include "$INCLUDE" ||
         die "the base image could not be built" "check the network and $LOGS/image.log; then run make setup again"
     say "base image debian is built ($(du -sh "$STATE/images/debian" | cut -f 1))"
 }

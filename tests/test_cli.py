@@ -146,3 +146,27 @@ def test_wrong_usage_is_exit_code_2() -> None:
 def test_the_program_loads_neither_torch_nor_bpf() -> None:
     check = "import sys, pagurus.cli; sys.exit(any(m in sys.modules for m in ('torch', 'ebpf', 'trainer', 'daemon')))"
     assert subprocess.run([sys.executable, "-c", check], cwd=Path("/"), check=False).returncode == 0
+
+
+@needs_host
+def test_copies_go_in_and_come_out(host: Daemon, sandbox: str, tmp_path: Path) -> None:
+    (tmp_path / "in/sub").mkdir(parents=True)
+    (tmp_path / "in/sub/f").write_text("carried")
+    assert pagurus("cp", str(tmp_path / "in"), f"{sandbox}:/work", host=host).returncode == 0
+    assert pagurus("exec", sandbox, "cat", "/work/sub/f", host=host).stdout == b"carried"
+    assert pagurus("cp", f"{sandbox}:/work/sub", str(tmp_path / "out"), host=host).returncode == 0
+    assert (tmp_path / "out/f").read_text() == "carried"
+    refused = pagurus("cp", str(tmp_path / "in"), str(tmp_path / "out"), host=host)
+    assert refused.returncode == 1 and b"SANDBOX:PATH" in refused.stderr
+
+
+@needs_host
+def test_images_are_listed_built_and_removed(host: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian\nRUN echo built > /built\n")
+    built = pagurus("image", "build", "mine", str(tmp_path), host=host)
+    assert built.returncode == 0, built.stderr
+    images = json.loads(pagurus("image", "list", "--json", host=host).stdout)
+    assert [image["name"] for image in images] == ["debian", "mine"]
+    assert pagurus("run", "mine", "cat", "/built", host=host).stdout == b"built\n"
+    assert pagurus("image", "rm", "mine", host=host).returncode == 0
+    assert b"mine" not in pagurus("image", "list", host=host).stdout

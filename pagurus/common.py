@@ -1,0 +1,62 @@
+"""What all verbs share: how they reach the daemon, options with one meaning, completion of names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+from sandbox import Client
+from sandbox.errors import PagurusError
+
+T = TypeVar("T")
+
+HOST, TOKEN = "PAGURUS_HOST", "PAGURUS_TOKEN"
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def client() -> Client:
+    """The daemon that PAGURUS_HOST names (a socket or an address), with PAGURUS_TOKEN; else the local one."""
+    return Client(os.environ.get(HOST) or None, token=os.environ.get(TOKEN) or None)
+
+
+def call(work: Callable[[Client], Awaitable[T]]) -> T:
+    """Run one piece of work against the daemon."""
+
+    async def connected() -> T:
+        async with client() as host:
+            return await work(host)
+
+    return asyncio.run(connected())
+
+
+def _sandboxes(incomplete: str) -> list[str]:
+    """Names and ids for the shell's completion; nothing when no daemon answers."""
+    try:
+        found = call(lambda host: host.sandboxes())
+    except PagurusError:
+        return []
+    names = [name for sandbox in found for name in (sandbox.name, sandbox.id) if name]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _images(incomplete: str) -> list[str]:
+    try:
+        found = call(lambda host: host.images.list())
+    except PagurusError:
+        return []
+    return [image.name for image in found if image.name.startswith(incomplete)]
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SandboxName = Annotated[
+    str, typer.Argument(help="Id or name of a sandbox.", metavar="SANDBOX", autocompletion=_sandboxes)
+]
+SandboxNames = Annotated[
+    list[str], typer.Argument(help="Ids or names.", metavar="SANDBOX...", autocompletion=_sandboxes)
+]
+ImageName = Annotated[str, typer.Argument(metavar="IMAGE", help="Name of an image.", autocompletion=_images)]
+NewImage = Annotated[str, typer.Argument(metavar="NAME", help="Name of the new image.")]

@@ -1,0 +1,149 @@
+"""``pagurus image``: list, bring in, build, commit, remove.
+
+Owns: arguments and what is printed. ``import``, ``docker`` and ``debootstrap`` write to the image store itself, so they
+need root and no daemon; the others speak to the daemon, which knows what is in use.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pagurus import output
+from pagurus.common import ImageName, Json, NewImage, call
+from sandbox import Network
+from sandbox.errors import Invalid
+from sandbox.messages import ImageInfo
+
+application = typer.Typer(help="Images that sandboxes start from.", no_args_is_help=True)
+Replace = Annotated[bool, typer.Option("--replace", help="Let the name point to the new image when it exists.")]
+
+
+@application.command("list")
+def list_images(json: Json = False) -> None:
+    """The images of this host."""
+    found = call(lambda host: host.images.list())
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("image", "digest", "size", "used by", "source", "made"),
+        [(i.name, i.digest[:12], output.size(i.size), i.used_by, i.source, output.when(i.created_at)) for i in found],
+    )
+
+
+@application.command("import")
+def import_image(
+    name: NewImage,
+    source: Annotated[
+        Path, typer.Argument(help="A directory, an OCI layout, or an archive (tar, OCI, docker save).", exists=True)
+    ],
+    replace: Replace = False,
+) -> None:
+    """Make an image from what is on this host's disk. Needs no daemon; root only."""
+    store = _store()
+    whole = source.is_dir() and not (source / "index.json").is_file()
+    work = store.import_directory if whole else store.import_archive
+    with output.working(f"import {source}"):
+        work(name, source, replace=replace)
+    _made(store.info(name))
+
+
+@application.command()
+def docker(
+    name: NewImage,
+    reference: Annotated[str, typer.Argument(help="What the Docker Engine calls it, such as python:3.12.")],
+    replace: Replace = False,
+) -> None:
+    """Take an image from the local Docker Engine, which pulls it when need be. Needs no daemon; root only."""
+    store = _store()
+    with output.working(f"take {reference} from the Docker Engine"):
+        store.import_docker(name, reference, replace=replace)
+    _made(store.info(name))
+
+
+@application.command()
+def debootstrap(
+    name: NewImage,
+    suite: Annotated[str, typer.Option(help="Debian release.")] = "bookworm",
+    include: Annotated[str, typer.Option(help="Packages beside the essential ones, separated by commas.")] = "",
+) -> None:
+    """Make a minimal Debian. Needs no daemon; root only."""
+    store = _store()
+    with output.working(f"install Debian {suite}"):
+        store.debootstrap(name, suite=suite, include=[each for each in include.split(",") if each])
+    _made(store.info(name))
+
+
+@application.command()
+def upload(
+    name: NewImage,
+    archive: Annotated[Path, typer.Argument(help="tar, OCI or docker save.", exists=True, dir_okay=False)],
+    replace: Replace = False,
+) -> None:
+    """Send an archive to the daemon, which may be on another host, and make an image of it."""
+    with output.progress(f"send {archive.name}", archive.stat().st_size) as advanced:
+        info = call(lambda host: host.images.upload(name, archive, replace=replace, progress=advanced))
+    _made(info)
+
+
+@application.command()
+def build(
+    name: NewImage,
+    context: Annotated[Path, typer.Argument(help="The directory that COPY reads.", exists=True, file_okay=False)],
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="The Dockerfile.", exists=True)] = None,
+    argument: Annotated[list[str] | None, typer.Option("--build-arg", help="NAME=VALUE")] = None,
+    target: Annotated[str | None, typer.Option(help="Stop at this stage.")] = None,
+    network: Annotated[str, typer.Option(help="What RUN may reach: none or open.")] = "none",
+    replace: Replace = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the output.")] = False,
+) -> None:
+    """Build a Dockerfile, every step in a sandbox. Needs no Docker Engine."""
+    pairs = {given.partition("=")[0]: given.partition("=")[2] for given in argument or []}
+    if network not in ("none", "open"):
+        raise Invalid(f"--network is none or open, not {network!r}")
+    reach = Network.open() if network == "open" else Network.none()
+
+    def show(line: str) -> None:
+        if not quiet:
+            print(output.printable(line), file=sys.stderr)
+
+    _made(
+        call(
+            lambda host: host.images.build(
+                name, context, file=file, arguments=pairs, target=target, network=reach, replace=replace, output=show
+            )
+        )
+    )
+
+
+@application.command()
+def commit(
+    name: NewImage,
+    checkpoint: Annotated[str, typer.Argument(help="Id of the checkpoint whose files it gets.")],
+    replace: Replace = False,
+) -> None:
+    """Make an image of the files of a checkpoint."""
+    _made(call(lambda host: host.images.commit(checkpoint, name, replace=replace)))
+
+
+@application.command()
+def rm(name: ImageName) -> None:
+    """Remove the name of an image. Its tree stays while another name or a sandbox needs it."""
+    call(lambda host: host.images.remove(name))
+
+
+def _made(info: ImageInfo) -> None:
+    print(f"{info.name} {info.digest[:12]} {output.size(info.size)}")
+
+
+def _store() -> Any:
+    from sandbox.image import ImageStore
+    from sandbox.pool import Pool
+
+    pool = Pool()
+    pool.images.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return ImageStore(pool)

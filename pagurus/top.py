@@ -1,0 +1,103 @@
+"""``pagurus top``: a live view of the sandboxes of a host."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+
+from pagurus import output
+from pagurus.common import Json, call
+from sandbox import Client
+from sandbox.errors import PagurusError
+from sandbox.messages import SandboxInfo, SandboxState, Statistics
+
+ROWS_MOST = 200  # sandboxes shown; the busiest first
+
+
+def top(
+    interval: Annotated[float, typer.Option("--interval", "-n", min=0.2, help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int | None, typer.Option("--count", "-c", min=1, help="End after so many looks.")] = None,
+    json: Json = False,
+) -> None:
+    """A live view of the sandboxes: what they use, what their turns did. Ctrl-C ends it."""
+
+    async def work(host: Client) -> None:
+        before: dict[str, tuple[float, float]] = {}
+        if json:
+            output.as_json(await _look(host, before))
+            return
+        with Live(console=output.console, screen=output.console.is_terminal, auto_refresh=False) as live:
+            looks = 0
+            while count is None or looks < count:
+                live.update(_drawn(await _look(host, before)), refresh=True)
+                looks += 1
+                if looks != count:
+                    await asyncio.sleep(interval)
+
+    try:
+        call(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+async def _look(host: Client, before: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """The host's counts and a row for each sandbox. `before` holds CPU seconds and when, by sandbox."""
+    statistics, infos = await host.statistics(), await host.sandboxes()
+    return {"host": statistics, "sandboxes": await asyncio.gather(*(_row(host, info, before) for info in infos))}
+
+
+async def _row(host: Client, info: SandboxInfo, before: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": info.id,
+        "name": info.name,
+        "image": info.image,
+        "state": info.state,
+        "turn": info.turn,
+        "head": info.head,
+    }
+    if info.state is SandboxState.RUNNING:
+        try:
+            used = await (await host.get(info.id)).metrics()
+        except PagurusError:  # it died or was removed meanwhile
+            return row
+        now = time.monotonic()
+        seconds, when = before.get(info.id, (used.cpu_seconds, now))
+        before[info.id] = used.cpu_seconds, now
+        row["cpu"] = (used.cpu_seconds - seconds) / (now - when) if now > when else 0.0
+        row["memory"], row["processes"] = used.memory, used.processes
+    return row
+
+
+def _drawn(look: dict[str, Any]) -> Group:
+    host: Statistics = look["host"]
+    saved = 1 - host.stored_bytes / host.full_bytes if host.full_bytes else 0.0
+    verdicts = " ".join(f"{name} {number}" for name, number in sorted(host.verdicts.items()))
+    head = (
+        f"{host.sandboxes} sandboxes   turns {host.turns} ({verdicts})   checkpoints in flight {host.in_flight}, "
+        f"queued {host.queued}, failed {host.checkpoints_failed}   restores {host.restores}   "
+        f"stored {output.size(host.stored_bytes)} ({saved:.0%} saved)"
+    )
+    table = Table(box=None, pad_edge=False, expand=True)
+    for name in ("sandbox", "name", "image", "state", "cpu %", "memory", "tasks", "turn", "head"):
+        table.add_column(name, justify="right" if name in ("cpu %", "memory", "tasks", "turn") else "left")
+    rows = sorted(look["sandboxes"], key=lambda row: (-row.get("cpu", -1.0), row["id"]))
+    for row in rows[:ROWS_MOST]:
+        cells = (
+            row["id"],
+            row["name"],
+            row["image"],
+            row["state"],
+            f"{100 * row['cpu']:.0f}" if "cpu" in row else "",
+            output.size(row["memory"]) if "memory" in row else "",
+            row.get("processes", ""),
+            row["turn"],
+            row["head"],
+        )
+        table.add_row(*(output.plain("" if cell is None else str(cell)) for cell in cells))
+    return Group(output.plain(head), table)
