@@ -67,6 +67,26 @@ static __always_inline void explain_path(struct sandbox *s, struct task *t, stru
 	explain_file(nr, base, path);
 }
 
+/*
+ * Something on a tmpfs was touched. A listing of what pid 1 sees tells whether anything came of it; of what lies in
+ * other mount namespaces, or is mounted nowhere, it does not.
+ */
+static __always_inline void in_memory(struct sandbox *s, struct task_struct *p, struct file *file)
+{
+	u64 space = (u64)BPF_CORE_READ(p, nsproxy, mnt_ns);
+
+	if (file) {
+		struct vfsmount *of = BPF_CORE_READ(file, f_path.mnt);
+		struct mount *mount = (void *)of - bpf_core_field_offset(struct mount, mnt);
+
+		space = (u64)BPF_CORE_READ(mount, mnt_ns);
+	}
+	if (s->mount_space && space == s->mount_space)
+		count(procs_of(s)->memory);
+	else
+		count(procs_of(s)->tmpfs);
+}
+
 /* A name appeared. `inode` is its real inode where that is known: then its end nets it out. */
 static __always_inline void created(struct sandbox *s, struct task *t, struct inode *inode)
 {
@@ -89,7 +109,7 @@ static __always_inline void created_by_birth(struct sandbox *s, struct task *t)
 }
 
 /* Metadata through a descriptor: netted out when the file is gone later. */
-static __always_inline void metadata_of(struct sandbox *s, struct task *t, struct file *file)
+static __always_inline void metadata_of(struct sandbox *s, struct task *t, struct task_struct *p, struct file *file)
 {
 	struct inode *inode = BPF_CORE_READ(file, f_inode);
 	struct facts f;
@@ -99,7 +119,7 @@ static __always_inline void metadata_of(struct sandbox *s, struct task *t, struc
 	case NOWHERE:
 		return;
 	case MEMORY:
-		count(procs_of(s)->tmpfs);
+		in_memory(s, p, file);
 		return;
 	case PERSISTENT:
 		break;
@@ -112,6 +132,16 @@ static __always_inline void metadata_of(struct sandbox *s, struct task *t, struc
 			return;
 	}
 	count(files_of(s)->metadata);
+}
+
+/* Terminals, but for the multiplexer: what it opens is new. */
+static __always_inline bool is_terminal(struct inode *inode)
+{
+	u32 device = BPF_CORE_READ(inode, i_rdev), major = device >> 20;
+
+	if ((BPF_CORE_READ(inode, i_mode) & 0170000) != 0020000)
+		return false;
+	return major == 4 || (major == 5 && (device & 0xfffff) != 2) || (major >= 136 && major <= 143);
 }
 
 /* True when something that is neither one of the caller's own standard streams was opened. */
@@ -140,15 +170,24 @@ static __always_inline void opened(struct sandbox *s, struct task *t, struct tas
 		}
 		return;
 	}
+	if (type == 0020000) {
+		if (is_terminal(inode) && !(t->apart & APART_AGENT) && foreign_pipe(p, inode)) {
+			count(procs_of(s)->channels);
+			explain_proc(nr, entry_at(file), NULL);
+		}
+		return;
+	}
 	/* O_TRUNC truncates also what is opened for reading alone. */
 	if (!(mode & (FMODE_CREATED | FMODE_WRITE)) && !(flags & O_TRUNC))
 		return;
 	facts_found(&f, inode);
 	switch (store_of(&f)) {
 	case NOWHERE:
+		if (is_memory(&f)) /* a memfd, by the descriptor of who holds it */
+			count(procs_of(s)->channels);
 		return;
 	case MEMORY:
-		count(procs_of(s)->tmpfs);
+		in_memory(s, p, file);
 		explain_proc(nr, entry_at(file), NULL);
 		return;
 	case PERSISTENT:
@@ -169,9 +208,24 @@ static __always_inline void opened(struct sandbox *s, struct task *t, struct tas
 		created(s, t, real_inode(&f));
 		explain_file(nr, entry_at(file), NULL);
 	} else if (flags & O_TRUNC) {
-		metadata_of(s, t, file);
+		metadata_of(s, t, p, file);
 		explain_file(nr, entry_at(file), NULL);
 	}
+}
+
+/* A file of procfs about the caller, or about a task that is younger than the mark. */
+static __always_inline bool own_proc_file(struct sandbox *s, struct task_struct *p, struct inode *inode)
+{
+	struct proc_inode *found = (void *)inode - bpf_core_field_offset(struct proc_inode, vfs_inode);
+	struct pid *pid = BPF_CORE_READ(found, pid);
+	struct number number;
+
+	if (!pid)
+		return false;
+	if (pid == BPF_CORE_READ(p, thread_pid) || pid == group_pid(p))
+		return true;
+	number = number_of(pid);
+	return younger_than_mark(s, &number);
 }
 
 static __always_inline void written(struct sandbox *s, struct task *t, struct task_struct *p, u32 fd, u64 nr)
@@ -193,15 +247,17 @@ static __always_inline void written(struct sandbox *s, struct task *t, struct ta
 		return;
 	facts_found(&f, inode);
 	if (f.magic == MAGIC_PROC) {
-		count(procs_of(s)->foreign);
-		explain_proc(nr, entry_at(file), NULL);
+		if (!own_proc_file(s, p, inode)) {
+			count(procs_of(s)->foreign);
+			explain_proc(nr, entry_at(file), NULL);
+		}
 		return;
 	}
 	switch (home_of(&f)) {
 	case NOWHERE:
 		return;
 	case MEMORY:
-		count(procs_of(s)->tmpfs);
+		in_memory(s, p, file);
 		return;
 	case PERSISTENT:
 		break;
@@ -269,11 +325,49 @@ static __always_inline bool ioctl_changes(u32 command)
 	return false;
 }
 
+static __always_inline bool ioctl_changes_terminal(u32 command)
+{
+	switch (command) {
+	case 0x5402: case 0x5403: case 0x5404: case 0x5406: case 0x5407: case 0x5408: /* TCSETS, TCSETA */
+	case 0x5409: case 0x540a: case 0x540b: case 0x540e: case 0x5410: case 0x5412: /* ... TIOCSTI */
+	case 0x5414: case 0x5422: case 0x5423: case 0x5425: case 0x540c: case 0x540d: /* TIOCSWINSZ */
+	case 0x402c542b: case 0x402c542c: case 0x402c542d: /* TCSETS2 */
+		return true;
+	}
+	return false;
+}
+
+static __always_inline void call_ioctl(struct sandbox *s, struct task *t, struct task_struct *p,
+				       struct pt_regs *regs, u64 nr)
+{
+	struct file *file;
+
+	if (ioctl_changes_terminal(ARG1)) {
+		file = file_at(p, ARG0);
+		if (!(t->apart & APART_AGENT) && (!file || is_terminal(BPF_CORE_READ(file, f_inode)))) {
+			count(procs_of(s)->channels);
+			explain_proc(nr, file ? entry_at(file) : NULL, NULL);
+		}
+		return;
+	}
+	if (!ioctl_changes(ARG1))
+		return;
+	if (((ARG1 >> 8) & 0xff) == 0x89) {
+		count(procs_of(s)->mounts);
+		return;
+	}
+	file = file_at(p, ARG0);
+	if (file)
+		metadata_of(s, t, p, file);
+	else
+		count(files_of(s)->unknown);
+}
+
 /* Calls about names: their file system is not known here, so a tmpfs in the sandbox makes them both. */
-static __always_inline void named(struct sandbox *s)
+static __always_inline void named(struct sandbox *s, struct task_struct *p)
 {
 	if (s->has_tmpfs)
-		count(procs_of(s)->tmpfs);
+		in_memory(s, p, NULL);
 }
 
 static __always_inline void call_files(struct sandbox *s, struct task *t, struct task_struct *p,
@@ -325,7 +419,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		if (!ARG1) {
 			file = file_at(p, ARG0);
 			if (file)
-				metadata_of(s, t, file);
+				metadata_of(s, t, p, file);
 			else
 				count(files_of(s)->metadata);
 			return;
@@ -342,12 +436,12 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 	case K_META_FD:
 		file = file_at(p, ARG0);
 		if (file)
-			metadata_of(s, t, file);
+			metadata_of(s, t, p, file);
 		else
 			count(files_of(s)->metadata);
 		return;
 	}
-	named(s);
+	named(s, p);
 	explain_path(s, t, p, regs, nr);
 }
 
@@ -363,7 +457,7 @@ static __always_inline void call_sockets(struct sandbox *s, struct task *t, stru
 	case K_BIND:
 		if (bound_to_name(p, ARG0)) {
 			created_by_birth(s, t);
-			named(s);
+			named(s, p);
 			explain_file(nr, NULL, (void *)(ARG1 + 2));
 		}
 		return;
@@ -379,6 +473,17 @@ static __always_inline void call_sockets(struct sandbox *s, struct task *t, stru
 	if (t->apart & APART_AGENT && (family == AF_INET || family == AF_INET6))
 		return;
 	count(procs_of(s)->channels);
+}
+
+/* The number is neither the caller's nor that of a task younger than the mark. */
+static __always_inline bool older(struct sandbox *s, struct task_struct *p, u32 number)
+{
+	struct number own = number_of(BPF_CORE_READ(p, thread_pid));
+
+	if (number == own.value || number == own_number(p))
+		return false;
+	own.value = number;
+	return !younger_than_mark(s, &own);
 }
 
 static __always_inline void call_processes(struct sandbox *s, struct task *t, struct task_struct *p,
@@ -424,20 +529,25 @@ static __always_inline void call_processes(struct sandbox *s, struct task *t, st
 	case K_FOREIGN:
 		counter = &b->foreign;
 		break;
+	case K_FOREIGN_0:
+		if (older(s, p, ARG0))
+			counter = &b->foreign;
+		break;
 	case K_FOREIGN_IF_0:
-		if (!(t->apart & APART_AGENT) && (u32)ARG0 && (u32)ARG0 != own_number(p))
+		if ((u32)ARG0 && older(s, p, ARG0))
 			counter = &b->foreign;
 		break;
 	case K_FOREIGN_IF_1:
-		if (!(t->apart & APART_AGENT) && (u32)ARG1 && (u32)ARG1 != own_number(p))
+		/* Whose, in argument 0: of one process, of a group, of a user. */
+		if (ARG0 != (nr == NR_SETPRIORITY ? 0 : 1) || ((u32)ARG1 && older(s, p, ARG1)))
 			counter = &b->foreign;
 		break;
 	case K_PRLIMIT:
-		if (ARG2 && (u32)ARG0 && (u32)ARG0 != own_number(p))
+		if (ARG2 && (u32)ARG0 && older(s, p, ARG0))
 			counter = &b->foreign;
 		break;
 	case K_PTRACE:
-		if (ARG0) /* not PTRACE_TRACEME */
+		if (ARG0 && older(s, p, ARG1)) /* not PTRACE_TRACEME */
 			counter = &b->foreign;
 		break;
 	case K_CHANNEL:
@@ -489,12 +599,7 @@ static __always_inline void call(struct sandbox *s, struct task *t, struct task_
 		call_sockets(s, t, p, regs, nr, kind, result);
 		return;
 	case K_IOCTL:
-		if (!ioctl_changes(ARG1))
-			return;
-		if (((ARG1 >> 8) & 0xff) == 0x89)
-			count(procs_of(s)->mounts);
-		else
-			count(files_of(s)->metadata);
+		call_ioctl(s, t, p, regs, nr);
 		return;
 	case K_NONE:
 	case K_SIGRETURN:

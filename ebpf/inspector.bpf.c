@@ -108,6 +108,28 @@ struct {
 	__type(value, struct inode_value);
 } inodes SEC(".maps");
 
+/*
+ * The epoch of the process half in which a process number was given to a task of a sandbox. Whoever bears it in
+ * that epoch is younger than the mark, whatever became of the first bearer. A lost entry costs precision only.
+ */
+struct number {
+	u64 space;	/* pid namespace */
+	u32 value;
+	u32 pad;
+};
+
+struct birth {
+	u64 cgroup_id;
+	u64 epoch;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct number);
+	__type(value, struct birth);
+} births SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
@@ -260,14 +282,39 @@ static __always_inline bool ours(struct sandbox *s, struct task *t)
 	return t->apart & APART_HOST || (t->entering && t->born == s->procs_epoch);
 }
 
+/* The number that a task or process goes by in the innermost namespace that it has one in. */
+static __always_inline struct number number_of(struct pid *pid)
+{
+	u32 level = BPF_CORE_READ(pid, level);
+	struct number n = {};
+
+	if (level < 32) {
+		bpf_probe_read_kernel(&n.value, sizeof(n.value), &pid->numbers[level].nr);
+		bpf_probe_read_kernel(&n.space, sizeof(n.space), &pid->numbers[level].ns);
+	}
+	return n;
+}
+
+static __always_inline bool younger_than_mark(struct sandbox *s, struct number *n)
+{
+	struct birth *b = bpf_map_lookup_elem(&births, n);
+
+	return b && b->cgroup_id == s->cgroup_id && b->epoch == s->procs_epoch;
+}
+
 /* Count `p` as a task of the sandbox, born in the running epoch. `apart`: it is the owner's, from its birth. */
 static __always_inline struct task *adopt(struct task_struct *p, u32 slot, bool entering, u64 apart)
 {
 	struct sandbox *s = bpf_map_lookup_elem(&sandboxes, &slot);
+	struct number number = number_of(BPF_CORE_READ(p, thread_pid));
+	struct birth birth = {};
 	struct task *t;
 
 	if (!s || !s->cgroup_id)
 		return NULL;
+	birth.cgroup_id = s->cgroup_id;
+	birth.epoch = s->procs_epoch;
+	bpf_map_update_elem(&births, &number, &birth, BPF_ANY);
 	t = bpf_task_storage_get(&tasks, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!t) {
 		count(s->untracked);
@@ -529,6 +576,10 @@ int tell(struct bpf_iter__task *ctx)
 	if (!s)
 		return 0;
 	count_ipc(p, s);
+	if (t->apart & APART_INIT) {
+		s->mount_space = (u64)BPF_CORE_READ(p, nsproxy, mnt_ns);
+		s->init_pid = number_at(group_pid(p), own->init_level - 1);
+	}
 	if (t->apart)
 		return 0;
 	c.pid = number_at(group_pid(p), own->init_level - 1);
@@ -826,6 +877,8 @@ int BPF_PROG(on_uring, struct io_kiocb *request)
 	if (!s)
 		return 0;
 	count(files_of(s)->uring);
+	if (s->has_tmpfs)
+		count(procs_of(s)->tmpfs);
 	count(procs_of(s)->channels);
 	explain_file(WHY_URING, NULL, NULL);
 	return 0;

@@ -44,6 +44,7 @@ struct procs_bucket {
 	u64 channels;	/* FIFOs opened, sockets connected or written: something a survivor may hold */
 	u64 mounts;	/* mounts and other state of namespaces */
 	u64 tmpfs;	/* files of a tmpfs written: they belong to the process dump */
+	u64 memory;	/* the same, but whether anything came of it shows in a listing of the tmpfs */
 	u64 unknown;
 	u64 explained;
 };
@@ -63,6 +64,8 @@ struct sandbox {
 	u64 ipc_before;	/* IPC objects at the mark of the process half, or IPC_UNKNOWN */
 	u64 ipc_now;	/* found by the census */
 	u64 ipc_space;	/* in this namespace */
+	u64 mount_space;	/* mount namespace of pid 1, found by the census */
+	u64 init_pid;	/* as the inspector's pid namespace numbers it, found by the census */
 	u64 wanted_slot;	/* slot 0 only: whose tasks the census tells of; whose process the sweep excludes */
 	u64 wanted_pid;	/* slot 0 only: process to exclude, as its owner numbers it */
 	u64 wanted_how;	/* slot 0 only: 8 the process with its threads, 24 what it starts too */

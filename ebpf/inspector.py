@@ -30,7 +30,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from ebpf import explain, layout, libbpf, probe
+from ebpf import explain, layout, libbpf, memory, probe
 from sandbox import paths
 from sandbox.errors import NotFound, Unsupported
 from sandbox.messages import Effects
@@ -74,6 +74,7 @@ class Inspector:
         self._slots: dict[int, int] = {}
         self._reasons: dict[int, deque[str]] = {}
         self._why: dict[int, dict[int, str]] = {}
+        self._listings: dict[int, memory.Listing | None] = {}  # what lay on a tmpfs at the mark of the process half
         stride = (ctypes.sizeof(layout.Sandbox) + 7) & ~7
         length = -(-(stride * (sizes.sandboxes + 1)) // mmap.PAGESIZE) * mmap.PAGESIZE
         self._memory = mmap.mmap(loaded.map_fd("sandboxes"), length, mmap.MAP_SHARED)
@@ -169,6 +170,7 @@ class Inspector:
             slot = self._slots.pop(cgroup_id, None)
             self._reasons.pop(cgroup_id, None)
             self._why.pop(cgroup_id, None)
+            self._listings.pop(cgroup_id, None)
             if slot is not None:
                 libbpf.delete(self._slots_fd, cgroup_id)
                 self._table[slot].cgroup_id = 0
@@ -197,8 +199,9 @@ class Inspector:
                 following = state.procs_epoch + 1
                 _clear(state.procs[following % layout.BUCKETS], following)
                 state.procs_epoch = following
-                if ended.ipc or state.ipc_before == _IPC_UNKNOWN:
+                if ended.ipc or state.ipc_before == _IPC_UNKNOWN or state.has_tmpfs:
                     state.ipc_before = self._census(cgroup_id)[1]
+                    self._listings[cgroup_id] = memory.listing(state.init_pid) if state.has_tmpfs else None
             self._drain()
             self._reasons[cgroup_id].clear()
 
@@ -253,9 +256,8 @@ class Inspector:
         with self._lock:
             self._drain()
             reasons = list(self._reasons.get(cgroup_id, ()))
-            # Objects that were made and removed again are nothing, when there was none before.
-            gone = bool(procs.ipc) and state.ipc_before == 0 and self._census(cgroup_id)[1] == 0
-        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons, ipc_gone=gone)
+            gone = self._gone(cgroup_id, state, procs)
+        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons, gone)
 
     def statistics(self) -> dict[str, int]:
         """Sandboxes watched, tasks seen in them, explanations lost."""
@@ -274,7 +276,7 @@ class Inspector:
 
     @staticmethod
     def _effects(  # type: ignore[no-untyped-def]
-        state, files, procs, why: dict[int, str], reasons: list[str], *, ipc_gone: bool
+        state, files, procs, why: dict[int, str], reasons: list[str], gone: tuple[bool, bool]
     ) -> Effects:
         temporary = files.temporary
         fresh, alive = _signed(procs.fresh), max(0, _signed(state.alive))
@@ -289,7 +291,7 @@ class Inspector:
             forks=procs.forks,
             execs=procs.execs,
             exits=procs.exits,
-            ipc_changes=(0 if ipc_gone else procs.ipc) + procs.keys,
+            ipc_changes=(0 if gone[0] else procs.ipc) + procs.keys,
             listens=procs.listens,
             foreign_writes=procs.foreign,
             signals=procs.signals,
@@ -303,7 +305,7 @@ class Inspector:
             lost_events=state.lost,
             reasons=reasons,
             channels=procs.channels,
-            tmpfs_writes=procs.tmpfs,
+            tmpfs_writes=procs.tmpfs + (0 if gone[1] else procs.memory),
             uring_requests=files.uring,
             must_files=why.get(_TAINT_FILES, "marked before a restart") if state.tainted & _TAINT_FILES else "",
             must_processes=(
@@ -312,6 +314,14 @@ class Inspector:
             times_set=files.times,
             excluded=max(0, _signed(state.excluded)),
         )
+
+    def _gone(self, cgroup_id: int, state, procs) -> tuple[bool, bool]:  # type: ignore[no-untyped-def]
+        """Whether nothing is left of IPC objects, and of names on a tmpfs, that were made since the mark."""
+        ipc = bool(procs.ipc) and state.ipc_before == 0 and self._census(cgroup_id)[1] == 0
+        before = self._listings.get(cgroup_id)
+        if not procs.memory or procs.tmpfs or procs.mounts or before is None:
+            return ipc, False
+        return ipc, memory.listing(state.init_pid) == before
 
     def _sweep(self) -> None:
         libbpf.run_iterator(self._iterators["sweep"])
@@ -359,4 +369,5 @@ def _resize(new: libbpf.Object, sizes: Sizes) -> None:
     new.resize("sandboxes", sizes.sandboxes + 1)  # slot 0 is the host's
     new.resize("slots", sizes.sandboxes)
     new.resize("inodes", sizes.inodes)
+    new.resize("births", max(sizes.inodes // 4, 1))
     new.resize("explanations", sizes.explanations)

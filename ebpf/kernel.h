@@ -156,6 +156,12 @@ static __always_inline enum store home_of(const struct facts *f)
 	return PERSISTENT;
 }
 
+/* Memory with an inode: what memfd_create, shmget and shared anonymous mappings make. */
+static __always_inline bool is_memory(const struct facts *f)
+{
+	return f->magic == 0x01021994 || f->magic == 0x958458f6 || f->magic == 0x5345434d;
+}
+
 /* Content of a device, a FIFO or a socket is nowhere. */
 static __always_inline bool has_content(u32 mode)
 {

@@ -34,7 +34,8 @@ enum kind {
 	K_SENDTO,
 	K_SENDMSG,
 	K_FOREIGN,	/* changes another process */
-	K_FOREIGN_IF_0,	/* when argument 0 names one */
+	K_FOREIGN_0,	/* the one that argument 0 names */
+	K_FOREIGN_IF_0,	/* the same, 0 being the caller */
 	K_FOREIGN_IF_1,	/* when argument 1 names one */
 	K_PRLIMIT,
 	K_PTRACE,
@@ -84,7 +85,7 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 	[285] = K_WRITE, /* fallocate */ [286 ... 295] = K_NONE, [296] = K_WRITE, /* pwritev */
 	[297] = K_NONE, [298] = K_NONE, [299 ... 301] = K_NONE, [302] = K_PRLIMIT, [303] = K_NONE,
 	[304] = K_OPEN, /* open_by_handle_at */ [306] = K_NONE, [307] = K_SENDMSG, /* sendmmsg */
-	[308 ... 309] = K_NONE, [310] = K_NONE, [311] = K_FOREIGN, /* process_vm_writev */ [312] = K_NONE,
+	[308 ... 309] = K_NONE, [310] = K_NONE, [311] = K_FOREIGN_0, /* process_vm_writev */ [312] = K_NONE,
 	[314] = K_FOREIGN_IF_0, [315] = K_NONE, [316] = K_RENAME, [317 ... 319] = K_NONE, [322 ... 325] = K_NONE, [326] = K_WRITE_2,
 	[327] = K_NONE, [328] = K_WRITE, /* pwritev2 */ [329 ... 334] = K_NONE, [424] = K_NONE,
 	[425 ... 427] = K_NONE, /* io_uring: requests are seen at their submission */
@@ -100,6 +101,7 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 #define NR_FALLOCATE 285
 #define NR_RESTART_SYSCALL 219
 #define NR_CREAT 85
+#define NR_SETPRIORITY 141
 #define NR_SYMLINK 88
 #define NR_SYMLINKAT 266
 #define NR_OPEN 2

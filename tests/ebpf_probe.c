@@ -29,6 +29,7 @@
 
 static const char *at;
 static int N;
+static long cell = 7;
 static char name[256];
 
 static const char *numbered(int i) { snprintf(name, sizeof(name), "%s/n%d", at, i); return name; }
@@ -101,7 +102,14 @@ static void quiet(void)
 	int null = open("/dev/null", O_RDWR);
 
 	for (int fd = 0; fd < 3; fd++) dup2(null, fd);
+	char b[16];
+	int f;
+
 	setsid();
+	snprintf(name, sizeof(name), "%s/quiet.pid", at);
+	f = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+	if (write(f, b, snprintf(b, sizeof(b), "%d", getpid()))) {}
+	close(f);
 	close(70);
 	for (;;) pause();
 }
@@ -121,6 +129,19 @@ static void parent(void)
 		sigwait(&set, &got);
 		if (!fork()) { prctl(PR_SET_NAME, "started"); for (;;) pause(); }
 	}
+}
+
+/* The process that `quiet` left. */
+static pid_t survivor(void)
+{
+	char b[16] = "";
+	int f;
+
+	snprintf(name, sizeof(name), "%s/quiet.pid", at);
+	f = open(name, O_RDONLY);
+	if (read(f, b, sizeof(b) - 1)) {}
+	close(f);
+	return atoi(b) > 0 ? atoi(b) : -1;
 }
 
 static int tcp(int port, int server)
@@ -164,6 +185,9 @@ int main(int argc, char **argv)
 	OP("data", int f = open(numbered(i), O_WRONLY); if (write(f, "x", 1)) {} close(f))
 	OP("foreign", if (!v) v = sleeper(); long w = 1; struct iovec h = { &w, 8 }, t = { &w, 8 };
 		process_vm_writev(v, &h, 1, &t, 1, 0); if (i == N - 1) kill(v, SIGKILL))
+	OP("foreign_old", struct iovec h = { (void *)&cell, 8 }, t = h; process_vm_writev(survivor(), &h, 1, &t, 1, 0))
+	OP("limits_old", struct rlimit l = { 64, 64 }; prlimit(survivor(), RLIMIT_NOFILE, &l, NULL))
+	OP("nice_all", setpriority(PRIO_USER, 0, 3))
 	OP("limits", if (!v) v = sleeper(); struct rlimit l = { 64, 64 }; prlimit(v, RLIMIT_NOFILE, &l, NULL); if (i == N - 1) kill(v, SIGKILL))
 	OP("channels", if (!v) v = tcp(9300, 1); int c = tcp(9300, 0); close(c); close(accept(v, NULL, NULL)))
 	OP("mqueue_left", char q[32]; snprintf(q, 32, "/q%d", i); struct mq_attr a = { .mq_maxmsg = 1, .mq_msgsize = 8 };

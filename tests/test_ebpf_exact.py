@@ -89,14 +89,15 @@ COUNTED: list[tuple[str, str, Callable[[Effects], int]]] = [
     ("symlink", "nothing", lambda e: e.name_changes),
     ("socket_name", "nothing", lambda e: e.name_changes),
     ("link", "nothing", lambda e: e.name_changes),
-    ("data", "directory", lambda e: e.data_writes),
+    ("data", "nothing", lambda e: e.data_writes),
     ("xattr", "nothing", lambda e: e.metadata_changes),
     ("owner", "nothing", lambda e: e.metadata_changes),
     ("truncate", "nothing", lambda e: e.metadata_changes),
     ("times", "nothing", lambda e: e.metadata_changes),
     ("times", "nothing", lambda e: e.times_set),
-    ("foreign", "nothing", lambda e: e.foreign_writes),
-    ("limits", "nothing", lambda e: e.foreign_writes),
+    ("foreign_old", "quiet", lambda e: e.foreign_writes),
+    ("limits_old", "quiet", lambda e: e.foreign_writes),
+    ("nice_all", "quiet", lambda e: e.foreign_writes),
     ("channels", "nothing", lambda e: e.channels),
     ("mqueue_left", "nothing", lambda e: e.ipc_changes),
     ("shm_left", "nothing", lambda e: e.ipc_changes),
@@ -107,8 +108,9 @@ COUNTED: list[tuple[str, str, Callable[[Effects], int]]] = [
 async def test_twenty_three_of_a_kind_count_twenty_three(arena: Arena) -> None:
     wrong = {}
     async with arena.sandbox() as container:
-        for word, _, count in COUNTED:
-            await arena.do(container, "reset")
+        for word, before, count in COUNTED:
+            await arena.do(container, "kill_all", "reset")
+            await probe(container, before)
             if word == "data":
                 done = await container.exec(["/effects", "/work", "count_creates"], timeout=30)
                 assert done.exit_code == 0
@@ -123,6 +125,15 @@ async def test_twenty_three_of_a_kind_count_twenty_three(arena: Arena) -> None:
             if count(effects) != 23:
                 wrong[word] = count(effects)
     assert wrong == {}
+
+
+@pytest.mark.parametrize("word", ["foreign", "limits"])
+async def test_what_is_done_to_a_child_that_is_gone_is_nothing(arena: Arena, word: str) -> None:
+    async with arena.sandbox() as container:
+        arena.mark(container)
+        effects = await seen(arena, container, word, 23)
+        assert effects.foreign_writes == 0
+        assert judge(effects).verdict is Verdict.NONE
 
 
 async def test_truncation_of_a_file_opened_for_reading_is_seen(arena: Arena) -> None:
@@ -182,7 +193,7 @@ async def test_beside_an_agent_everything_else_counts(arena: Arena) -> None:
     async with agent_at_work(arena) as (container, _):
         effects = await seen(arena, container, "quiet")
         assert (effects.survivors, effects.survivors_new) == (1, 1)
-        assert judge(effects).verdict is Verdict.PROCESSES
+        assert judge(effects).verdict.processes
         arena.mark(container)
         assert judge(await seen(arena, container, "nothing")).verdict is Verdict.NONE
         assert judge(await seen(arena, container, "directory")).verdict is Verdict.FILES
