@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -79,6 +80,12 @@ def left_behind(name: str, owner: str) -> None:
 
 def tables() -> str:
     return subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
+
+
+def elements(table: str, name: str) -> str:
+    """A set of a table, as nft tells it; "" when there is none."""
+    listing = ["nft", "list", "set", "inet", table, name]
+    return subprocess.run(listing, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +268,23 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
             f"{world.OTHER} 8080": world.OTHER,  # opened by the name
         }
         await again.remove()
+
+
+async def test_a_flushed_ruleset_comes_back(host: Client, daemon: Daemon) -> None:
+    """What the firewall service of a distribution does at a reload, here to our own table alone."""
+    (name,) = _tables_of(daemon)
+    async with host.create(IMAGE, network=Network.allow(cidrs=[world.WEB])) as sandbox:
+        await hold(sandbox, world.WEB)
+        await asyncio.to_thread(subprocess.run, ["nft", "delete", "table", "inet", name], check=True)
+        for _ in range(200):
+            if world.WEB in await asyncio.to_thread(elements, name, "cidrs"):
+                break
+            await asyncio.sleep(0.05)
+        assert await reach(sandbox, f"{world.WEB} 80", f"{world.HOST} 22") == {
+            f"{world.WEB} 80": world.WEB,
+            f"{world.HOST} 22": "ConnectionRefusedError",
+        }
+        assert "served" in await held(sandbox)
 
 
 async def test_nothing_is_left(daemon: Daemon) -> None:

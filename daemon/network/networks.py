@@ -36,7 +36,8 @@ from daemon.network.policy import POOL, Policy, compile_policy, judge_answer, ju
 from daemon.network.refusals import Listener, Memory, Packet
 from daemon.network.resolver import Resolver, Upstream
 from daemon.network.table import Change, Element, Table, addressed, generation, named, permitted, service
-from sandbox.errors import Conflict, Unsupported
+from daemon.network.watch import Watch
+from sandbox.errors import Conflict, PagurusError, Unsupported
 from sandbox.messages import Network, NetworkCounters, NetworkStatistics, NetworkStatus
 
 log = logging.getLogger("pagurus.network")
@@ -83,6 +84,8 @@ class Networks:
         self._movers = ThreadPoolExecutor(4, "pagurus-link")
         self._upstream: Upstream | None = None
         self._listener = Listener(self._group, self._refused_packet)
+        self._watch = Watch(name, self._lost_table)
+        self._renewal: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ the daemon's life
 
@@ -114,6 +117,9 @@ class Networks:
         for attached in self._attached.values():
             await attached.resolver.close()
         self._listener.close()
+        self._watch.close()
+        if self._renewal is not None:
+            await self._renewal
         if self._ready and not self._attached:
             await self._write(self.table.remove)
         await self._write(self.table.close)
@@ -128,11 +134,30 @@ class Networks:
         async with self._making:
             if self._ready:
                 return
-            if await self._write(self.table.ensure) and known:
-                await self._write(lambda: self.table.apply([Change(element) for element in known]))
+            await self._write(partial(self._rebuild, known))
             self._listener.start()
+            self._watch.start()
             self._upstream = Upstream()
             self._ready = True
+
+    def _lost_table(self) -> None:
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.ensure_future(self._renew())
+
+    async def _renew(self) -> None:
+        """Somebody has taken the table away: put it back, as it was."""
+        elements = [each for attached in self._attached.values() for each in (*attached.elements, *attached.named)]
+        try:
+            if await self._write(partial(self._rebuild, elements)):
+                log.error("somebody removed the table %s (`nft flush ruleset`?): it was put back", self.table.name)
+        except (OSError, PagurusError) as error:
+            log.critical("somebody removed the table %s, and it cannot be put back: %s", self.table.name, error)
+
+    def _rebuild(self, elements: Sequence[Element]) -> bool:
+        if not self.table.ensure():
+            return False
+        self.table.apply([Change(each) for each in elements])
+        return True
 
     # ------------------------------------------------------------------ attachment
 
