@@ -32,6 +32,9 @@ FRAME_MOST = 64 << 20  # bytes of one value of a stream
 PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between two attempts; the last one from then on
 
 
+REACHED = 1.0  # seconds; an attempt that took longer had found a daemon
+
+
 class _Absent(PagurusError):
     """Nobody listens."""
 
@@ -124,18 +127,22 @@ class Transport:
 
     async def _until_answered(self, repeatable: bool, method: str, path: str, **request: Any) -> bytes:
         """The bytes of the answer; sent again while there is patience, where that does no harm."""
-        began, attempt = time.monotonic(), 0
+        broken, attempt = 0.0, 0  # seconds without a daemon, as far as they follow one another
         while True:
+            began = time.monotonic()
             try:
                 answer = await self.raw(method, path, **request)
                 self._met = True
                 return answer
             except (_Absent, _Broken):
-                waited = time.monotonic() - began
-                if not (repeatable and self._met) or waited > self._patience or self._closed:
+                if not (repeatable and self._met) or broken > self._patience or self._closed:
                     raise
-            await asyncio.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
-            attempt += 1
+            took = time.monotonic() - began
+            if took > REACHED:
+                broken, attempt = 0.0, 0
+            pause = PAUSES[min(attempt, len(PAUSES) - 1)]
+            await asyncio.sleep(pause)
+            broken, attempt = broken + took + pause, attempt + 1
 
     async def raw(
         self,
