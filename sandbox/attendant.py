@@ -132,10 +132,11 @@ class Program:
     env: Mapping[str, str]
     cwd: str = "/"
     uid: int = 0
+    gid: int = 0
     log_limit: int = 1 << 20  # bytes kept of each output; not of a session
     rows: int = 24
     columns: int = 80
-    first: int = 7  # session: the first of three descriptors
+    first: int = 7  # session: the first of two descriptors
 
 
 async def start(container: Any, name: str, program: Program) -> tuple[int, int]:
@@ -147,6 +148,7 @@ async def start(container: Any, name: str, program: Program) -> tuple[int, int]:
         f"{RUN_AREA}/{name}",
         program.mode.value,
         str(program.uid),
+        str(program.gid),
         str(program.log_limit),
         str(program.rows),
         str(program.columns),

@@ -134,6 +134,34 @@ async def test_a_script_runs_once_for_its_key(maker: Maker) -> None:
     assert await script(a, b"2", "cat /n") == (0, b"once\n", b"")
 
 
+async def test_a_terminal_with_a_program_in_front_is_dumped_and_restored(bench: Bench) -> None:
+    container = await bench.maker.create()
+    a = await started(container, "x", Mode.TERMINAL, "/bin/bash", "--norc", "-i")
+    await a.write(b"A=before; echo re''ady; cat; echo $A-$((1+1)); read -r line; echo got $line\n", 0)
+    await reads(a, b"ready\r\n")
+    await a.write(b"hello\n", (await a.state()).written)
+    await reads(a, b"hello\r\nhello\r\n")
+    saved = await bench.save(container)
+    await bench.kill_and_restore(container, saved, saved.dump)
+    a = await connected(container, "x")
+    await a.write(b"\x04", (await a.state()).written)
+    await reads(a, b"before-2")
+    await a.write(b"more\n", (await a.state()).written)
+    await reads(a, b"got more")
+    await a.write(b"tty; stty size\n", (await a.state()).written)
+    await reads(a, b"24 80")
+
+
+async def reads(a: Attendant, wanted: bytes) -> bytes:
+    """What it printed, once that is in it."""
+    at, found = 0, b""
+    async with asyncio.timeout(30):
+        while wanted not in found:
+            data = await a.read(0, at, wait=True)
+            found, at = found + data.data, data.end
+    return found
+
+
 @pytest.mark.parametrize("mode", ["session", "terminal", "process"])
 async def test_all_of_it_survives_a_dump_and_a_restore(bench: Bench, mode: str) -> None:
     container = await bench.maker.create()
@@ -161,12 +189,7 @@ async def test_all_of_it_survives_a_dump_and_a_restore(bench: Bench, mode: str) 
         return
     assert state.written == 9
     await a.write(b"echo $A\n", 9)
-    at, found, wanted = 0, b"", b"$A" if mode == "process" else b"\nbefore"
-    async with asyncio.timeout(20):
-        while wanted not in found:
-            data = await a.read(0, at, wait=True)
-            found, at = found + data.data, data.end
-    assert b"after" not in found
+    assert b"after" not in await reads(a, b"$A" if mode == "process" else b"\nbefore")
     await a.signal(signal.SIGKILL)
     assert (await a.wait(Until.EXIT)).exit_status == signal.SIGKILL
 

@@ -5,7 +5,7 @@
  * daemon may die and come back, and a restored or forked sandbox has its own. The daemon speaks to it
  * through two FIFOs, which a dump tolerates where it would refuse a connected socket.
  *
- *   attend DIRECTORY MODE UID LIMIT ROWS COLUMNS FIRST ARGUMENT...      its environment is the program's
+ *   attend DIRECTORY MODE UID GID LIMIT ROWS COLUMNS FIRST ARGUMENT...      its environment is the program's
  *
  *   process   stdin, stdout and stderr are pipes; the last LIMIT bytes of each output are kept
  *   terminal  a pseudoterminal of ROWS x COLUMNS; the last LIMIT bytes are kept
@@ -247,7 +247,8 @@ static long run_program(char **argv, char **envp, const char *path) {
     return worst;
 }
 
-static void become_program(const int fd[3], int extra[2], long first, long uid, char **argv, char **envp, int report) {
+static void become_program(const int fd[3], int extra[2], long first, long uid, long gid, char **argv, char **envp,
+                           int report) {
     const char *path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     for (char **e = envp; *e; e++)
         if (same(*e, "PATH=", 5)) path = *e + 5;
@@ -268,7 +269,7 @@ static void become_program(const int fd[3], int extra[2], long first, long uid, 
     long error = 0;
     if (uid) {
         error = call(SYS_setgroups, 0, 0, 0, 0);
-        if (error >= 0) error = call(SYS_setresgid, uid, uid, uid, 0);
+        if (error >= 0) error = call(SYS_setresgid, gid, gid, gid, 0);
         if (error >= 0) error = call(SYS_setresuid, uid, uid, uid, 0);
     }
     mask_all(false);
@@ -297,7 +298,7 @@ static int open_terminal(long rows, long columns) {
     return slave;
 }
 
-static void start_program(long uid, long rows, long columns, long first, char **argv, char **envp) {
+static void start_program(long uid, long gid, long rows, long columns, long first, char **argv, char **envp) {
     int fd[3], extra[2] = {-1, -1}, report[2], ends[2];
     if (terminal) {
         fd[0] = fd[1] = fd[2] = open_terminal(rows, columns);
@@ -320,7 +321,7 @@ static void start_program(long uid, long rows, long columns, long first, char **
     }
     pipe_pair(report);
     child = (int)need(call(SYS_fork, 0, 0, 0, 0), "fork");
-    if (!child) become_program(fd, extra, first, uid, argv, envp, report[1]);
+    if (!child) become_program(fd, extra, first, uid, gid, argv, envp, report[1]);
     call(SYS_close, report[1], 0, 0, 0);
     int code = 0;
     long got;
@@ -696,11 +697,11 @@ static int open_fifo(char *path, const char *name) {
 __attribute__((used)) static void start(long *stack) {
     long argc = stack[0];
     char **argv = (char **)(stack + 1), **envp = argv + argc + 1;
-    if (argc < 9 || length(argv[1]) >= sizeof directory) fail("arguments", -EINVAL);
+    if (argc < 10 || length(argv[1]) >= sizeof directory) fail("arguments", -EINVAL);
     memcpy(directory, argv[1], length(argv[1]) + 1);
     terminal = is(argv[2], "terminal");
     session = is(argv[2], "session");
-    long uid = number(argv[3]), limit = number(argv[4]), rows = number(argv[5]), columns = number(argv[6]);
+    long limit = number(argv[5]);
     mask_all(true);
     call(SYS_umask, 077, 0, 0, 0);
     call(SYS_mkdir, "/.pagurus/run", 0700, 0, 0);
@@ -710,7 +711,7 @@ __attribute__((used)) static void start(long *stack) {
     call(SYS_umask, 022, 0, 0, 0);
     uint64_t child_signal = 1UL << (SIGCHLD - 1);
     signals = (int)need(call(SYS_signalfd4, -1, &child_signal, sizeof child_signal, O_NONBLOCK | O_CLOEXEC), "signalfd");
-    start_program(uid, rows, columns, number(argv[7]), argv + 8, envp);
+    start_program(number(argv[3]), number(argv[4]), number(argv[6]), number(argv[7]), number(argv[8]), argv + 9, envp);
     if (session) text = pages(TEXT_MOST);
     for (int i = 0; i < 2; i++) {
         out[i].size = session ? OUTPUT_MOST : (uint64_t)(limit < 4096 ? 4096 : limit);

@@ -32,7 +32,9 @@ node zero 1 5
 node full 1 7
 node random 1 8
 node urandom 1 9
-node tty 5 0
+# No /dev/tty: CRIU cannot dump a process that holds it open while another one has the terminal's foreground. Shells
+# and pagers then take the terminal from their own descriptors. Dangling, so that nobody makes a file of that name.
+ln -sfn /proc/self/ctty "$layer/dev/tty"
 ln -sfn pts/ptmx "$layer/dev/ptmx"
 # Names are asked of the daemon, which listens there in each sandbox's network namespace; without a network nobody
 # does, and the question fails at once. An image's own file names servers of wherever it was built.
