@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,8 @@ from sandbox.errors import PagurusError
 
 CROWD = 16
 PAUSE = (0.02, 0.4)  # seconds that a daemon lives after it serves, at least and at most
+PROGRESS = CROWD  # commands that it answers before it is killed again,
+PROGRESS_MOST = 10.0  # unless that takes so many seconds
 CHECKPOINT_EVERY = 25  # commands
 STAY = "setsid sh -c 'while :; do sleep 1000; done' >/dev/null 2>&1 & echo $!"
 
@@ -50,7 +53,7 @@ async def kills_part(host: BenchHost, options: argparse.Namespace) -> dict[str, 
         starts, done = [], 0
         try:
             for _ in range(options.kills):
-                await asyncio.sleep(chance.uniform(*PAUSE))
+                await _lives(records, chance.uniform(*PAUSE))
                 await asyncio.to_thread(host.kill)
                 starts.append(await asyncio.to_thread(host.start))
                 done += 1
@@ -73,6 +76,19 @@ async def kills_part(host: BenchHost, options: argparse.Namespace) -> dict[str, 
         "kill_refused": sorted({text for record in records for text in record.refused})[:5] + churn.refused[:3],
         "kill_troubles": [text for _, _, text in verdicts if text][:5],
     }
+
+
+async def _lives(records: list[Record], pause: float) -> None:
+    """Let the daemon live until `pause` seconds have passed and some commands have been answered."""
+    before, began = _done(records), time.monotonic()
+    while time.monotonic() - began < pause or _done(records) < before + PROGRESS:
+        if time.monotonic() - began > PROGRESS_MOST:
+            return
+        await asyncio.sleep(min(0.01, pause))
+
+
+def _done(records: list[Record]) -> int:
+    return sum(len(record.answered) + len(record.unknown) for record in records)
 
 
 async def _begin(client: Client) -> Record:
