@@ -28,11 +28,13 @@ import msgspec
 
 from sandbox.errors import NoSpace, PagurusError
 from sandbox.messages import (
+    AtEnd,
     CheckpointInfo,
     CheckpointState,
     Gateway,
     Limits,
     Network,
+    ProgramKind,
     Retention,
     SandboxInfo,
     SandboxState,
@@ -54,6 +56,33 @@ CREATE TABLE turns (sandbox TEXT NOT NULL, turn INTEGER NOT NULL, row BLOB NOT N
 Statement = tuple[str, Sequence[Any]]
 _Identity = tuple[int, int, int, int, int]
 HeldFiles = dict[str, tuple[_Identity, _Identity | None]]  # as in sandbox.held
+
+
+class AnswerRow(msgspec.Struct, kw_only=True):
+    """The last answer of a session: told again, not made again, when its key comes again."""
+
+    key: str
+    exit_code: int
+    duration: float
+    timed_out: bool = False
+    oom_killed: bool = False
+    turn: int | None = None
+    verdict: Verdict | None = None
+    reason: str | None = None
+    checkpoint: str | None = None
+
+
+class ProgramRow(msgspec.Struct, kw_only=True):
+    """A program with an attendant in the sandbox. Part of the sandbox's state: a checkpoint has its own list."""
+
+    id: str
+    kind: ProgramKind
+    command: str  # its beginning
+    started_at: float
+    pid: int = 0  # inside the sandbox; 0: being started
+    exit_status: int | None = None  # wait status, once seen
+    answer: AnswerRow | None = None  # session: the last one given
+    answered: list[str] = []  # session: keys before it
 
 
 class SandboxRow(msgspec.Struct, kw_only=True):
@@ -82,6 +111,14 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     durable_answers: bool = False
     gateway: Gateway | None = None
     retention: Retention | None = None  # None: the host's
+    programs: dict[str, ProgramRow] = {}  # never changed in place where a checkpoint shares it: see `fork_programs`
+    lifetime: float | None = None  # seconds from its creation
+    idle_timeout: float | None = None  # seconds without a call
+    at_end: AtEnd = AtEnd.STOP
+
+    def fork_programs(self) -> dict[str, ProgramRow]:
+        """A copy for another owner."""
+        return {name: msgspec.structs.replace(row, answered=list(row.answered)) for name, row in self.programs.items()}
 
     def info(self) -> SandboxInfo:
         return SandboxInfo(
@@ -94,6 +131,9 @@ class SandboxRow(msgspec.Struct, kw_only=True):
             head=self.head,
             labels=self.labels,
             limits=self.limits,
+            lifetime=self.lifetime,
+            idle_timeout=self.idle_timeout,
+            at_end=self.at_end,
         )
 
 
@@ -112,7 +152,7 @@ class Template(msgspec.Struct, kw_only=True):
     retention: Retention | None = None
 
     @classmethod
-    def of(cls, row: SandboxRow) -> Template:
+    def of(cls, row: SandboxRow | Template) -> Template:
         return cls(**{name: getattr(row, name) for name in cls.__struct_fields__})
 
 
@@ -144,6 +184,7 @@ class CheckpointRow(msgspec.Struct, kw_only=True):
     files_bytes: int = 0  # size of the whole upper tree that `files` names
     held: HeldFiles | None = None  # the files that survivors held at the dump
     error: str | None = None
+    programs: dict[str, ProgramRow] = {}  # those of the state that it holds
     template: Template | None = None  # imported: stays until somebody removes it
 
     def info(self) -> CheckpointInfo:

@@ -30,10 +30,32 @@ from sandbox.messages.gateway import (
 )
 from sandbox.messages.images import CommitRequest, ImageConfig, ImageInfo
 from sandbox.messages.network import Network, NetworkCounters, NetworkStatistics, NetworkStatus, Refusal
-from sandbox.messages.sandboxes import CreateRequest, Limits, Retention, SandboxInfo, SandboxState, Statistics
+from sandbox.messages.processes import (
+    LogChunk,
+    Logs,
+    Metrics,
+    ProcessInfo,
+    ProcessRequest,
+    ProgramKind,
+    ProgramState,
+    SignalRequest,
+    TerminalRequest,
+)
+from sandbox.messages.sandboxes import (
+    AtEnd,
+    CreateRequest,
+    LabelsRequest,
+    Limits,
+    Retention,
+    SandboxInfo,
+    SandboxState,
+    Statistics,
+)
+from sandbox.messages.sessions import SessionExecRequest, SessionRequest
 from sandbox.messages.verdict import Effects, Verdict
 
 __all__ = [
+    "AtEnd",
     "Change",
     "CheckpointInfo",
     "CheckpointRequest",
@@ -54,11 +76,19 @@ __all__ = [
     "GatewayStatistics",
     "ImageConfig",
     "ImageInfo",
+    "LabelsRequest",
     "Limits",
+    "LogChunk",
+    "Logs",
+    "Metrics",
     "Network",
     "NetworkCounters",
     "NetworkStatistics",
     "NetworkStatus",
+    "ProcessInfo",
+    "ProcessRequest",
+    "ProgramKind",
+    "ProgramState",
     "Refusal",
     "ReplayInfo",
     "ReplayRequest",
@@ -67,8 +97,12 @@ __all__ = [
     "Retention",
     "SandboxInfo",
     "SandboxState",
+    "SessionExecRequest",
+    "SessionRequest",
     "SideRule",
+    "SignalRequest",
     "Statistics",
+    "TerminalRequest",
     "TokenInfo",
     "TurnInfo",
     "Upstream",

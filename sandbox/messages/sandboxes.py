@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
@@ -36,6 +37,16 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             raise ValueError("retention must keep at least the last checkpoint")
 
 
+class AtEnd(enum.StrEnum):
+    """What happens to a sandbox whose time is over."""
+
+    STOP = "stop"  # a last checkpoint, then its processes are killed; restore() revives it
+    REMOVE = "remove"
+
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
 class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: POST /v1/sandboxes"""
 
@@ -49,6 +60,9 @@ class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     durable_answers: bool = False  # hold answers until durable instead of until captured
     gateway: Gateway | None = None  # how its agent reaches a model
     retention: Retention | None = None  # which checkpoints are kept; None: as the host does by default
+    lifetime: Seconds | None = None  # from its creation; never cuts a call short
+    idle_timeout: Seconds | None = None  # without any call
+    at_end: AtEnd = AtEnd.STOP
 
 
 class SandboxState(enum.StrEnum):
@@ -71,6 +85,15 @@ class SandboxInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     head: str | None = None  # checkpoint that its current state descends from
     labels: dict[str, str] = {}
     limits: Limits = Limits()
+    lifetime: float | None = None  # seconds from its creation
+    idle_timeout: float | None = None  # seconds without a call
+    at_end: AtEnd = AtEnd.STOP
+
+
+class LabelsRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: PATCH /v1/sandboxes/{id}/labels: set those with a value, remove those with null."""
+
+    labels: dict[str, str | None]
 
 
 class Statistics(msgspec.Struct, kw_only=True, omit_defaults=True):

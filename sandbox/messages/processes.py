@@ -1,0 +1,118 @@
+"""SDK <-> daemon: programs that outlive the call that started them, and what a sandbox uses."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Literal
+
+import msgspec
+
+from sandbox.messages.verdict import Verdict
+
+User = Annotated[int, msgspec.Meta(ge=0, le=65_535)] | Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+LogLimit = Annotated[int, msgspec.Meta(ge=4096, le=16 << 20)]
+Cells = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+
+
+class ProgramKind(enum.StrEnum):
+    PROCESS = "process"
+    SESSION = "session"  # a shell that keeps its state from command to command
+    TERMINAL = "terminal"
+
+
+class ProgramState(enum.StrEnum):
+    RUNNING = "running"
+    EXITED = "exited"
+    LOST = "lost"  # killed from outside together with what held its output, or the sandbox is dead
+
+
+class ProcessRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes/{id}/processes
+
+    `command` is a string for ``/bin/sh -c`` or an argument vector.
+    """
+
+    command: str | list[str]
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    user: User = 0  # uid or name inside the sandbox
+    stdin: bool = False  # a pipe to write to; else its stdin is empty
+    log_limit: LogLimit = 1 << 20  # bytes kept of each output, the newest
+    ends_turn: bool = True  # judge and checkpoint once it has started
+
+
+class TerminalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes/{id}/terminals"""
+
+    command: str | list[str] | None = None  # None: the best shell there is
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    user: User = 0
+    rows: Cells = 24
+    columns: Cells = 80
+
+
+class ProcessInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: a program, as it is in the sandbox's present state."""
+
+    id: str
+    kind: ProgramKind
+    command: str  # its beginning
+    state: ProgramState
+    pid: int  # inside the sandbox
+    started_at: float  # seconds since the epoch
+    exit_code: int | None = None  # 128 + signal number when killed by one
+    written: int = 0  # bytes of stdin that it was given
+    turn: int | None = None  # the turn that its start ended
+    verdict: Verdict | None = None
+    checkpoint: str | None = None
+
+
+class SignalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes/{id}/processes/{process}/signal"""
+
+    signal: Annotated[int, msgspec.Meta(ge=1, le=64)] = 15
+    group: bool = True  # its process group, or it alone
+
+
+class Logs(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: what is kept of the outputs. Ask for what follows with `stdout_end` and `stderr_end`."""
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_start: int = 0  # offset of its first byte in all that the program ever wrote
+    stderr_start: int = 0
+    ended: bool = False  # nothing follows
+
+    @property
+    def stdout_end(self) -> int:
+        return self.stdout_start + len(self.stdout)
+
+    @property
+    def stderr_end(self) -> int:
+        return self.stderr_start + len(self.stderr)
+
+
+class LogChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: a part of an output as it comes; the last one is empty and says `ended`."""
+
+    stream: Literal["stdout", "stderr"] = "stdout"
+    start: int = 0  # a jump says that older bytes were dropped
+    data: bytes = b""
+    ended: bool = False
+
+
+class Metrics(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: what a sandbox uses, from its control groups. None: this host does not tell."""
+
+    cpu_seconds: float
+    processes: int
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    read_bytes: int | None = None  # from disks
+    written_bytes: int | None = None
+    disk_bytes: int | None = None  # of its own file tree
+    disk_limit_bytes: int | None = None
+    oom_kills: int = 0

@@ -1,0 +1,31 @@
+"""SDK <-> daemon: shells that keep their state, and turns of several acts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from sandbox.messages.processes import User
+
+
+class SessionRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes/{id}/sessions"""
+
+    shell: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)] | None = None  # None: bash, or else sh
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    user: User = 0
+
+
+class SessionExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes/{id}/sessions/{session}/exec
+
+    The same `key` again is the same request again: its answer is told once more, nothing is run twice.
+    """
+
+    command: Annotated[str, msgspec.Meta(max_length=2 << 20)]
+    key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    timeout: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = 60.0  # seconds; then it is interrupted
+    output_limit: Annotated[int, msgspec.Meta(ge=0, le=16 << 20)] = 1 << 20
+    ends_turn: bool = True
