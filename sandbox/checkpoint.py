@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import adapt, criu, digest, dump, dumpfile, fill, paths
+from sandbox import adapt, criu, digest, dump, dumpfile, fill, paths, watches
 from sandbox import restore as restoring
 from sandbox.dumpfile import StoredDump
 from sandbox.errors import NotEqual, PagurusError, Unsupported
@@ -73,7 +73,8 @@ class Checkpointer:
         self._run = run or paths.run()
         self._store = PageStore((state or paths.state()) / "pages")
         self._warm: dict[str, criu.Worker] = {}
-        self._warming: set[asyncio.Task[None]] = set()
+        self._warming: dict[str, asyncio.Task[None]] = {}
+        self._watched: dict[str, list[str]] = {}  # sandbox -> paths that its processes watch, as last seen
         self._numbers = itertools.count(1)
         self._counts = {"captures": 0, "restores": 0, "stores": 0, "failures": 0}
         self.cache = self._run / "criu"  # lies over /run for CRIU
@@ -106,8 +107,7 @@ class Checkpointer:
             return Capture(dest, False, total_ms=(time.monotonic() - began) * 1e3)
         await asyncio.to_thread(dest.mkdir, mode=0o700, parents=True)
         try:
-            process = await self._worker(container)
-            done = await dump.dump(container, dest, process, on_frozen=on_frozen)
+            done = await self._dump(container, dest, on_frozen)
         except BaseException:
             self._counts["failures"] += 1
             await asyncio.to_thread(shutil.rmtree, dest, ignore_errors=True)
@@ -125,6 +125,20 @@ class Checkpointer:
             held=done.held,
         )
 
+    async def _dump(self, container: Any, dest: Path, on_frozen: Callable[[], None] | None) -> dump.Dumped:
+        known = self._watched.get(container.spec.id, [])
+        try:
+            process = await self._worker(container)
+            return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=known)
+        except dump.UnknownWatch:
+            found = await asyncio.to_thread(watches.find, container)
+            if set(found) <= set(known):
+                raise  # gone, or too far away
+        self._watched[container.spec.id] = found
+        await asyncio.to_thread(_empty, dest)
+        process = await self._worker(container)
+        return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=found)
+
     async def warm(self, container: Any) -> None:
         """Have the next dump's CRIU process ready. Optional."""
         kept = self._warm.get(container.spec.id)
@@ -136,21 +150,25 @@ class Checkpointer:
             with contextlib.suppress(PagurusError, OSError):  # the sandbox may be gone; the next dump will say so
                 await self.warm(container)
 
-        task = asyncio.create_task(attempt())
-        self._warming.add(task)
-        task.add_done_callback(self._warming.discard)
+        self._warming[container.spec.id] = asyncio.create_task(attempt())
+
+    async def _warmed(self, sandbox: str) -> criu.Worker | None:
+        """Take the warm process of a sandbox, once one that is being started has started."""
+        task = self._warming.pop(sandbox, None)
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
+        return self._warm.pop(sandbox, None)
 
     async def _worker(self, container: Any) -> criu.Worker:
-        await asyncio.gather(*self._warming, return_exceptions=True)
-        kept = self._warm.pop(container.spec.id, None)
+        kept = await self._warmed(container.spec.id)
         if kept is not None and kept.alive():
             return kept
         return await dump.worker(container, self.cache)
 
     async def forget(self, container: Any) -> None:
         """End the warm process of a container: before its processes are killed or it is destroyed."""
-        await asyncio.gather(*self._warming, return_exceptions=True)
-        kept = self._warm.pop(container.spec.id, None)
+        self._watched.pop(container.spec.id, None)
+        kept = await self._warmed(container.spec.id)
         if kept is not None:
             kept.close()
 
@@ -251,8 +269,9 @@ class Checkpointer:
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
             process = await dump.worker(container, self.cache)
+            watched = await asyncio.to_thread(watches.find, container)
             steps = {"network-lock": hold.seized, "query-ext-files": hold.seized, "post-dump": hold.hold}
-            await dump.dump(container, again, process, on_frozen=None, steps=steps)
+            await dump.dump(container, again, process, on_frozen=None, steps=steps, watched=watched)
             found = await asyncio.to_thread(_compare, images, again, reference, container.tree)
             if found:
                 raise NotEqual(
@@ -274,11 +293,16 @@ class Checkpointer:
 
     async def close(self) -> None:
         """Let go of the store and the warm processes. Captures stay."""
-        await asyncio.gather(*self._warming, return_exceptions=True)
+        await asyncio.gather(*self._warming.values(), return_exceptions=True)
         for process in self._warm.values():
             process.close()
         self._warm.clear()
         await asyncio.to_thread(self._store.close)
+
+
+def _empty(directory: Path) -> None:
+    for entry in os.scandir(directory):
+        os.unlink(entry.path)
 
 
 def _drop_images(images: Path, adapted: adapt.Adapted | None) -> None:

@@ -26,6 +26,8 @@ Not compared, with the reason:
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
 - windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
   to rebuild them and leaves set;
+- the name of an accepted Unix socket, which is its listener's: CRIU gives it none, since the listener has it;
+- signals that a running timer of the process made pending: it goes on ticking while the processes are held;
 - locked termios bits of terminals, and what follows the 19 control characters: CRIU writes uninitialised memory there;
 - how neighbouring mappings of the same thing are split (the kernel merges them as it likes);
 - file tree: ctime and atime, bookkeeping xattrs of overlayfs, holes of sparse files.
@@ -33,8 +35,11 @@ Not compared, with the reason:
 
 from __future__ import annotations
 
+import base64
 import os
+import signal
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +56,8 @@ VMA_MEMFD = 1 << 14
 O_LARGEFILE = 0o100000
 RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
 TCP_CLOSE, TCP_LISTEN = 7, 10
+SI_TIMER, SI_KERNEL = -2, 0x80
+OF_ITIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
 SHOWN = 40  # differences listed
 
 Facts = dict[str, Any]
@@ -104,6 +111,8 @@ class _Canonical:
         self._pipes: dict[int, str] = {}
         self._shared: dict[int, str] = {}
         self._sockets = {e["usk"]["ino"]: i for i, e in self._files.items() if "usk" in e}
+        sockets = [entry["usk"] for entry in self._files.values() if "usk" in entry]
+        self._listening = {one.get("name") for one in sockets if one.get("state") == TCP_LISTEN and one.get("name")}
         self._tty = {entry["id"]: entry for entry in self._load("tty-info.img")}
         self._memfd = {entry["inode_id"]: entry for entry in self._load("memfd.img")}
         tree = sorted(self._load("pstree.img"), key=lambda entry: entry["pid"])
@@ -179,6 +188,8 @@ class _Canonical:
                 value = _timers(value)
             elif name == "old_seccomp_filter":
                 value = self._filters(value)
+            elif name == "signals_s":
+                value = _not_of_timers(value)
             self.facts[f"{who} task {name}"] = value
         return int(thread.get("rseq_entry", {}).get("rseq_abi_pointer", 0))
 
@@ -266,9 +277,15 @@ class _Canonical:
         elif kind == "usk":
             peer = self._sockets.get(body.get("peer", 0))
             self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
+            if body.get("peer") and body.get("name") in self._listening:
+                self.facts[f"{label} name"] = ""
+                self.facts.pop(f"{label} file_perms", None)
         elif kind == "epfd":
             watched = [{k: v for k, v in t.items() if k not in ("id", "dev", "inode", "pos")} for t in body["tfd"]]
             self.facts[f"{label} tfd"] = sorted(watched, key=repr)
+        elif kind == "ify":
+            watches = [(w["wd"], w["mask"], w.get("f_handle", {}).get("path")) for w in body.get("wd", [])]
+            self.facts[f"{label} wd"] = sorted(watches, key=repr)
         elif kind == "tfd":
             for name in ("vsec", "vnsec"):
                 self.facts.pop(f"{label} {name}", None)
@@ -371,6 +388,18 @@ def _timers(timers: dict[str, Any]) -> dict[str, Any]:
             for entry in entries
         ]
     return result
+
+
+def _not_of_timers(queue: dict[str, Any]) -> list[Any]:
+    """The pending signals but for those that timers sent (siginfo begins with number, errno, code)."""
+    kept = []
+    for entry in queue.get("signals", []):
+        info = entry["siginfo"]
+        raw = base64.b64decode(info) if isinstance(info, str) else bytes(info)
+        number, _, code = struct.unpack_from("=iii", raw)
+        if code != SI_TIMER and not (code == SI_KERNEL and number in OF_ITIMERS):
+            kept.append(entry)
+    return kept
 
 
 def _hash(value: Any) -> str:

@@ -17,7 +17,7 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     (r"No space left", "the memory for captures is full: make checkpoints durable or raise its limit"),
     (r"socket|sk_|inet", "a socket of a kind that cannot be checkpointed is open: close it"),
 )
+
+
+class UnknownWatch(CheckpointFailed):
+    """CRIU does not know the path of a file that is watched: try again with the paths of :mod:`sandbox.watches`."""
 
 
 @dataclass
@@ -85,15 +89,19 @@ async def dump(
     *,
     on_frozen: Callable[[], None] | None,
     steps: criu.Notify | None = None,
+    watched: Sequence[str] = (),
 ) -> Dumped:
-    """Dump into `directory` (exists, empty, on tmpfs). `steps`: more to do at CRIU's notifications. See the module."""
+    """Dump into `directory` (exists, empty, on tmpfs). See the module.
+
+    `steps`: more to do at CRIU's notifications. `watched`: paths of files that processes watch by inotify.
+    """
     began = time.monotonic()
     frozen = _Frozen(container, on_frozen, (steps or {}).get("post-dump"))
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     attendant = asyncio.ensure_future(_attend(container, process))
     try:
         await process.call(
-            _request(*_target(container), fd),
+            _request(*_target(container), fd, watched),
             notify={**(steps or {}), "post-dump": frozen},
             timeout=TIMEOUT,
             log=directory / LOG,
@@ -164,7 +172,7 @@ class _Frozen:
         self.took_ms = (time.monotonic() - began) * 1e3
 
 
-def _request(pid: int, namespace: int, directory_fd: int) -> Any:
+def _request(pid: int, namespace: int, directory_fd: int, watched: Sequence[str]) -> Any:
     rpc = criu.messages()
     options = rpc.criu_opts(
         images_dir_fd=directory_fd,
@@ -180,6 +188,7 @@ def _request(pid: int, namespace: int, directory_fd: int) -> Any:
         manage_cgroups_mode=rpc.IGNORE,
         network_lock=rpc.SKIP,  # only loopback inside one sandbox: nobody outside could send meanwhile
         external=[f"net[{namespace}]:{EXTERNAL_NETNS}"],
+        irmap_scan_paths=watched,
         notify_scripts=True,
         log_level=2,
         log_file=LOG,
@@ -240,7 +249,8 @@ def _failed(container: Any, error: criu.CriuError) -> CheckpointFailed:
     text = f"{error.words} {error.log}"
     remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "the sandbox keeps running")
     words = _with_names(str(error), container.tasks())
-    return CheckpointFailed(f"CRIU could not dump the processes: {words}", remedy=remedy, sandbox=container.spec.id)
+    kind = UnknownWatch if "Can't dump that handle" in text else CheckpointFailed
+    return kind(f"CRIU could not dump the processes: {words}", remedy=remedy, sandbox=container.spec.id)
 
 
 def _with_names(text: str, pids: list[int]) -> str:

@@ -241,7 +241,150 @@ serve(check)
 """),
     CHECK,
 )
+SEQPACKET = (
+    python_program("""
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); listener.bind('/t/packets'); listener.listen()
+client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); client.connect('/t/packets')
+server, _ = listener.accept()
+client.send(b'one'); client.send(b'three')
+receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); receiver.bind('/t/letters')
+sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); sender.connect('/t/letters'); sender.send(b'letter')
+first = True
+def check():
+    global first
+    ok = True
+    if first:
+        ok = server.recv(100) == b'one' and server.recv(100) == b'three' and receiver.recv(100) == b'letter'
+        first = False
+    client.send(b'again'); sender.send(b'more')
+    return ok and server.recv(100) == b'again' and receiver.recv(100) == b'more'
+serve(check)
+"""),
+    CHECK,
+)
+FIFO = (
+    python_program("""
+os.path.exists('/t/fifo') or os.mkfifo('/t/fifo', 0o640)
+both = os.open('/t/fifo', os.O_RDWR | os.O_NONBLOCK); reader = os.open('/t/fifo', os.O_RDONLY)
+os.write(both, b'kept in the fifo')
+first = True
+def check():
+    global first
+    ok = os.read(reader, 100) == b'kept in the fifo' if first else True
+    first = False
+    os.write(both, b'x')
+    return ok and os.read(reader, 100) == b'x' and fcntl.fcntl(both, fcntl.F_GETFL) & os.O_NONBLOCK
+serve(check)
+"""),
+    CHECK,
+)
+SHARED = (
+    python_program("""
+from multiprocessing import shared_memory, resource_tracker
+fd = os.open('/dev/shm/crab', os.O_RDWR | os.O_CREAT, 0o600); os.ftruncate(fd, 1 << 16)
+posix = mmap.mmap(fd, 1 << 16); posix[:6] = b'named!'
+gone = os.open('/dev/shm/gone', os.O_RDWR | os.O_CREAT, 0o600); os.ftruncate(gone, 1 << 16)
+unnamed = mmap.mmap(gone, 1 << 16); unnamed[:7] = b'deleted'; os.unlink('/dev/shm/gone')
+libc = ctypes.CDLL(None, use_errno=True)
+child = os.fork()
+if child == 0:
+    while True:
+        if posix[100] != unnamed[100]: unnamed[100] = posix[100]
+        time.sleep(0.02)
+def check():
+    posix[100] = (posix[100] + 1) % 250
+    while unnamed[100] != posix[100]: time.sleep(0.01)
+    return posix[:6] == b'named!' and unnamed[:7] == b'deleted' and os.pread(fd, 6, 0) == b'named!'
+serve(check)
+"""),
+    CHECK,
+)
+TIMERS = (
+    python_program("""
+libc = ctypes.CDLL(None, use_errno=True)
+ticks = []
+signal.signal(signal.SIGALRM, lambda *_: ticks.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+signal.setitimer(signal.ITIMER_PROF, 1000, 1000)
+event = ctypes.create_string_buffer(64); struct.pack_into('Pii', event, 0, 0, signal.SIGUSR1, 0)
+number = ctypes.c_void_p()
+signal.signal(signal.SIGUSR1, lambda *_: ticks.append(2))
+assert libc.timer_create(1, event, ctypes.byref(number)) == 0
+libc.timer_settime(number, 0, struct.pack('qqqq', 0, 20_000_000, 0, 20_000_000), None)
+def check():
+    seen = len(ticks); deadline = time.monotonic() + 10
+    while not {1, 2} <= set(ticks[seen:]) and time.monotonic() < deadline: time.sleep(0.01)
+    return {1, 2} <= set(ticks[seen:])
+serve(check)
+"""),
+    CHECK,
+)
+CONFINED = (
+    python_program("""
+libc = ctypes.CDLL(None, use_errno=True)
+child = os.fork()
+if child == 0:
+    # Without the capability to override permissions, and with a filter that refuses chmod.
+    header = struct.pack('Ii', 0x20080522, 0); none = struct.pack('IIIIII', 0, 0, 0, 0, 0, 0)
+    assert libc.capset(header, none) == 0
+    code = [(0x20, 0, 0, 0), (0x15, 0, 1, 90), (0x06, 0, 0, 0x50000 | 77), (0x06, 0, 0, 0x7fff0000)]
+    program = b''.join(struct.pack('HBBI', *one) for one in code)
+    buffer = ctypes.create_string_buffer(program)
+    filter = struct.pack('HxxxxxxP', len(code), ctypes.addressof(buffer))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.c_char_p(filter), 0, 0) == 0
+    def say(*_):
+        libc.chmod(b'/t', 0o755); refused = ctypes.get_errno()
+        lines = open('/proc/self/status').read().splitlines()
+        kept = [line.split()[1] for line in lines if line.startswith(('CapEff', 'Seccomp:', 'NoNewPrivs'))]
+        open('/t/said', 'a').write(repr((refused, kept)) + '\\n')
+    signal.signal(signal.SIGUSR1, say); open('/t/confined', 'w').close()
+    while True: signal.pause()
+while not os.path.exists('/t/confined'): time.sleep(0.02)
+def check():
+    if os.path.exists('/t/said'): os.unlink('/t/said')
+    os.kill(child, signal.SIGUSR1)
+    while not os.path.exists('/t/said') or not open('/t/said').read().endswith('\\n'): time.sleep(0.02)
+    return open('/t/said').read() == repr((77, ['0000000000000000', '1', '2'])) + '\\n'
+serve(check)
+"""),
+    CHECK,
+)
+WATCH = (
+    python_program("""
+libc = ctypes.CDLL(None, use_errno=True)
+os.makedirs('/t/watched', exist_ok=True); os.path.exists('/t/watched/file') or open('/t/watched/file', 'w').close()
+watch = libc.inotify_init1(os.O_NONBLOCK)
+assert libc.inotify_add_watch(watch, b'/t/watched', 0x100 | 0x8) > 0  # created, closed after writing
+def check():
+    open('/t/watched/new', 'w').close()
+    got = os.read(watch, 4096); os.unlink('/t/watched/new')
+    return b'new' in got
+serve(check)
+"""),
+    CHECK,
+)
+PASSED = (
+    python_program("""
+a, b = socket.socketpair()
+r, w = os.pipe(); os.write(w, b'inside')
+socket.send_fds(a, [b'descriptor'], [r]); os.close(r)
+watched = os.pidfd_open(os.getpid())
+first = True
+def check():
+    global first, r
+    if first: _, (r,), _, _ = socket.recv_fds(b, 100, 1)
+    ok = os.read(r, 6) == b'inside' if first else True
+    first = False
+    signal.pidfd_send_signal(watched, 0)
+    os.write(w, b'!')
+    return ok and os.read(r, 1) == b'!'
+serve(check)
+"""),
+    CHECK,
+)
 ALL = {
     "shell": SHELL, "listener": LISTENER, "tcp": TCP, "unix": UNIX, "pipes": PIPES, "files": FILES, "threads": THREADS,
     "events": EVENTS, "terminal": TERMINAL, "memory": MEMORY, "users": USERS, "ipc": IPC,
+    "seqpacket": SEQPACKET, "fifo": FIFO, "shared": SHARED, "timers": TIMERS, "confined": CONFINED, "watch": WATCH,
+    "passed": PASSED,
 }  # fmt: skip
