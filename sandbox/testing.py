@@ -1,0 +1,577 @@
+"""A sandbox host for the tests of your own code: no root, no kernel, no daemon.
+
+Owns: an in-process server that speaks the daemon's wire for the core of the SDK: sandboxes, commands, files,
+checkpoints, restore, fork, diff, kill. Does not own: isolation, or running anything. Commands do what you script;
+whatever is not scripted fails with exit code 127 and says so. The repository's contract tests hold it against a real
+daemon.
+
+::
+
+    from sandbox.testing import FakeHost
+
+    async with FakeHost() as fake:
+        fake.on(r"make test", exit_code=1, stdout="1 failed")
+        fake.on(r"echo (\\w+) > (\\S+)", effect=lambda files, found: files.write(found[2], found[1]))
+        async with fake.client() as host, host.create("debian") as sb:
+            assert (await sb.exec("make test")).exit_code == 1
+
+A sandbox's tree is a directory on this machine; checkpoints are copies of it. Verdicts are ``files`` when the tree
+changed and ``none`` otherwise: a fake has no processes. Routes beyond the core answer Unsupported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from aiohttp import web
+from blake3 import blake3
+
+from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
+from sandbox.messages import (
+    Change,
+    CheckpointInfo,
+    CheckpointRequest,
+    CheckpointState,
+    Chunk,
+    CreateRequest,
+    ExecRequest,
+    ExecResult,
+    FileInfo,
+    ForkEntry,
+    ForkRequest,
+    ImageInfo,
+    RestoreRequest,
+    RestoreResult,
+    SandboxInfo,
+    SandboxState,
+    Statistics,
+    TurnInfo,
+    Verdict,
+)
+from sandbox.sdk.client import Client
+from sandbox.sdk.transport import MSGPACK
+
+T = TypeVar("T")
+_KINDS: dict[int, Literal["file", "directory", "symlink"]] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+}
+
+
+class FakeFiles:
+    """The tree of a fake sandbox, for effects of scripted commands and for assertions."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, name: str) -> Path:
+        """Where `name` lies on this machine. ``..`` and links do not lead out."""
+        found = self.root / PurePosixPath("/", name).relative_to("/")
+        if not found.parent.resolve().is_relative_to(self.root.resolve()):
+            raise Invalid(f"{name} is not part of the sandbox's file tree")
+        return found
+
+    def read(self, name: str) -> bytes:
+        return self.path(name).read_bytes()
+
+    def write(self, name: str, data: bytes | str, *, append: bool = False, mode: int = 0o644) -> None:
+        """Write a file; missing parents are made."""
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        with path.open("ab" if append else "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        if new:
+            path.chmod(mode)
+
+    def exists(self, name: str) -> bool:
+        return self.path(name).exists()
+
+    def print(self) -> dict[str, str]:
+        """A digest of each entry, by path."""
+        found = {}
+        for path in sorted(self.root.rglob("*")):
+            status = path.lstat()
+            content = b""
+            if stat.S_ISREG(status.st_mode):
+                content = path.read_bytes()
+            elif stat.S_ISLNK(status.st_mode):
+                content = str(path.readlink()).encode()
+            found[f"/{path.relative_to(self.root)}"] = f"{status.st_mode:o} {blake3(content).hexdigest()}"
+        return found
+
+
+Effect = Callable[[FakeFiles, re.Match[str]], Any]
+
+
+@dataclass
+class _Script:
+    pattern: re.Pattern[str]
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    effect: Effect | None
+    delay: float
+
+
+@dataclass
+class _Sandbox:
+    info: SandboxInfo
+    request: CreateRequest
+    files: FakeFiles
+    print: dict[str, str]  # of the tree at its head
+    turns: list[TurnInfo] = field(default_factory=list)
+
+
+class FakeHost:
+    """A host whose commands are scripted. Enter it, then use :meth:`client`."""
+
+    def __init__(self, *, images: tuple[str, ...] = ("debian",)) -> None:
+        self.commands: list[str] = []  # all that were run, oldest first
+        self._images = images
+        self._scripts: list[_Script] = []
+        self._sandboxes: dict[str, _Sandbox] = {}
+        self._checkpoints: dict[str, CheckpointInfo] = {}
+        self._content: dict[str, str] = {}  # checkpoint -> the one whose copy of the tree it uses
+        self._tally = Statistics()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> FakeHost:
+        self._folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="pagurus-fake-")
+        app = web.Application(middlewares=[_errors], client_max_size=1 << 30)
+        routes = {
+            ("GET", "/v1/health"): self._health,
+            ("GET", "/v1/statistics"): self._statistics,
+            ("GET", "/v1/images"): self._image_list,
+            ("GET", "/v1/sandboxes"): self._list,
+            ("POST", "/v1/sandboxes"): self._create,
+            ("GET", "/v1/sandboxes/{id}"): self._info,
+            ("DELETE", "/v1/sandboxes/{id}"): self._remove,
+            ("POST", "/v1/sandboxes/{id}/exec"): self._exec,
+            ("POST", "/v1/sandboxes/{id}/stream"): self._stream,
+            ("POST", "/v1/sandboxes/{id}/kill"): self._kill,
+            ("GET", "/v1/sandboxes/{id}/turns"): self._turns,
+            ("GET", "/v1/sandboxes/{id}/files"): self._read,
+            ("PUT", "/v1/sandboxes/{id}/files"): self._write,
+            ("DELETE", "/v1/sandboxes/{id}/files"): self._remove_file,
+            ("GET", "/v1/sandboxes/{id}/files/status"): self._status,
+            ("POST", "/v1/sandboxes/{id}/files/move"): self._move,
+            ("GET", "/v1/sandboxes/{id}/entries"): self._entries,
+            ("PUT", "/v1/sandboxes/{id}/entries"): self._make_directory,
+            ("GET", "/v1/sandboxes/{id}/checkpoints"): self._tree,
+            ("POST", "/v1/sandboxes/{id}/checkpoints"): self._checkpoint,
+            ("POST", "/v1/sandboxes/{id}/restore"): self._restore,
+            ("POST", "/v1/sandboxes/{id}/fork"): self._fork_sandbox,
+            ("GET", "/v1/sandboxes/{id}/diff"): self._diff,
+            ("GET", "/v1/checkpoints/{id}"): self._wait,
+            ("POST", "/v1/checkpoints/{id}/fork"): self._fork,
+        }
+        for (method, path), handler in routes.items():
+            app.router.add_route(method, path, handler)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        await web.UnixSite(self._runner, self.address).start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.cleanup)
+
+    @property
+    def address(self) -> str:
+        """The socket to connect to, also for ``sandbox.sync`` from another thread."""
+        return f"{self._place}/socket"
+
+    def client(self) -> Client:
+        """A client of this host: the real SDK."""
+        return Client(self.address)
+
+    def on(
+        self,
+        pattern: str,
+        *,
+        exit_code: int = 0,
+        stdout: bytes | str = b"",
+        stderr: bytes | str = b"",
+        effect: Effect | None = None,
+        delay: float = 0.0,
+    ) -> None:
+        """What a command does that matches the regular expression `pattern` as a whole; the newest match counts.
+
+        `effect` gets the files and the match; what it returns, when it is text or bytes, is the output. `delay`:
+        seconds that it takes, so that time-outs can be tested.
+        """
+        self._scripts.append(_Script(re.compile(pattern), exit_code, _bytes(stdout), _bytes(stderr), effect, delay))
+
+    def files(self, sandbox: str) -> FakeFiles:
+        """The tree of a sandbox."""
+        return self._find(sandbox).files
+
+    @property
+    def _place(self) -> Path:
+        if self._folder is None:
+            raise Invalid("the fake host is not open", remedy="async with FakeHost() as fake")
+        return Path(self._folder.name)
+
+    # ----------------------------------------------------------------- finding
+
+    def _find(self, name: str) -> _Sandbox:
+        found = self._sandboxes.get(name)
+        found = found or next((s for s in self._sandboxes.values() if s.info.name == name), None)
+        if found is None:
+            raise NotFound(f"no such sandbox: {name}", remedy="list those there are with `pagurus ls`")
+        return found
+
+    def _alive(self, request: web.Request) -> _Sandbox:
+        found = self._find(request.match_info["id"])
+        if found.info.state is not SandboxState.RUNNING:
+            raise SandboxDead("it has no living pid 1", remedy="restore it", sandbox=found.info.id)
+        return found
+
+    def _saved(self, checkpoint: str) -> CheckpointInfo:
+        if checkpoint not in self._checkpoints:
+            raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
+        return self._checkpoints[checkpoint]
+
+    def _copy_of(self, checkpoint: str) -> Path:
+        return self._place / "checkpoints" / self._content[checkpoint]
+
+    # ----------------------------------------------------------------- the host
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return _reply({"status": "ok"})
+
+    async def _statistics(self, request: web.Request) -> web.Response:
+        self._tally.sandboxes = len(self._sandboxes)
+        return _reply(self._tally)
+
+    async def _image_list(self, request: web.Request) -> web.Response:
+        return _reply([ImageInfo(name=name, digest="0" * 64) for name in sorted(self._images)])
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return _reply([sandbox.info for sandbox in self._sandboxes.values()])
+
+    async def _create(self, request: web.Request) -> web.Response:
+        wanted = await _body(request, CreateRequest)
+        if wanted.image not in self._images:
+            raise ImageNotFound(f"no image {wanted.image!r}; there are: {', '.join(self._images) or 'none'}")
+        if wanted.name and any(s.info.name == wanted.name for s in self._sandboxes.values()):
+            raise Conflict(f"there is a sandbox named {wanted.name} already", remedy="choose another name")
+        sandbox = self._new(wanted, None)
+        self._save(sandbox, Verdict.NONE, "created")
+        return _reply(sandbox.info, 201)
+
+    def _new(self, wanted: CreateRequest, origin: str | None) -> _Sandbox:
+        number = f"s-{secrets.token_hex(5)}"
+        root = self._place / "sandboxes" / number
+        if origin is None:
+            root.mkdir(parents=True)
+        else:
+            _copy(self._copy_of(origin), root)
+        info = SandboxInfo(
+            id=number,
+            image=wanted.image,
+            state=SandboxState.RUNNING,
+            created_at=time.time(),
+            name=wanted.name,
+            head=origin,
+            labels=wanted.labels,
+            limits=wanted.limits,
+        )
+        files = FakeFiles(root)
+        self._sandboxes[number] = _Sandbox(info, wanted, files, files.print())
+        return self._sandboxes[number]
+
+    async def _info(self, request: web.Request) -> web.Response:
+        return _reply(self._find(request.match_info["id"]).info)
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        sandbox = self._find(request.match_info["id"])
+        del self._sandboxes[sandbox.info.id]
+        _delete(sandbox.files.root)
+        return _reply({})
+
+    async def _kill(self, request: web.Request) -> web.Response:
+        self._alive(request).info.state = SandboxState.DEAD
+        return _reply({})
+
+    # ----------------------------------------------------------------- commands
+
+    async def _exec(self, request: web.Request) -> web.Response:
+        return _reply(await self._run(self._alive(request), await _body(request, ExecRequest)))
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        result = await self._run(self._alive(request), await _body(request, ExecRequest))
+        response = web.StreamResponse(headers={"Content-Type": MSGPACK})
+        await response.prepare(request)
+        chunks = [Chunk(stream="stdout", data=result.stdout), Chunk(stream="stderr", data=result.stderr)]
+        result.stdout = result.stderr = b""
+        for chunk in (*(chunk for chunk in chunks if chunk.data), Chunk(stream="result", result=result)):
+            data = msgspec.msgpack.encode(chunk)
+            await response.write(len(data).to_bytes(4, "big") + data)
+        await response.write_eof()
+        return response
+
+    async def _run(self, sandbox: _Sandbox, wanted: ExecRequest) -> ExecResult:
+        command = wanted.command if isinstance(wanted.command, str) else " ".join(wanted.command)
+        self.commands.append(command)
+        began = time.time()
+        result = ExecResult(exit_code=127, stdout=b"", stderr=b"", duration=0.0)
+        for script in reversed(self._scripts):
+            if (match := script.pattern.fullmatch(command)) is not None:
+                await self._carry_out(script, match, sandbox, wanted, result)
+                break
+        else:
+            result.stderr = f"fake: no script for {command!r}; add one with FakeHost.on()\n".encode()
+        result.stdout, result.stdout_dropped = _cut(result.stdout, wanted)
+        result.stderr, result.stderr_dropped = _cut(result.stderr, wanted)
+        result.duration = time.time() - began
+        if wanted.ends_turn:
+            self._end_turn(sandbox, command, began, result)
+        return result
+
+    async def _carry_out(
+        self, script: _Script, match: re.Match[str], sandbox: _Sandbox, wanted: ExecRequest, result: ExecResult
+    ) -> None:
+        if wanted.timeout is not None and script.delay > wanted.timeout:
+            await asyncio.sleep(wanted.timeout)
+            result.exit_code, result.timed_out = 137, True
+            return
+        await asyncio.sleep(script.delay)
+        said = script.effect(sandbox.files, match) if script.effect is not None else None
+        result.exit_code, result.stderr = script.exit_code, script.stderr
+        result.stdout = _bytes(said) if isinstance(said, str | bytes) else script.stdout
+
+    def _end_turn(self, sandbox: _Sandbox, command: str, began: float, result: ExecResult) -> None:
+        info = sandbox.info
+        info.turn += 1
+        changed = sandbox.files.print() != sandbox.print
+        result.turn, result.verdict = info.turn, Verdict.FILES if changed else Verdict.NONE
+        result.reason = "the tree changed" if changed else "nothing changed"
+        result.checkpoint = self._save(sandbox, result.verdict).id if changed else info.head
+        self._tally.turns += 1
+        self._tally.verdicts[result.verdict.value] = self._tally.verdicts.get(result.verdict.value, 0) + 1
+        sandbox.turns.append(
+            TurnInfo(
+                sandbox=info.id,
+                turn=info.turn,
+                command=command,
+                started_at=began,
+                duration=result.duration,
+                exit_code=result.exit_code,
+                verdict=result.verdict,
+                reason=result.reason,
+                checkpoint=result.checkpoint,
+            )
+        )
+
+    async def _turns(self, request: web.Request) -> web.Response:
+        return _reply(self._find(request.match_info["id"]).turns)
+
+    # ----------------------------------------------------------------- files
+
+    async def _read(self, request: web.Request) -> web.Response:
+        path = self._there(request)
+        if not path.is_file():
+            raise Invalid(f"{request.query['path']} is not a regular file")
+        offset, limit = int(request.query.get("offset", 0)), int(request.query.get("limit", 1 << 30))
+        return web.Response(body=path.read_bytes()[offset : offset + limit], content_type="application/octet-stream")
+
+    async def _write(self, request: web.Request) -> web.Response:
+        files, name = self._alive(request).files, request.query["path"]
+        if files.path(name).is_dir():
+            raise Invalid(f"{name} is not a regular file")
+        mode, append = int(request.query.get("mode", "644"), 8), request.query.get("append") in ("1", "true")
+        files.write(name, await request.read(), append=append, mode=mode)
+        return _reply({})
+
+    async def _remove_file(self, request: web.Request) -> web.Response:
+        path = self._there(request)
+        if path.is_dir() and not path.is_symlink():
+            if request.query.get("recursive") not in ("1", "true") and any(path.iterdir()):
+                raise Conflict(f"{request.query['path']} is not empty", remedy="remove it recursively")
+            _delete(path)
+        else:
+            path.unlink()
+        return _reply({})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return _reply(_described(self._there(request)))
+
+    async def _move(self, request: web.Request) -> web.Response:
+        source, target = self._there(request), self._alive(request).files.path(request.query["to"])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+        return _reply({})
+
+    async def _entries(self, request: web.Request) -> web.Response:
+        path = self._there(request)
+        if not path.is_dir():
+            raise Invalid(f"{request.query['path']} is not a directory")
+        return _reply([_described(entry) for entry in sorted(path.iterdir())])
+
+    async def _make_directory(self, request: web.Request) -> web.Response:
+        self._alive(request).files.path(request.query["path"]).mkdir(parents=True, exist_ok=True)
+        return _reply({})
+
+    def _there(self, request: web.Request) -> Path:
+        path = self._alive(request).files.path(request.query["path"])
+        if not path.exists() and not path.is_symlink():
+            raise NotFound(f"no such file or directory: {request.query['path']}")
+        return path
+
+    # ----------------------------------------------------------------- checkpoints
+
+    def _save(self, sandbox: _Sandbox, verdict: Verdict, label: str | None = None) -> CheckpointInfo:
+        now, info = time.time(), sandbox.info
+        saved = CheckpointInfo(
+            id=f"c-{secrets.token_hex(6)}",
+            sandbox=info.id,
+            state=CheckpointState.DURABLE,
+            verdict=verdict,
+            parent=info.head,
+            label=label,
+            turn=info.turn,
+            created_at=now,
+            started_at=now,
+            captured_at=now,
+            durable_at=now,
+        )
+        shared = info.head if verdict is Verdict.NONE and info.head is not None else None
+        self._content[saved.id] = self._content[shared] if shared is not None else saved.id
+        if shared is None:
+            _copy(sandbox.files.root, self._copy_of(saved.id))
+        self._checkpoints[saved.id] = saved
+        info.head, sandbox.print = saved.id, sandbox.files.print()
+        return saved
+
+    async def _checkpoint(self, request: web.Request) -> web.Response:
+        sandbox, wanted = self._alive(request), await _body(request, CheckpointRequest)
+        changed = sandbox.files.print() != sandbox.print
+        return _reply(self._save(sandbox, Verdict.FILES if changed else Verdict.NONE, wanted.label), 201)
+
+    async def _tree(self, request: web.Request) -> web.Response:
+        wanted = self._find(request.match_info["id"]).info
+        found = {saved.id for saved in self._checkpoints.values() if saved.sandbox == wanted.id}
+        pending = [*found, wanted.head]
+        while pending:
+            saved = self._checkpoints.get(pending.pop() or "")
+            if saved is not None:
+                found.add(saved.id)
+                pending += [saved.parent] if saved.parent not in found else []
+        return _reply([saved for saved in self._checkpoints.values() if saved.id in found])
+
+    async def _restore(self, request: web.Request) -> web.Response:
+        sandbox, wanted = self._find(request.match_info["id"]), await _body(request, RestoreRequest)
+        saved = self._saved(wanted.checkpoint or sandbox.info.head or "")
+        _delete(sandbox.files.root)
+        _copy(self._copy_of(saved.id), sandbox.files.root)
+        sandbox.info.state, sandbox.info.head = SandboxState.RUNNING, saved.id
+        sandbox.print = sandbox.files.print()
+        self._tally.restores += 1
+        return _reply(RestoreResult(sandbox=sandbox.info.id, checkpoint=saved.id, total_ms=0.0, verified=wanted.verify))
+
+    async def _fork_sandbox(self, request: web.Request) -> web.Response:
+        sandbox, wanted = self._alive(request), await _body(request, ForkRequest)
+        changed = sandbox.files.print() != sandbox.print
+        saved = self._save(sandbox, Verdict.FILES if changed else Verdict.NONE)
+        return _reply(self._forks(saved, wanted.count), 201)
+
+    async def _fork(self, request: web.Request) -> web.Response:
+        wanted = await _body(request, ForkRequest)
+        return _reply(self._forks(self._saved(request.match_info["id"]), wanted.count), 201)
+
+    def _forks(self, saved: CheckpointInfo, count: int) -> list[ForkEntry]:
+        if not 1 <= count <= 1024:
+            raise Invalid(f"count must lie between 1 and 1024, not {count}")
+        owner = self._find(saved.sandbox).request
+        request = msgspec.structs.replace(owner, name=None)
+        return [ForkEntry(sandbox=self._new(request, saved.id).info) for _ in range(count)]
+
+    async def _diff(self, request: web.Request) -> web.Response:
+        now = self._find(request.match_info["id"]).files.print()
+        before = FakeFiles(self._copy_of(self._saved(request.query["checkpoint"]).id)).print()
+        found: list[Change] = []
+        for path in sorted(before.keys() | now.keys()):
+            if path not in now:
+                if not any(c.kind == "removed" and path.startswith(f"{c.path}/") for c in found):
+                    found.append(Change(path=path, kind="removed"))
+            elif path not in before:
+                found.append(Change(path=path, kind="added"))
+            elif before[path] != now[path]:
+                found.append(Change(path=path, kind="modified"))
+        return _reply(found)
+
+    async def _wait(self, request: web.Request) -> web.Response:
+        return _reply(self._saved(request.match_info["id"]))
+
+
+# --------------------------------------------------------------------------- helpers
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    try:
+        response: web.StreamResponse = await handler(request)
+        return response
+    except PagurusError as error:
+        return _reply(error.body(), error.status)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
+        missing = Unsupported(f"the fake host has no {request.method} {request.path}", remedy="use a real daemon")
+        return _reply(missing.body(), missing.status)
+
+
+def _reply(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.msgpack.encode(value), status=status, content_type=MSGPACK)
+
+
+async def _body(request: web.Request, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(await request.read(), type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise Invalid(f"bad {kind.__name__}: {error}") from None
+
+
+def _described(path: Path) -> FileInfo:
+    status = path.lstat()
+    kind: Literal["file", "directory", "symlink", "other"] = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
+    return FileInfo(
+        name=path.name,
+        kind=kind,
+        size=status.st_size,
+        mode=stat.S_IMODE(status.st_mode),
+        modified_at=status.st_mtime,
+        target=str(path.readlink()) if kind == "symlink" else None,
+    )
+
+
+def _cut(data: bytes, wanted: ExecRequest) -> tuple[bytes, int]:
+    most = wanted.output_limit or len(data)  # 0: streamed
+    return data[:most], max(0, len(data) - most)
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, symlinks=True)
+
+
+def _delete(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def _bytes(text: bytes | str) -> bytes:
+    return text.encode() if isinstance(text, str) else text

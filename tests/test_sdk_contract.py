@@ -1,0 +1,157 @@
+"""What the SDK promises, held against a real daemon and against the public fake alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sandbox import Client
+from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, SandboxDead, Unsupported
+from sandbox.messages import SandboxState, Verdict
+from sandbox.testing import FakeHost
+
+
+def _script(fake: FakeHost) -> None:
+    """The commands that the tests below use, as a shell would carry them out."""
+    fake.on(r"true")
+    fake.on(r"exit (\d)", exit_code=3)
+    fake.on(r"echo (\w+) > (\S+)", effect=lambda files, found: files.write(found[2], f"{found[1]}\n"))
+    fake.on(r"echo (\w+)", effect=lambda files, found: f"{found[1]}\n")
+    fake.on(r"cat (\S+)", effect=lambda files, found: files.read(found[1]))
+    fake.on(r"rm (\S+)", effect=lambda files, found: files.path(found[1]).unlink())
+    fake.on(r"echo no >&2", stderr="no\n")
+    fake.on(r"sleep 60", delay=60)
+
+
+@pytest.fixture(params=["real", "fake"])
+async def host(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    if request.param == "real":
+        async with request.getfixturevalue("daemon").client() as client:
+            yield client
+        return
+    async with FakeHost() as fake:
+        _script(fake)
+        async with fake.client() as client:
+            yield client
+
+
+@pytest.fixture
+async def sb(host: Client) -> AsyncIterator[Any]:
+    async with host.create("debian") as sandbox:
+        yield sandbox
+
+
+async def test_commands_are_results(sb) -> None:
+    assert (await sb.exec("echo hello")).text == "hello\n"
+    assert (await sb.exec("exit 3")).exit_code == 3
+    assert (await sb.exec("echo no >&2")).stderr == b"no\n"
+    cut = await sb.exec("echo hello", output_limit=2)
+    assert (cut.stdout, cut.stdout_dropped) == (b"he", 4)
+    late = await sb.exec("sleep 60", timeout=0.2)
+    assert late.timed_out and late.exit_code == 137
+
+
+async def test_streams_end_with_the_result(sb) -> None:
+    chunks = [chunk async for chunk in sb.stream("echo hello")]
+    assert b"".join(chunk.data for chunk in chunks) == b"hello\n"
+    assert chunks[-1].stream == "result" and chunks[-1].result.exit_code == 0
+
+
+async def test_turns_have_verdicts_and_checkpoints(sb) -> None:
+    first = await sb.exec("echo a > /a")
+    assert first.verdict is Verdict.FILES and first.turn == 1
+    second = await sb.exec("true")
+    assert second.verdict is Verdict.NONE and second.checkpoint == first.checkpoint
+    assert (await sb.exec("true", ends_turn=False)).turn is None
+    assert [turn.command for turn in await sb.turns()] == ["echo a > /a", "true"]
+    assert (await sb.captured(first)).id == first.checkpoint
+
+
+async def test_restores_and_forks_continue_from_a_state(sb, host: Client) -> None:
+    first = await sb.exec("echo a > /a")
+    await sb.exec("rm /a")
+    with pytest.raises(NotFound):
+        await sb.files.read("/a")
+    assert (await sb.restore(first.checkpoint, verify=True)).verified
+    assert await sb.files.read("/a") == b"a\n"
+    forks = await sb.fork(2)
+    for number, fork in enumerate(forks):
+        await fork.sandbox.files.write("/a", str(number))
+    assert [await fork.sandbox.files.read("/a") for fork in forks] == [b"0", b"1"]
+    assert await sb.files.read("/a") == b"a\n"
+    ids = {info.id for info in await sb.tree()}
+    assert first.checkpoint in ids
+    for fork in forks:
+        await fork.sandbox.remove()
+
+
+async def test_checkpoints_have_labels_and_share_what_is_the_same(sb) -> None:
+    await sb.files.write("/a", "a")
+    one = await sb.checkpoint("one")
+    two = await sb.checkpoint("two")
+    assert (one.label, one.verdict, two.verdict, two.parent) == ("one", Verdict.FILES, Verdict.NONE, one.id)
+    await sb.files.write("/d/b", "b")
+    await sb.files.write("/a", "other")
+    assert [(change.path, change.kind) for change in await sb.diff(two)] == [
+        ("/a", "modified"),
+        ("/d", "added"),
+        ("/d/b", "added"),
+    ]
+    await sb.files.remove("/a")
+    assert ("/a", "removed") in [(change.path, change.kind) for change in await sb.diff(one)]
+
+
+async def test_files(sb) -> None:
+    await sb.files.write("/d/f", b"12", mode=0o600)
+    await sb.files.append("/d/f", "345")
+    assert await sb.files.read("/d/f", offset=1, limit=3) == b"234"
+    status = await sb.files.stat("/d/f")
+    assert (status.kind, status.size, status.mode) == ("file", 5, 0o600)
+    await sb.files.mkdir("/d/e")
+    await sb.files.move("/d/f", "/x/y")
+    assert [entry.name for entry in await sb.files.list("/d")] == ["e"]
+    assert not await sb.files.exists("/d/f")
+    with pytest.raises(Conflict):
+        await sb.files.remove("/d")
+    await sb.files.remove("/d", recursive=True)
+    for path in ("/d", "/none/x"):
+        with pytest.raises(NotFound):
+            await sb.files.read(path)
+    with pytest.raises(Invalid):
+        await sb.files.read("/x")
+
+
+async def test_the_dead_are_restored(sb) -> None:
+    done = await sb.exec("echo a > /a")
+    await sb.captured(done)
+    await sb.kill()
+    assert (await sb.refresh()).state is SandboxState.DEAD
+    for act in (sb.exec("true"), sb.files.read("/a"), sb.checkpoint()):
+        with pytest.raises(SandboxDead):
+            await act
+    await sb.restore()
+    assert (await sb.exec("cat /a")).text == "a\n"
+
+
+async def test_names(host: Client) -> None:
+    async with host.create("debian", name="mine", labels={"team": "a"}) as sandbox:
+        assert (await host.get("mine")).id == sandbox.id
+        assert sandbox.info.labels == {"team": "a"}
+        with pytest.raises(Conflict):
+            await host.create("debian", name="mine")
+    for what in (host.get("mine"), host.get("s-none"), host.checkpoint("c-none"), host.fork("c-none")):
+        with pytest.raises(NotFound):
+            await what
+    with pytest.raises(ImageNotFound, match="debian"):
+        await host.create("none")
+
+
+async def test_what_the_fake_cannot_do_it_says() -> None:
+    async with FakeHost() as fake, fake.client() as host, host.create("debian") as sandbox:
+        unknown = await sandbox.exec("make")
+        assert unknown.exit_code == 127 and b"FakeHost.on" in unknown.stderr
+        with pytest.raises(Unsupported, match="fake host"):
+            await host.images.remove("debian")
+        assert fake.commands == ["make"]
