@@ -23,41 +23,116 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench._hostile import ACTS, Act, Scene, host_socket
+from bench._hostile import Act, Place, Scene, host_socket
+from bench._hostile_acts import ACTS
+from bench._internet import Internet, internet
+from daemon.catalogue import SandboxRow
+from daemon.network.networks import Networks
 from sandbox import btrfs, paths
 from sandbox.checkpoint import Checkpointer
 from sandbox.container import Container, ContainerSpec
-from sandbox.messages import Limits
+from sandbox.messages import Limits, Network, SandboxState
 from sandbox.pool import Pool
 
 FIRST_UID = 30_000_000
 
 
+@dataclass(frozen=True)
+class World:
+    """Where sandboxes are made."""
+
+    pool: Pool
+    image: Path
+    run: Path
+
+
 @asynccontextmanager
 async def scene(
-    pool: Pool, image: Path, run: Path, limits: Limits, neighbour: Container, checkpointer: Checkpointer | None
+    act: Act, world: World, neighbour: Container, checkpointer: Checkpointer | None, internet: Internet | None
 ) -> AsyncIterator[Scene]:
-    """An attacker in a fresh sandbox, targets on the host, and a neighbour."""
-    attacker = await container(pool, image, run, limits, FIRST_UID)
+    """An attacker in a fresh sandbox, targets on the host, and a neighbour; both with a network if the act wants it."""
+    run = world.run
+    attacker = await container(world, act.limits, FIRST_UID)
     sockets, port = host_socket()
     secret = run / "secret"
     secret.write_bytes(b"secret")
     done = await attacker.exec(["sh", "-c", "cp /usr/bin/id /tmp/rootid; chmod 4755 /tmp/rootid"])
     assert done.exit_code == 0
+
+    async def travels() -> None:
+        async with checkpoints(run, checkpointer) as these:
+            await travel(attacker, these, run / "captures" / attacker.spec.id)
+
     try:
-        if checkpointer is not None:
-            await travel(attacker, checkpointer, run / "captures" / attacker.spec.id)
-        yield Scene(attacker, neighbour, port, secret)
+        async with place(act, run, attacker, neighbour, internet) as where:
+            if checkpointer is not None:
+                await travel(attacker, checkpointer, run / "captures" / attacker.spec.id, alone=True)
+            yield Scene(attacker, neighbour, port, secret, where, travels)
     finally:
         for listener in sockets:
             listener.close()
         await remove(attacker)
 
 
-async def travel(made: Container, checkpointer: Checkpointer, capture: Path) -> None:
-    """Checkpoint, kill and restore a sandbox with a process in it."""
+@asynccontextmanager
+async def place(
+    act: Act, run: Path, attacker: Container, neighbour: Container, internet: Internet | None
+) -> AsyncIterator[Place | None]:
+    """The networks of an act that wants one."""
+    if act.network is None or internet is None:
+        yield None
+        return
+    networks = Networks(run)
+    rows = [(row(attacker, act.network), attacker), (row(neighbour, Network.open()), neighbour)]
+    await networks.open([])
+    try:
+        for each, owner in rows:
+            await networks.attach(each, owner)
+        addresses = [(await networks.status(each)).address for each, _ in rows]
+        yield Place(networks, internet, *map(str, addresses))
+    finally:
+        for each, owner in rows:
+            owner.followers.clear()
+            await networks.detach(each, owner)
+        await networks.close()
+
+
+def row(owner: Container, network: Network) -> SandboxRow:
+    """What the networks must know of a sandbox."""
+    return SandboxRow(
+        id=owner.spec.id,
+        image="",
+        state=SandboxState.RUNNING,
+        created_at=0.0,
+        uid_base=owner.spec.uid_base,
+        hostname=owner.spec.hostname,
+        tree=None,
+        head="",
+        origin="",
+        network=network,
+    )
+
+
+@asynccontextmanager
+async def checkpoints(run: Path, given: Checkpointer | None) -> AsyncIterator[Checkpointer]:
+    """The given checkpointer, or one for a moment."""
+    if given is not None:
+        yield given
+        return
+    made = Checkpointer(state=run, run=run)
+    try:
+        await made.prepare()
+        yield made
+    finally:
+        await made.close()
+        unmount_below(run)
+
+
+async def travel(made: Container, checkpointer: Checkpointer, capture: Path, *, alone: bool = False) -> None:
+    """Checkpoint, kill and restore a sandbox with a process in it. `alone`: then end what ran in it."""
     await made.exec(["sh", "-c", "sleep 1000 & true"])
     await checkpointer.capture(made, capture, processes=True)
     await checkpointer.forget(made)
@@ -66,18 +141,26 @@ async def travel(made: Container, checkpointer: Checkpointer, capture: Path) -> 
     made.cgroup.lift()
     await checkpointer.restore(made, capture)
     shutil.rmtree(capture)
+    if not alone:
+        return
     for pid in made.tasks():  # as alone as one that was created
         if pid != made.init_pid:
             os.kill(pid, signal.SIGKILL)
     await made.exec(["true"])  # once this is adopted, the killed one is reaped
 
 
-async def container(pool: Pool, image: Path, run: Path, limits: Limits, uid_base: int) -> Container:
+async def container(world: World, limits: Limits, uid_base: int) -> Container:
     name = f"act-{secrets.token_hex(6)}"
-    tree = pool.sandboxes / name
-    pool.create_tree(tree)
+    tree = world.pool.sandboxes / name
+    world.pool.create_tree(tree)
     spec = ContainerSpec(
-        id=name, image=image, tree=tree, uid_base=uid_base, hostname="crab", run_dir=run / name, limits=limits
+        id=name,
+        image=world.image,
+        tree=tree,
+        uid_base=uid_base,
+        hostname="crab",
+        run_dir=world.run / name,
+        limits=limits,
     )
     return await Container.create(spec)
 
@@ -88,22 +171,26 @@ async def remove(made: Container) -> None:
 
 
 async def try_act(
-    act: Act, pool: Pool, image: Path, run: Path, neighbour: Container, checkpointer: Checkpointer | None = None
+    act: Act,
+    world: World,
+    neighbour: Container,
+    checkpointer: Checkpointer | None = None,
+    internet: Internet | None = None,
 ) -> str:
     """ "" when contained, else what happened."""
-    async with scene(pool, image, run, act.limits, neighbour, checkpointer) as where:
+    async with scene(act, world, neighbour, checkpointer, internet) as where:
         return await act.check(where)
 
 
-async def run_all(pool: Pool, image: Path, run: Path, *, restored: bool = False) -> dict[str, object]:
-    neighbour = await container(pool, image, run, Limits(), FIRST_UID + 65_536)
+async def run_all(world: World, internet: Internet, *, restored: bool = False) -> dict[str, object]:
+    neighbour = await container(world, Limits(), FIRST_UID + 65_536)
     failed: dict[str, str] = {}
-    checkpointer = Checkpointer(state=run, run=run) if restored else None
+    checkpointer = Checkpointer(state=world.run, run=world.run) if restored else None
     try:
         if checkpointer is not None:
             await checkpointer.prepare()
         for act in ACTS:
-            said = await try_act(act, pool, image, run, neighbour, checkpointer)
+            said = await try_act(act, world, neighbour, checkpointer, internet)
             print(f"{'contained ' if not said else 'NOT       '} {act.name}{': ' + said if said else ''}", flush=True)
             if said:
                 failed[act.name] = said
@@ -135,7 +222,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if options.json:
             sys.stdout = sys.stderr
-        result = asyncio.run(run_all(pool, options.image, state, restored=options.restored))
+        with internet(state) as outside:
+            os.environ["PAGURUS_RESOLVERS"] = outside.resolvers
+            world = World(pool, options.image.resolve(), state)
+            result = asyncio.run(run_all(world, outside, restored=options.restored))
     finally:
         sys.stdout = output
         unmount_below(state)

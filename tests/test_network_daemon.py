@@ -12,7 +12,7 @@ import pytest
 
 from sandbox import Client, Network, Sandbox
 from sandbox.errors import Invalid
-from tests import internet as world
+from bench import _internet as world
 from tests.daemon_host import IMAGE, Daemon, missing
 
 #: Run in a sandbox: tries each "host port", prints a JSON object of what came of it.

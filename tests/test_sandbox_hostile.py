@@ -1,16 +1,18 @@
-"""Every hostile act of bench/_hostile.py, by name, in a real sandbox beside a real neighbour."""
+"""Every hostile act of bench/_hostile_acts.py, by name, in a real sandbox beside a real neighbour."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench import isolation
-from bench._hostile import ACTS, ATTEMPT, Act, judge
+from bench import _internet, isolation
+from bench._hostile import ATTEMPT, Act, judge
+from bench._hostile_acts import ACTS
 from sandbox import paths
 from sandbox.checkpoint import Checkpointer
 from sandbox.messages import Limits
@@ -21,12 +23,24 @@ from tests.container_support import base_image, pool
 __all__ = ["pool"]
 
 
+@pytest.fixture(scope="module")
+def internet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_internet.Internet | None]:
+    if _internet.missing():
+        yield None
+        return
+    with _internet.internet(tmp_path_factory.mktemp("internet")) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PAGURUS_RESOLVERS", made.resolvers)
+        yield made
+
+
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name.replace(" ", "-"))
-async def test_contained(act: Act, pool: Pool, tmp_path: Path) -> None:
-    image = base_image()
-    neighbour = await isolation.container(pool, image, tmp_path, Limits(), isolation.FIRST_UID + 65_536)
+async def test_contained(act: Act, pool: Pool, tmp_path: Path, internet: _internet.Internet | None) -> None:
+    if act.network is not None and internet is None:
+        pytest.skip(_internet.missing())
+    world = isolation.World(pool, base_image(), tmp_path)
+    neighbour = await isolation.container(world, Limits(), isolation.FIRST_UID + 65_536)
     try:
-        assert await isolation.try_act(act, pool, image, tmp_path, neighbour) == ""
+        assert await isolation.try_act(act, world, neighbour, internet=internet) == ""
     finally:
         await isolation.remove(neighbour)
 
@@ -52,20 +66,27 @@ FROM_A_RESTORED_ONE = (
     "reach a server on the host's loopback",
     "use the host's System V shared memory",
     "kill a process of the host by its number",
+    "reach a neighbour that has the same policy",
+    "raw socket with an open network",
+    "reach an address that the policy does not name",
 )
 
 
 @pytest.mark.parametrize("name", FROM_A_RESTORED_ONE, ids=lambda name: name.replace(" ", "-"))
-async def test_contained_after_a_restore(name: str, pool: Pool, tmp_path: Path) -> None:
+async def test_contained_after_a_restore(
+    name: str, pool: Pool, tmp_path: Path, internet: _internet.Internet | None
+) -> None:
     if not paths.criu().exists():
         pytest.skip(f"{paths.criu()} is missing: run `make setup`")
     (act,) = (act for act in ACTS if act.name == name)
-    image = base_image()
-    neighbour = await isolation.container(pool, image, tmp_path, Limits(), isolation.FIRST_UID + 65_536)
+    if act.network is not None and internet is None:
+        pytest.skip(_internet.missing())
+    world = isolation.World(pool, base_image(), tmp_path)
+    neighbour = await isolation.container(world, Limits(), isolation.FIRST_UID + 65_536)
     checkpointer = Checkpointer(state=tmp_path, run=tmp_path)
     try:
         await checkpointer.prepare()
-        assert await isolation.try_act(act, pool, image, tmp_path, neighbour, checkpointer) == ""
+        assert await isolation.try_act(act, world, neighbour, checkpointer, internet) == ""
     finally:
         await checkpointer.close()
         isolation.unmount_below(tmp_path)

@@ -1,6 +1,6 @@
-"""An internet of our own for tests: a network namespace beside the host, with servers of HTTP and DNS in it.
+"""An internet of our own for tests and benches: a network namespace beside the host, with servers in it.
 
-Not a test module. Nothing outside this machine is reached. ``203.0.113.0/24`` (documentation addresses) lies behind a
+Nothing outside this machine is reached. ``203.0.113.0/24`` (documentation addresses) lies behind a
 veth pair; the server there answers on every address that it was given.
 
 ::
@@ -89,7 +89,9 @@ async def web(reader, writer):
 
 class Echo(asyncio.DatagramProtocol):
     def connection_made(self, transport): self.transport = transport
-    def datagram_received(self, data, address): self.transport.sendto(data, address)
+    def datagram_received(self, data, address):
+        print("UDP", address[0], data[:40], flush=True)
+        self.transport.sendto(data, address)
 
 async def main():
     loop = asyncio.get_running_loop()
@@ -115,6 +117,10 @@ class Internet:
     def resolvers(self) -> str:
         """For PAGURUS_RESOLVERS."""
         return f"{DNS}:{DNS_PORT}"
+
+    def datagrams(self) -> list[str]:
+        """What came to its UDP echo server."""
+        return [line for line in self.log.read_text().splitlines() if line.startswith("UDP")]
 
     def asked(self) -> list[str]:
         """Names that its DNS server was asked for."""
