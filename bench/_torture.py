@@ -56,9 +56,10 @@ class Tally:
     verdicts: Counter[str] = field(default_factory=Counter)
     succeeded: Counter[str] = field(default_factory=Counter)  # calls of the matrix, by what the kernel answered
     refused: Counter[str] = field(default_factory=Counter)
+    unexpected: list[str] = field(default_factory=list)  # cases whose truth is not what their outcome promises
     tell: Callable[[str], None] | None = None  # told of every case
 
-    def add(self, case: Case, changes: _oracle.Changes, effects: Effects) -> None:
+    def add(self, case: Case, changes: _oracle.Changes, effects: Effects, output: str = "") -> None:
         judgement = judge(effects)
         verdict = judgement.verdict
         files = changes.files
@@ -68,6 +69,7 @@ class Tally:
             self.tell(f"  judged {verdict}: {judgement.reason}")
             self.tell(f"  differs: {(changes.files + changes.processes)[:20] or 'nothing'}")
             self.tell(f"  seen: {effects}")
+        self._check_oracle(case, changes, self._answered(output))
         self.cases += 1
         self.safest += judgement.safest
         self.verdicts[str(verdict)] += 1
@@ -88,12 +90,25 @@ class Tally:
             if verdict is not Verdict.NONE:
                 self.false_positives.append(f"{case.name} {_words(case)}: judged {verdict}: {judgement.reason}")
 
-    def answered(self, output: str) -> None:
-        """What the calls of the matrix returned: lines of `word number`."""
+    def _answered(self, output: str) -> bool:
+        """What the calls of the matrix returned: lines of `word number`. True when all of them succeeded."""
+        failed = False
         for line in output.splitlines():
             word, _, number = line.rpartition(" ")
             if word:
+                failed |= number.strip() != "0"
                 (self.refused if number.strip() != "0" else self.succeeded)[word.rpartition(":")[2]] += 1
+        return bool(output) and not failed
+
+    def _check_oracle(self, case: Case, changes: _oracle.Changes, succeeded: bool) -> None:
+        """The outcome of a call says whether something must differ: an oracle that sees less, or more, is broken."""
+        word = case.program[-1]
+        if case.group >= 0 or "." not in word or word.endswith((".failed", ".restored")):
+            return
+        differs = bool(changes.files or changes.processes)
+        promised = word.endswith((".created", ".changed"))
+        if succeeded and differs is not promised:
+            self.unexpected.append(f"{case.name}: {(changes.files + changes.processes)[:6] or 'nothing differs'}")
 
     def never_succeeded(self) -> list[str]:
         """Calls of the matrix that the kernel refused everywhere, though they were meant to succeed."""
@@ -248,8 +263,7 @@ class Arena:
         effects = self.inspector.read(stage.container.cgroup.id)
         after = await self.truth(stage.container)
         changes = after.since(stage.before)
-        tally.answered(answers)
-        tally.add(case, changes, effects)
+        tally.add(case, changes, effects, answers)
         captured = judge(effects).verdict is not Verdict.NONE
         # A change of mere times may stay unjudged; the truth to compare with is the one after it.
         stage.before = None if captured or case.setup or changes.processes or changes.files else after

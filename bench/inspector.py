@@ -3,7 +3,7 @@
 ::
 
     pagurus bench inspector [--json] [--quick] [--programs N] [--seed S] [--rounds N]
-    pagurus bench inspector --only CASE [--seed S]      the cases whose names hold CASE, with all that was seen
+    pagurus bench inspector --only CASE [--seed S]      one case, or all whose names hold CASE, with all that was seen
 
 runs every operation, every call of the matrix (call x outcome x actor x place) and N random programs in real
 sandboxes and compares each verdict with the truth (_oracle); repeats a part with absurdly small maps and on every
@@ -45,6 +45,7 @@ from sandbox.shim import short_slice
 
 TINY = Sizes(sandboxes=1, inodes=4, explanations=4096)
 SANDBOXES, NOISY = 32, 30
+HURRY = -15
 
 # What 23 operations of a kind must read as: operation, what comes before the mark, field of Effects.
 COUNTS: tuple[tuple[str, tuple[str, ...], Callable[[Any], int]], ...] = (
@@ -152,6 +153,15 @@ class Bench:
         print(passed, line, file=sys.stderr if self.options.json else sys.stdout, flush=True)
 
     @contextlib.contextmanager
+    def hurry(self) -> Iterator[None]:
+        """A high priority, so that other load on the machine takes less of the time that verdicts do not depend on."""
+        os.setpriority(os.PRIO_PROCESS, 0, HURRY)
+        try:
+            yield
+        finally:
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+    @contextlib.contextmanager
     def arena(self, inspector: Inspector) -> Iterator[Arena]:
         arena = Arena(self.pool, self.image, self.run, inspector)
         try:
@@ -162,7 +172,7 @@ class Bench:
     async def tortured(self, inspector: Inspector, chosen: list[Case], what: str, tally: Tally) -> int:
         """Run cases; returns the explanations that were lost."""
         before = len(tally.false_negatives), len(tally.false_positives)
-        with self.arena(inspector) as arena:
+        with self.hurry(), self.arena(inspector) as arena:
             await arena.run_cases(chosen, tally)
         missed, mistaken = len(tally.false_negatives) - before[0], len(tally.false_positives) - before[1]
         self.say(f"{len(chosen)} {what}: {missed} missed, {mistaken} captured for nothing")
@@ -231,6 +241,7 @@ def results(tally: Tally, tiny: Tally, others: dict[str, Tally]) -> dict[str, An
         "safest_verdicts": tally.safest,
         "verdicts": dict(tally.verdicts),
         "never_succeeded": tally.never_succeeded(),
+        "unexpected_truths": tally.unexpected[:100],
         "tiny_cases": tiny.cases,
         "tiny_false_negatives": len(tiny.false_negatives),
         "other_tiers": {
@@ -263,7 +274,9 @@ async def only(bench: Bench) -> dict[str, Any]:
         last = int(index)
         chosen = list(programs(int(seed), last + 1, bench.calls, first=last - last % GROUP))
     else:
-        chosen = [case for case in (*cases(), *matrix(bench.calls)) if wanted in case.name]
+        everything = [*cases(), *matrix(bench.calls)]
+        exact = [case for case in everything if case.name == wanted]
+        chosen = exact or [case for case in everything if wanted in case.name]
     tally = Tally(tell=bench.say)
     with load(bench.options.tier, TINY if bench.options.tiny else None) as inspector:
         await bench.tortured(inspector, chosen, "cases", tally)
@@ -284,7 +297,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=24, help="pairs of the overhead measurement")
     parser.add_argument("--quick", action="store_true", help="200 programs, a tenth of the matrix, 3 pairs")
-    parser.add_argument("--only", metavar="CASE", help="the cases whose names hold this, or `program SEED:NUMBER`")
+    parser.add_argument(
+        "--only", metavar="CASE", help="the case of this name, or all whose names hold it; or `program SEED:NUMBER`"
+    )
     parser.add_argument("--tier", help="with --only: on this tier")
     parser.add_argument("--tiny", action="store_true", help="with --only: with absurdly small maps")
     options = parser.parse_args(arguments)

@@ -172,12 +172,16 @@ static int read_only_mount(void)
 #define PROCESS_CALLS \
 	ON(kill, "start_signal_taker") ON(tkill, "start_signal_taker") ON(tgkill, "start_signal_blocker") \
 	ON(rt_sigqueueinfo, "start_signal_taker") ON(rt_tgsigqueueinfo, "start_signal_blocker") \
-	ON(pidfd_signal, "start_signal_taker") ON(stop_continue, "start_survivor") \
-	ON(process_vm_writev, "start_survivor") ON(ptrace_poke, "start_survivor") ON(ptrace_seize, "start_survivor") \
+	ON(pidfd_signal, "start_signal_taker") \
+	ON(process_vm_writev, "start_survivor") ON(ptrace_poke, "start_survivor") \
 	ON(proc_mem, "start_survivor") ON(oom_score, "start_survivor") ON(prlimit, "start_survivor") \
 	ON(setpriority, "start_survivor") ON(setaffinity, "start_survivor") ON(setscheduler, "start_survivor") \
 	ON(setattr, "start_survivor") ON(ioprio, "start_survivor") ON(process_madvise, "start_survivor") \
 	ON(getfd_seek, "start_holder") \
+	P(stop_continue, zero, "start_survivor", settled(by_stop_continue(SURVIVOR))) \
+	P(stop_continue, failed, "", by_stop_continue(NOBODY)) \
+	P(ptrace_seize, zero, "start_survivor", settled(by_ptrace_seize(SURVIVOR))) \
+	P(ptrace_seize, failed, "", by_ptrace_seize(NOBODY)) \
 	P(kill_thread, changed, "start_threaded", settled(by_kill(SURVIVOR))) \
 	P(kill_ignored, zero, "start_survivor", E(kill(SURVIVOR, SIGURG))) \
 	P(kill_probe, zero, "start_survivor", E(kill(SURVIVOR, 0))) \
