@@ -75,7 +75,7 @@ class Gate:
 
     async def _admit(self, request: web.Request, route: Route) -> web.StreamResponse:
         CALLER.set(access.NOBODY)
-        caller = self._caller(request, route)
+        caller = access.NOBODY if route.scope == "open" else self._caller(request)
         if (refused := access.refusal(caller, route.scope)) is not None:
             raise refused
         CALLER.set(caller)
@@ -90,7 +90,7 @@ class Gate:
 
     # ----------------------------------------------------------------- who, and how often
 
-    def _caller(self, request: web.Request, route: Route) -> Caller:
+    def _caller(self, request: web.Request) -> Caller:
         token = access.bearer(request.headers.get("Authorization"))
         if token is not None:
             return self.tokens.identify(token)
