@@ -40,7 +40,7 @@ from typing import Any
 
 from daemon.catalogue import CheckpointRow
 from daemon.judge import judge
-from sandbox import btrfs
+from sandbox import btrfs, dumpfile, snapshots
 from sandbox.dumpfile import HashedImages
 from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.extents import added_bytes
@@ -81,7 +81,11 @@ class Places:
         return self.dumps / checkpoint
 
     def packed(self, checkpoint: str) -> Path:
-        return self.stored / f"{checkpoint}.dump"
+        return self.stored / f"{checkpoint}{dumpfile.SUFFIX}"
+
+    def digest(self, checkpoint: str) -> Path:
+        """The hashes of its file snapshot."""
+        return self.stored / f"{checkpoint}{snapshots.SUFFIX}"
 
 
 class Capturer:
@@ -246,6 +250,7 @@ class Capturer:
         """Remove all content of a checkpoint that was never published, or is published no more."""
         shutil.rmtree(self.places.dump(checkpoint), ignore_errors=True)
         self.places.packed(checkpoint).unlink(missing_ok=True)
+        self.places.digest(checkpoint).unlink(missing_ok=True)
         snapshot = self.places.snapshot(checkpoint)
         if snapshot.exists():
             btrfs.delete_subvolume(snapshot)

@@ -111,14 +111,10 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     durable_answers: bool = False
     gateway: Gateway | None = None
     retention: Retention | None = None  # None: the host's
-    programs: dict[str, ProgramRow] = {}  # never changed in place where a checkpoint shares it: see `fork_programs`
+    programs: dict[str, ProgramRow] = {}  # replaced, never changed in place: checkpoints share it
     lifetime: float | None = None  # seconds from its creation
     idle_timeout: float | None = None  # seconds without a call
     at_end: AtEnd = AtEnd.STOP
-
-    def fork_programs(self) -> dict[str, ProgramRow]:
-        """A copy for another owner."""
-        return {name: msgspec.structs.replace(row, answered=list(row.answered)) for name, row in self.programs.items()}
 
     def info(self) -> SandboxInfo:
         return SandboxInfo(

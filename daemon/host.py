@@ -30,7 +30,9 @@ from daemon.keeper import Keeper
 from daemon.network.networks import Networks
 from daemon.owners import Making
 from daemon.schedule import Stage
+from daemon.store import Store
 from daemon.turns import Services, TurnLoop
+from daemon.verify import Verifier
 from sandbox import btrfs, digest, treediff
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
@@ -75,11 +77,17 @@ class Host:
         self.gateway: Any = None  # daemon.gateway.service.GatewayService, where the daemon has one
         self.making = Making(self.loops)
         self.keeper = Keeper(services, self.loops)
-        services.settled = lambda row, parent: self.keeper.changed(row.sandbox)
+        self.verifier = Verifier(services, places, self.keeper)
+        self.store = Store(self)
+        services.settled = self._settled
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]
 
     # ----------------------------------------------------------------- finding
+    def _settled(self, row: CheckpointRow, parent: CheckpointRow) -> None:
+        self.keeper.changed(row.sandbox)
+        self.verifier.later(row, parent)
+
 
     def loop(self, sandbox: str) -> TurnLoop:
         """The sandbox with this id or name."""
@@ -177,7 +185,7 @@ class Host:
         return await self.fork(flight.row.id, count)
 
     async def _fork_one(self, origin: CheckpointRow) -> ForkEntry:
-        template = self._template(origin)
+        template = self.template(origin)
         row = self._new_row(
             image=template.image,
             image_digest=template.image_digest,
@@ -279,7 +287,7 @@ class Host:
 
     def image_below(self, checkpoint: CheckpointRow) -> Image:
         """The image that the files of a checkpoint lie upon. Reads the disk."""
-        template = self._template(checkpoint)
+        template = self.template(checkpoint)
         return (
             self.images.image(template.image_digest) if template.image_digest else self.images.resolve(template.image)
         )
@@ -420,7 +428,7 @@ class Host:
             turn=row.turn,
         )
 
-    def _template(self, origin: CheckpointRow) -> SandboxRow | Template:
+    def template(self, origin: CheckpointRow) -> SandboxRow | Template:
         """The sandbox whose settings a fork inherits: the checkpoint's own, or one that descends from it."""
         if origin.template is not None:
             return origin.template

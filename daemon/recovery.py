@@ -153,6 +153,7 @@ async def recover(host: Host) -> None:
         if row.state is CheckpointState.CAPTURED and row.id in services.checkpoints:
             _store(host, row)
     services.spawn(host.keeper.run(), "keeper")
+    host.verifier.catch_up(list(services.checkpoints.values()))
     if sandboxes:
         alive = sum(loop.row.state is SandboxState.RUNNING for loop in host.loops.values())
         log.info("adopted %d sandboxes, %d dead", alive, len(sandboxes) - alive)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.tree import Tree
 
-from pagurus import copy_cli, image_cli, output, top
+from pagurus import checkpoint_cli, copy_cli, image_cli, output, top
 from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, call
 from sandbox import Client, Limits
 from sandbox.errors import PagurusError
@@ -30,6 +30,7 @@ application = typer.Typer(
     rich_markup_mode=None,
 )
 application.add_typer(image_cli.application, name="image")
+application.add_typer(checkpoint_cli.application, name="checkpoint")
 application.command("cp")(copy_cli.copy)
 application.command("top")(top.top)
 
@@ -162,25 +163,6 @@ def rm(sandboxes: SandboxNames) -> None:
 
 
 # --------------------------------------------------------------------------- checkpoints
-
-
-@application.command()
-def checkpoint(
-    sandbox: SandboxName,
-    label: Annotated[str | None, typer.Argument(help="A label for people.")] = None,
-    durable: Annotated[bool, typer.Option("--durable", help="Wait until it survives the loss of power.")] = False,
-    json: Json = False,
-) -> None:
-    """Capture the state of a sandbox as it is now."""
-
-    async def work(host: Client) -> CheckpointInfo:
-        return await (await host.get(sandbox)).checkpoint(label, wait="durable" if durable else "captured")
-
-    info = call(work)
-    if json:
-        output.as_json(info)
-    else:
-        print(info.id)
 
 
 @application.command()

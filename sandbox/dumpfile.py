@@ -107,7 +107,7 @@ def _pack(given: HashedImages, into: Path, store: PageStore) -> StoredDump:
             added = [store.add(part) for part in parts]
             new_pages += sum(each.new_pages for each in added)
             new_bytes += sum(each.new_bytes for each in added)
-            pages[name] = _differences(np.concatenate([np.zeros(0, np.uint64), *(each.numbers for each in added)]))
+            pages[name] = differences(np.concatenate([np.zeros(0, np.uint64), *(each.numbers for each in added)]))
             count += len(pages[name]) // 8
         size = publish(into, DumpFile(images=given.images, pages=pages, page_count=count, raw_bytes=given.raw_bytes))
     return StoredDump(into, given.raw_bytes, new_bytes + size, count, new_pages)
@@ -167,7 +167,8 @@ def references(paths: list[Path]) -> Iterator[np.ndarray]:
             yield dump.numbers(name)
 
 
-def _differences(numbers: np.ndarray) -> bytes:
+def differences(numbers: np.ndarray) -> bytes:
+    """Page numbers as a dump file holds them."""
     return np.diff(numbers.astype("<i8"), prepend=np.int64(0)).astype("<i8").tobytes()
 
 

@@ -22,9 +22,9 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from sandbox.sdk import client, files, gateway, handle, images, network
+from sandbox.sdk import client, files, gateway, handle, images, network, store
 
-__all__ = ["Client", "Conversation", "Files", "Fork", "Models", "Networking", "Sandbox"]
+__all__ = ["Client", "Conversation", "Files", "Fork", "Models", "Networking", "Sandbox", "Store"]
 
 
 class _Loop:
@@ -142,5 +142,6 @@ Conversation: Any = _proxy(gateway.Conversation)
 Models: Any = _proxy(gateway.Models)
 Networking: Any = _proxy(network.Networking)
 Images: Any = _proxy(images.Images)
+Store: Any = _proxy(store.Store)
 Fork: Any = _proxy(handle.Fork)
 Client: Any = _proxy(client.Client)

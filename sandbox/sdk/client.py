@@ -33,6 +33,7 @@ from sandbox.messages import (
 from sandbox.sdk.gateway import Models
 from sandbox.sdk.handle import Creation, Fork, Sandbox, checkpoint_id, forks
 from sandbox.sdk.images import Images
+from sandbox.sdk.store import Store
 from sandbox.sdk.transport import Transport
 
 POLL = 60.0  # seconds of one long poll; a longer wait polls again
@@ -48,6 +49,11 @@ class Client(Transport):
     def images(self) -> Images:
         """The images that sandboxes start from."""
         return Images(self)
+
+    @property
+    def store(self) -> Store:
+        """The checkpoints of the host as content."""
+        return Store(self)
 
     def create(
         self,

@@ -1,0 +1,219 @@
+"""``pagurus checkpoint``: capture a sandbox, and everything about checkpoints that lie in the store.
+
+Owns: names, arguments, what is printed. Does not own: behaviour. ``pagurus checkpoint SANDBOX [LABEL]`` captures, as
+``pagurus checkpoint take`` does; every other verb has its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+from typer.core import TyperGroup
+
+from pagurus import output
+from pagurus.common import Json, SandboxName, call
+from sandbox import Client
+from sandbox.errors import Invalid, PagurusError
+from sandbox.messages import CheckpointInfo
+from sandbox.messages.store import CheckpointReport, Imported
+
+CHUNK = 1 << 20
+CheckpointName = Annotated[str, typer.Argument(help="Id of a checkpoint.", metavar="CHECKPOINT")]
+
+
+class _TakeByDefault(TyperGroup):
+    """What is no verb is a sandbox to capture."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        words = [word for word in args if not word.startswith("-")]
+        if words and self.get_command(ctx, words[0]) is None:
+            args = ["take", *args]
+        return super().resolve_command(ctx, args)
+
+
+application = typer.Typer(
+    name="checkpoint",
+    cls=_TakeByDefault,
+    help="Capture a sandbox (checkpoint SANDBOX [LABEL]); verify, label, remove, move checkpoints.",
+    no_args_is_help=True,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+
+
+@application.command()
+def take(
+    sandbox: SandboxName,
+    label: Annotated[str | None, typer.Argument(help="A label for people.")] = None,
+    durable: Annotated[bool, typer.Option("--durable", help="Wait until it survives the loss of power.")] = False,
+    json: Json = False,
+) -> None:
+    """Capture the state of a sandbox as it is now."""
+
+    async def work(host: Client) -> CheckpointInfo:
+        return await (await host.get(sandbox)).checkpoint(label, wait="durable" if durable else "captured")
+
+    info = call(work)
+    if json:
+        output.as_json(info)
+    else:
+        print(info.id)
+
+
+@application.command("list")
+def list_(json: Json = False) -> None:
+    """All checkpoints of the host, the oldest first."""
+    infos = call(lambda host: host.store.checkpoints())
+    if json:
+        output.as_json(infos)
+        return
+    output.table(
+        ("checkpoint", "sandbox", "turn", "state", "verdict", "stored", "label", "error"),
+        [(i.id, i.sandbox, i.turn, i.state, i.verdict, output.size(i.stored_bytes), i.label, i.error) for i in infos],
+    )
+
+
+@application.command()
+def verify(
+    checkpoints: Annotated[
+        list[str] | None, typer.Argument(help="Ids; without any, all and the catalogue.", metavar="CHECKPOINT...")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Hash pages, process images and files again. Exits with 1 when anything is damaged, and names it."""
+
+    async def work(host: Client) -> list[CheckpointReport]:
+        return await host.store.verify(*(checkpoints or []))
+
+    reports = call(work)
+    if json:
+        output.as_json(reports)
+    else:
+        rows = [
+            (r.checkpoint, "damaged" if r.damage else "whole", r.pages, r.files, "; ".join(r.notes)) for r in reports
+        ]
+        output.table(("checkpoint", "", "pages", "files", "notes"), rows)
+        for report in reports:
+            for line in report.damage:
+                print(f"pagurus: {report.checkpoint}: {output.plain(line)}", file=sys.stderr)
+    raise typer.Exit(1 if any(report.damage for report in reports) else 0)
+
+
+@application.command()
+def label(
+    checkpoint: CheckpointName,
+    text: Annotated[str | None, typer.Argument(help="The label; without it the label is taken away.")] = None,
+) -> None:
+    """Label a checkpoint. Labelled ones are kept by every policy that does not say otherwise."""
+    call(lambda host: host.store.label(checkpoint, text))
+
+
+@application.command()
+def rm(
+    checkpoints: Annotated[list[str], typer.Argument(help="Ids.", metavar="CHECKPOINT...")],
+) -> None:
+    """Remove checkpoints that nothing stands on. What descends from them is handed to their parents."""
+
+    async def work(host: Client) -> list[str]:
+        failed = []
+        for name in checkpoints:
+            try:
+                await host.store.remove(name)
+            except PagurusError as error:
+                failed.append(str(error))
+        return failed
+
+    failed = call(work)
+    for line in failed:
+        print(f"pagurus: {line}", file=sys.stderr)
+    raise typer.Exit(1 if failed else 0)
+
+
+@application.command()
+def collect() -> None:
+    """Apply every policy and free what nothing refers to, now instead of soon."""
+    call(lambda host: host.store.collect())
+
+
+@application.command()
+def have() -> None:
+    """Write to stdout what this host has, for `export --have` on another one."""
+    sys.stdout.buffer.write(call(lambda host: host.store.have()))
+    sys.stdout.buffer.flush()
+
+
+@application.command()
+def export(
+    checkpoint: CheckpointName,
+    since: Annotated[str | None, typer.Option(help="A checkpoint that the other side has.")] = None,
+    have_file: Annotated[
+        Path | None, typer.Option("--have", help="What the other side has, by its `pagurus checkpoint have`.")
+    ] = None,
+) -> None:
+    """Write a durable checkpoint to stdout as one stream, for `pagurus checkpoint import` elsewhere."""
+    if sys.stdout.isatty():
+        raise Invalid("a checkpoint is no text", remedy="redirect it to a file or a pipe")
+    known = have_file.read_bytes() if have_file is not None else b""
+
+    async def work(host: Client) -> None:
+        async for part in host.store.stream(checkpoint, since=since, have=known):
+            await asyncio.to_thread(_write, part)
+
+    call(work)
+
+
+def _write(part: bytes) -> None:
+    sys.stdout.buffer.write(part)
+    sys.stdout.buffer.flush()
+
+
+@application.command("import")
+def import_(
+    file: Annotated[Path | None, typer.Argument(help="A file; stdin when left out.", exists=True)] = None,
+    json: Json = False,
+) -> None:
+    """Take in a checkpoint that `pagurus checkpoint export` wrote, from a host that you trust. All or nothing."""
+
+    async def work(host: Client) -> Imported:
+        if file is None:
+            return await host.store.receive(_parts(sys.stdin.buffer))
+        with open(file, "rb") as source:  # noqa: ASYNC230 - read on worker threads
+            return await host.store.receive(_parts(source))
+
+    _deliver(call(work), json)
+
+
+@application.command()
+def pull(
+    address: Annotated[str, typer.Argument(help="URL or socket of the other daemon.")],
+    checkpoint: CheckpointName,
+    token: Annotated[str | None, typer.Option(envvar="PAGURUS_PULL_TOKEN", help="Its token.")] = None,
+    ca: Annotated[str | None, typer.Option(help="Its certificate, or sha256:FINGERPRINT.")] = None,
+    json: Json = False,
+) -> None:
+    """Let the daemon fetch a checkpoint from another one, only what is missing here."""
+    _deliver(call(lambda host: host.store.pull(address, checkpoint, token=token, ca=ca)), json)
+
+
+async def _parts(source: BinaryIO) -> AsyncIterator[bytes]:
+    while part := await asyncio.to_thread(source.read, CHUNK):
+        yield part
+
+
+def _deliver(imported: Imported, json: bool) -> None:
+    if json:
+        output.as_json(imported)
+        return
+    facts: Any = (
+        "was here already"
+        if imported.already
+        else (
+            f"{output.size(imported.received_bytes)} received, {imported.new_pages} of {imported.pages} pages and "
+            f"{imported.new_contents} of {imported.contents} contents were new"
+        )
+    )
+    print(f"{imported.checkpoint.id}: {facts}")
