@@ -36,6 +36,7 @@ from daemon.verify import Verifier
 from sandbox import btrfs, digest, treediff
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
+from sandbox.identity import run_fork_hooks
 from sandbox.image import Image
 from sandbox.messages import (
     Change,
@@ -224,6 +225,7 @@ class Host:
             undo.push_async_callback(detach_all, self.attachments, row, container)
             await self._bring_back(container, origin, verify=False, fork=True)
             self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
+            await self._renew(row, container, origin)
             row.state = states.after(row.state, states.Event.START, sandbox=row.id)
             await self.services.catalogue.write([put_sandbox(row), *changes], durable=True)
             undo.pop_all()
@@ -373,6 +375,7 @@ class Host:
             await attach_all(self.attachments, row, loop.container)
             differences = await self._bring_back(loop.container, target, verify=verify, fork=False)
             self.services.inspector.mark(loop.container.cgroup.id, files=True, processes=True)
+            await self._renew(row, loop.container, target)
             row.head, row.ipc = target.id, target.ipc
             loop.step(states.Event.RESTORED)
             await self.services.catalogue.write([put_sandbox(row)])
@@ -406,6 +409,11 @@ class Host:
                 container, images, verify=verify, fork=fork, reference=reference
             )
         return list(report.differences)
+
+    async def _renew(self, row: SandboxRow, container: Any, origin: CheckpointRow) -> None:
+        """State that another sandbox lives on with: let the hooks of a fork run. What they do counts as a change."""
+        if origin.sandbox != row.id:
+            await run_fork_hooks(container, checkpoint=origin.id)
 
     async def restorable(self, checkpoint: str) -> CheckpointRow:
         """The checkpoint, captured by now, or why it cannot be restored."""

@@ -45,14 +45,14 @@ def copy(directory: Path, into: Path) -> None:
             shutil.copyfile(entry.path, into / entry.name)
 
 
-def adapt(directory: Path, *, uid_base: int, hostname: str, address: str | None = None) -> Adapted:
+def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, address: str | None = None) -> Adapted:
     """Fit a private copy to the container, whose address in the network (if any) is `address`. Blocks."""
     adapted = Adapted(directory)
     kinds = imagefile.messages()
     for path in directory.glob("userns-*.img"):
         _change(path, kinds.userns_entry, lambda entry: _shift(entry, uid_base))
     for path in directory.glob("utsns-*.img"):
-        _change(path, kinds.utsns_entry, lambda entry: _rename(entry, hostname))
+        _change(path, kinds.utsns_entry, lambda entry: _rename(entry, hostname, machine))
     table = imagefile.read(directory / "files.img", kinds.file_entry)
     if table is None:
         return adapted
@@ -93,10 +93,10 @@ def _shift(entry: Any, uid_base: int) -> bool:
     return True
 
 
-def _rename(entry: Any, hostname: str) -> bool:
-    if entry.nodename == hostname:
+def _rename(entry: Any, hostname: str, machine: str) -> bool:
+    if (entry.nodename, entry.domainname) == (hostname, machine):
         return False
-    entry.nodename = hostname
+    entry.nodename, entry.domainname = hostname, machine
     return True
 
 

@@ -32,6 +32,7 @@ from sandbox import restore as restoring
 from sandbox.dumpfile import StoredDump
 from sandbox.errors import NotEqual, PagurusError, Unsupported
 from sandbox.held import Held, held_files
+from sandbox.identity import machine_id
 from sandbox.pages import Collected, PageStore
 
 __all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
@@ -254,7 +255,11 @@ class Checkpointer:
             else:
                 dumpfile.unpack(source, images, self._store)
             adapted = adapt.adapt(
-                images, uid_base=spec.uid_base, hostname=spec.hostname[:64], address=container.address
+                images,
+                uid_base=spec.uid_base,
+                hostname=spec.hostname[:64],
+                machine=machine_id(spec.id),
+                address=container.address,
             )
             lean = images.with_name(images.name + LEAN)
             adapted.fill = fill.split(images, lean)

@@ -30,6 +30,7 @@ from pathlib import Path
 from sandbox import btrfs, paths
 from sandbox.cgroup import Cgroup, parse_bytes
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead, Unsupported
+from sandbox.identity import machine_id
 from sandbox.messages import Limits
 from sandbox.process import Command, Completed, Handles, Reaped, exit_code, exit_status, kill_started, readable
 from sandbox.process import pidfd_tells_exit as _pidfd_tells_exit
@@ -102,7 +103,9 @@ class Container:
             container._shim = await Shim.connect(spec.run_dir)
             layer = str(paths.runtime_layer())
             files = spec.limits.open_files
-            await container._call("setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files)
+            await container._call(
+                "setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files, machine_id(spec.id)
+            )
             await container._mount()
         except BaseException as error:
             await asyncio.shield(container.destroy())

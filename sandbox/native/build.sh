@@ -42,6 +42,8 @@ mkdir -p -m 755 "$layer/etc"
 printf 'nameserver 127.0.0.53\noptions timeout:2 attempts:5\n' >"$prefix/resolv.conf.new"
 chmod 644 "$prefix/resolv.conf.new"
 if cmp -s "$prefix/resolv.conf.new" "$layer/etc/resolv.conf"; then rm "$prefix/resolv.conf.new"; else mv "$prefix/resolv.conf.new" "$layer/etc/resolv.conf"; fi
+# Each sandbox's own, and that of each fork: see sandbox/identity.py.
+ln -sfn /proc/sys/kernel/domainname "$layer/etc/machine-id"
 ln -sfn /proc/self/fd "$layer/dev/fd"
 ln -sfn /proc/self/fd/0 "$layer/dev/stdin"
 ln -sfn /proc/self/fd/1 "$layer/dev/stdout"

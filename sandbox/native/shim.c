@@ -170,12 +170,12 @@ static void command_hello(void) {
     answer(&shim.init_pidfd, shim.init ? 1 : 0, "ok\n%d\n%d\n%d\n", getpid(), shim.init, shim.mounted);
 }
 
-/* setup ROOT LAYER UID_BASE HOSTNAME OPEN_FILES */
+/* setup ROOT LAYER UID_BASE HOSTNAME OPEN_FILES MACHINE */
 static void command_setup(void) {
     long base, files;
-    if (fields != 6 || !number(3, &base) || !number(5, &files) || base < ID_RANGE || base > (long)UINT32_MAX - ID_RANGE ||
+    if (fields != 7 || !number(3, &base) || !number(5, &files) || base < ID_RANGE || base > (long)UINT32_MAX - ID_RANGE ||
         files < 3 || !copy(shim.root, sizeof shim.root, field[1]) || !copy(shim.layer, sizeof shim.layer, field[2]) ||
-        !copy(shim.hostname, sizeof shim.hostname, field[4]))
+        !copy(shim.hostname, sizeof shim.hostname, field[4]) || !copy(shim.machine, sizeof shim.machine, field[6]))
         return refuse("setup", EINVAL);
     shim.uid_base = (uid_t)base;
     shim.open_files = (uint64_t)files;

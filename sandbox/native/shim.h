@@ -27,6 +27,7 @@ struct shim {
     char root[PATH_MAX];      /* mount point of the overlay in our mount namespace */
     char layer[PATH_MAX];     /* runtime layer */
     char hostname[65];
+    char machine[65];         /* machine id: the NIS domain name, where /etc/machine-id leads */
     uid_t uid_base;
     uint64_t open_files;
     int idmap;                /* user namespace that maps 0.. to uid_base.. */

@@ -144,6 +144,7 @@ static void become_init(struct shim *s, int status) {
     if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) give_up(status, "become root");
     if ((stage = enter_root())) give_up(status, stage);
     if (sethostname(s->hostname, strlen(s->hostname)) < 0) give_up(status, "hostname");
+    if (setdomainname(s->machine, strlen(s->machine)) < 0) give_up(status, "machine id");
     if (unshare(CLONE_NEWCGROUP) < 0) give_up(status, "cgroup namespace");
     umask(022);
     if ((stage = confine(0, 0))) give_up(status, stage);
@@ -318,6 +319,7 @@ static void become_host(struct shim *s, const struct host_command *c, int status
     if (c->in_cgroup && sethostname(s->hostname, strlen(s->hostname)) < 0) give_up(status, "hostname");
     int moved[PASSED_MAX];
     int high = fcntl(status, F_DUPFD_CLOEXEC, 512);
+    if (c->in_cgroup && setdomainname(s->machine, strlen(s->machine)) < 0) give_up(status, "machine id");
     if (high < 0) give_up(status, "descriptors");
     for (int i = 0; i < c->count; i++)  /* out of the way first: a target may be another one's source */
         if ((moved[i] = fcntl(c->fd[i], F_DUPFD_CLOEXEC, 512)) < 0) give_up(high, "descriptors");
