@@ -350,7 +350,7 @@ class FakeHost:
     ) -> None:
         if wanted.timeout is not None and script.delay > wanted.timeout:
             await asyncio.sleep(wanted.timeout)
-            result.exit_code, result.timed_out = 137, True
+            result.exit_code, result.timed_out = 143, True  # SIGTERM, as a real one
             return
         await asyncio.sleep(script.delay)
         said = script.effect(sandbox.files, match) if script.effect is not None else None

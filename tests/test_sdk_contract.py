@@ -50,7 +50,7 @@ async def test_commands_are_results(sb) -> None:
     cut = await sb.exec("echo hello", output_limit=2)
     assert (cut.stdout, cut.stdout_dropped) == (b"he", 4)
     late = await sb.exec("sleep 60", timeout=0.2)
-    assert late.timed_out and late.exit_code == 137
+    assert late.timed_out and late.exit_code == 143
 
 
 async def test_streams_end_with_the_result(sb) -> None:
