@@ -24,7 +24,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,8 @@ from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, put_checkpoin
 from daemon.engine import Engine, Ticket
 from daemon.judge import judge
 from daemon.schedule import Stage
-from sandbox.errors import PagurusError
+from sandbox import users
+from sandbox.errors import Conflict, PagurusError
 from sandbox.messages import (
     CheckpointState,
     Effects,
@@ -143,6 +144,14 @@ class Flight:
                 future.set_result(None)
 
 
+class Group:
+    """Several acts that are one turn."""
+
+    def __init__(self) -> None:
+        self.started = time.time()
+        self.result: ExecResult | None = None  # once it has ended
+
+
 class TurnLoop:
     """One sandbox and what happens in it."""
 
@@ -153,6 +162,9 @@ class TurnLoop:
         self.flight: Flight | None = None
         self.exclusive = asyncio.Lock()  # restore, removal
         self.active = 0  # commands and writes under way
+        self.attached = 0  # terminals, streams and turns of several acts that somebody has open
+        self.used_at = time.time()  # when the last call began or ended
+        self.group: Group | None = None
         self.failed: PagurusError | None = None  # why the last checkpoint failed, until an answer has said it
         self._ending = asyncio.Lock()
         self._answered_at: float | None = None
@@ -166,16 +178,34 @@ class TurnLoop:
             await flight.settled(durable=self.row.durable_answers)
 
     @contextlib.asynccontextmanager
-    async def using(self) -> AsyncIterator[None]:
-        """Living processes are needed, and the state before is captured. Raises if there are none."""
+    async def using(self, *, acting: bool = True) -> AsyncIterator[None]:
+        """Living processes are needed, and the state before is captured. Raises if there are none.
+
+        `acting`: something of the host's may change the sandbox meanwhile.
+        """
         self.step(states.Event.USE)
         await self.captured()
         self.step(states.Event.USE)
-        self.active += 1
+        self.active += acting
         try:
             yield
         finally:
-            self.active -= 1
+            self.active -= acting
+            self.touch()
+
+    def touch(self) -> None:
+        """Somebody uses it: its idle time begins anew."""
+        self.used_at = time.time()
+
+    @contextlib.contextmanager
+    def attending(self) -> Iterator[None]:
+        """Somebody has a terminal or a connection open meanwhile: its time does not end."""
+        self.attached += 1
+        try:
+            yield
+        finally:
+            self.attached -= 1
+            self.touch()
 
     def step(self, event: states.Event) -> None:
         """Move to the state that follows `event`, or raise why that is not possible."""
@@ -185,39 +215,68 @@ class TurnLoop:
 
     async def exec(self, request: ExecRequest, on_output: Callable[[str, bytes], Any] | None = None) -> ExecResult:
         """Run a command; when it ends the turn, judge it and begin its checkpoint."""
-        arrived = time.monotonic()
-        if self._answered_at is not None:
-            self._think += THINK_WEIGHT * (min(arrived - self._answered_at, 60.0) - self._think)
-        async with self.using():
-            started, clock = time.time(), time.monotonic()
+
+        async def run() -> ExecResult:
             argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
+            user = await self.user(request.user)
             done = await self.container.exec(
                 argv,
-                env={**self.row.env, **request.env},
+                env={"HOME": user.home, **self.row.env, **request.env},
                 cwd=request.cwd or self.row.workdir,
-                uid=request.user,
+                uid=user.uid,
+                gid=user.gid,
                 stdin=request.stdin,
                 timeout=request.timeout,
                 output_limit=request.output_limit,
                 **({"on_output": on_output} if on_output is not None else {}),
             )
-        result = ExecResult(
-            exit_code=done.exit_code,
-            stdout=done.stdout,
-            stderr=done.stderr,
-            duration=time.monotonic() - clock,
-            timed_out=done.timed_out,
-            stdout_dropped=done.stdout_dropped,
-            stderr_dropped=done.stderr_dropped,
-            oom_killed=getattr(done, "oom_killed", False),
-            waited_ms=1000 * (clock - arrived),
-        )
-        metrics.command(result.duration, clock - arrived)
+            return ExecResult(
+                exit_code=done.exit_code,
+                stdout=done.stdout,
+                stderr=done.stderr,
+                duration=done.duration,
+                timed_out=done.timed_out,
+                stdout_dropped=done.stdout_dropped,
+                stderr_dropped=done.stderr_dropped,
+                oom_killed=getattr(done, "oom_killed", False),
+            )
+
+        return await self.act(request.command, run, ends_turn=request.ends_turn)
+
+    async def act(
+        self,
+        what: str | list[str],
+        run: Callable[[], Awaitable[ExecResult]],
+        *,
+        ends_turn: bool,
+        settle: Callable[[ExecResult], None] | None = None,
+    ) -> ExecResult:
+        """Do something in the sandbox behind the gate, and end the turn with it unless it is one of several.
+
+        `settle` is told the judged result before it is published: what it changes of the row goes with it.
+        """
+        arrived = time.monotonic()
+        if self._answered_at is not None:
+            self._think += THINK_WEIGHT * (min(arrived - self._answered_at, 60.0) - self._think)
+        async with self.using():
+            started, clock = time.time(), time.monotonic()
+            result = await run()
+        result.waited_ms = 1000 * (clock - arrived)
         self.need_alive()
-        if request.ends_turn:
-            await self._end_turn(request, result, started)
+        if ends_turn and self.group is None:
+            await self._end_turn(what, result, started, settle)
+        elif settle is not None:
+            settle(result)
+            self.services.catalogue.later([put_sandbox(self.row)])
         self._answered_at = time.monotonic()
         return result
+
+    async def user(self, name: int | str) -> users.User:
+        """Somebody of the sandbox's own /etc/passwd. Raises Invalid for a name that is not in it."""
+        if name == 0:
+            return users.ROOT
+        self.need_alive()
+        return await asyncio.to_thread(users.find, self.container.init_pid, name)
 
     async def end_turn_by_request(self, what: str) -> ExecResult:
         """End the turn because the agent asks its model: what its commands left is judged, and captured if need be.
@@ -226,10 +285,33 @@ class TurnLoop:
         """
         self.step(states.Event.USE)
         ended = ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=0.0)
-        await self._end_turn(ExecRequest(command=what), ended, time.time())
+        await self._end_turn(what, ended, time.time())
         return ended
 
-    async def _end_turn(self, request: ExecRequest, result: ExecResult, started: float) -> None:
+    @contextlib.asynccontextmanager
+    async def grouped(self) -> AsyncIterator[Group]:
+        """All acts meanwhile are one turn. It ends with the block, however that ends."""
+        if self.group is not None:
+            raise Conflict("a turn of several acts is open already", remedy="end it first", sandbox=self.row.id)
+        self.step(states.Event.USE)
+        self.group = group = Group()
+        self.attached += 1
+        try:
+            yield group
+        finally:
+            self.group = None
+            self.attached -= 1
+            self.touch()
+            group.result = ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=time.time() - group.started)
+            await asyncio.shield(self._end_turn("(several acts)", group.result, group.started))
+
+    async def _end_turn(
+        self,
+        what: str | list[str],
+        result: ExecResult,
+        started: float,
+        settle: Callable[[ExecResult], None] | None = None,
+    ) -> None:
         async with self._ending:
             await self.captured()  # only when commands overlap
             self.need_alive()
@@ -248,16 +330,21 @@ class TurnLoop:
                 head = self.services.checkpoints[self.row.head]
                 tally.full_bytes += head.dump_bytes + head.files_bytes
                 result.checkpoint = head.id
-                self.services.catalogue.later([put_sandbox(self.row), put_turn(self._turn(request, result, started))])
+                if settle is not None:
+                    settle(result)
+                self.services.catalogue.later([put_sandbox(self.row), put_turn(self._turn(what, result, started))])
                 return
-            flight = self.begin(judgement.verdict, ipc=_ipc(effects))
-            result.checkpoint = flight.row.id
+            row = self.services.new_checkpoint(self.row, judgement.verdict)
+            row.ipc, result.checkpoint = _ipc(effects), row.id
+            if settle is not None:
+                settle(result)
+            flight = self.resume(row)
             await self.services.catalogue.write(
-                [put_checkpoint(flight.row), put_sandbox(self.row), put_turn(self._turn(request, result, started))]
+                [put_checkpoint(flight.row), put_sandbox(self.row), put_turn(self._turn(what, result, started))]
             )
 
-    def _turn(self, request: ExecRequest, result: ExecResult, started: float) -> TurnInfo:
-        command = request.command if isinstance(request.command, str) else " ".join(request.command)
+    def _turn(self, what: str | list[str], result: ExecResult, started: float) -> TurnInfo:
+        command = what if isinstance(what, str) else " ".join(what)
         return TurnInfo(
             sandbox=self.row.id,
             turn=self.row.turn,
@@ -298,7 +385,7 @@ class TurnLoop:
 
     async def checkpoint(self, label: str | None) -> Flight:
         """Begin a checkpoint of the state as it is now: a new id, and new content only if there is any."""
-        async with self.using(), self._ending:
+        async with self.using(acting=False), self._ending:  # or its own capture would take it for a command
             await self.captured()
             self.need_alive()
             effects = self.services.inspector.read(self.container.cgroup.id)
@@ -313,6 +400,7 @@ class TurnLoop:
         head = self.services.checkpoints[self.row.head]
         row = self.services.new_checkpoint(self.row, Verdict.NONE, label)
         row.files, row.dump, row.ipc, row.held = head.files, head.dump, head.ipc, head.held
+        row.programs = self.row.programs
         row.files_bytes, row.dump_bytes = head.files_bytes, head.dump_bytes
         row.full_bytes = row.files_bytes + row.dump_bytes
         row.started_at = row.captured_at = time.time()
@@ -334,6 +422,7 @@ class TurnLoop:
 
     def resume(self, row: CheckpointRow) -> Flight:
         """Take the checkpoint that `row` describes: begun now, or by a daemon that died."""
+        row.programs = self.row.programs
         flight = Flight(row, self.services.checkpoints[self.row.head])
         self.services.checkpoints[row.id] = row
         self.services.flights[row.id] = flight

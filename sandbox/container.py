@@ -32,7 +32,17 @@ from sandbox.cgroup import Cgroup, parse_bytes
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead, Unsupported
 from sandbox.identity import machine_id
 from sandbox.messages import Limits
-from sandbox.process import Command, Completed, Handles, Reaped, exit_code, exit_status, kill_started, readable
+from sandbox.process import (
+    Command,
+    Completed,
+    Handles,
+    Reaped,
+    end_started,
+    exit_code,
+    exit_status,
+    kill_started,
+    readable,
+)
 from sandbox.process import pidfd_tells_exit as _pidfd_tells_exit
 from sandbox.shim import Refused, Shim, ShimGone, launch
 
@@ -54,6 +64,10 @@ class ContainerSpec:
     hostname: str
     run_dir: Path  # <run>/sandboxes/<id>
     limits: Limits = field(default_factory=Limits)
+
+
+class Killed(Conflict):
+    """A command was killed from within the sandbox before it ran."""
 
 
 class Container:
@@ -211,6 +225,7 @@ class Container:
         env: Mapping[str, str] | None = None,
         cwd: str = "/",
         uid: int = 0,
+        gid: int | None = None,
         stdin: bytes = b"",
         timeout: float | None = None,
         output_limit: int = 1 << 20,
@@ -218,8 +233,9 @@ class Container:
     ) -> Completed:
         """Run a program to its end. Adopted by pid 1, in a session of its own.
 
-        `timeout` in seconds kills what it started. A failure of the program is a result; CommandNotFound, Invalid
-        (working directory), Conflict (no process left under the limit) and SandboxDead are raised.
+        After `timeout` seconds what it started is told to end, and killed soon after. `gid`: as `uid`. A failure of
+        the program is a result; CommandNotFound, Invalid (working directory), Conflict (no process left under the
+        limit) and SandboxDead are raised.
         `on_output` gets ("stdout" | "stderr", chunk) as it comes.
         """
         began = time.monotonic()
@@ -229,7 +245,7 @@ class Container:
         before = self.cgroup.oom_kills()
 
         async def launch_command() -> Command:
-            (pid, stream), fds = await self._start_command(flags, uid, cwd, argv, variables)
+            (pid, stream), fds = await self._start_command(flags, uid, cwd, argv, variables, gid)
             return Command(
                 self._handles(int(pid), int(stream), fds[0], parented),
                 fds,
@@ -241,6 +257,8 @@ class Container:
         launching = asyncio.ensure_future(launch_command())
         try:
             command = await asyncio.shield(launching)
+        except Killed:  # by another command of the sandbox: its end is a result like any other
+            return Completed(exit_code=128 + signal.SIGKILL, stdout=b"", stderr=b"", duration=time.monotonic() - began)
         except asyncio.CancelledError:
             with contextlib.suppress(PagurusError):  # what is being started must be ended, not lost
                 await (await launching).close()
@@ -262,18 +280,22 @@ class Container:
         )
 
     async def _start_command(
-        self, flags: int, uid: int, cwd: str, argv: Sequence[str], env: Mapping[str, str]
+        self, flags: int, uid: int, cwd: str, argv: Sequence[str], env: Mapping[str, str], gid: int | None = None
     ) -> tuple[list[str], list[int]]:
         if not argv or not argv[0]:
             raise Invalid("an empty command", sandbox=self.spec.id)
         if not 0 <= uid < ID_RANGE:
             raise Invalid(f"no such user in a sandbox: {uid}", sandbox=self.spec.id)
+        group = uid if gid is None else gid
         variables = [f"{name}={value}" for name, value in env.items()]
+        before = self.cgroup.oom_kills()
         try:
-            return await self._call("exec", flags, uid, uid, cwd, len(argv), *argv, *variables)
+            return await self._call("exec", flags, uid, group, cwd, len(argv), *argv, *variables)
         except ShimGone as error:
             raise self._dead("its shim is gone") from error
         except Refused as error:
+            if error.stage == "killed" and self.alive and self.cgroup.oom_kills() == before:
+                raise Killed("killed while it was started", remedy="try again", sandbox=self.spec.id) from error
             raise self._exec_error(error, argv[0], cwd) from error
 
     def _exec_error(self, error: Refused, program: str, cwd: str) -> PagurusError:
@@ -327,7 +349,12 @@ class Container:
             with contextlib.suppress(ShimGone, Refused, SandboxDead):
                 await self._call("release", stream)
 
-        return Handles(end=end, release=release, kill=lambda: kill_started(pid, self.tasks))
+        return Handles(
+            end=end,
+            release=release,
+            kill=lambda: kill_started(pid, self.tasks),
+            terminate=lambda: end_started(pid, self.tasks),
+        )
 
     # ---------------------------------------------------------------- host programs
 

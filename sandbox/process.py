@@ -17,6 +17,7 @@ import select
 import signal
 import struct
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ _PIDFD_GET_INFO = 0xC040FF0B
 _INFO_EXIT = 1 << 3
 _PIPE_SIZE = 1 << 20
 _READ_SIZE = 1 << 18
+_GRACE = 1.0  # seconds that a command has to end by itself after its deadline
 _KILL_PATIENCE = 10.0  # seconds for a killed command to be gone
 
 
@@ -221,6 +223,7 @@ class Handles:
     end: Callable[[], Awaitable[int]]  # its wait status
     release: Callable[[], Awaitable[None]]  # give its pipes up to the shim
     kill: Callable[[], int]  # all that it started; blocks
+    terminate: Callable[[], None]  # the same, but SIGTERM and some time first; blocks
 
 
 class Command:
@@ -251,7 +254,7 @@ class Command:
             async with asyncio.timeout(timeout):
                 return await self._end(), False
         except TimeoutError:
-            await asyncio.to_thread(self._handles.kill)
+            await asyncio.to_thread(self._handles.terminate)
             async with asyncio.timeout(_KILL_PATIENCE):
                 return await self._end(), True
 
@@ -315,6 +318,51 @@ def kill_started(root: int, pids: Callable[[], list[int]]) -> int:
     for task in stopped:
         _signal(task, signal.SIGKILL)
     return len(stopped)
+
+
+def end_started(root: int, pids: Callable[[], list[int]]) -> None:
+    """SIGTERM to everything that the command `root` started; after a while SIGKILL to what is left of it."""
+    found = started_by(root, pids())
+    for task in found:
+        _signal(task, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE
+    while any(_task(task.pid) for task in found) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    kill_started(root, pids)
+    for task in found:
+        _signal(task, signal.SIGKILL)
+
+
+def interrupt(root: int, pids: Callable[[], list[int]], number: signal.Signals, *, jobs: bool, root_too: bool) -> None:
+    """Send a signal to what runs in front of the shell `root`, and with `jobs` to what runs behind it.
+
+    What an interactive shell without a terminal starts in the background ignores SIGINT: that tells the two apart.
+    """
+    for task in started_by(root, pids()):
+        if task.pid == root:
+            if root_too:
+                _signal(task, signal.SIGINT)
+        elif jobs or number is signal.SIGINT or not _ignores(task.pid, signal.SIGINT):
+            _signal(task, number)
+
+
+def _ignores(pid: int, number: signal.Signals) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    mask = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")), 16)
+    return bool(mask >> (number - 1) & 1)
+
+
+def host_pid(inner: int, pids: list[int]) -> int | None:
+    """Which of these processes of a sandbox has this pid inside it."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith("NSpid:") and line.split()[-1] == str(inner):
+                    return pid
+    return None
 
 
 def _signal(task: _Task, number: signal.Signals) -> None:

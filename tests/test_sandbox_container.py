@@ -209,7 +209,7 @@ async def test_timeout_kills_what_was_started(maker: Maker) -> None:
     await shell(sb, "sleep 1000 & true")
     before = set(sb.tasks())
     done = await sb.exec(["sh", "-c", "echo begun; (sleep 1001; true) & setsid sleep 1002 & sleep 1003"], timeout=0.3)
-    assert (done.timed_out, done.exit_code, done.stdout) == (True, 137, b"begun\n")
+    assert (done.timed_out, done.exit_code, done.stdout) == (True, 143, b"begun\n")
     assert set(await _settled(sb)) == before
 
 

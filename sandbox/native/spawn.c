@@ -213,6 +213,10 @@ static void search_path(char **argv, char **envp) {
 static void become_command(const struct command *c, int status) __attribute__((noreturn));
 static void become_command(const struct command *c, int status) {
     const char *stage;
+    /* By itself and before it runs: whoever else could tell may be killed by the command, with kill(-1). */
+    int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    if (self < 0) give_up(status, "pidfd");
+    send_report(status, "", 0, self);
     setsid();
     set_slice(0, 0);
     if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) give_up(status, "become root");
@@ -241,17 +245,15 @@ static void help_command(struct shim *s, const struct command *c, int status) {
     if ((stage = set_limits(s->open_files))) give_up(status, stage);
     if (setns(s->init_pidfd, JOINED) < 0) give_up(status, "join namespaces");
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    int pidfd = -1;
     pid_t child = c->parented ? 0 : clone_child(CLONE_PARENT, -1, NULL);
     if (child < 0) give_up(status, "fork");
     if (child > 0) {
         send_report(status, "", child, -1);
         _exit(0);
     }
-    child = clone_child(c->parented ? CLONE_PARENT : 0, -1, &pidfd);
+    child = clone_child(c->parented ? CLONE_PARENT : 0, -1, NULL);
     if (child < 0) give_up(status, "fork");
     if (child == 0) become_command(c, status);
-    send_report(status, "", 0, pidfd);
     _exit(0);
 }
 
@@ -276,7 +278,7 @@ void start_command(struct shim *s, const struct command *c, struct started *out)
         if (out->failure.stage[0]) {  /* perhaps no answer at all: then nobody may be waited for */
             kill(helper, SIGKILL);
             if (out->middle > 0) kill(out->middle, SIGKILL);
-        if (out->pidfd >= 0) syscall(SYS_pidfd_send_signal, out->pidfd, SIGKILL, NULL, 0);
+            if (out->pidfd >= 0) syscall(SYS_pidfd_send_signal, out->pidfd, SIGKILL, NULL, 0);
         }
         waitpid(helper, NULL, 0);
         if (out->middle > 0) waitpid(out->middle, NULL, 0);
@@ -317,9 +319,9 @@ static void become_host(struct shim *s, const struct host_command *c, int status
      * those namespaces has neither) inherits them from CRIU: they must be fresh ones, not the host's. */
     if (c->in_cgroup && unshare(CLONE_NEWUTS | CLONE_NEWIPC) < 0) give_up(status, "fresh namespaces");
     if (c->in_cgroup && sethostname(s->hostname, strlen(s->hostname)) < 0) give_up(status, "hostname");
+    if (c->in_cgroup && setdomainname(s->machine, strlen(s->machine)) < 0) give_up(status, "machine id");
     int moved[PASSED_MAX];
     int high = fcntl(status, F_DUPFD_CLOEXEC, 512);
-    if (c->in_cgroup && setdomainname(s->machine, strlen(s->machine)) < 0) give_up(status, "machine id");
     if (high < 0) give_up(status, "descriptors");
     for (int i = 0; i < c->count; i++)  /* out of the way first: a target may be another one's source */
         if ((moved[i] = fcntl(c->fd[i], F_DUPFD_CLOEXEC, 512)) < 0) give_up(high, "descriptors");
