@@ -39,6 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from daemon.catalogue import CheckpointRow
+from daemon.ignore import NOTHING, Rules
+from daemon.inspection import look
 from daemon.judge import judge
 from sandbox import btrfs, dumpfile, snapshots
 from sandbox.dumpfile import HashedImages
@@ -100,10 +102,20 @@ class Capturer:
         self._readers: dict[str, int] = {}  # dumps in use by restores
         self._unwanted: set[str] = set()  # of these, stored meanwhile
 
-    async def take(self, container: Any, tree: str, row: CheckpointRow, parent: CheckpointRow, *, busy: bool) -> None:
+    async def take(
+        self,
+        container: Any,
+        tree: str,
+        row: CheckpointRow,
+        parent: CheckpointRow,
+        *,
+        busy: bool,
+        rules: Rules = NOTHING,
+    ) -> None:
         """Fill `row` with a captured state. On any error the content is gone and the sandbox tainted.
 
-        `busy` says that a command is under way, so that pid 1 is not alone even if it looks so.
+        `busy` says that a command is under way, so that pid 1 is not alone even if it looks so. `rules`: what is
+        ignored when a snapshot of the files alone looks again whether processes moved.
         """
         need_space(self.places.snapshots)
         row.started_at = time.time()
@@ -117,7 +129,7 @@ class Capturer:
             elif alone:
                 await asyncio.to_thread(self._snapshot_alone, container, tree, row)
             else:
-                await asyncio.to_thread(self._snapshot_frozen, container, tree, row)
+                await asyncio.to_thread(self._snapshot_frozen, container, tree, row, rules)
         except BaseException as error:
             escalates = isinstance(error, NeedsDump)
             processes = row.verdict.processes or escalates
@@ -143,13 +155,13 @@ class Capturer:
         if row.verdict.processes:
             _need_life(container)
 
-    def _snapshot_frozen(self, container: Any, tree: str, row: CheckpointRow) -> None:
+    def _snapshot_frozen(self, container: Any, tree: str, row: CheckpointRow, rules: Rules) -> None:
         btrfs.flush(self.places.tree(tree))  # takes the flush out of the frozen window
         began = time.monotonic()
         container.cgroup.freeze()
         try:
             _await_frozen(container.cgroup.path)
-            if judge(self.inspector.read(container.cgroup.id)).verdict.processes:
+            if look(self.inspector, container, rules)[1].verdict.processes:
                 raise NeedsDump("processes moved since the verdict")
             if held_files(container).files != row.held:
                 raise NeedsDump("a file changed that a process holds open")

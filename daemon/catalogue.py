@@ -32,6 +32,7 @@ from sandbox.messages import (
     CheckpointInfo,
     CheckpointState,
     Gateway,
+    IgnoreRules,
     Limits,
     Network,
     ProgramKind,
@@ -111,6 +112,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     durable_answers: bool = False
     gateway: Gateway | None = None
     retention: Retention | None = None  # None: the host's
+    ignore: IgnoreRules | None = None
     programs: dict[str, ProgramRow] = {}  # replaced, never changed in place: checkpoints share it
     lifetime: float | None = None  # seconds from its creation
     idle_timeout: float | None = None  # seconds without a call
@@ -146,6 +148,7 @@ class Template(msgspec.Struct, kw_only=True):
     durable_answers: bool = False
     gateway: Gateway | None = None
     retention: Retention | None = None
+    ignore: IgnoreRules | None = None
 
     @classmethod
     def of(cls, row: SandboxRow | Template) -> Template:

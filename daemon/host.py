@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from daemon import metrics, owners, states
+from daemon import ignore, metrics, owners, states
 from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places, need_space
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
@@ -152,6 +152,7 @@ class Host:
         image = await asyncio.to_thread(self.images.resolve, request.image)
         if not request.workdir.startswith("/"):
             raise Invalid(f"workdir must be absolute, not {request.workdir!r}")
+        ignore.checked(request.ignore)
         row = self._new_row(
             image=request.image,
             image_digest=image.digest,
@@ -164,6 +165,7 @@ class Host:
             durable_answers=request.durable_answers,
             gateway=request.gateway,
             retention=request.retention,
+            ignore=request.ignore,
         )
         with self._made(row):
             root = self._root_checkpoint(row)
@@ -199,6 +201,7 @@ class Host:
             durable_answers=template.durable_answers,
             gateway=template.gateway,
             retention=template.retention,
+            ignore=template.ignore,
         )
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
 

@@ -34,7 +34,9 @@ from daemon import metrics, states
 from daemon.capture import Capturer, NeedsDump, failure
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
 from daemon.engine import Engine, Ticket
-from daemon.judge import judge
+from daemon.ignore import checked
+from daemon.inspection import Assessor, Trees
+from daemon.judge import Judgement
 from daemon.schedule import Stage
 from sandbox import users
 from sandbox.errors import Conflict, PagurusError
@@ -167,6 +169,7 @@ class TurnLoop:
         self.group: Group | None = None
         self.failed: PagurusError | None = None  # why the last checkpoint failed, until an answer has said it
         self._ending = asyncio.Lock()
+        self._assessor = Assessor()
         self._answered_at: float | None = None
         self._think = 1.0  # seconds that the model took lately
 
@@ -316,8 +319,7 @@ class TurnLoop:
             await self.captured()  # only when commands overlap
             self.need_alive()
             clock = time.monotonic()
-            effects = self.services.inspector.read(self.container.cgroup.id)
-            judgement = judge(effects)
+            effects, judgement = await self.judged()
             result.verdict_ms = 1000 * (time.monotonic() - clock)
             self.row.turn += 1
             result.turn, result.verdict, result.reason = self.row.turn, judgement.verdict, judgement.reason
@@ -358,6 +360,22 @@ class TurnLoop:
             effects=result.effects,
         )
 
+    async def judged(self) -> tuple[Effects, Judgement]:
+        """What was done since the last checkpoint, and the verdict on it."""
+        head, tree = self.services.checkpoints.get(self.row.head), self.row.tree
+        trees = None
+        if head is not None and tree is not None:
+            places, owner = self.services.capturer.places, self.services.checkpoints.get(head.files or "")
+            trees = Trees(
+                before=None if head.files is None else places.snapshot(head.files) / "upper",
+                now=places.tree(tree) / "upper",
+                lower=self.container.spec.image,
+                taken_at=(owner.started_at or 0.0) if owner is not None else 0.0,
+            )
+        return await self._assessor.assess(
+            self.services.inspector, self.container, trees, rules=checked(self.row.ignore), busy=self.active > 0
+        )
+
     def need_alive(self) -> None:
         """Raise unless pid 1 lives; notices a death that nobody has reported yet."""
         states.after(self.row.state, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
@@ -388,10 +406,9 @@ class TurnLoop:
         async with self.using(acting=False), self._ending:  # or its own capture would take it for a command
             await self.captured()
             self.need_alive()
-            effects = self.services.inspector.read(self.container.cgroup.id)
-            verdict = judge(effects).verdict
-            if verdict is not Verdict.NONE:
-                flight = self.begin(verdict, label=label, ipc=_ipc(effects))
+            effects, judgement = await self.judged()
+            if judgement.verdict is not Verdict.NONE:
+                flight = self.begin(judgement.verdict, label=label, ipc=_ipc(effects))
                 await self.services.catalogue.write([put_checkpoint(flight.row)])
                 return flight
             return await self._same_content(label)
@@ -455,7 +472,12 @@ class TurnLoop:
                 sandbox=self.row.id,
                 deadline=services.engine.now() + self._think,
                 work=lambda: services.capturer.take(
-                    self.container, self.row.tree or "", row, flight.parent, busy=self.active > 0
+                    self.container,
+                    self.row.tree or "",
+                    row,
+                    flight.parent,
+                    busy=self.active > 0,
+                    rules=checked(self.row.ignore),
                 ),
                 waited=flight.waited,
             )

@@ -356,6 +356,7 @@ static __always_inline void call_ioctl(struct sandbox *s, struct task *t, struct
 		count(procs_of(s)->mounts);
 		return;
 	}
+	count(files_of(s)->hidden);
 	file = file_at(p, ARG0);
 	if (file)
 		metadata_of(s, t, p, file);
@@ -376,6 +377,8 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 	struct file *file;
 	u64 flags = 0;
 
+	if (nr == NR_FALLOCATE || nr == NR_TRUNCATE || nr == NR_FTRUNCATE)
+		count(files_of(s)->hidden);
 	switch (kind) {
 	case K_OPEN:
 		if (nr == NR_OPEN)
@@ -415,7 +418,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		count(files_of(s)->renames);
 		break;
 	case K_UTIMENSAT:
-		count(files_of(s)->times);
+		count(files_of(s)->hidden);
 		if (!ARG1) {
 			file = file_at(p, ARG0);
 			if (file)
@@ -427,7 +430,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		count(files_of(s)->metadata);
 		break;
 	case K_UTIMES:
-		count(files_of(s)->times);
+		count(files_of(s)->hidden);
 		count(files_of(s)->metadata);
 		break;
 	case K_META_PATH:

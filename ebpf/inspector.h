@@ -20,7 +20,7 @@ struct files_bucket {
 	u64 removes;	/* names removed */
 	u64 renames;	/* renames and hard links */
 	u64 metadata;	/* modes, owners, times, attributes, lengths */
-	u64 times;	/* of these, time stamps set on purpose */
+	u64 hidden;	/* time stamps, lengths, allocations and flags set on purpose: not to be seen in the bytes */
 	u64 data;	/* inodes whose content was dirtied */
 	u64 temporary;	/* inodes made since the mark that are gone again */
 	u64 uring;	/* io_uring requests that may change something */

@@ -311,7 +311,7 @@ class Inspector:
             must_processes=(
                 why.get(_TAINT_PROCESSES, "marked before a restart") if state.tainted & _TAINT_PROCESSES else ""
             ),
-            times_set=files.times,
+            times_set=files.hidden,
             excluded=max(0, _signed(state.excluded)),
         )
 

@@ -100,6 +100,8 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 
 #define NR_FALLOCATE 285
 #define NR_RESTART_SYSCALL 219
+#define NR_TRUNCATE 76
+#define NR_FTRUNCATE 77
 #define NR_CREAT 85
 #define NR_SETPRIORITY 141
 #define NR_SYMLINK 88

@@ -28,6 +28,7 @@ from sandbox.messages.gateway import (
     Upstream,
     UpstreamInfo,
 )
+from sandbox.messages.ignore import IgnoreRules
 from sandbox.messages.images import CommitRequest, ImageConfig, ImageInfo
 from sandbox.messages.network import Network, NetworkCounters, NetworkStatistics, NetworkStatus, Refusal
 from sandbox.messages.processes import (
@@ -74,6 +75,7 @@ __all__ = [
     "ForkRequest",
     "Gateway",
     "GatewayStatistics",
+    "IgnoreRules",
     "ImageConfig",
     "ImageInfo",
     "LabelsRequest",

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from sandbox.messages.gateway import Gateway
+from sandbox.messages.ignore import IgnoreRules
 from sandbox.messages.network import Network
 
 
@@ -60,6 +61,7 @@ class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     durable_answers: bool = False  # hold answers until durable instead of until captured
     gateway: Gateway | None = None  # how its agent reaches a model
     retention: Retention | None = None  # which checkpoints are kept; None: as the host does by default
+    ignore: IgnoreRules | None = None  # what alone makes no checkpoint
     lifetime: Seconds | None = None  # from its creation; never cuts a call short
     idle_timeout: Seconds | None = None  # without any call
     at_end: AtEnd = AtEnd.STOP

@@ -64,5 +64,6 @@ class Effects(msgspec.Struct, kw_only=True, omit_defaults=True):
     uring_requests: int = 0  # io_uring requests that may change something
     must_files: str = ""  # why the owner wants the file half captured whatever was seen
     must_processes: str = ""  # the same for the process half
-    times_set: int = 0  # of metadata_changes, time stamps set on purpose
+    times_set: int = 0  # time stamps, lengths, allocations and flags set on purpose: not to be seen in the bytes
     excluded: int = 0  # tasks alive that are the agent's own: among no other count of tasks
+    ignored: int = 0  # tasks alive that an ignore rule names: the same

@@ -24,6 +24,7 @@ from sandbox.messages import (
     ForkEntry,
     ForkRequest,
     Gateway,
+    IgnoreRules,
     Limits,
     Network,
     Retention,
@@ -68,6 +69,7 @@ class Client(Transport):
         durable_answers: bool = False,
         gateway: Gateway | None = None,
         retention: Retention | None = None,
+        ignore: IgnoreRules | None = None,
     ) -> Creation:
         """A new sandbox: ``sb = await host.create(...)``, or ``async with host.create(...) as sb``."""
         request = CreateRequest(
@@ -81,6 +83,7 @@ class Client(Transport):
             durable_answers=durable_answers,
             gateway=gateway,
             retention=retention,
+            ignore=ignore,
         )
         return Creation(self, request)
 

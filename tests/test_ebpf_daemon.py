@@ -1,0 +1,95 @@
+"""Verdicts of a real daemon: what comes to nothing is captured by nothing, what is ignored neither; all else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandbox import Client, Sandbox
+from sandbox.errors import Invalid
+from sandbox.messages import IgnoreRules, Verdict
+
+NONE, FILES, PROCESSES = Verdict.NONE, Verdict.FILES, Verdict.PROCESSES
+
+
+async def verdict(sb: Sandbox, command: str) -> Verdict | None:
+    result = await sb.exec(command)
+    assert result.exit_code == 0, result.stderr
+    return result.verdict
+
+
+async def test_what_comes_to_nothing_needs_no_checkpoint(sb: Sandbox) -> None:
+    assert await verdict(sb, "mkdir /work && echo same > /work/file") is FILES
+    head = (await sb.exec("true")).checkpoint
+    for command in (
+        "echo same > /work/file",
+        "echo same > /work/new && mv /work/new /work/file",
+        "echo x > /work/temporary && chmod 600 /work/temporary && mv /work/temporary /work/t2 && rm /work/t2",
+        "chmod 600 /work/file && chmod 644 /work/file",
+        "mkdir -p /work/a/b && rm -r /work/a",
+        "cat /etc/passwd > /tmp/p && rm /tmp/p",
+    ):
+        assert await verdict(sb, command) is NONE, command
+    assert (await sb.exec("true")).checkpoint == head
+
+
+async def test_what_comes_to_something_is_captured(sb: Sandbox) -> None:
+    assert await verdict(sb, "mkdir /work && echo same > /work/file") is FILES
+    for command in (
+        "echo else > /work/file",
+        "chmod 600 /work/file",
+        "touch -d @5 /work/file",
+        "ln /work/file /work/twin",
+        "rm /work/twin",
+        "chmod 700 /work",
+        "rm /etc/issue",
+        "echo x >> /etc/passwd",
+        "truncate -s 100 /work/file",
+    ):
+        assert await verdict(sb, command) is FILES, command
+
+
+async def test_the_next_difference_is_found_after_one_that_came_to_nothing(sb: Sandbox) -> None:
+    await sb.exec("mkdir /work && echo same > /work/file")
+    assert await verdict(sb, "echo same > /work/file") is NONE
+    result = await sb.exec("echo else > /work/file")
+    assert result.verdict is FILES
+    await sb.restore()
+    assert (await sb.exec("cat /work/file")).stdout == b"else\n"
+
+
+async def test_a_file_that_a_survivor_holds_is_not_replaced_by_its_like(sb: Sandbox) -> None:
+    await sb.exec("mkdir /work && echo same > /work/file")
+    assert await verdict(sb, "setsid sleep 1000 < /work/file > /dev/null 2>&1 &") is not NONE
+    assert await verdict(sb, "echo same > /work/new && mv /work/new /work/file") is not NONE
+
+
+async def test_ignored_paths_make_no_checkpoint_and_lie_in_those_of_others(host: Client) -> None:
+    rules = IgnoreRules(paths=["/var/cache/**", "**/__pycache__/**"])
+    async with host.create("debian", ignore=rules) as sb:
+        assert await verdict(sb, "mkdir -p /work /var/cache/x && echo 1 > /work/file") is FILES
+        assert await verdict(sb, "echo 2 > /var/cache/x/y") is NONE
+        assert await verdict(sb, "mkdir -p /work/__pycache__ && echo 2 > /work/__pycache__/m.pyc") is NONE
+        # A way into an ignored directory that leads out of it again.
+        assert await verdict(sb, "ln -s /work /var/cache/out") is NONE
+        assert await verdict(sb, "echo 3 > /var/cache/out/file") is FILES
+        await sb.exec("echo 4 > /var/cache/x/y")
+        await sb.restore()
+        assert (await sb.exec("cat /var/cache/x/y /work/file")).stdout == b"2\n3\n"
+
+
+async def test_an_ignored_process_makes_no_checkpoint_but_what_it_does_counts(host: Client) -> None:
+    async with host.create("debian", ignore=IgnoreRules(processes=["/usr/bin/sleep"])) as sb:
+        leave = "{} > /dev/null 2>&1 < /dev/null &"
+        assert await verdict(sb, leave.format("setsid sleep 1000")) is NONE
+        assert await verdict(sb, leave.format("setsid tail -f /dev/null")) is PROCESSES
+        assert await verdict(sb, "true") is NONE
+        assert (
+            await verdict(sb, "pkill sleep || kill $(cat /proc/[0-9]*/stat | grep '(sleep)' | cut -d' ' -f1)")
+            is PROCESSES
+        )
+
+
+async def test_rules_that_say_nothing_for_certain_are_refused(host: Client) -> None:
+    for rules in (IgnoreRules(paths=["/**"]), IgnoreRules(processes=["a name that is far too long"])):
+        with pytest.raises(Invalid):
+            await host.create("debian", ignore=rules)
