@@ -6,7 +6,7 @@ BENCH ?= list
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup native image setup-vllm demo test lint bench lock clean
+.PHONY: help setup native image setup-vllm setup-agents demo test lint bench lock clean
 
 help:
 	@echo "make setup       install what is missing: packages, CRIU, .venv, native parts, the base image"
@@ -14,6 +14,7 @@ help:
 	@echo "make test        the tests (TESTS='tests/test_one_turn.py -x')"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
+	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
 	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
 	@echo "make clean       remove what set-up built in this checkout"
 
@@ -25,6 +26,9 @@ native:
 
 image:
 	@$(ROOT) bash scripts/image.sh
+
+setup-agents: setup
+	@$(ROOT) bash scripts/agents.sh
 
 setup-vllm: setup
 	@$(ROOT) bash scripts/vllm.sh
