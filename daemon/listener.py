@@ -11,7 +11,6 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -76,13 +75,22 @@ def inherited() -> list[socket.socket]:
     return found
 
 
-class _Busy(asyncio.Protocol):
-    """Says that there are too many connections."""
+class _Arrival(asyncio.Protocol):
+    """Lets a new connection in, or says that there are too many. Counted as they arrive, one after another."""
+
+    def __init__(self, server: web.Server, most: int) -> None:
+        self._server = server
+        self._most = most
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        transport.write(_BUSY)
-        transport.close()
+        if len(self._server.connections) >= self._most:
+            transport.write(_BUSY)
+            transport.close()
+            return
+        inner = self._server()
+        transport.set_protocol(inner)
+        inner.connection_made(transport)
 
 
 class Listeners:
@@ -116,15 +124,10 @@ class Listeners:
         )
         self._servers.append(server)
 
-    @property
-    def _protocol(self) -> Callable[[], asyncio.Protocol]:
+    def _protocol(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None
-
-        def made() -> asyncio.Protocol:
-            return _Busy() if len(server.connections) >= self._most else server()
-
-        return made
+        return _Arrival(server, self._most)
 
     async def close(self) -> None:
         """Accept no more; requests under way have a moment to end."""
