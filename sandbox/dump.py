@@ -13,6 +13,7 @@ the sandbox was frozen and the dump was already good; or it raises CheckpointFai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import re
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import criu
+from sandbox import criu, imagefile
 from sandbox.errors import CheckpointFailed
 from sandbox.held import Held, held_files
 from sandbox.shim import Refused
@@ -38,14 +39,17 @@ LOG = "dump.log"
 REMEDIES: tuple[tuple[str, str], ...] = (
     (r"io_uring", "io_uring cannot be checkpointed: run the program without it"),
     (r"inotify|fanotify|fsnotify", "a watched file cannot be found again: close the watch before the checkpoint"),
-    (r"[Gg]host.*(too|limit)|Can't dump ghost", "a deleted file that is still open is too large: close it"),
-    (r"tty|pts|ptmx", "a terminal has one end outside the sandbox: run the program without a terminal"),
-    (r"session leader|leader .*outside|sid", "a process belongs to a session outside: start it with setsid"),
-    (r"unix|Unix", "a Unix socket is connected to something outside the sandbox: close it"),
-    (r"trac(ed|er)|ptrace|[Uu]n?seiz", "a process is being traced: detach the debugger"),
-    (r"lookup mount|mount point", "a process holds a file or mount from outside the sandbox"),
+    (r"[Gg]host", "a deleted file that is still open is too large: close it"),
     (r"No space left", "the memory for captures is full: make checkpoints durable or raise its limit"),
-    (r"socket|sk_|inet", "a socket of a kind that cannot be checkpointed is open: close it"),
+    (
+        r"External socket|half of (stream|seqpacket)|unix:",
+        "a Unix socket is connected to outside the sandbox: close it",
+    ),
+    (r"tty:|pts|ptmx", "a terminal has one end outside the sandbox: run the program without a terminal"),
+    (r"lookup mount|mount point", "a process holds a file or mount from outside the sandbox: close it"),
+    (r"[Ss]ession leader|leader .*outside|\bsid\b", "a process belongs to a session outside: start it with setsid"),
+    (r"trac(ed|er)|ptrace|[Uu]n?seiz", "a process is being traced: detach the debugger"),
+    (r"socket|\bsk-|inet", "a socket of a kind that cannot be checkpointed is open: close it"),
 )
 
 
@@ -116,6 +120,7 @@ async def dump(
     total = (time.monotonic() - began) * 1e3
     statistics = stats(directory)
     tasks = _check_complete(container, directory, frozen.pids)
+    _check_terminals(container, directory)
     raw = sum(entry.stat().st_size for entry in os.scandir(directory))
     return Dumped(
         directory=directory,
@@ -226,6 +231,34 @@ def _check_complete(container: Any, directory: Path, pids: list[int]) -> int:
     )
 
 
+def _check_terminals(container: Any, directory: Path) -> None:
+    """CRIU takes a terminal of another devpts for one of the sandbox's, and then cannot restore it."""
+    kinds = imagefile.messages()
+    table = imagefile.read(directory / "files.img", kinds.file_entry)
+    entries = table.entries if table is not None else []
+    terminals = {entry.tty.regf_id for entry in entries if entry.HasField("tty")}
+    if not terminals:
+        return
+    mounts: set[int] = set()
+    for path in directory.glob("mountpoints-*.img"):
+        image = imagefile.read(path, kinds.mnt_entry)
+        mounts.update(entry.mnt_id for entry in (image.entries if image is not None else ()))
+    files = [entry.reg for entry in entries if entry.HasField("reg") and entry.id in terminals]
+    if any(file.mnt_id > 0 and file.mnt_id not in mounts for file in files):
+        holders = [
+            f"descriptor {fd} ({target}) of {pid} [{name}, pid {inside} in the sandbox]"
+            for pid in container.tasks()
+            for inside, name in [_identify(pid)]
+            for fd, target in _links(pid)
+            if target.startswith("/dev/pts/") and not os.path.exists(f"/proc/{container.init_pid}/root{target}")
+        ]
+        raise CheckpointFailed(
+            f"a terminal lies outside the sandbox: {', '.join(holders) or 'its holder has ended'}",
+            remedy="run the program without a terminal, or with one of the sandbox's own",
+            sandbox=container.spec.id,
+        )
+
+
 def _killed_meanwhile(container: Any, what: str) -> CheckpointFailed:
     return CheckpointFailed(
         f"the processes were killed while they were dumped: {what}",
@@ -254,11 +287,42 @@ def _failed(container: Any, error: criu.CriuError) -> CheckpointFailed:
 
 
 def _with_names(text: str, pids: list[int]) -> str:
-    """CRIU's message, with the program's name behind the first mention of each process of this sandbox."""
+    """CRIU's message, with names behind the first mention of each process and object of this sandbox."""
+    for number, holder in _holders(pids, set(re.findall(r"\b\d{3,}\b", text))).items():
+        text = re.sub(rf"\b{number}\b", f"{number} [{holder}]", text, count=1)
     for pid in pids:
-        number, name = _identify(pid)
-        text = re.sub(rf"\b{pid}\b", f"{pid} [{name}, pid {number} in the sandbox]", text, count=1)
+        inside, name = _identify(pid)
+        text = re.sub(rf"\b{pid}\b", f"{pid} [{name}, pid {inside} in the sandbox]", text, count=1)
+    if "fsnotify" in text:
+        watching = [f"descriptor {fd} of {name}" for pid in pids for fd, name in _watches(pid)]
+        text += f" | watches: {', '.join(watching) or 'gone'}"
     return text
+
+
+def _links(pid: int) -> list[tuple[str, str]]:
+    """(descriptor, where it leads) of a process; empty when it is gone."""
+    found = []
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append((fd, os.readlink(f"/proc/{pid}/fd/{fd}")))
+    return found
+
+
+def _holders(pids: list[int], numbers: set[str]) -> dict[str, str]:
+    """Who holds the sockets and pipes with these inode numbers."""
+    found = {}
+    for pid in pids:
+        for fd, target in _links(pid):
+            kind, _, rest = target.partition(":[")
+            if (number := rest.rstrip("]")) in numbers and kind in ("socket", "pipe"):
+                found[number] = f"{kind}, descriptor {fd} of {_identify(pid)[1]}"
+    return found
+
+
+def _watches(pid: int) -> list[tuple[str, str]]:
+    name = _identify(pid)[1]
+    return [(fd, name) for fd, target in _links(pid) if target == "anon_inode:inotify"]
 
 
 def load(path: Path) -> list[dict[str, Any]]:
