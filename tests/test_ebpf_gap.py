@@ -1,0 +1,99 @@
+"""kill -9 of the daemon: what a sandbox does while nobody looks is in the next checkpoint all the same.
+
+Nothing of the inspector is pinned. The next daemon loads it anew, counts every task that it finds as new, and taints
+both halves of each sandbox that it adopts: the gap gets the safest verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.messages import Verdict
+from tests.daemon_host import IMAGE, Daemon, missing, tasks_of
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon of this test alone: it is killed."""
+    if reason := missing():
+        pytest.skip(reason)
+    daemon = Daemon(tmp_path / "host")
+    try:
+        yield daemon.start()
+    finally:
+        daemon.clean()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - the sandbox has nobody to tell
+            await asyncio.sleep(0.01)
+
+
+def root_of(sandbox: str) -> Path:
+    return Path(f"/proc/{tasks_of(sandbox)[0]}/root")
+
+
+async def test_a_writer_at_work_in_the_gap_is_captured(own: Daemon) -> None:
+    async with own.client() as client:
+        sb = await client.create(IMAGE)
+        loop = "mkdir /work; while :; do echo x >> /work/log; sleep 0.02; done"
+        await sb.exec(f"setsid sh -c '{loop}' > /dev/null 2>&1 < /dev/null &")
+        before = await sb.exec("true")
+        await client.checkpoint(before.checkpoint, wait="captured")
+    log = root_of(sb.id) / "work/log"
+    own.kill()
+    at_kill = log.stat().st_size
+    await until(lambda: log.stat().st_size > at_kill + 20)
+    in_gap = log.stat().st_size
+    own.start()
+    async with own.client() as client:
+        sb = await client.get(sb.id)
+        result = await sb.exec("true")
+        assert result.verdict is Verdict.BOTH
+        assert "restarted" in (result.reason or "")
+        await client.checkpoint(result.checkpoint, wait="captured")
+        await sb.restore(result.checkpoint)
+        found = await sb.exec("wc -c < /work/log")
+        assert int(found.stdout) >= in_gap
+
+
+async def test_a_process_that_comes_and_goes_in_the_gap_leaves_its_file_captured(own: Daemon) -> None:
+    """Nothing is left of it but the file; no task of the sandbox has an epoch that could tell."""
+    async with own.client() as client:
+        sb = await client.create(IMAGE)
+        wait = "mkfifo /gate; read line < /gate; echo done > /made; rm /gate"
+        await sb.exec(f"setsid sh -c '{wait}' > /dev/null 2>&1 < /dev/null &")
+        await client.checkpoint((await sb.exec("true")).checkpoint, wait="captured")
+    root = root_of(sb.id)
+    await until(lambda: (root / "gate").is_fifo())
+    own.kill()
+    (root / "gate").write_bytes(b"go\n")
+    await until(lambda: (root / "made").exists() and len(tasks_of(sb.id)) == 1)
+    own.start()
+    async with own.client() as client:
+        sb = await client.get(sb.id)
+        result = await sb.exec("true")
+        assert result.verdict is Verdict.BOTH
+        await client.checkpoint(result.checkpoint, wait="captured")
+        await sb.exec("rm /made")
+        await sb.restore(result.checkpoint)
+        assert (await sb.exec("cat /made")).stdout == b"done\n"
+        assert (await sb.exec("true")).verdict is Verdict.NONE  # and the gap is closed
+
+
+async def test_a_quiet_sandbox_is_captured_once_more_and_then_no_more(own: Daemon) -> None:
+    async with own.client() as client:
+        sb = await client.create(IMAGE)
+        await sb.exec("echo 1 > /one")
+    own.kill()
+    own.start()
+    async with own.client() as client:
+        sb = await client.get(sb.id)
+        assert (await sb.exec("true")).verdict is Verdict.BOTH
+        assert (await sb.exec("true")).verdict is Verdict.NONE
+        assert (await sb.exec("echo 2 > /two")).verdict is Verdict.FILES
