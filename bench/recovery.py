@@ -1,28 +1,30 @@
-"""Is anything ever lost? Kills the sandbox, the daemon or both at random instants and looks at what comes back.
+"""Is anything ever lost? Kills the sandbox, the daemon or the lot at random instants and looks at what comes back.
 
 ::
 
-    pagurus bench recovery [--json] [--trials N] [--seed S] [--image DIR]
+    pagurus bench recovery [--json] [--trials N] [--seed S] [--image NAME]
 
-A daemon of its own runs one sandbox in which a server holds a number in memory. Each turn sets the number there and in
-a file; at a random instant of the turn (the command, the judgement, the dump, the snapshot, the publication, the
-packing) something is killed: all processes of the sandbox, the daemon, or the lot. A daemon is started again where it
-was killed; a dead sandbox is restored with verification. Then memory and file must agree on this turn or the one
-before, whose capture was awaited.
+A daemon of its own runs one sandbox in which a server holds a number in memory. A trial sets the number there and in
+a file; at a random instant something is killed: all processes of the sandbox, the daemon, or the lot (daemon, shim and
+processes). The instant falls into the command, the judgement, the dump, the snapshot, the publication, the packing; in
+some trials into a collection of checkpoints and pages, a restore or a fork that goes on at the same time. A daemon is
+started again where it was killed; a dead sandbox is restored with verification. Then memory and file must agree on
+this turn or the one before, whose capture was awaited.
 
-`equal` counts trials that ended so; `killed` those in which the sandbox died; `lost` those in which an older state, a
-mixture or nothing came back; `leaks` what is left of processes, groups, mounts and subvolumes at the end.
+`equal` counts trials that ended so; `killed` those in which the sandbox died; `without_checkpoint` those that died with
+no checkpoint to go back to; `lost` those in which an older state, a mixture or nothing came back; `leaks` what is left
+at the end of processes, groups, mounts, namespaces, subvolumes, images and loop devices.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,13 +35,18 @@ from typing import Any
 
 import aiohttp
 
-from sandbox import Client, Sandbox, paths
+from bench._host import IMAGE, BenchHost, Census, image, shims, tasks
+from sandbox import Client, Retention
 from sandbox.cgroup import Cgroup, hierarchy
 from sandbox.errors import PagurusError
 from sandbox.messages import SandboxState
+from sandbox.sdk.handle import Sandbox
 
 LONGEST = 0.15  # seconds from the begin of a turn to the strike, at most
-KINDS = ("sandbox", "daemon", "lot")
+SETTLE = 30.0  # seconds that a trial has to come to an agreement
+KINDS = {"sandbox": 3, "daemon": 1, "lot": 1}  # and how often each
+BESIDE = {"": 6, "collection": 2, "restore": 1, "fork": 1}  # what goes on at the same time
+GONE = (PagurusError, aiohttp.ClientError, OSError)  # what a call gets whose daemon or sandbox is killed
 SERVER = """
 import os
 os.mkfifo('/ask'); os.mkfifo('/answer')
@@ -55,159 +62,212 @@ while True:
     os.write(answer, number + b'\\n')
 """
 START = f"cat > /server.py <<'E'\n{SERVER}E\nsetsid python3 /server.py & while [ ! -e /ready ]; do sleep 0.05; done"
+NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "cgroup")
 
 
-class Host:
-    """A daemon over directories of its own."""
+class Trials:
+    """The host, its sandbox, and what was found so far."""
 
-    def __init__(self, directory: Path, image: Path):
-        self.directory = directory
-        self.state, self.run = directory / "state", directory / "run"
-        (self.state / "images").mkdir(parents=True)
-        (self.state / "images" / "bench").symlink_to(image)
-        self.process: subprocess.Popen[bytes] | None = None
-        self.client = Client(self.run / "pagurus.sock")
+    def __init__(self, host: BenchHost, chance: random.Random) -> None:
+        self.host, self.chance = host, chance
+        self.client: Client = host.client()
+        self.name = ""
+        self.state = 0  # the number that memory and file agree on
+        self.namespaces: set[str] = set()  # of everything that ever ran in our sandboxes
+        self.names: set[str] = set()
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.by_kind: collections.Counter[str] = collections.Counter()
+        self.troubles: list[str] = []
 
-    async def start(self) -> None:
-        environment = {**os.environ, "PAGURUS_STATE": str(self.state), "PAGURUS_RUN": str(self.run)}
-        self.process = await asyncio.to_thread(self._spawn, environment)
+    async def run(self, count: int) -> None:
+        await self.renew(0)
         began = time.monotonic()
-        self.client = Client(self.run / "pagurus.sock")
-        while True:
-            try:
-                await self.client.health()
-                return
-            except (PagurusError, aiohttp.ClientError, OSError):
-                if self.process.poll() is not None or time.monotonic() - began > 60:
-                    log_text = (self.directory / "daemon.log").read_text()[-3000:]
-                    raise RuntimeError(f"the daemon does not start:\n{log_text}") from None
-                await asyncio.sleep(0.02)
+        for number in range(1, count + 1):
+            kind = self.chance.choices(list(KINDS), list(KINDS.values()))[0]
+            beside = self.chance.choices(list(BESIDE), list(BESIDE.values()))[0]
+            delay = self.chance.random() * LONGEST
+            trouble = await self.trial(number, kind, beside, delay)
+            self.counts["trials"] += 1
+            self.counts["equal"] += not trouble
+            self.by_kind[f"{kind} in {beside or 'a turn'}"] += 1
+            if trouble:
+                self.counts["lost"] += 1
+                self.troubles.append(f"{number}: {kind} in {beside or 'a turn'} after {delay:.3f} s: {trouble}")
+                print(self.troubles[-1], *self.host.complaints()[-8:], sep="\n", file=sys.stderr)
+                await self.renew(number)
+            if number % 50 == 0:
+                print(f"{number} trials, {time.monotonic() - began:.0f} s, {self.counts['lost']} lost", file=sys.stderr)
+        await self.drop()
 
-    def _spawn(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        with open(self.directory / "daemon.log", "ab") as log:
-            return subprocess.Popen([sys.executable, "-m", "daemon"], env=environment, stdout=log, stderr=log)
+    async def trial(self, number: int, kind: str, beside: str, delay: float) -> str:
+        """One strike. Returns "" or what was wrong."""
+        sandbox = await self.client.get(self.name)
+        self.note_namespaces()
+        before = self.state
+        acts = [asyncio.ensure_future(self.act(sandbox, number, beside))]
+        if beside in ("collection", "fork"):
+            acts.append(asyncio.ensure_future(self.aside(beside, sandbox)))
+        await asyncio.sleep(delay)
+        if kind in ("daemon", "lot"):
+            await asyncio.to_thread(self.host.kill)
+        if kind in ("sandbox", "lot"):
+            with contextlib.suppress(OSError):
+                Cgroup(self.name).kill()
+        if kind == "lot":
+            for pid in await asyncio.to_thread(shims, self.host):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if kind in ("daemon", "lot"):
+            # Nothing answers any more: what was asked need not be waited for, nor asked again of the next daemon.
+            await self.client.close()
+        await asyncio.gather(*acts, return_exceptions=True)
+        if kind in ("daemon", "lot"):
+            await asyncio.to_thread(self.host.start)
+            self.client = self.host.client()
+        await self.remove_children()
+        return await self.settled(before, before if beside == "restore" else number)
 
-    def complaints(self) -> str:
-        """The latest warnings and errors of the daemon's log."""
-        lines = (self.directory / "daemon.log").read_text(errors="replace").splitlines()
-        return "\n".join([line for line in lines if '"level": "info"' not in line][-8:])
+    async def act(self, sandbox: Sandbox, number: int, beside: str) -> None:
+        """The turn of a trial, or a restore to where it stands."""
+        if beside == "restore":
+            await sandbox.restore(verify=number % 2 == 0)
+        else:
+            await sandbox.exec(f"echo set {number} > /ask; head -n1 /answer; echo {number} > /number", timeout=SETTLE)
 
-    async def kill(self, number: int = signal.SIGKILL) -> None:
-        if self.process is not None:
-            self.process.send_signal(number)
-            await asyncio.to_thread(self.process.wait)
-            self.process = None
-        await self.client.close()
+    async def aside(self, beside: str, sandbox: Sandbox) -> None:
+        if beside == "collection":
+            while True:
+                await self.client.store.collect()
+        await self.client.fork(sandbox.info.head or "", 2)
 
-
-async def trial(host: Host, name: str, before: int, number: int, kind: str, delay: float) -> tuple[bool, int, str]:
-    """One turn with a strike. Returns whether the sandbox died, its state now, and "" or what was wrong."""
-    sandbox = await host.client.get(name)
-    turn = asyncio.ensure_future(sandbox.exec(f"echo set {number} > /ask; head -n1 /answer; echo {number} > /number"))
-    await asyncio.sleep(delay)
-    if kind in ("daemon", "lot"):
-        await host.kill()
-    if kind in ("sandbox", "lot"):
-        Cgroup(name).kill()
-    with contextlib.suppress(PagurusError, aiohttp.ClientError, OSError):
-        await turn
-    if kind in ("daemon", "lot"):
-        await host.start()
-    return await settled(host, name, before, number)
-
-
-async def settled(host: Host, name: str, before: int, number: int) -> tuple[bool, int, str]:
-    """Bring the sandbox back if it died; compare memory and file with what may be."""
-    sandbox = await host.client.get(name)
-    began = time.monotonic()
-    died, found = False, ""
-    while time.monotonic() - began < 20:
+    async def settled(self, before: int, number: int) -> str:
+        """Bring the sandbox back if it died; compare memory and file with what may be."""
+        sandbox = await self.client.get(self.name)
+        began, died, found = time.monotonic(), False, "nothing"
         try:
-            if (await sandbox.refresh()).state == SandboxState.DEAD:
-                died = True
-                await sandbox.restore(verify=True)
-            done = await sandbox.exec("echo get > /ask; head -n1 /answer; cat /number", timeout=10)
-            found = done.text
-            await sandbox.captured(done)  # the answer came at once; the next trial relies on what it shows
-        except PagurusError as error:
-            found = str(error)
-            if error.code not in ("sandbox_dead", "conflict"):
-                return died, before, found
-            await asyncio.sleep(0.05)
-            continue
-        for state in (before, number):
-            if found.split() == [str(state)] * 2:
-                return died, state, ""
-        await asyncio.sleep(0.1)  # a daemon that was killed alone: the command goes on and has not ended yet
-    return died, before, f"turn {number} after {before}: found {found.split()}"
+            while time.monotonic() - began < SETTLE:
+                try:
+                    if (await sandbox.refresh()).state == SandboxState.DEAD:
+                        died = True
+                        await sandbox.restore(verify=True)
+                    done = await sandbox.exec("echo get > /ask; head -n1 /answer; cat /number", timeout=10)
+                    found = done.text
+                    await sandbox.captured(done)  # the answer came at once; the next trial relies on what it shows
+                except PagurusError as error:
+                    found = str(error)
+                    if error.code not in ("sandbox_dead", "conflict"):
+                        return found
+                    await asyncio.sleep(0.05)
+                    continue
+                for state in (before, number):
+                    if found.split() == [str(state)] * 2:
+                        self.state = state
+                        return ""
+                await asyncio.sleep(0.1)  # a daemon that was killed alone: the command goes on and has not ended yet
+        finally:
+            self.counts["killed"] += died
+            self.note_namespaces()
+        whole = [info for info in await sandbox.tree() if info.error is None]
+        self.counts["without_checkpoint"] += died and not whole
+        return f"turn {number} after {before}: found {found.split()}"
+
+    # ----------------------------------------------------------------- the sandbox
+
+    async def renew(self, number: int) -> None:
+        """A sandbox whose server holds `number`."""
+        if self.name:
+            await self.drop()
+        sandbox = await self.client.create(IMAGE, retention=Retention(last=4))
+        self.name = sandbox.id
+        self.names.add(sandbox.id)
+        done = await sandbox.exec(START)
+        if done.exit_code:
+            raise RuntimeError(done.stderr.decode())
+        done = await sandbox.exec(f"echo set {number} > /ask; head -n1 /answer; echo {number} > /number")
+        await sandbox.captured(done)
+        self.state = number
+
+    async def drop(self) -> None:
+        await self.remove_children()
+        self.note_namespaces()
+        with contextlib.suppress(*GONE):
+            await (await self.client.get(self.name)).remove()
+        self.name = ""
+
+    async def remove_children(self) -> None:
+        for info in await self.client.sandboxes():
+            self.names.add(info.id)
+            if info.id != self.name:
+                with contextlib.suppress(*GONE):
+                    await (await self.client.get(info.id)).remove()
+
+    def note_namespaces(self) -> None:
+        for pid in [*tasks(sorted(self.names)), *shims(self.host)]:
+            self.namespaces |= _namespaces(pid)
+
+    async def leaks(self, before: Census) -> list[str]:
+        """What is left when everything was removed and collected and the daemon has stopped."""
+        with contextlib.suppress(*GONE):
+            await self.client.store.collect()
+        await self.client.close()
+        await asyncio.to_thread(self.host.stop)
+        left = await asyncio.to_thread(before.leaks)
+        return left + await asyncio.to_thread(self.more_leaks)
+
+    def more_leaks(self) -> list[str]:
+        host, left = self.host, []
+        for mounted in Path(hierarchy().unified).parent.rglob("pagurus/s-*"):
+            left += [f"group {mounted}"] if mounted.name in self.names else []
+        left += [f"packed {path.name}" for path in (host.state / "checkpoints").iterdir()]
+        left += [f"raw images {path.name}" for path in (host.run / "captures").glob("[!.]*")]
+        own = _namespaces(os.getpid())
+        for pid in (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+            shared = _namespaces(int(pid)) & (self.namespaces - own)
+            left += [f"process {pid} in {name}" for name in sorted(shared)]
+        held = Path("/proc/self/mountinfo").read_text()
+        left += [f"namespace {name} is mounted" for name in self.namespaces - own if name in held]
+        devices = _losetup(host.state / "pool.btrfs")
+        left += [f"loop devices {devices}"] if len(devices) > 1 else []  # the pool stays mounted when a daemon stops
+        return left
+
+
+def _namespaces(pid: int) -> set[str]:
+    found = set()
+    for kind in NAMESPACES:
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            found.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+    return found
+
+
+def _losetup(file: Path) -> list[str]:
+    done = subprocess.run(["losetup", "-j", str(file)], capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
     directory = Path(tempfile.mkdtemp(prefix="pagurus-recovery-", dir="/var/tmp"))
-    host = Host(directory, options.image)
-    chance = random.Random(options.seed)
-    result: dict[str, Any] = {"trials": 0, "killed": 0, "equal": 0, "without_checkpoint": 0, "lost": 0, "troubles": []}
+    host = BenchHost(directory, await asyncio.to_thread(image, options.image))
+    before = Census(host)
+    began = time.monotonic()
     try:
-        await host.start()
-        sandbox = await host.client.create("bench")
-        await start(sandbox)
-        state = 0
-        for number in range(1, options.trials + 1):
-            kind = chance.choices(KINDS, (3, 1, 1))[0]
-            delay = chance.random() * LONGEST
-            died, state, trouble = await trial(host, sandbox.id, state, number, kind, delay)
-            result["trials"] += 1
-            result["killed"] += died
-            result["equal"] += not trouble
-            if trouble:
-                result["lost"] += 1
-                result["troubles"].append(f"{kind}: {trouble}")
-                print(kind, trouble, file=sys.stderr)
-                print(await asyncio.to_thread(host.complaints), file=sys.stderr)
-                await (await host.client.get(sandbox.id)).remove()
-                sandbox = await host.client.create("bench")
-                await start(sandbox, number)
-                state = number
-        await (await host.client.get(sandbox.id)).remove()
-        await host.kill(signal.SIGTERM)
-        result["leaks"] = await asyncio.to_thread(leaks, host)
+        await asyncio.to_thread(host.start)
+        trials = Trials(host, random.Random(options.seed))
+        await trials.run(options.trials)
+        leaks = await trials.leaks(before)
+        host.process = None
     finally:
-        await host.kill()
-        await asyncio.to_thread(clean, host)
-    return result
-
-
-async def start(sandbox: Sandbox, number: int = 0) -> None:
-    done = await sandbox.exec(START)
-    if done.exit_code:
-        raise RuntimeError(done.stderr.decode())
-    done = await sandbox.exec(f"echo set {number} > /ask; head -n1 /answer; echo {number} > /number")
-    await sandbox.captured(done)
-
-
-def leaks(host: Host) -> list[str]:
-    """What is left after the sandbox was removed and the daemon stopped. Groups of others are not looked at."""
-    left = []
-    known = {path.name for path in (host.run / "sandboxes").iterdir()} if (host.run / "sandboxes").exists() else set()
-    for name in known:
-        left += [f"group {name}"] if (hierarchy().unified / "pagurus" / name).exists() else []
-    left += [f"run directory {name}" for name in known]
-    left += [f"tree {path.name}" for path in (host.state / "pool/sandboxes").iterdir()]
-    listed = subprocess.run(["pgrep", "-fa", str(host.directory)], capture_output=True, text=True, check=False).stdout
-    left += [f"process {line}" for line in listed.splitlines() if "bench" not in line]
-    for line in Path("/proc/mounts").read_text().splitlines():
-        point = line.split()[1]
-        if str(host.directory) in point and "/run/sandboxes/" in point:
-            left.append(f"mount {point}")
-    return left
-
-
-def clean(host: Host) -> None:
-    for line in reversed(Path("/proc/mounts").read_text().splitlines()):
-        point = line.split()[1]
-        if str(host.directory) in point:
-            subprocess.run(["umount", "-q", point], check=False)
-    shutil.rmtree(host.directory, ignore_errors=True)
+        await asyncio.to_thread(host.clean)
+    if devices := await asyncio.to_thread(_losetup, host.state / "pool.btrfs"):
+        leaks.append(f"loop devices after the pool was closed: {devices}")
+    names = ("trials", "killed", "equal", "without_checkpoint", "lost")
+    return {
+        **{name: trials.counts[name] for name in names},
+        "leaks": leaks,
+        "troubles": trials.troubles,
+        "strikes": dict(sorted(trials.by_kind.items())),
+        "seed": options.seed,
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def main(arguments: list[str]) -> int:
@@ -215,13 +275,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
+    parser.add_argument("--image", default="debian", help="an image of this host, with python3")
     options = parser.parse_args(arguments)
     result = asyncio.run(everything(options))
     if options.json:
         print(json.dumps(result))
     else:
-        print(*(f"{key} {value}" for key, value in result.items()))
+        print(*(f"{key} {value}" for key, value in result.items()), sep="\n")
     return 1 if result["lost"] or result["leaks"] else 0
 
 

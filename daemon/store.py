@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagurus.store")
 
 STREAMS = 2  # exports and imports at a time
+ANCESTORS_MOST = 1000
 GATHER = 1 << 20  # bytes given to a worker thread at a time
 
 
@@ -114,7 +115,7 @@ class Store:
             image_digest=image.digest,
             template=msgspec.to_builtins(settings),
             label=row.label,
-            parent=row.parent,
+            ancestors=self._ancestors(row),
             turn=row.turn,
             created_at=row.created_at,
             ipc=row.ipc,
@@ -123,6 +124,15 @@ class Store:
             raw_bytes=row.dump_bytes,
             full_bytes=row.full_bytes,
         )
+
+    def _ancestors(self, row: CheckpointRow) -> list[str]:
+        found: list[str] = []
+        while row.parent is not None and len(found) < ANCESTORS_MOST:
+            found.append(row.parent)
+            if row.parent not in self._host.services.checkpoints:
+                break
+            row = self._host.services.checkpoints[row.parent]
+        return found
 
     async def have(self) -> bytes:
         """What need not be sent to this host: all content and pages of its durable checkpoints."""
@@ -196,8 +206,7 @@ class Store:
         assert importer.head is not None and row.template is not None
         row.number = next(services.numbers)
         row.template.image_digest = importer.head.image_digest
-        parent = importer.head.parent
-        row.parent = parent if parent in services.checkpoints else None
+        row.parent = next((name for name in importer.head.ancestors if name in services.checkpoints), None)
         await services.catalogue.write([put_checkpoint(row)], durable=True)
         services.checkpoints[row.id] = row
         log.info("imported %s (%d bytes)", row.id, importer.received)

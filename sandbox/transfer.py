@@ -76,7 +76,7 @@ class Head(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     image_digest: str  # its content: the same must be here
     template: dict[str, Any]  # settings that forks inherit
     label: str | None = None
-    parent: str | None = None
+    ancestors: list[str] = []  # nearest first: it is hung below the first that is here
     turn: int = 0
     created_at: float = 0.0
     ipc: bool = False
@@ -307,8 +307,8 @@ def check_head(head: Head) -> None:
     """Its ids become names of files."""
     if head.format != FORMAT:
         raise Protocol(f"the stream has format {head.format}, this version reads {FORMAT}")
-    parent = head.parent is None or CHECKPOINT_ID.fullmatch(head.parent)
-    if not (CHECKPOINT_ID.fullmatch(head.id) and SANDBOX_ID.fullmatch(head.sandbox) and parent):
+    names = [head.id, *head.ancestors]
+    if not SANDBOX_ID.fullmatch(head.sandbox) or not all(map(CHECKPOINT_ID.fullmatch, names)):
         raise Protocol("the stream holds an impossible id")
 
 

@@ -44,6 +44,7 @@ PUBLIC = [
     "Protocol",
     "RestoreFailed",
     "RestoreResult",
+    "Retention",
     "Sandbox",
     "SandboxDead",
     "SandboxInfo",
