@@ -26,8 +26,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench._host import IMAGE, BenchHost
 from bench._hostile import Act, Place, Scene, host_socket
 from bench._hostile_acts import ACTS
+from bench._hostile_api import API_ACTS, try_api_act
 from bench._internet import Internet, internet
 from daemon.catalogue import SandboxRow
 from daemon.network.networks import Networks
@@ -182,7 +184,7 @@ async def try_act(
         return await act.check(where)
 
 
-async def run_all(world: World, internet: Internet, *, restored: bool = False) -> dict[str, object]:
+async def run_all(world: World, internet: Internet, *, restored: bool = False) -> dict[str, str]:
     neighbour = await container(world, Limits(), FIRST_UID + 65_536)
     failed: dict[str, str] = {}
     checkpointer = Checkpointer(state=world.run, run=world.run) if restored else None
@@ -191,14 +193,30 @@ async def run_all(world: World, internet: Internet, *, restored: bool = False) -
             await checkpointer.prepare()
         for act in ACTS:
             said = await try_act(act, world, neighbour, checkpointer, internet)
-            print(f"{'contained ' if not said else 'NOT       '} {act.name}{': ' + said if said else ''}", flush=True)
+            tell(act.name, said)
             if said:
                 failed[act.name] = said
     finally:
         if checkpointer is not None:
             await checkpointer.close()
         await remove(neighbour)
-    return {"acts": len(ACTS), "contained": len(ACTS) - len(failed), "not_contained": failed}
+    return failed
+
+
+async def run_api(daemon: BenchHost) -> dict[str, str]:
+    """The acts against a whole daemon."""
+    failed = {}
+    async with daemon.client() as host:
+        for act in API_ACTS:
+            said = await try_api_act(act, host, daemon.run, IMAGE)
+            tell(act.name, said)
+            if said:
+                failed[act.name] = said
+    return failed
+
+
+def tell(name: str, said: str) -> None:
+    print(f"{'contained ' if not said else 'NOT       '} {name}{': ' + said if said else ''}", flush=True)
 
 
 def unmount_below(folder: Path) -> None:
@@ -225,14 +243,23 @@ def main(argv: list[str] | None = None) -> int:
         with internet(state) as outside:
             os.environ["PAGURUS_RESOLVERS"] = outside.resolvers
             world = World(pool, options.image.resolve(), state)
-            result = asyncio.run(run_all(world, outside, restored=options.restored))
+            failed = asyncio.run(run_all(world, outside, restored=options.restored))
+        acts = len(ACTS)
+        if not options.restored:
+            daemon = BenchHost(state / "daemon", options.image)
+            try:
+                daemon.start()
+                failed |= asyncio.run(run_api(daemon))
+            finally:
+                daemon.clean()
+            acts += len(API_ACTS)
     finally:
         sys.stdout = output
         unmount_below(state)
         pool.close()
         shutil.rmtree(state)
-    print(json.dumps(result))
-    return 0 if not result["not_contained"] else 1
+    print(json.dumps({"acts": acts, "contained": acts - len(failed), "not_contained": failed}))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

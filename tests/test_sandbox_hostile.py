@@ -13,12 +13,14 @@ import pytest
 from bench import _internet, isolation
 from bench._hostile import ATTEMPT, Act, judge
 from bench._hostile_acts import ACTS
-from sandbox import paths
+from bench._hostile_api import API_ACTS, ApiAct, try_api_act
+from sandbox import Client, paths
 from sandbox.checkpoint import Checkpointer
 from sandbox.messages import Limits
 from sandbox.pool import Pool
 from sandbox.process import Completed
 from tests.container_support import base_image, pool
+from tests.daemon_host import IMAGE, Daemon
 
 __all__ = ["pool"]
 
@@ -93,8 +95,14 @@ async def test_contained_after_a_restore(
         await isolation.remove(neighbour)
 
 
+@pytest.mark.parametrize("act", API_ACTS, ids=lambda act: act.name.replace(" ", "-"))
+async def test_contained_by_the_daemon(act: ApiAct, host: Client, daemon: Daemon) -> None:
+    assert await try_api_act(act, host, daemon.run, IMAGE) == ""
+
+
 def test_names_are_distinct_and_many() -> None:
-    assert len({act.name for act in ACTS}) == len(ACTS) >= 60
+    names = [act.name for act in (*ACTS, *API_ACTS)]
+    assert len(set(names)) == len(names) >= 60
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
