@@ -101,12 +101,11 @@ class Checkpointer:
     ) -> Capture:
         """Capture into `dest` (must not exist). `on_frozen` runs on a worker thread, see the module."""
         began = time.monotonic()
-        await asyncio.to_thread(dump.sync_tree, container.tree)
-        if not processes:
+        if not processes:  # nothing is frozen: the snapshot writes out what it needs by itself
             if on_frozen is not None:
                 await asyncio.to_thread(on_frozen)
             return Capture(dest, False, total_ms=(time.monotonic() - began) * 1e3)
-        await asyncio.to_thread(dest.mkdir, mode=0o700, parents=True)
+        await asyncio.to_thread(_begin, container.tree, dest)
         try:
             done = await self._dump(container, dest, on_frozen)
         except BaseException:
@@ -303,6 +302,11 @@ class Checkpointer:
             process.close()
         self._warm.clear()
         await asyncio.to_thread(self._store.close)
+
+
+def _begin(tree: Path, dest: Path) -> None:
+    dump.sync_tree(tree)
+    dest.mkdir(mode=0o700, parents=True)
 
 
 def _empty(directory: Path) -> None:
