@@ -84,11 +84,11 @@ class Host:
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]
 
-    # ----------------------------------------------------------------- finding
     def _settled(self, row: CheckpointRow, parent: CheckpointRow) -> None:
         self.keeper.changed(row.sandbox)
         self.verifier.later(row, parent)
 
+    # ----------------------------------------------------------------- finding
 
     def loop(self, sandbox: str) -> TurnLoop:
         """The sandbox with this id or name."""
@@ -380,6 +380,8 @@ class Host:
             self.services.inspector.mark(loop.container.cgroup.id, files=True, processes=True)
             await self._renew(row, loop.container, target)
             row.head, row.ipc = target.id, target.ipc
+            row.programs = target.programs
+            loop.programs.forget()
             loop.step(states.Event.RESTORED)
             await self.services.catalogue.write([put_sandbox(row)])
         except BaseException:
@@ -517,7 +519,9 @@ class Host:
         try:
             async with asyncio.timeout(timeout):
                 while busy := [
-                    task for task in self.services.tasks if not task.get_name().startswith(("death", "keeper"))
+                    task
+                    for task in self.services.tasks
+                    if not task.get_name().startswith(("death", "keeper", "warden"))
                 ]:
                     await asyncio.wait(busy)
         except TimeoutError:

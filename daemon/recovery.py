@@ -34,6 +34,7 @@ from daemon.gateway.upstream import Config
 from daemon.host import Host
 from daemon.schedule import Stage
 from daemon.turns import Flight, Services
+from daemon.warden import watch
 from ebpf.inspector import Inspector
 from sandbox import btrfs
 from sandbox.checkpoint import Checkpointer
@@ -153,6 +154,7 @@ async def recover(host: Host) -> None:
         if row.state is CheckpointState.CAPTURED and row.id in services.checkpoints:
             _store(host, row)
     services.spawn(host.keeper.run(), "keeper")
+    services.spawn(watch(host), "warden")
     host.verifier.catch_up(list(services.checkpoints.values()))
     if sandboxes:
         alive = sum(loop.row.state is SandboxState.RUNNING for loop in host.loops.values())

@@ -37,7 +37,9 @@ from daemon.engine import Engine, Ticket
 from daemon.ignore import checked
 from daemon.inspection import Assessor, Trees
 from daemon.judge import Judgement
+from daemon.processes import Programs
 from daemon.schedule import Stage
+from daemon.sessions import Sessions
 from sandbox import users
 from sandbox.errors import Conflict, PagurusError
 from sandbox.messages import (
@@ -167,6 +169,8 @@ class TurnLoop:
         self.attached = 0  # terminals, streams and turns of several acts that somebody has open
         self.used_at = time.time()  # when the last call began or ended
         self.group: Group | None = None
+        self.programs = Programs(self)
+        self.sessions = Sessions(self, self.programs)
         self.failed: PagurusError | None = None  # why the last checkpoint failed, until an answer has said it
         self._ending = asyncio.Lock()
         self._assessor = Assessor()
@@ -384,6 +388,10 @@ class TurnLoop:
                 self.step(states.Event.DIE)
                 self.services.catalogue.later([put_sandbox(self.row)])
             raise states.refusal(SandboxState.DEAD, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
+
+    def alive(self) -> bool:
+        """Whether it runs, as far as is known without asking."""
+        return self.row.state is SandboxState.RUNNING and self.container is not None and self.container.alive
 
     @contextlib.asynccontextmanager
     async def altering(self, path: str) -> AsyncIterator[None]:

@@ -7,7 +7,20 @@ from pathlib import Path
 
 from aiohttp import web
 
-from daemon.api import checkpoints, commands, files, gateway, images, network, sandboxes, store, tokens
+from daemon.api import (
+    checkpoints,
+    commands,
+    files,
+    gateway,
+    images,
+    network,
+    ports,
+    processes,
+    sandboxes,
+    sessions,
+    store,
+    tokens,
+)
 from daemon.api.gate import Gate, started, unmatched
 from daemon.api.openapi import describe
 from daemon.api.route import Route
@@ -17,7 +30,7 @@ from daemon.host import Host
 from daemon.idempotency import Answers
 from daemon.tokens import Tokens
 
-AREAS = (sandboxes, commands, files, checkpoints, store, gateway, network, tokens, images)
+AREAS = (sandboxes, commands, files, checkpoints, store, gateway, network, tokens, images, processes, sessions, ports)
 RAW_MOST = 256 << 20  # bytes of a raw body that a handler reads at once; structs are bounded by their route
 
 

@@ -7,6 +7,7 @@ its own (JSON).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -27,32 +28,42 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     """Output as it comes. The command does not run ahead of a slow reader by more than the backlog."""
     loop = request.app[HOST].loop(request.match_info["id"])
     command = await body(request, ExecRequest)
+    return await streamed(request, loop.row.id, lambda put: loop.exec(command, put))
+
+
+async def streamed(
+    request: web.Request, sandbox: str, work: Callable[[Callable[[str, bytes], Any]], Awaitable[ExecResult]]
+) -> web.StreamResponse:
+    """What `work` tells to the function that it is given, and at last its result, as a stream of chunks."""
     backlog = _Backlog()
 
     async def run() -> ExecResult:
-        result = await loop.exec(command, backlog.put)
+        try:
+            result = await work(backlog.put)
+        except BaseException:
+            backlog.broken()
+            raise
         backlog.end(result)
         return result
 
     running = asyncio.ensure_future(run())
-    first = asyncio.ensure_future(backlog.get())
-    await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
-    if not first.done():
-        await asyncio.wait({first}, timeout=0)
-    if not first.done():  # refused before there was any output
-        first.cancel()
+    first = await backlog.get()
+    if first is None:  # refused before there was any output
         await running
     response = streaming(request)
     await response.prepare(request)
     try:
-        chunk = await first
-        while chunk.stream != "result":
+        chunk: Chunk | None = first
+        while chunk is not None:
             await response.write(frame(request, chunk))
-            chunk = await backlog.get()
-        await response.write(frame(request, chunk))
-        await response.write_eof()
+            chunk = None if chunk.stream == "result" else await backlog.get()
+        if running.done() and running.exception() is None:
+            await response.write_eof()
+        elif request.transport is not None:  # it failed after some output: the stream breaks off
+            log.warning("a streamed command failed: %s", running.exception(), extra={"sandbox": sandbox})
+            request.transport.close()
     except ConnectionError:  # the reader went away; the command still ends its turn
-        log.info("the reader of a stream went away", extra={"sandbox": loop.row.id})
+        log.info("the reader of a stream went away", extra={"sandbox": sandbox})
         backlog.close()
         await running
     return response
@@ -62,7 +73,7 @@ class _Backlog:
     """Output between a command and a reader that may be slower. Beyond STREAM_BACKLOG it is dropped and counted."""
 
     def __init__(self) -> None:
-        self._chunks: asyncio.Queue[Chunk] = asyncio.Queue()
+        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
         self._size = 0
         self._dropped = {"stdout": 0, "stderr": 0}
         self._closed = False
@@ -79,9 +90,13 @@ class _Backlog:
         result.stdout_dropped, result.stderr_dropped = self._dropped["stdout"], self._dropped["stderr"]
         self._chunks.put_nowait(Chunk(stream="result", result=result))
 
-    async def get(self) -> Chunk:
+    def broken(self) -> None:
+        """There will be no result."""
+        self._chunks.put_nowait(None)
+
+    async def get(self) -> Chunk | None:
         chunk = await self._chunks.get()
-        self._size -= len(chunk.data)
+        self._size -= len(chunk.data) if chunk is not None else 0
         return chunk
 
     def close(self) -> None:

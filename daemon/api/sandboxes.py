@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 
 from daemon import metrics
-from daemon.api.wire import HOST, JSON, Route, body, reply
-from sandbox.messages import CreateRequest, SandboxInfo, Statistics
+from daemon.api.wire import HOST, JSON, Route, body, parameters, reply
+from daemon.catalogue import put_sandbox
+from sandbox.messages import CreateRequest, LabelsRequest, SandboxInfo, Statistics
 
 DESCRIPTION: web.AppKey[dict[str, Any]] = web.AppKey("description", dict)
 
@@ -42,9 +43,29 @@ async def _statistics(request: web.Request) -> web.Response:
     return reply(request, request.app[HOST].statistics())
 
 
+class ListQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    label: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # "name=value,other": all of them must be there
+
+
 async def _list(request: web.Request) -> web.Response:
-    """The sandboxes of the caller; an administrator sees all."""
-    return reply(request, request.app[HOST].sandboxes())
+    """The sandboxes of the caller that have these labels; an administrator sees all."""
+    wanted = [part.partition("=") for part in parameters(request, ListQuery).label.split(",") if part]
+    found = request.app[HOST].sandboxes()
+    return reply(request, [info for info in found if _labelled(info.labels, wanted)])
+
+
+def _labelled(labels: dict[str, str], wanted: list[tuple[str, str, str]]) -> bool:
+    return all(name in labels and (not equals or labels[name] == value) for name, equals, value in wanted)
+
+
+async def _set_labels(request: web.Request) -> web.Response:
+    """Set labels of a sandbox; those with null are removed."""
+    loop = request.app[HOST].loop(request.match_info["id"])
+    wanted = await body(request, LabelsRequest)
+    merged = {**loop.row.labels, **wanted.labels}
+    loop.row.labels = {name: value for name, value in merged.items() if value is not None}
+    await request.app[HOST].services.catalogue.write([put_sandbox(loop.row)])
+    return reply(request, loop.row.info())
 
 
 async def _create(request: web.Request) -> web.Response:
@@ -74,7 +95,8 @@ ROUTES: list[Route] = [
     Route("GET", "/v1/openapi.json", _openapi, answer=dict[str, Any], scope="open"),
     Route("GET", "/metrics", _metrics, answer=bytes, content="text/plain"),
     Route("GET", "/v1/statistics", _statistics, answer=Statistics),
-    Route("GET", "/v1/sandboxes", _list, answer=list[SandboxInfo]),
+    Route("GET", "/v1/sandboxes", _list, query=ListQuery, answer=list[SandboxInfo]),
+    Route("PATCH", "/v1/sandboxes/{id}/labels", _set_labels, body=LabelsRequest, answer=SandboxInfo, scope="exec"),
     Route(
         "POST",
         "/v1/sandboxes",

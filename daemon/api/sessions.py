@@ -1,0 +1,92 @@
+"""Routes of sessions (shells that keep their state) and of turns of several acts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from daemon.api.commands import streamed
+from daemon.api.wire import HOST, Route, Stream, WebSocket, body, reply
+from daemon.turns import TurnLoop
+from sandbox.messages import Chunk, ExecResult, ProcessInfo, SessionExecRequest, SessionRequest
+
+HEARTBEAT = 10.0  # seconds between signs of life: a client that died ends its turn
+
+
+def _loop(request: web.Request) -> TurnLoop:
+    return request.app[HOST].loop(request.match_info["id"])
+
+
+async def _open(request: web.Request) -> web.Response:
+    """Open a shell that keeps its state from command to command."""
+    return reply(request, await _loop(request).sessions.open(await body(request, SessionRequest)), 201)
+
+
+async def _close(request: web.Request) -> web.Response:
+    """End the shell with all that it started."""
+    await _loop(request).sessions.close(request.match_info["session"])
+    return reply(request, {})
+
+
+async def _exec(request: web.Request) -> web.Response:
+    """Run a command in the shell and end the turn; the same key again tells the same answer."""
+    wanted = await body(request, SessionExecRequest)
+    return reply(request, await _loop(request).sessions.exec(request.match_info["session"], wanted))
+
+
+async def _stream(request: web.Request) -> web.StreamResponse:
+    """The same, with the output as it comes."""
+    wanted, loop, name = await body(request, SessionExecRequest), _loop(request), request.match_info["session"]
+    return await streamed(request, loop.row.id, lambda put: loop.sessions.exec(name, wanted, put))
+
+
+async def _turn(request: web.Request) -> web.StreamResponse:
+    """Make all acts until the connection ends one turn. The text ``end`` ends it and is answered with the result."""
+    loop = _loop(request)
+    socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=1 << 16, compress=False)
+    async with loop.grouped() as group:
+        await socket.prepare(request)
+        asked = await socket.receive()  # anything but this text is the end of the client
+    if asked.type is WSMsgType.TEXT and group.result is not None:
+        encoded: Any = msgspec.msgpack.encode(group.result)
+        with contextlib.suppress(ConnectionError):
+            await socket.send_bytes(encoded)
+    with contextlib.suppress(ConnectionError):
+        await socket.close()
+    return socket
+
+
+ROUTES: list[Route] = [
+    Route(
+        "POST",
+        "/v1/sandboxes/{id}/sessions",
+        _open,
+        body=SessionRequest,
+        answer=ProcessInfo,
+        status=201,
+        scope="exec",
+        keyed="once",
+    ),
+    Route("DELETE", "/v1/sandboxes/{id}/sessions/{session}", _close, scope="exec"),
+    Route(
+        "POST",
+        "/v1/sandboxes/{id}/sessions/{session}/exec",
+        _exec,
+        body=SessionExecRequest,
+        answer=ExecResult,
+        scope="exec",
+        keyed="again",  # by its own key it is carried out once
+    ),
+    Route(
+        "POST",
+        "/v1/sandboxes/{id}/sessions/{session}/stream",
+        _stream,
+        body=SessionExecRequest,
+        answer=Stream(Chunk),
+        scope="exec",
+    ),
+    Route("GET", "/v1/sandboxes/{id}/turn", _turn, answer=WebSocket, scope="exec"),
+]

@@ -1,0 +1,297 @@
+"""Shells that keep their state from command to command.
+
+Owns: opening a shell, one command at a time in it, its deadline, the answer that is told again when its key comes
+again. Does not own: the shell's attendant (:mod:`sandbox.attendant`), turns.
+
+How a command runs: the shell is interactive, but has no terminal. It reads from its attendant
+
+    { eval 'THE COMMAND'; } </dev/null >&OUTPUT 2>&ERRORS        (descriptors that the command does not inherit)
+
+and its next prompt, on a pipe that nothing of the command has, tells the exit code and which command it was. So
+whatever the command prints cannot pass for its end; ``cd``, variables, functions, jobs and ``$?`` stay; SIGINT takes
+the shell back to its prompt as Ctrl-C does.
+
+Guarantee: a key is executed once. The attendant keeps the result until the next command, the row keeps the verdict,
+and both are part of the sandbox's state; so a daemon that dies in between tells the same answer again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from daemon.catalogue import AnswerRow
+from daemon.processes import Programs, read_all
+from sandbox.attendant import OUTPUT_MOST, Attendant, Gone, State, Until
+from sandbox.errors import Closed, Conflict, Invalid
+from sandbox.messages import (
+    ExecResult,
+    ProcessInfo,
+    ProgramKind,
+    SessionExecRequest,
+    SessionRequest,
+)
+from sandbox.process import exit_code, host_pid, interrupt
+
+if TYPE_CHECKING:
+    from daemon.turns import TurnLoop
+
+OPEN_PATIENCE = 15.0  # seconds for a shell to say its first prompt
+STEP = 2.0  # seconds between two steps of an interruption
+KEYS_KEPT = 32
+WIDE = ("bash", "zsh", "ksh", "mksh")  # shells whose redirections take descriptors above 9
+OPENING = bytes(16)
+BASH = ["--noediting", "--norc", "--noprofile", "-i"]
+FIND_SHELL = 'if [ -x /bin/bash ]; then exec /bin/bash "$@"; fi; exec /bin/sh -i'
+
+
+class Sessions:
+    """The sessions of one sandbox."""
+
+    def __init__(self, loop: TurnLoop, programs: Programs) -> None:
+        self._loop = loop
+        self._programs = programs
+        self._busy: dict[str, asyncio.Lock] = {}
+
+    # ----------------------------------------------------------------- life
+
+    async def open(self, request: SessionRequest) -> ProcessInfo:
+        """Start a shell and wait for its first prompt."""
+        async with self._loop.using():
+            argv = _shell(request.shell or await self._default_shell())
+            row = await self._programs.launch(ProgramKind.SESSION, argv, request, first=_descriptors(argv[0]))
+            connection = await self._programs.attendant(row.id)
+            try:
+                async with asyncio.timeout(OPEN_PATIENCE):
+                    await connection.execute(OPENING, _greeting(argv[0]), 0)
+                    state = await connection.wait(Until.DONE)
+            except TimeoutError:
+                state = None
+            if state is None or not state.done:
+                await self._programs.remove(row.id)
+                raise Invalid(
+                    f"{argv[0]} does not behave like a shell",
+                    remedy="use bash, dash, busybox sh or another POSIX shell",
+                )
+            await connection.acknowledge(OPENING)
+        return await self._programs.info(row.id)
+
+    async def _default_shell(self) -> str:
+        container = self._loop.container
+        return "/bin/bash" if await asyncio.to_thread(_is_there, container.init_pid, "/bin/bash") else "/bin/sh"
+
+    async def close(self, session: str) -> None:
+        """End the shell with all that it started."""
+        self._programs.row(session, ProgramKind.SESSION)
+        async with self._loop.using():
+            await self._programs.remove(session)
+        self._busy.pop(session, None)
+
+    # ----------------------------------------------------------------- commands
+
+    async def exec(
+        self, session: str, request: SessionExecRequest, on_output: Callable[[str, bytes], Any] | None = None
+    ) -> ExecResult:
+        """Run a command in the shell, or tell its answer again."""
+        self._programs.row(session, ProgramKind.SESSION)
+        async with self._busy.setdefault(session, asyncio.Lock()):
+            row = self._programs.row(session, ProgramKind.SESSION)
+            if request.key in row.answered:
+                raise Conflict("this command was answered and acknowledged", remedy="use a new key for a new command")
+            if row.answer is not None and row.answer.key == request.key:
+                return await self._again(session, row.answer)
+
+            async def run() -> ExecResult:
+                return await self._run(session, request, on_output)
+
+            def settle(result: ExecResult) -> None:
+                self._answered(session, request.key, result)
+
+            return await self._loop.act(request.command, run, ends_turn=request.ends_turn, settle=settle)
+
+    async def _run(
+        self, session: str, request: SessionExecRequest, on_output: Callable[[str, bytes], Any] | None
+    ) -> ExecResult:
+        connection = await self._connection(session)
+        key, began = bytes.fromhex(request.key), time.monotonic()
+        kills = self._loop.container.cgroup.oom_kills()
+        limit = OUTPUT_MOST if on_output is not None else request.output_limit
+        script = _script(request.command, key, await self._first(session))
+        timed_out = False
+        pumps: list[asyncio.Task[None]] = []
+        try:
+            await connection.execute(key, script, limit)
+            if on_output is not None:
+                pumps = [asyncio.ensure_future(_pump(connection, stream, on_output)) for stream in (0, 1)]
+            try:
+                async with asyncio.timeout(request.timeout):
+                    state = await connection.wait(Until.DONE)
+            except TimeoutError:
+                timed_out = True
+                state = await self._interrupt(session, connection)
+            await asyncio.gather(*pumps)
+            outputs = [b"", b""] if on_output is not None else await _outputs(connection)
+        except Gone as error:
+            raise Closed("the session ended while the command ran", remedy="open another one") from error
+        finally:
+            for pump in pumps:
+                pump.cancel()
+        if state.exit_status is not None:
+            self._programs._note(session, state.exit_status)
+        return ExecResult(
+            exit_code=state.done_status if state.done else exit_code(state.exit_status or 0),
+            stdout=outputs[0],
+            stderr=outputs[1],
+            duration=time.monotonic() - began,
+            timed_out=timed_out,
+            stdout_dropped=state.outputs[0].dropped,
+            stderr_dropped=state.outputs[1].dropped,
+            oom_killed=self._loop.container.cgroup.oom_kills() > kills,
+        )
+
+    async def _connection(self, session: str) -> Attendant:
+        row = self._programs.row(session)
+        try:
+            connection = await self._programs.attendant(session)
+            state = await connection.state()
+        except Gone as error:
+            raise Closed("the session is gone: its shell was killed", remedy="open another one") from error
+        if state.exit_status is not None or row.exit_status is not None:
+            self._programs._note(session, state.exit_status)
+            raise Closed(
+                f"the shell has ended with code {exit_code(state.exit_status or 0)}", remedy="open another one"
+            )
+        return connection
+
+    async def _first(self, session: str) -> int:
+        return _descriptors(self._programs.row(session).command.split()[0])
+
+    def _answered(self, session: str, key: str, result: ExecResult) -> None:
+        row = self._programs.row(session)
+        before = [row.answer.key] if row.answer is not None else []
+        answer = AnswerRow(
+            key=key,
+            exit_code=result.exit_code,
+            duration=result.duration,
+            timed_out=result.timed_out,
+            oom_killed=result.oom_killed,
+            turn=result.turn,
+            verdict=result.verdict,
+            reason=result.reason,
+            checkpoint=result.checkpoint,
+        )
+        answered = [*row.answered, *before][-KEYS_KEPT:]
+        self._programs.put(msgspec.structs.replace(row, answer=answer, answered=answered))
+
+    async def _again(self, session: str, answer: AnswerRow) -> ExecResult:
+        """The answer that was made before, with the outputs that the attendant still has."""
+        try:
+            connection = await self._programs.attendant(session)
+            state = await connection.state()
+            if state.key != bytes.fromhex(answer.key):
+                raise Conflict("what this command printed has gone: another one followed", remedy="use a new key")
+            outputs = await _outputs(connection)
+        except Gone as error:
+            raise Closed("the session is gone, and with it what the command printed") from error
+        return ExecResult(
+            exit_code=answer.exit_code,
+            stdout=outputs[0],
+            stderr=outputs[1],
+            duration=answer.duration,
+            timed_out=answer.timed_out,
+            oom_killed=answer.oom_killed,
+            turn=answer.turn,
+            verdict=answer.verdict,
+            reason=answer.reason,
+            checkpoint=answer.checkpoint,
+            stdout_dropped=state.outputs[0].dropped,
+            stderr_dropped=state.outputs[1].dropped,
+        )
+
+    # ----------------------------------------------------------------- deadlines
+
+    async def _interrupt(self, session: str, connection: Attendant) -> State:
+        """Stop what runs in front: as Ctrl-C would, then harder; at last with the shell itself."""
+        container = self._loop.container
+        pid = await asyncio.to_thread(host_pid, self._programs.row(session).pid, container.tasks())
+        steps = (
+            (signal.SIGINT, False, True),
+            (signal.SIGTERM, False, False),
+            (signal.SIGKILL, False, True),
+            (signal.SIGKILL, True, True),
+        )
+        for number, jobs, root_too in steps:
+            if pid is not None:
+                await asyncio.to_thread(interrupt, pid, container.tasks, number, jobs=jobs, root_too=root_too)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STEP):
+                    return await connection.wait(Until.DONE)
+        await connection.signal(signal.SIGKILL)
+        return await connection.wait(Until.EXIT)
+
+
+async def _outputs(connection: Attendant) -> list[bytes]:
+    return [(await read_all(connection, stream, 0, OUTPUT_MOST)).data for stream in (0, 1)]
+
+
+async def _pump(connection: Attendant, stream: int, on_output: Callable[[str, bytes], Any]) -> None:
+    at = 0
+    while True:
+        data = await connection.read(stream, at, wait=True)
+        at = data.end
+        if data.data:
+            on_output("stderr" if stream else "stdout", data.data)
+        if data.ended:
+            return
+
+
+# --------------------------------------------------------------------------- the shell's language
+
+
+def _shell(program: str) -> list[str]:
+    return [program, *(BASH if os.path.basename(program) == "bash" else ["-i"])]
+
+
+def _descriptors(program: str) -> int:
+    """The first of the two descriptors for outputs: beyond those that scripts use, where the shell can say so."""
+    return 200 if os.path.basename(program) in WIDE else 7
+
+
+def _serial(key: bytes) -> int:
+    """By this a prompt says which command has ended; the attendant makes it from the key likewise."""
+    return int.from_bytes(key[:4], "little") & 0x7FFFFFFF
+
+
+def _greeting(program: str) -> bytes:
+    """Makes prompts say ``RS exit code . serial US``, and an interactive shell keep no history."""
+    prompt = "\x1e$?.$__pagurus\x1f"
+    lines = [f"__pagurus=0; PS2=; PS1='{prompt}'"]
+    if os.path.basename(program) == "bash":
+        # Scripts that prepare an environment may set a prompt of their own: put ours back.
+        again = f"case $PS1 in *\x1f*) ;; *) PS1='\\''{prompt}'\\'' ;; esac"
+        lines = [f"unset HISTFILE MAILCHECK; set +o history; PROMPT_COMMAND='{again}'; {lines[0]}"]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _script(command: str, key: bytes, first: int) -> bytes:
+    """What the shell reads to run one command. Example: ``{ eval 'pwd'; } </dev/null >&7 2>&8 7>&- 8>&-``."""
+    if "\0" in command:
+        raise Invalid("a command holds a NUL byte")
+    quoted = command.replace("'", "'\\''")
+    serial = f"$(((__pagurus={_serial(key)})*0+{first}))"  # set without touching $?
+    redirections = f"</dev/null >&{serial} 2>&{first + 1} {first}>&- {first + 1}>&-"
+    return f"{{ eval '{quoted}'; }} {redirections}\n".encode("utf-8", "surrogateescape")
+
+
+def _is_there(init_pid: int, path: str) -> bool:
+    try:
+        return bool(os.stat(f"/proc/{init_pid}/root{path}").st_mode & 0o111)
+    except OSError:
+        return False

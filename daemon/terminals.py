@@ -1,0 +1,83 @@
+"""Somebody at a terminal of a sandbox: bytes both ways, until they leave or the program ends.
+
+Owns: the seat of one visitor. Does not own: the terminal and its program, which stay when the visitor leaves
+(:mod:`daemon.processes`), the connection to the visitor (:mod:`daemon.api.processes`).
+
+Guarantee: output is neither skipped nor repeated while the visitor sits (the program waits for a slow one); input
+waits at the gate like any act (I2); the seat outlasts a restore of the sandbox, at the terminal of the restored state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from sandbox.attendant import Attendant, Gone, Until
+from sandbox.process import exit_code
+
+if TYPE_CHECKING:
+    from daemon.turns import TurnLoop
+
+
+class Seat:
+    """A visitor's place at one terminal."""
+
+    def __init__(self, loop: TurnLoop, terminal: str, *, since: int | None) -> None:
+        self._loop = loop
+        self._terminal = terminal
+        self._since = since
+
+    @contextlib.asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Sit down; at the end what was done is a turn."""
+        programs = self._loop.programs
+        connection = await self._connected()
+        programs.attached.add(self._terminal)
+        try:
+            with self._loop.attending():
+                await connection.hold(True)
+                yield
+        finally:
+            programs.attached.discard(self._terminal)
+            with contextlib.suppress(Gone):
+                await (await programs.attendant(self._terminal)).hold(False)
+            if self._loop.group is None and self._loop.alive():
+                await self._loop.end_turn_by_request(f"(terminal) {programs.command(self._terminal)}")
+
+    async def _connected(self) -> Attendant:
+        return await self._loop.programs.attendant(self._terminal)
+
+    async def output(self, send: Callable[[bytes], Awaitable[None]], say: Callable[[str], Awaitable[None]]) -> None:
+        """Send what the program prints, until it ends."""
+        connection = await self._connected()
+        state = await connection.state()
+        at = state.outputs[0].start if self._since is None else min(self._since, state.outputs[0].end)
+        await say(json.dumps({"start": at, "written": state.written}))
+        while True:
+            try:
+                data = await connection.read(0, at, wait=True)
+                if data.data:
+                    await send(data.data)
+                at = data.end
+                if data.ended:
+                    state = await connection.wait(Until.EXIT)
+                    await say(json.dumps({"exit": exit_code(state.exit_status or 0)}))
+                    return
+            except Gone:
+                connection = await self._again(connection)
+                await connection.hold(True)
+                at = (await connection.state()).outputs[0].end  # what was before has been seen
+
+    async def _again(self, lost: Attendant) -> Attendant:
+        """The terminal after a restore. Raises Gone where it is no part of that state, or was killed."""
+        await self._loop.programs.settled()
+        return await self._connected()
+
+    async def input(self, data: bytes) -> None:
+        await self._loop.programs.write(self._terminal, data, None)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        with contextlib.suppress(Gone):
+            await (await self._connected()).resize(rows, columns)
