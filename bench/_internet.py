@@ -93,11 +93,19 @@ class Echo(asyncio.DatagramProtocol):
         print("UDP", address[0], data[:40], flush=True)
         self.transport.sendto(data, address)
 
+async def discard(reader, writer):
+    try:
+        while await reader.read(1 << 20): pass
+        writer.write(b"x"); await writer.drain()
+    except OSError: pass
+    writer.close()
+
 async def main():
     loop = asyncio.get_running_loop()
     await loop.create_datagram_endpoint(Datagrams, local_addr=("203.0.113.53", 5353))
     await loop.create_datagram_endpoint(Echo, local_addr=("203.0.113.10", 7))
     servers = [await asyncio.start_server(stream, "0.0.0.0", 5353)]
+    servers.append(await asyncio.start_server(discard, "203.0.113.10", 9, limit=1 << 22))
     for port in (80, 8080): servers.append(await asyncio.start_server(web, "0.0.0.0", port))
     print("READY", flush=True)
     await asyncio.Event().wait()

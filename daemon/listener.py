@@ -21,7 +21,8 @@ BACKLOG = 512
 HANDSHAKE = 10.0  # seconds
 PATIENCE = 5.0  # seconds that requests under way have when the daemon stops
 KEEPALIVE = 60.0  # seconds that a connection may be without a whole request
-HEADER_MOST = 16 << 10  # bytes of a request line, and of one header
+LINE_MOST = 128 << 10  # bytes of a request line: two paths of a sandbox may stand in it, percent-encoded
+HEADER_MOST = 16 << 10  # bytes of one header
 FIRST_INHERITED = 3  # the first descriptor that systemd passes
 
 _BUSY = (
@@ -104,7 +105,7 @@ class Listeners:
             handle_signals=False,
             shutdown_timeout=PATIENCE,
             keepalive_timeout=KEEPALIVE,
-            max_line_size=HEADER_MOST,
+            max_line_size=LINE_MOST,
             max_field_size=HEADER_MOST,
         )
         self._servers: list[asyncio.Server] = []

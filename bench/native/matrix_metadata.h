@@ -47,7 +47,7 @@ static int chmod_by_descriptor(int fd)
 	char proc[64];
 
 	own_path(proc, fd);
-	return E(chmod(proc, 0400 | varied(0377)));
+	return E(chmod(proc, 0500 | varied(0277)));
 }
 
 /* As the state was: what can be put back by the calls that everybody has. */
@@ -110,10 +110,10 @@ static const void *some_times(void)
 
 #define UID (1 + varied(1023))
 #define META_CALLS(X) \
-	X(chmod, E(syscall(SYS_chmod, path, 0400 | varied(0377)))) \
-	X(fchmod, E(fchmod(fd, 0400 | varied(0377)))) \
-	X(fchmodat, E(syscall(SYS_fchmodat, AT_FDCWD, path, 0400 | varied(0377)))) \
-	X(fchmodat2, E(syscall(452, AT_FDCWD, path, 0400 | varied(0377), 0))) \
+	X(chmod, E(syscall(SYS_chmod, path, 0500 | varied(0277)))) \
+	X(fchmod, E(fchmod(fd, 0500 | varied(0277)))) \
+	X(fchmodat, E(syscall(SYS_fchmodat, AT_FDCWD, path, 0500 | varied(0277)))) \
+	X(fchmodat2, E(syscall(452, AT_FDCWD, path, 0500 | varied(0277), 0))) \
 	X(chmod_descriptor, chmod_by_descriptor(fd)) \
 	X(chown, E(chown(path, UID, 1))) \
 	X(fchown, E(fchown(fd, UID, 2))) \

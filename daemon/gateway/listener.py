@@ -119,7 +119,7 @@ class Listener:
         self._pace = Pace()
         # Bodies are read by us, bounded; compressed ones are refused. Handlers outlive a connection that breaks.
         self._server = web.Server(
-            handler, access_log=None, auto_decompress=False, keepalive_timeout=120.0, lingering_time=1.0
+            handler, access_log=None, auto_decompress=False, keepalive_timeout=120.0, lingering_time=0.1
         )
         self._task = asyncio.get_running_loop().create_task(self._accept(), name="gateway listener")
 
