@@ -61,9 +61,13 @@ def look(inspector: Any, container: Any, rules: Rules = NOTHING) -> tuple[Effect
 
 
 class Assessor:
-    """The verdicts of one sandbox. Remembers that its tree is too large to be compared."""
+    """The verdicts of one sandbox. Remembers that its tree is too large to be compared.
 
-    def __init__(self) -> None:
+    `bounds`: how much is compared where no rules ask for more; None: what netting.Bounds says.
+    """
+
+    def __init__(self, bounds: netting.Bounds | None = None) -> None:
+        self._bounds = bounds
         self._rests = 0
 
     async def assess(
@@ -85,7 +89,7 @@ class Assessor:
             trees.lower,
             case,
             rules=rules,
-            bounds=LARGE if rules.patterns else None,
+            bounds=LARGE if rules.patterns else self._bounds,
             hints=_paths(effects.reasons),
         )
         if not outcome.equal:
