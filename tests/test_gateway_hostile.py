@@ -44,7 +44,7 @@ try:
     peer.sendall(said)
 except OSError:
     pass
-heard = b""
+heard = bytearray()
 try:
     while part := peer.recv(65536):
         heard += part

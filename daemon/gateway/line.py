@@ -376,12 +376,12 @@ class Line:
 
     async def close(self) -> None:
         """The daemon ends, or the sandbox is gone: whoever waits is cut off and may ask again."""
+        for request in self._readers.values():
+            cut(request)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for request in self._readers.values():
-            cut(request)
 
 
 def tip_now(desk: Desk, head: str, path: list[Step]) -> int | None:
