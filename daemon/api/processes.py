@@ -33,7 +33,7 @@ HEARTBEAT = 30.0  # seconds between signs of life of a terminal's connection
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=WAIT_MOST)]
 
 
-class WaitQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EndQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: _Seconds = 60.0
 
 
@@ -84,7 +84,7 @@ async def _info(request: web.Request) -> web.Response:
 
 async def _wait(request: web.Request) -> web.Response:
     """One of them, once it has ended or some time has passed."""
-    loop, asked = _loop(request), parameters(request, WaitQuery)
+    loop, asked = _loop(request), parameters(request, EndQuery)
     with loop.attending():
         return reply(request, await loop.programs.wait(_name(request), asked.timeout))
 
@@ -210,7 +210,7 @@ ROUTES: list[Route] = [
     Route("GET", "/v1/sandboxes/{id}/processes", _list, answer=list[ProcessInfo]),
     Route("GET", "/v1/sandboxes/{id}/processes/{process}", _info, answer=ProcessInfo),
     Route("DELETE", "/v1/sandboxes/{id}/processes/{process}", _remove, scope="exec"),
-    Route("GET", "/v1/sandboxes/{id}/processes/{process}/wait", _wait, query=WaitQuery, answer=ProcessInfo),
+    Route("GET", "/v1/sandboxes/{id}/processes/{process}/wait", _wait, query=EndQuery, answer=ProcessInfo),
     Route("GET", "/v1/sandboxes/{id}/processes/{process}/logs", _logs, query=LogQuery, answer=Logs),
     Route("GET", "/v1/sandboxes/{id}/processes/{process}/follow", _follow, query=LogQuery, answer=Stream(LogChunk)),
     Route(
