@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -26,7 +27,9 @@ from pathlib import Path
 from bench import _oracle
 from bench._torture_cases import PLACES, WORK, Case, build, calls, cases, matrix, operations, programs
 from bench._torture_enter import Enter, compiled
-from daemon.judge import judge
+from daemon import netting
+from daemon.inspection import Assessor, Trees
+from daemon.judge import Judgement, judge
 from ebpf.inspector import Inspector
 from sandbox import btrfs
 from sandbox.container import Container, ContainerSpec
@@ -38,6 +41,7 @@ __all__ = ["Arena", "Case", "Tally", "build", "calls", "cases", "matrix", "opera
 FIRST_UID = 40_000_000
 EACH = 200  # cases in one sandbox, then a fresh one
 CHILD_CGROUP = "child-cgroup"
+PATIENT = netting.Bounds(seconds=2.0)
 
 
 @dataclass
@@ -59,8 +63,16 @@ class Tally:
     unexpected: list[str] = field(default_factory=list)  # cases whose truth is not what their outcome promises
     tell: Callable[[str], None] | None = None  # told of every case
 
-    def add(self, case: Case, changes: _oracle.Changes, effects: Effects, output: str = "") -> None:
-        judgement = judge(effects)
+    def add(
+        self,
+        case: Case,
+        changes: _oracle.Changes,
+        effects: Effects,
+        judgement: Judgement | None = None,
+        output: str = "",
+    ) -> None:
+        """Count a case. `judgement` None: what the judge alone says of the effects."""
+        judgement = judgement or judge(effects)
         verdict = judgement.verdict
         files = changes.files
         only_times = bool(files) and files == changes.times and not case.sets_times
@@ -138,6 +150,7 @@ class Arena:
         self.lost_events = 0
         self._numbers = itertools.count()
         self._enter: Enter | None = None
+        self._snapshots: dict[str, Trees] = {}
 
     def close(self) -> None:
         if self._enter is not None:
@@ -170,6 +183,7 @@ class Arena:
         finally:
             self.lost_events += self.inspector.read(container.cgroup.id).lost_events
             self.inspector.unwatch(container.cgroup.id)
+            self._forget_snapshot(container)
             await container.kill()
             nested.rmdir()
             await container.destroy()
@@ -196,10 +210,24 @@ class Arena:
 
     def mark(self, container: Container) -> None:
         """As the daemon does when it captures: nothing runs, the marks first, then the snapshot."""
+        began = time.time()
         self.inspector.mark(container.cgroup.id)
+        self._forget_snapshot(container)
         snapshot = self.pool.checkpoints / f"torture-{secrets.token_hex(5)}"
         btrfs.snapshot(container.spec.tree, snapshot, readonly=True)
-        btrfs.delete_subvolume(snapshot)
+        self._snapshots[container.spec.id] = Trees(
+            before=snapshot / "upper", now=container.spec.tree / "upper", lower=container.spec.image, taken_at=began
+        )
+
+    def _forget_snapshot(self, container: Container) -> None:
+        trees = self._snapshots.pop(container.spec.id, None)
+        if trees is not None and trees.before is not None:
+            btrfs.delete_subvolume(trees.before.parent)
+
+    async def assess(self, container: Container) -> tuple[Effects, Judgement]:
+        """The daemon's verdict. Its comparison of files may take longer here, where the machine is busy."""
+        trees = self._snapshots.get(container.spec.id)
+        return await Assessor(PATIENT).assess(self.inspector, container, trees)
 
     async def truth(self, container: Container) -> _oracle.Truth:
         """The truth once nothing ends any more."""
@@ -260,11 +288,11 @@ class Arena:
     async def _run_case(self, stage: Stage, case: Case, tally: Tally) -> None:
         assert stage.before is not None
         answers = await self.do(stage.container, *case.program, way=case.way, place=case.place)
-        effects = self.inspector.read(stage.container.cgroup.id)
+        effects, judgement = await self.assess(stage.container)
         after = await self.truth(stage.container)
         changes = after.since(stage.before)
-        tally.add(case, changes, effects, answers)
-        captured = judge(effects).verdict is not Verdict.NONE
+        tally.add(case, changes, effects, judgement, answers)
+        captured = judgement.verdict is not Verdict.NONE
         # A change of mere times may stay unjudged; the truth to compare with is the one after it.
         stage.before = None if captured or case.setup or changes.processes or changes.files else after
 

@@ -22,6 +22,7 @@ from bench import _oracle, _overhead
 from bench import inspector as bench
 from bench._torture import Arena, Case, Tally, build, calls, matrix, programs
 from bench._torture_cases import ACTORS, GROUP, PLACES, Call
+from daemon.judge import Judgement
 from ebpf.inspector import Inspector
 from sandbox import paths
 from sandbox.messages import Effects, Verdict
@@ -73,9 +74,16 @@ class Recorder(Tally):
         super().__init__()
         self.told: list[tuple[Case, _oracle.Changes, Effects]] = []
 
-    def add(self, case: Case, changes: _oracle.Changes, effects: Effects, output: str = "") -> None:
+    def add(
+        self,
+        case: Case,
+        changes: _oracle.Changes,
+        effects: Effects,
+        judgement: Judgement | None = None,
+        output: str = "",
+    ) -> None:
         self.told.append((case, changes, effects))
-        super().add(case, changes, effects, output)
+        super().add(case, changes, effects, judgement, output)
 
 
 # --------------------------------------------------------------------------- every call
