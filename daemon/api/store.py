@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.wire import HOST, Route, body, chunks, content, parameters, reply
+from sandbox.errors import Invalid, Protocol
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.store import CheckpointReport, Imported, LabelRequest, PullRequest, VerifyRequest
 
@@ -71,7 +72,10 @@ async def _export(request: web.Request) -> web.StreamResponse:
 
 async def _import(request: web.Request) -> web.Response:
     """A checkpoint from a stream that an export made. All or nothing."""
-    return reply(request, await request.app[HOST].store.receive(chunks(request)), 201)
+    try:
+        return reply(request, await request.app[HOST].store.receive(chunks(request)), 201)
+    except Protocol as error:  # the peer who broke the protocol is the caller
+        raise Invalid(error.message, remedy=error.remedy) from error
 
 
 async def _pull(request: web.Request) -> web.Response:
