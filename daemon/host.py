@@ -166,6 +166,9 @@ class Host:
             gateway=request.gateway,
             retention=request.retention,
             ignore=request.ignore,
+            lifetime=request.lifetime,
+            idle_timeout=request.idle_timeout,
+            at_end=request.at_end,
         )
         with self._made(row):
             root = self._root_checkpoint(row)
@@ -202,8 +205,12 @@ class Host:
             gateway=template.gateway,
             retention=template.retention,
             ignore=template.ignore,
+            lifetime=template.lifetime,
+            idle_timeout=template.idle_timeout,
+            at_end=template.at_end,
         )
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
+        row.programs = origin.programs
 
         try:
             with self._made(row):
