@@ -226,8 +226,11 @@ class Arena:
 
     async def assess(self, container: Container) -> tuple[Effects, Judgement]:
         """The daemon's verdict. Its comparison of files may take longer here, where the machine is busy."""
-        trees = self._snapshots.get(container.spec.id)
-        return await Assessor(PATIENT).assess(self.inspector, container, trees)
+        return await Assessor(PATIENT).assess(self.inspector, container, self.trees(container))
+
+    def trees(self, container: Container) -> Trees | None:
+        """The file tree of the last mark, and the one now."""
+        return self._snapshots.get(container.spec.id)
 
     async def truth(self, container: Container) -> _oracle.Truth:
         """The truth once nothing ends any more."""

@@ -35,11 +35,12 @@ from typing import Any
 from bench import _overhead
 from bench._torture import Arena, Tally, build, calls, cases, matrix, programs
 from bench._torture_cases import GROUP, Call, Case
-from daemon.judge import judge
+from daemon.inspection import Assessor
 from ebpf import probe
 from ebpf.inspector import Inspector, Sizes
 from sandbox import paths
 from sandbox.errors import Unsupported
+from sandbox.messages import Verdict
 from sandbox.pool import Pool
 from sandbox.shim import short_slice
 
@@ -91,20 +92,48 @@ async def count(arena: Arena) -> dict[str, int]:
     return wrong
 
 
-async def latency(arena: Arena, verdicts: int) -> list[float]:
-    """Milliseconds from the end of a command to its verdict, beside noisy sandboxes."""
-    taken = []
+# Commands whose verdicts are timed: a turn that reads, one that leaves nothing, one that changes a file.
+TURNS = ("read_file", "temporary_file", "write_existing")
+
+
+async def latency(arena: Arena, verdicts: int) -> dict[str, list[float]]:
+    """Milliseconds from the end of a command to its verdict, beside noisy sandboxes, sorted, by kind of turn.
+
+    The verdict is the daemon's: effects, judge and, where files alone seem changed, their comparison.
+    """
+    taken: dict[str, list[float]] = {turn: [] for turn in TURNS}
     async with contextlib.AsyncExitStack() as stack:
         boxes = [await stack.enter_async_context(arena.sandbox()) for _ in range(SANDBOXES)]
         for box in boxes[:NOISY]:
             await arena.do(box, "noise")
+        quiet = {box.spec.id: (box, Assessor()) for box in boxes[NOISY:]}
+        for box, _ in quiet.values():
+            arena.mark(box)
         for number in range(verdicts):
-            box = boxes[NOISY + number % (SANDBOXES - NOISY)]
-            await arena.do(box, "read_file")
+            box, assessor = list(quiet.values())[number % len(quiet)]
+            turn = TURNS[number // len(quiet) % len(TURNS)]
+            await arena.do(box, turn)
             began = time.perf_counter()
-            judge(arena.inspector.read(box.cgroup.id))
-            taken.append(1000 * (time.perf_counter() - began))
-    return sorted(taken)
+            _, judgement = await assessor.assess(arena.inspector, box, arena.trees(box))
+            taken[turn].append(1000 * (time.perf_counter() - began))
+            if judgement.verdict is not Verdict.NONE:
+                arena.mark(box)
+    return {turn: sorted(times) for turn, times in taken.items()}
+
+
+def latencies(taken: dict[str, list[float]]) -> dict[str, Any]:
+    """Keys about the time of a verdict."""
+    everything = sorted(value for times in taken.values() for value in times)
+    return {
+        "verdict_ms_p50": round(statistics.median(everything), 4),
+        "verdict_ms_p95": round(everything[int(0.95 * len(everything))], 4),
+        "verdict_ms_by_turn": {
+            turn: [round(statistics.median(times), 4), round(times[int(0.95 * len(times))], 4)]
+            for turn, times in taken.items()
+        },
+        "sandboxes": SANDBOXES,
+        "noisy": NOISY,
+    }
 
 
 # --------------------------------------------------------------------------- tiers
@@ -196,7 +225,7 @@ async def measure(bench: Bench) -> dict[str, Any]:
         with bench.arena(inspector) as arena:
             wrong = await count(arena)
             bench.say(f"23 events of each kind: {len(COUNTS) + len(RELATIVE_COUNTS) - len(wrong)} kinds exact")
-            taken = await latency(arena, 100 if options.quick else 1000)
+            taken = await latency(arena, 99 if options.quick else 999)
     part = [*operations[:: 4 * bench.every], *everything[:: 7 * bench.every], *random_programs[::20]]
     with load(first, TINY) as inspector:
         await bench.tortured(inspector, part, "cases with tiny maps", tiny)
@@ -213,12 +242,9 @@ async def measure(bench: Bench) -> dict[str, Any]:
         "distinct_cases": len(operations) + len(everything[:: bench.every]),
         "random_programs": len(random_programs),
         "seed": options.seed,
-        "verdict_ms_p50": round(statistics.median(taken), 4),
-        "verdict_ms_p95": round(taken[int(0.95 * len(taken))], 4),
+        **latencies(taken),
         **overhead(cost),
         "lost_events": lost,
-        "sandboxes": SANDBOXES,
-        "noisy": NOISY,
         "exact_kinds": len(COUNTS) + len(RELATIVE_COUNTS) - len(wrong),
         "miscounted": wrong,
         "seconds": round(time.monotonic() - bench.began),
