@@ -33,6 +33,7 @@ from daemon.schedule import Stage
 from daemon.store import Store
 from daemon.turns import Services, TurnLoop
 from daemon.verify import Verifier
+from daemon.why import explained
 from sandbox import btrfs, digest, treediff
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
@@ -472,8 +473,17 @@ class Host:
 
     # ----------------------------------------------------------------- comparing
 
-    async def diff(self, sandbox: str, checkpoint: str) -> list[Change]:
-        """What differs in the file tree now from a checkpoint."""
+    async def diff(self, sandbox: str, checkpoint: str, *, why: bool = False) -> list[Change]:
+        """What differs in the file tree now from a checkpoint, and why: the last call known to have changed each."""
+        changes = await self._changes(sandbox, checkpoint)
+        if not why:
+            return changes
+        loop = self.loop(sandbox)
+        turns = await self.services.catalogue.turns(loop.row.id)
+        now = [] if loop.container is None else self.services.inspector.read(loop.container.cgroup.id).reasons
+        return explained(changes, turns, now)
+
+    async def _changes(self, sandbox: str, checkpoint: str) -> list[Change]:
         loop = self.loop(sandbox)
         target = await self.restorable(checkpoint)
         image = self._tree_below(loop.row)

@@ -32,6 +32,13 @@ char LICENSE[] SEC("license") = "GPL";
 #define APART_AGENT 8	/* excluded by the owner; its threads are, too */
 #define APART_TREE 16	/* and what it starts */
 
+struct inode_key {
+	u64 inode;
+	u64 ino;
+	u32 generation;
+	u32 pad;
+};
+
 /* An inode, and in which epoch of the file half it was seen last: spares the maps. */
 struct seen {
 	u64 inode;
@@ -55,6 +62,8 @@ struct task {
 	u64 at_nr, at_ip, at_sp;	/* the interrupted system call it sits in */
 	u64 birth, birth_ino;		/* inode made by the system call that is running */
 	u32 birth_generation, birth_mode;
+	u64 targets;			/* inodes whose attributes it changed: known where fentry programs load */
+	struct inode_key target;	/* the last of them */
 	struct seen dirtied;	/* last inode dirtied */
 	struct seen written;	/* last inode written through a descriptor: of an overlay, not the real one */
 };
@@ -82,13 +91,6 @@ struct {
 } slots SEC(".maps");
 
 /* Inodes touched since the mark. A lost entry only loses netting, which is safe: hence LRU. */
-struct inode_key {
-	u64 inode;
-	u64 ino;
-	u32 generation;
-	u32 pad;
-};
-
 struct inode_value {
 	u64 epoch;
 	u64 flags;
@@ -331,7 +333,7 @@ static __always_inline struct task *adopt(struct task_struct *p, u32 slot, bool 
 	t->born = s->procs_epoch;
 	t->ran = t->on = 0;
 	t->traced = t->stashed = false;
-	t->birth = t->dirtied.inode = t->written.inode = 0;
+	t->birth = t->targets = t->dirtied.inode = t->written.inode = 0;
 	if (apart == APART_INIT)
 		s->ipc_before = IPC_UNKNOWN; /* a new init, a new namespace */
 	if (!apart) {
@@ -862,6 +864,44 @@ int BPF_PROG(on_inode_evict, const struct inode *inode)
 	return 0;
 }
 
+/*
+ * The fentry tier: which inode a call about a path changed. With it, attributes of a file that is gone again net out,
+ * as those changed through a descriptor do everywhere. Of an overlay, the hooks run for the upper inode last.
+ */
+static __always_inline int aimed_at(struct dentry *entry)
+{
+	struct task *t = task_of(bpf_get_current_task_btf());
+	struct inode *inode = entry->d_inode;
+	struct facts f;
+
+	if (!t || !inode)
+		return 0;
+	facts_given(&f, inode);
+	if (f.magic == MAGIC_OVERLAY)
+		return 0;
+	t->target = key_from(&f);
+	t->targets++;
+	return 0;
+}
+
+SEC("fentry/security_inode_setattr")
+int BPF_PROG(on_setattr, struct mnt_idmap *idmap, struct dentry *entry)
+{
+	return aimed_at(entry);
+}
+
+SEC("fentry/security_inode_setxattr")
+int BPF_PROG(on_setxattr, struct mnt_idmap *idmap, struct dentry *entry)
+{
+	return aimed_at(entry);
+}
+
+SEC("fentry/security_inode_removexattr")
+int BPF_PROG(on_removexattr, struct mnt_idmap *idmap, struct dentry *entry)
+{
+	return aimed_at(entry);
+}
+
 SEC("tp_btf/io_uring_submit_req")
 int BPF_PROG(on_uring, struct io_kiocb *request)
 {
@@ -918,5 +958,7 @@ int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
 		call(s, t, p, regs, nr, kind, result);
 	if (t->birth)
 		t->birth = 0;
+	if (t->targets)
+		t->targets = 0;
 	return 0;
 }

@@ -87,6 +87,7 @@ enum store {
 };
 
 #define SB_KERNMOUNT (1 << 22)
+#define MAGIC_OVERLAY 0x794c7630
 
 /* What is needed of an inode. Hooks that are given one load it directly; others have to copy. */
 struct facts {
@@ -128,7 +129,7 @@ static __always_inline enum store home_of(const struct facts *f)
 	switch (f->magic) {
 	case 0x9123683e: /* btrfs; inode 1 is its metadata, dirtied on behalf of anybody */
 		return f->ino == 1 ? NOWHERE : PERSISTENT;
-	case 0x794c7630: /* overlay */
+	case MAGIC_OVERLAY:
 		return PERSISTENT;
 	case 0x01021994: /* tmpfs; the kernel's own mount serves memfd, shmget and MAP_SHARED */
 	case 0x858458f6: /* ramfs */
@@ -217,7 +218,7 @@ static __always_inline bool uring_harmless(u8 opcode)
  */
 static __always_inline struct inode *real_inode(const struct facts *f)
 {
-	if (f->magic != 0x794c7630)
+	if (f->magic != MAGIC_OVERLAY)
 		return (void *)f->inode;
 	if (bpf_core_type_exists(struct ovl_inode)) {
 		struct ovl_inode *ovl = (void *)f->inode - bpf_core_field_offset(struct ovl_inode, vfs_inode);

@@ -6,6 +6,8 @@ Guarantee: nothing is left out silently; a program whose absence could hide an e
 
 from __future__ import annotations
 
+import errno
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,12 @@ _OPTIONAL = {
     "on_uring": ("io_uring_submit_req", "no io_uring tracepoint: sandboxes must deny io_uring (they do)"),
 }
 
+# The fentry tier has these besides. They make verdicts more exact; nothing is missed without them.
+_FENTRY = ("on_setattr", "on_setxattr", "on_removexattr")
+_WITHOUT_FENTRY = "attributes set by path on a file that is gone again count until the trees are compared"
+
+TIERS = ("tracepoint", "fentry")  # best last
+
 
 def kernel_has(tracepoint: str) -> bool:
     """True when the kernel itself, not a module, has the tracepoint."""
@@ -35,22 +43,52 @@ def kernel_has(tracepoint: str) -> bool:
         lib.btf__free(btf)
 
 
-def load_best(path: Path, prepare: Callable[[libbpf.Object], None]) -> tuple[libbpf.Object, dict[str, str]]:
-    """A loaded object and what had to be left out of it."""
+def why_not_fentry(path: Path) -> str:
+    """Why the programs of the fentry tier do not run here; "" when they do. Loads and attaches them alone."""
+    candidate, doing = libbpf.Object(path), "load"
+    try:
+        for program in list(candidate.programs):
+            if program not in _FENTRY:
+                candidate.leave_out(program)
+        candidate.load()
+        doing = "attach"
+        for program in _FENTRY:
+            candidate.attach(program)
+    except OSError as error:
+        return f"{doing}: {os.strerror(error.errno) if error.errno else error}"
+    finally:
+        candidate.close()
+    return ""
+
+
+def load_best(
+    path: Path, prepare: Callable[[libbpf.Object], None], tier: str | None = None
+) -> tuple[libbpf.Object, dict[str, str], str]:
+    """A loaded object, what had to be left out of it, and its tier: the best one, or the one that is asked for."""
+    if tier is not None and tier not in TIERS:
+        raise OSError(errno.EINVAL, f"there is no tier {tier!r}; there are {', '.join(TIERS)}")
     if platform.machine() != "x86_64":
         raise OSError(f"system call numbers of {platform.machine()} are not known; x86_64 only")
     if not BTF.exists():
         raise OSError(f"{BTF} is missing: the kernel has no type information (CONFIG_DEBUG_INFO_BTF)")
     missing: dict[str, str] = {}
+    reason = why_not_fentry(path) if tier != "tracepoint" else "not asked for"
+    if reason and tier == "fentry":
+        raise OSError(errno.EPERM, f"this kernel does not take the fentry tier: {reason}")
     candidate = libbpf.Object(path)
     try:
         for program, (tracepoint, loss) in _OPTIONAL.items():
             if not kernel_has(tracepoint):
                 candidate.leave_out(program)
                 missing[program] = loss
+        if reason:
+            for program in _FENTRY:
+                candidate.leave_out(program)
+            if tier is None:
+                missing["fentry"] = f"no fentry tier ({reason}): {_WITHOUT_FENTRY}"
         prepare(candidate)
         candidate.load()
     except OSError:
         candidate.close()
         raise
-    return candidate, missing
+    return candidate, missing, "tracepoint" if reason else "fentry"

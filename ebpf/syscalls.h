@@ -104,8 +104,13 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 #define NR_FTRUNCATE 77
 #define NR_CREAT 85
 #define NR_SETPRIORITY 141
+#define NR_RENAME 82
+#define NR_LINK 86
 #define NR_SYMLINK 88
+#define NR_RENAMEAT 264
+#define NR_LINKAT 265
 #define NR_SYMLINKAT 266
+#define NR_RENAMEAT2 316
 #define NR_OPEN 2
 #define NR_OPENAT 257
 #define NR_OPENAT2 437

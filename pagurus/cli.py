@@ -235,19 +235,21 @@ def tree(sandbox: SandboxName, json: Json = False) -> None:
 def diff(
     sandbox: SandboxName,
     since: Annotated[str, typer.Argument(help="Checkpoint id.")],
+    why: Annotated[bool, typer.Option("--why", help="Also which process did it, by which call.")] = False,
     json: Json = False,
 ) -> None:
     """How the file tree of a sandbox differs from a checkpoint."""
 
     async def work(host: Client) -> Any:
-        return await (await host.get(sandbox)).diff(since)
+        return await (await host.get(sandbox)).diff(since, why=why)
 
     changes = call(work)
     if json:
         output.as_json(changes)
         return
     for change in changes:
-        print(f"{ {'added': 'A', 'modified': 'M', 'removed': 'D'}[change.kind] } {output.plain(change.path)}")
+        reason = f"  ({output.plain(change.why)})" if change.why else ""
+        print(f"{ {'added': 'A', 'modified': 'M', 'removed': 'D'}[change.kind] } {output.plain(change.path)}{reason}")
 
 
 # --------------------------------------------------------------------------- training and benches

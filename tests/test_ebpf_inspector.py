@@ -14,7 +14,7 @@ from container_support import pool  # noqa: F401 - a fixture
 from bench import inspector as bench
 from bench._torture import Arena, Case, Tally, build, cases, operations, programs
 from daemon.judge import judge
-from ebpf import layout
+from ebpf import layout, probe
 from ebpf.inspector import Inspector, Sizes
 from sandbox import criu, paths
 from sandbox.checkpoint import Checkpointer
@@ -30,11 +30,14 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("torture"))
 
 
-@pytest.fixture(scope="module")
-def inspector(pool: Pool) -> Iterator[Inspector]:  # noqa: F811
+@pytest.fixture(scope="module", params=probe.TIERS)
+def inspector(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Inspector]:  # noqa: F811
+    """One of each tier that this kernel takes."""
     if not paths.inspector_object().exists():
         pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
-    with Inspector.load() as loaded:
+    if request.param == "fentry" and (reason := probe.why_not_fentry(paths.inspector_object())):
+        pytest.skip(f"this kernel does not take the fentry tier: {reason}")
+    with Inspector.load(tier=request.param) as loaded:
         yield loaded
 
 
@@ -53,6 +56,19 @@ def test_every_operation_is_in_a_case() -> None:
     everything = {name for section in operations().values() for name in section}
     assert everything <= named | counted | {"noise"}
     assert len(list(cases())) >= 200
+
+
+def test_the_best_tier_is_taken_and_what_is_missing_is_said(pool: Pool) -> None:  # noqa: F811
+    reason = probe.why_not_fentry(paths.inspector_object())
+    with Inspector.load() as best:
+        assert best.tier == ("tracepoint" if reason else "fentry")
+        assert ("fentry" in best.missing) == bool(reason)
+    with pytest.raises(Unsupported, match="there is no tier"):
+        Inspector.load(tier="magic")
+    if reason:
+        assert "Operation not permitted" in reason or "Invalid argument" in reason  # refused, not broken
+        with pytest.raises(Unsupported, match="does not take the fentry tier"):
+            Inspector.load(tier="fentry")
 
 
 def test_the_layout_is_the_one_of_the_header() -> None:

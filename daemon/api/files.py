@@ -67,6 +67,7 @@ class BranchQuery(PathQuery):
 
 class DiffQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     checkpoint: Annotated[str, msgspec.Meta(max_length=100)]
+    why: bool = False
 
 
 class Written(msgspec.Struct, kw_only=True):
@@ -255,9 +256,8 @@ async def _send_events(request: web.Request, watch: Watch, loop: TurnLoop) -> we
 
 async def _diff(request: web.Request) -> web.Response:
     """How the file tree differs from a checkpoint."""
-    return reply(
-        request, await request.app[HOST].diff(request.match_info["id"], parameters(request, DiffQuery).checkpoint)
-    )
+    asked = parameters(request, DiffQuery)
+    return reply(request, await request.app[HOST].diff(request.match_info["id"], asked.checkpoint, why=asked.why))
 
 
 _WRITE = 256 << 20  # bytes of a file that is written by one request

@@ -36,3 +36,4 @@ class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     path: str
     kind: Literal["added", "modified", "removed"]
+    why: str = ""  # the last call that is known to have changed it, and whose; only when asked for

@@ -170,9 +170,10 @@ class Sandbox:
         entries = await self._client.call("POST", f"{self._path}/fork", list[ForkEntry], request, keyed=True)
         return forks(self._client, entries)
 
-    async def diff(self, since: CheckpointInfo | str) -> list[Change]:
-        """How the file tree differs from a checkpoint."""
-        return await self._client.call("GET", f"{self._path}/diff?checkpoint={checkpoint_id(since)}", list[Change])
+    async def diff(self, since: CheckpointInfo | str, *, why: bool = False) -> list[Change]:
+        """How the file tree differs from a checkpoint. `why`: with the call that changed each, where it is known."""
+        asked = f"checkpoint={checkpoint_id(since)}&why={str(why).lower()}"
+        return await self._client.call("GET", f"{self._path}/diff?{asked}", list[Change])
 
     # ----------------------------------------------------------------- ending
 
