@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import IPv4Address
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -238,7 +239,7 @@ class Networks:
     ) -> Attached:
         """An address, its rules, then its link. Tries the next address while one is taken."""
         route = [each.network for each in policy.segments]
-        for address in [*filter(None, [wish]), *_addresses(sandbox)]:
+        for address in chain(filter(None, [wish]), _addresses(sandbox)):
             if address in self._by_address:
                 continue
             link = Link(links.name(self.prefix, address), 0, address, sandbox)
