@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.tree import Tree
 
-from pagurus import checkpoint_cli, copy_cli, image_cli, output, top
+from pagurus import checkpoint_cli, copy_cli, image_cli, output, token_cli, top
 from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, call
 from sandbox import Client, Limits
 from sandbox.errors import PagurusError
@@ -31,6 +31,7 @@ application = typer.Typer(
 )
 application.add_typer(image_cli.application, name="image")
 application.add_typer(checkpoint_cli.application, name="checkpoint")
+application.add_typer(token_cli.application, name="token")
 application.command("cp")(copy_cli.copy)
 application.command("top")(top.top)
 

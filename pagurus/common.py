@@ -14,13 +14,14 @@ from sandbox.errors import PagurusError
 
 T = TypeVar("T")
 
-HOST, TOKEN = "PAGURUS_HOST", "PAGURUS_TOKEN"
+HOST, TOKEN, AUTHORITY = "PAGURUS_HOST", "PAGURUS_TOKEN", "PAGURUS_CA"
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def client() -> Client:
-    """The daemon that PAGURUS_HOST names (a socket or an address), with PAGURUS_TOKEN; else the local one."""
-    return Client(os.environ.get(HOST) or None, token=os.environ.get(TOKEN) or None)
+    """The daemon that PAGURUS_HOST names (a socket or an address), with PAGURUS_TOKEN and PAGURUS_CA; else the local."""
+    known = os.environ
+    return Client(known.get(HOST) or None, token=known.get(TOKEN) or None, ca=known.get(AUTHORITY) or None)
 
 
 def call(work: Callable[[Client], Awaitable[T]]) -> T:

@@ -1,0 +1,90 @@
+"""``pagurus token``: the tokens that callers over TCP show.
+
+Owns: names, arguments, what is printed. Does not own: what a token may do (:mod:`daemon.access`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from pagurus import output
+from pagurus.common import Json, call
+from sandbox import Client
+from sandbox.cgroup import parse_bytes
+from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
+
+application = typer.Typer(help="Tokens that callers over TCP show.", no_args_is_help=True)
+
+
+@application.command("create")
+def create(
+    name: Annotated[str, typer.Argument(help="For people: whom or what it is for.")],
+    scope: Annotated[Literal["read", "exec", "admin"], typer.Option(help="read, exec or admin.")] = "exec",
+    owner: Annotated[str | None, typer.Option(help="Share sandboxes with all tokens of this owner.")] = None,
+    days: Annotated[float | None, typer.Option(help="Days until it expires; never when left out.")] = None,
+    sandboxes: Annotated[int | None, typer.Option(help="Sandboxes at once.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Cores of all its sandboxes together.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of all its sandboxes, such as 64GiB.")] = None,
+    disk: Annotated[str | None, typer.Option(help="Disk of all its sandboxes, such as 64GiB.")] = None,
+    requests: Annotated[float | None, typer.Option(help="Requests per second.")] = None,
+    execs: Annotated[int | None, typer.Option(help="Calls that act, at the same time.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a token. It is printed this once and kept nowhere."""
+    request = TokenRequest(
+        name=name,
+        scope=scope,
+        owner=owner,
+        lifetime=None if days is None else days * 86_400,
+        quota=TokenQuota(
+            sandboxes=sandboxes,
+            cpus=cpus,
+            memory=None if memory is None else parse_bytes(memory),
+            disk=None if disk is None else parse_bytes(disk),
+            requests_per_s=requests,
+            execs=execs,
+        ),
+    )
+    made = call(lambda host: host.call("POST", "/v1/tokens", NewToken, request))
+    if json:
+        output.as_json(made)
+    else:
+        print(made.text)
+
+
+@application.command("ls")
+def list_tokens(json: Json = False) -> None:
+    """The tokens of this host."""
+    found = call(lambda host: host.call("GET", "/v1/tokens", list[ApiToken]))
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("token", "name", "scope", "owner", "created", "expires", "revoked", "quota"),
+        [
+            (t.id, t.name, t.scope, t.owner, _when(t.created_at), _when(t.expires_at), _when(t.revoked_at), _quota(t))
+            for t in found
+        ],
+    )
+
+
+@application.command("revoke")
+def revoke(tokens: Annotated[list[str], typer.Argument(help="Ids as listed.", metavar="TOKEN...")]) -> None:
+    """Refuse tokens from now on. Their sandboxes stay."""
+
+    async def work(host: Client) -> None:
+        for each in tokens:
+            await host.call("DELETE", f"/v1/tokens/{each}", ApiToken)
+
+    call(work)
+
+
+def _when(moment: float | None) -> str:
+    return "" if moment is None else output.when(moment)
+
+
+def _quota(found: ApiToken) -> str:
+    values = {name: getattr(found.quota, name) for name in found.quota.__struct_fields__}
+    return " ".join(f"{name}={value:g}" for name, value in values.items() if value is not None)
