@@ -7,7 +7,12 @@
 Each workload runs in a sandbox and in a runc container over the same image. Rounds are interleaved: our checkpoint
 (dump and file snapshot, leave running), `runc checkpoint --leave-running`, our kill and restore, runc's. `frozen_ms` is
 CRIU's own measure of the frozen window, our work inside it included. Times of ours are taken around the same calls
-that the daemon makes; those of runc around its command line, which is how it is used.
+that the daemon makes; those of runc around its command line, which is how it is used. Before each timed step all dirty
+pages of the machine are written out: what one side left behind must not be paid for by the other. `load` is the
+machine's load average at the beginning and at the end: figures of a busy machine say little.
+
+`redis` needs redis-server, which the base image lacks: it is taken from Debian's packages once and put into both
+sandboxes. Where that is not possible the workload is skipped, and `skipped` says why.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from bench import _redis
 from sandbox import btrfs, paths
 from sandbox.checkpoint import Checkpointer
 from sandbox.container import Container, ContainerSpec
@@ -58,6 +64,7 @@ WORKLOADS = {
     "py50": _HOLD.format(size=50),
     "py200": _HOLD.format(size=200),
     "http": _HTTP,
+    "redis": _redis.START,
 }
 FORKS, AT_A_TIME = 8, 4
 
@@ -137,8 +144,12 @@ class Ours:
         )
 
     @contextlib.asynccontextmanager
-    async def sandbox(self, script: str) -> AsyncIterator[Container]:
-        container = await Container.create(self.spec())
+    async def sandbox(self, script: str, extra: Path | None = None) -> AsyncIterator[Container]:
+        """A sandbox in which `script` has run; `extra` is what the image lacks."""
+        spec = self.spec()
+        if extra is not None:
+            await asyncio.to_thread(shutil.copytree, extra, spec.tree / "upper" / _redis.PLACE)
+        container = await Container.create(spec)
         try:
             done = await container.exec(["/bin/sh", "-c", script], timeout=60)
             if done.exit_code:
@@ -152,6 +163,7 @@ class Ours:
     async def checkpoint(self, container: Container, times: Times) -> tuple[Path, Path]:
         """A checkpoint as the daemon takes it; returns capture directory and file snapshot."""
         taken: list[Path] = []
+        await asyncio.to_thread(os.sync)
         capture = await self.checkpointer.capture(
             container,
             self.checkpointer.captures / f"c{next(self.numbers)}",
@@ -166,6 +178,7 @@ class Ours:
     async def restore(self, container: Container, images: Path, tree: Path, times: Times) -> None:
         await self.checkpointer.forget(container)
         await container.kill()
+        await asyncio.to_thread(os.sync)
         with times.taken("restore_ms"):
             await container.remount(self.snapshot(tree, readonly=False))
             await self.checkpointer.restore(container, images)
@@ -201,7 +214,9 @@ class Runc:
         if done.returncode:
             raise RuntimeError(f"runc {arguments[0]} failed: {log.read_text()[-800:]}")
 
-    def start(self, script: str) -> None:
+    def start(self, script: str, extra: Path | None = None) -> None:
+        if extra is not None:
+            shutil.copytree(extra, self.bundle / "upper" / _redis.PLACE)
         self.call("run", "-d", self.name)
         self.call("exec", self.name, "setsid", "/bin/sh", "-c", script)
 
@@ -224,12 +239,16 @@ async def measure(ours: Ours, directory: Path, name: str, rounds: int, with_runc
     """One workload, ours and runc's rounds interleaved."""
     times = Times()
     script = WORKLOADS[name]
+    try:
+        extra = await asyncio.to_thread(_redis.layer) if name == "redis" else None
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"skipped": str(error)}
     other = await asyncio.to_thread(Runc, directory, ours.image) if with_runc else None
     trouble = ""
     try:
         if other is not None:
-            await asyncio.to_thread(other.start, script)
-        async with ours.sandbox(script) as container:
+            await asyncio.to_thread(other.start, script, extra)
+        async with ours.sandbox(script, extra) as container:
             for number in range(rounds + 1):
                 sink = times if number else Times()  # the first round warms caches, for both
                 images, tree = await ours.checkpoint(container, sink)
@@ -249,9 +268,11 @@ async def measure(ours: Ours, directory: Path, name: str, rounds: int, with_runc
 def _round(other: Runc, images: Path, times: Times) -> None:
     shutil.rmtree(images, ignore_errors=True)
     images.mkdir()
+    os.sync()
     with times.taken("runc_total_ms"):
         other.checkpoint(images)
     other.delete()
+    os.sync()
     with times.taken("runc_restore_ms"):
         other.restore(images)
 
@@ -282,6 +303,7 @@ async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> 
             return (time.perf_counter() - began) * 1e3
 
         async def files() -> float:
+            await asyncio.to_thread(os.sync)
             await container.exec(["dd", "if=/dev/urandom", "of=/tmp/dirty", "bs=1M", "count=1"])
             done = await ours.checkpointer.capture(
                 container, directory / "none", processes=False,
@@ -310,6 +332,7 @@ async def fork(ours: Ours, images: Path, tree: Path) -> float:
             children.append(child)
             await ours.checkpointer.restore(child, images, fork=True)
 
+    await asyncio.to_thread(os.sync)
     began = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(FORKS)))
     took = (time.perf_counter() - began) * 1e3
@@ -337,11 +360,12 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     with_runc = not options.no_runc and shutil.which("runc") is not None
     try:
         async with Ours(directory, options.image) as ours:
-            result: dict[str, Any] = {"workloads": {}, "runc": with_runc}
+            result: dict[str, Any] = {"workloads": {}, "runc": with_runc, "load": [os.getloadavg()[0]]}
             for name in options.workloads.split(","):
                 result["workloads"][name] = await measure(ours, directory, name, options.rounds, with_runc)
                 print(name, json.dumps(result["workloads"][name]), file=sys.stderr)
             result.update(await singles(ours, directory, options.rounds, with_runc))
+            result["load"].append(os.getloadavg()[0])
             return result
     finally:
         shutil.rmtree(directory, ignore_errors=True)
