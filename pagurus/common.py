@@ -19,7 +19,7 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def client() -> Client:
-    """The daemon that PAGURUS_HOST names (a socket or an address), with PAGURUS_TOKEN and PAGURUS_CA; else the local."""
+    """The daemon of PAGURUS_HOST (a socket or an address), with PAGURUS_TOKEN and PAGURUS_CA; else the local one."""
     known = os.environ
     return Client(known.get(HOST) or None, token=known.get(TOKEN) or None, ca=known.get(AUTHORITY) or None)
 
