@@ -25,6 +25,7 @@ import argparse
 import asyncio
 import gzip
 import json
+import os
 import random
 import sys
 import tempfile
@@ -40,11 +41,11 @@ from sandbox.image import ImageStore
 from sandbox.pool import Pool
 
 NAME = "bench-density"
-PACKAGES = "python3,procps,iproute2,git,gcc,libc6-dev,make,sqlite3,python3-pytest".split(",")
-SERVED = 0.5  # share of sandboxes in which a server runs from the start
+PACKAGES = ("python3", "procps", "iproute2", "git", "gcc", "libc6-dev", "make", "sqlite3", "python3-pytest")
+SERVED_EVERY = 2  # one of so many sandboxes has a server from the start
 # Without recordings: a log-normal pause, and shares of what commands do.
-PAUSE_MEDIAN, PAUSE_SIGMA = 4.5, 1.0
-SHARES = {"read_only": 0.30, "write": 0.36, "run": 0.20, "install": 0.10, "bg": 0.02, "unknown": 0.02}
+PAUSE_MEDIAN, PAUSE_SIGMA = 3.5, 0.8
+SHARES = {"read_only": 0.35, "write": 0.30, "run": 0.25, "install": 0.06, "bg": 0.04}
 
 SETUP = r"""
 set -e; mkdir -p /work/src /work/tests; cd /work; export HOME=/root
@@ -55,3 +56,249 @@ def fib(n):
     return n if n < 2 else fib(n - 1) + fib(n - 2)
 if __name__ == "__main__":
     print(fib(18))
+E
+cat > tests/test_calc.py <<'E'
+import sys; sys.path.insert(0, "/work/src")
+import calc
+def test_add(): assert calc.add(1, 2) == 3
+def test_fib(): assert calc.fib(10) == 55
+E
+cat > main.c <<'E'
+#include <stdio.h>
+int main(void) { long s = 0; for (long i = 0; i < 3000000; i++) s += i ^ (s >> 3); printf("%ld\n", s); return 0; }
+E
+git init -q .; git config user.email a@b.c; git config user.name agent
+git add -A; git commit -qm start
+sqlite3 app.db 'create table items (id integer primary key, name text); insert into items (name)
+  with recursive n(i) as (select 1 union all select i + 1 from n where i < 2000) select "item " || i from n'
+"""
+SERVER = "setsid python3 -m http.server {port} --bind 127.0.0.1 --directory /work >/dev/null 2>&1 & sleep 0.2"
+FETCH = (
+    "python3 -c 'import urllib.request as u; print(len(u.urlopen(\"http://127.0.0.1:8000/main.c\").read()))' || true"
+)
+INSERT = 'insert into items (name) values ("more {n}"); update items set name = name || "!" where id % 97 = 0'
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "read_only": (
+        "cd /work && git --no-optional-locks status --short | head",
+        "cat /work/src/calc.py | head -40",
+        "grep -rn def /work/src /work/tests | head",
+        "ls -la /work /work/src",
+        "cd /work && git log --oneline | head -5",
+        "sqlite3 -readonly /work/app.db 'select count(*) from items'",
+        "find / -xdev -name '*.py' 2>/dev/null | wc -l",
+        FETCH,
+    ),
+    "write": (
+        "printf 'def f{n}(x):\\n    return x * {n}\\n' >> /work/src/calc.py",
+        "sed -i 's/[0-9]*00000/{n}00000/' /work/main.c",
+        'python3 -c \'open("/work/notes.{n}", "w").write("note {n}\\n" * 200)\'',
+        "cd /work && git add -A && git commit -qm 'turn {n}' || true",
+        f"sqlite3 /work/app.db '{INSERT}'",
+    ),
+    "run": (
+        "cd /work && python3 -m pytest -q tests 2>&1 | tail -1",
+        "cd /work && gcc -O1 -o main main.c && ./main",
+        "python3 /work/src/calc.py",
+        "cd /work && python3 -m compileall -q src tests",
+    ),
+    "install": (
+        "cp -r /usr/lib/python3/dist-packages/iniconfig /work/vendor-{n}",
+        "mkdir -p /opt/tool-{n} && tar c -C /usr/lib/python3.11/email . | tar x -C /opt/tool-{n}",
+    ),
+    "bg": (SERVER.replace("{port}", "81{n:02}"),),
+    "unknown": ("cd /work && git diff --stat | tail -1; date > /work/stamp",),
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one agent does: it thinks, then it runs a command."""
+
+    pause: float  # seconds, as recorded
+    command: str
+
+
+@dataclass
+class Crowd:
+    """N sandboxes, and what their turns took."""
+
+    checkpointed: bool
+    sandboxes: list[Sandbox] = field(default_factory=list)
+    taken: float = 0.0  # seconds of all trajectories
+    paused: float = 0.0
+    results: list[ExecResult] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def plan(count: int, turns: int, traces: Path | None, seed: int) -> tuple[list[list[Turn]], str]:
+    """For each of `count` sandboxes its turns, and where the pace is from."""
+    chance = random.Random(seed)
+    recorded: list[list[tuple[float, str]]] = []
+    if traces is not None:
+        opened = gzip.open if traces.suffix == ".gz" else open
+        with opened(traces, "rt") as lines:
+            for line in lines:
+                found = [
+                    (t["llm_wait_s"], t["guess"]) for t in json.loads(line)["turns"] if t["llm_wait_s"] is not None
+                ]
+                recorded += [found] if len(found) >= turns else []
+    plans = []
+    for number in range(count):
+        if recorded:
+            trial = recorded[number % len(recorded)]
+            start = chance.randrange(len(trial) - turns + 1)
+            paces = trial[start : start + turns]
+        else:
+            kinds = chance.choices(list(SHARES), list(SHARES.values()), k=turns)
+            paces = [(chance.lognormvariate(0, PAUSE_SIGMA) * PAUSE_MEDIAN, kind) for kind in kinds]
+        plans.append([Turn(pause, _command(chance, kind, turn)) for turn, (pause, kind) in enumerate(paces)])
+    return plans, f"recorded: {len(recorded)} trials" if recorded else "synthetic: log-normal pauses, fixed shares"
+
+
+def _command(chance: random.Random, kind: str, number: int) -> str:
+    text = chance.choice(COMMANDS.get(kind, COMMANDS["unknown"]))
+    return text.replace("{n:02}", f"{number % 100:02}").replace("{n}", str(number))
+
+
+def speedup_for(plans: list[list[Turn]], rounds: int, minutes: float) -> float:
+    """By how much the pauses are divided so that all rounds of both crowds end in time."""
+    turns = len(plans[0]) // rounds
+    longest = sum(
+        max(sum(turn.pause for turn in each[r * turns : (r + 1) * turns]) for each in plans) for r in range(rounds)
+    )
+    return max(1.0, 2 * longest / (60 * minutes))
+
+
+async def make(host: Client, plans: list[list[Turn]], crowd: Crowd) -> None:
+    gate = asyncio.Semaphore(4)
+
+    async def one(number: int) -> Sandbox:
+        async with gate:
+            sandbox = await host.create(IMAGE, limits=Limits(memory="512MiB", disk=None))
+            served = number % SERVED_EVERY == 0
+            text = SETUP + (SERVER.replace("{port}", "8000") + "\n" if served else "")
+            done = await sandbox.exec(text, ends_turn=crowd.checkpointed, timeout=120)
+            if done.exit_code:
+                raise RuntimeError(f"set-up failed: {done.stderr.decode()}")
+            return sandbox
+
+    crowd.sandboxes = list(await asyncio.gather(*(one(number) for number in range(len(plans)))))
+
+
+async def play(crowd: Crowd, plans: list[list[Turn]], first: int, last: int, speedup: float) -> None:
+    """One round: turns `first` to `last` of every sandbox, all at once."""
+
+    async def one(sandbox: Sandbox, turns: list[Turn]) -> None:
+        began = time.monotonic()
+        for turn in turns:
+            await asyncio.sleep(turn.pause / speedup)
+            done = await sandbox.exec(turn.command, ends_turn=crowd.checkpointed, env={"HOME": "/root"}, timeout=120)
+            crowd.results.append(done)
+            crowd.paused += turn.pause / speedup
+            if done.checkpoint_error:
+                crowd.failures.append(done.checkpoint_error)
+        crowd.taken += time.monotonic() - began
+
+    await asyncio.gather(*(one(s, turns[first:last]) for s, turns in zip(crowd.sandboxes, plans, strict=True)))
+
+
+async def measure(options: argparse.Namespace, host: Client) -> dict[str, Any]:
+    total = options.rounds * options.turns
+    plans, pace = plan(options.sandboxes, total, options.traces, options.seed)
+    speedup = options.speedup or speedup_for(plans, options.rounds, options.minutes)
+    crowds = Crowd(checkpointed=True), Crowd(checkpointed=False)
+    for crowd in crowds:
+        await make(host, plans, crowd)
+    await _durable(host, crowds[0])
+    print(f"{2 * options.sandboxes} sandboxes, pauses divided by {speedup:.2f}", file=sys.stderr)
+    for number in range(options.rounds):
+        for crowd in crowds if number % 2 == 0 else reversed(crowds):
+            first = number * options.turns
+            await play(crowd, plans, first, first + options.turns, speedup)
+            await asyncio.sleep(1.0)  # what one leaves to do in the background is not the other's
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+    await _durable(host, crowds[0])
+    await asyncio.sleep(3.0)  # the hashes of files are written when all else is done
+    return {"pace": pace, "speedup": round(speedup, 2), **await judge(host, crowds, speedup)}
+
+
+async def _durable(host: Client, crowd: Crowd) -> None:
+    for sandbox in crowd.sandboxes:
+        await host.checkpoint((await sandbox.refresh()).head or "", wait="durable")
+
+
+async def judge(host: Client, crowds: tuple[Crowd, Crowd], speedup: float) -> dict[str, Any]:
+    ours, theirs = crowds
+    statistics = await host.statistics()
+    exposed = [done.waited_ms for done in ours.results]
+    acted = [crowd.taken - crowd.paused for crowd in crowds]
+    life = ours.paused * speedup
+    verdicts = [str(done.verdict) for done in ours.results]
+    return {
+        "sandboxes": len(ours.sandboxes),
+        "turns": len(ours.results),
+        "overhead_ratio": round(ours.taken / theirs.taken, 4),
+        "overhead_ratio_at_life": round((acted[0] + life) / (acted[1] + life), 4),
+        "exposed_ms_p50": round(quantile(exposed, 0.5), 2),
+        "exposed_ms_p99": round(quantile(exposed, 0.99), 2),
+        "exposed_ms_max": round(max(exposed), 2),
+        "skipped_share": round(verdicts.count("none") / len(verdicts), 4),
+        "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
+        "bytes_stored": statistics.stored_bytes,
+        "bytes_full_every_turn": statistics.full_bytes,
+        "stored_share": round(statistics.stored_bytes / max(1, statistics.full_bytes), 4),
+        "command_seconds": {"with": round(acted[0], 1), "without": round(acted[1], 1)},
+        "checkpoints_failed": statistics.checkpoints_failed,
+        "failures": ours.failures[:5],
+    }
+
+
+def need_image(name: str) -> Path:
+    """The tree of the image, built when it is the bench's own and missing (minutes, from the host's Debian mirror)."""
+    images = ImageStore(Pool())
+    if name == NAME and name not in images.list():
+        print(f"build the image {name}: git, gcc, pytest, sqlite", file=sys.stderr)
+        images.debootstrap(name, include=PACKAGES)
+    return image(name)
+
+
+async def everything(options: argparse.Namespace) -> dict[str, Any]:
+    tree = await asyncio.to_thread(need_image, options.image)
+    directory = Path(tempfile.mkdtemp(prefix="pagurus-density-", dir="/var/tmp"))
+    host = BenchHost(directory, tree)
+    began = time.monotonic()
+    load = os.getloadavg()[0]
+    try:
+        await asyncio.to_thread(host.start)
+        async with host.client() as client:
+            result = await measure(options, client)
+    except BaseException:
+        print(*host.complaints()[-8:], sep="\n", file=sys.stderr)
+        raise
+    finally:
+        await asyncio.to_thread(host.clean)
+    return {**result, "seconds": round(time.monotonic() - began, 1), "load_before": round(load, 2)}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench density", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--sandboxes", type=int, default=32)
+    parser.add_argument("--traces", type=Path, default=None, help="recorded agents; synthetic pace without")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=8, help="of each sandbox in each round")
+    parser.add_argument("--minutes", type=float, default=6.0, help="about how long the turns may take in all")
+    parser.add_argument("--speedup", type=float, default=None, help="divide pauses by this; chosen by default")
+    parser.add_argument("--image", default=NAME)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    result = asyncio.run(everything(options))
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(*(f"{key} {value}" for key, value in result.items()), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

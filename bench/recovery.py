@@ -120,6 +120,9 @@ class Trials:
         if kind in ("daemon", "lot"):
             # Nothing answers any more: what was asked need not be waited for, nor asked again of the next daemon.
             await self.client.close()
+        await asyncio.wait(acts[:1])
+        for act in acts[1:]:
+            act.cancel()
         await asyncio.gather(*acts, return_exceptions=True)
         if kind in ("daemon", "lot"):
             await asyncio.to_thread(self.host.start)
