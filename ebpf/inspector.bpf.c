@@ -902,6 +902,10 @@ int BPF_PROG(on_removexattr, struct mnt_idmap *idmap, struct dentry *entry)
 	return aimed_at(entry);
 }
 
+/* ------------------------------------------------------------------ system calls */
+
+#include "calls.h"
+
 SEC("tp_btf/io_uring_submit_req")
 int BPF_PROG(on_uring, struct io_kiocb *request)
 {
@@ -917,16 +921,11 @@ int BPF_PROG(on_uring, struct io_kiocb *request)
 	if (!s)
 		return 0;
 	count(files_of(s)->uring);
-	if (s->has_tmpfs)
-		count(procs_of(s)->tmpfs);
+	named(s, p);
 	count(procs_of(s)->channels);
 	explain_file(WHY_URING, NULL, NULL);
 	return 0;
 }
-
-/* ------------------------------------------------------------------ system calls */
-
-#include "calls.h"
 
 SEC("tp_btf/sys_exit")
 int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
