@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
@@ -39,15 +38,11 @@ _SNAP_CREATE_V2 = _write_ioctl(23, _ARGS_V2)
 _SUBVOL_GETFLAGS = _read_ioctl(25, 8)
 _SUBVOL_SETFLAGS = _write_ioctl(26, 8)
 _SYNC = (0x94 << 8) | 8
-_TREE_SEARCH_V2 = (3 << 30) | (112 << 16) | (0x94 << 8) | 17
 _QUOTA_CTL = (3 << 30) | (16 << 16) | (0x94 << 8) | 40
 _ENABLE_SIMPLE_QUOTA = 4
 _QGROUP_LIMIT = _read_ioctl(43, 48)
 _LIMIT_REFERENCED = 1
-_SEARCH_BUFFER = 256 << 10
-_EXTENT_DATA = 108
 _MAX = (1 << 64) - 1
-_CREATED_IN = 352  # offset of otransid in _INFO
 _GET_SUBVOL_INFO = _read_ioctl(60, _INFO)
 
 
@@ -166,59 +161,6 @@ def limit(path: Path, size: int | None) -> None:
                 raise
             if size is not None:
                 raise Unsupported(f"limit {path}: quotas are off on this file system") from error
-
-
-def added_bytes(path: Path, before: Path | None) -> int:
-    """Bytes of file content on disk that the subvolume `path` has and its older snapshot `before` has not.
-
-    Content that both share counts nothing; None counts all. Metadata blocks are not included.
-    """
-    since = 0
-    if before is not None:
-        with _Directory(before) as fd:
-            info = bytearray(_INFO)
-            fcntl.ioctl(fd, _GET_SUBVOL_INFO, info)
-        since = struct.unpack_from("=Q", info, _CREATED_IN)[0]
-    total = 0
-    with _Directory(path) as fd:
-        for item in _file_extents(fd, since):
-            written, inline_size, kind = item[0], item[1], item[2]
-            if written <= since:
-                continue  # an old extent in a tree block that changed
-            if kind == 0:
-                total += inline_size
-            elif len(item) == 5 and item[3]:  # not a hole
-                total += item[4]
-    return total
-
-
-def _file_extents(fd: int, since: int) -> Iterator[tuple[int, ...]]:
-    """(written in, bytes if inline, kind[, disk address, disk bytes]) of each extent in blocks newer than `since`."""
-    inode, offset = 0, 0
-    while True:
-        # struct btrfs_ioctl_search_key: tree (0: this one), inode, offset and transaction ranges, key type, count
-        key = struct.pack(
-            "=QQQQQQQIIII32x", 0, inode, _MAX, offset, _MAX, since, _MAX, _EXTENT_DATA, _EXTENT_DATA, 4096, 0
-        )
-        args = bytearray(key + struct.pack("=Q", _SEARCH_BUFFER) + bytes(_SEARCH_BUFFER))
-        fcntl.ioctl(fd, _TREE_SEARCH_V2, args)
-        found = struct.unpack_from("=I", args, 64)[0]
-        position = len(key) + 8
-        for _ in range(found):
-            _, inode, offset, kind, size = struct.unpack_from("=QQQII", args, position)
-            position += 32
-            if kind == _EXTENT_DATA:
-                # struct btrfs_file_extent_item: generation, ram_bytes, 4 bytes, type, disk_bytenr, disk_num_bytes
-                written, ram = struct.unpack_from("=QQ", args, position)
-                extent_kind = args[position + 20]
-                if extent_kind == 0:
-                    yield written, ram, 0
-                else:
-                    yield written, ram, extent_kind, *struct.unpack_from("=QQ", args, position + 21)
-            position += size
-        if not found:
-            return
-        inode, offset = (inode, offset + 1) if offset < _MAX else (inode + 1, 0)
 
 
 def sync(path: Path) -> None:
