@@ -1,0 +1,146 @@
+"""Does a restored sandbox equal its checkpoint, every time? Hundreds of restores, each verified.
+
+::
+
+    pagurus bench equality [--json] [--rounds N] [--programs idle,http,listener,...] [--image DIR]
+
+Each program runs in a sandbox of its own. A round captures it, kills it and restores it from the raw images or, every
+second time, from the stored dump, with `verify`: the restored tree is held, dumped again and compared in every point
+that :mod:`sandbox.digest` lists, and its files with the snapshot. Then the program must answer, where it can. Programs
+are the workloads of `pagurus bench checkpoint` and those of the tests, which hold one kind of kernel object each.
+
+`restores` is the number of attempts, `equal` of those that were equal and went on; `differences` and `failures` hold
+what was said, by program. The first failure of a program ends its rounds: the sandbox is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench import _redis
+from bench.checkpoint import WORKLOADS, Ours
+from sandbox import btrfs, paths
+from sandbox.container import Container
+from sandbox.errors import NotEqual, PagurusError
+
+CHECK_PATIENCE = 30.0  # seconds for a program to answer
+
+
+def programs() -> dict[str, tuple[str, str]]:
+    """(start, check) by name; a check prints "good"."""
+    found = {name: (script, "echo good") for name, script in WORKLOADS.items()}
+    tests = paths.CHECKOUT / "tests"
+    if (tests / "checkpoint_programs.py").exists():
+        sys.path.append(str(tests))
+        import checkpoint_programs
+
+        found.update(checkpoint_programs.ALL)
+    return found
+
+
+class Soak:
+    """Counts over all programs."""
+
+    def __init__(self) -> None:
+        self.restores = 0
+        self.equal = 0
+        self.differences: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "restores": self.restores,
+            "equal": self.equal,
+            "differences": self.differences,
+            "failures": self.failures,
+            "load": os.getloadavg()[0],
+        }
+
+
+async def one_round(ours: Ours, container: Container, check: str, stored: Path | None) -> None:
+    """Capture, kill, restore with proof, ask the program."""
+    snapshots: list[Path] = []
+    number = next(ours.numbers)
+    capture = await ours.checkpointer.capture(
+        container,
+        ours.checkpointer.captures / f"e{number}",
+        processes=True,
+        on_frozen=lambda: snapshots.append(ours.snapshot(container.tree, readonly=True)),
+    )
+    source = capture.dir
+    if stored is not None:
+        source = (await ours.checkpointer.store(capture.dir, stored / f"e{number}.dump")).path
+    await ours.checkpointer.forget(container)
+    await container.kill()
+    await container.remount(ours.snapshot(snapshots[0], readonly=False))
+    await ours.checkpointer.restore(container, source, verify=True, reference=snapshots[0])
+    done = await container.exec(["/bin/sh", "-c", check], timeout=CHECK_PATIENCE)
+    if done.stdout != b"good\n":
+        raise PagurusError(f"the program answered {done.stdout!r} {done.stderr[-200:]!r}")
+    await asyncio.to_thread(shutil.rmtree, capture.dir)
+    if stored is not None:
+        source.unlink()
+    for path in ours.trees[-2:-1]:  # the snapshot; the tree before it is no longer mounted either
+        btrfs.delete_subvolume(path)
+        ours.trees.remove(path)
+
+
+async def run(ours: Ours, soak: Soak, name: str, program: tuple[str, str], rounds: int, stored: Path) -> None:
+    start, check = program
+    extra = await asyncio.to_thread(_redis.layer) if name == "redis" else None
+    async with ours.sandbox(start, extra) as container:
+        for number in range(rounds):
+            soak.restores += 1
+            try:
+                await one_round(ours, container, check, stored if number % 2 else None)
+            except NotEqual as error:
+                soak.differences[name] = f"round {number}: {error}"
+                return
+            except PagurusError as error:
+                soak.failures[name] = f"round {number}: {error}"
+                return
+            soak.equal += 1
+
+
+async def everything(options: argparse.Namespace) -> dict[str, Any]:
+    directory = Path(tempfile.mkdtemp(prefix="pagurus-bench-", dir="/var/tmp"))
+    known = programs()
+    soak = Soak()
+    try:
+        async with Ours(directory, options.image) as ours:
+            for name in options.programs.split(",") if options.programs else known:
+                try:
+                    await run(ours, soak, name, known[name], options.rounds, directory / "stored")
+                except (OSError, PagurusError, RuntimeError) as error:  # a program that cannot be had or dumped
+                    soak.failures[name] = str(error)
+                print(name, json.dumps(soak.figures()), file=sys.stderr, flush=True)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return soak.figures()
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench equality", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--programs", default="")
+    parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
+    options = parser.parse_args(arguments)
+    result = asyncio.run(everything(options))
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(f"{result['equal']} of {result['restores']} restores were equal and went on")
+    return 0 if result["equal"] == result["restores"] and not result["failures"] else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
