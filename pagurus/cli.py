@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.tree import Tree
 
-from pagurus import checkpoint_cli, copy_cli, image_cli, output, token_cli, top
+from pagurus import checkpoint_cli, copy_cli, image_cli, network_cli, output, token_cli, top
 from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, call
-from sandbox import Client, Limits
+from sandbox import Client, Limits, Network
 from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointInfo, ExecResult
 
@@ -34,6 +34,7 @@ application.add_typer(checkpoint_cli.application, name="checkpoint")
 application.add_typer(token_cli.application, name="token")
 application.command("cp")(copy_cli.copy)
 application.command("top")(top.top)
+application.command("net")(network_cli.net)
 
 # --------------------------------------------------------------------------- the host
 
@@ -73,12 +74,15 @@ def run(
     cpus: Annotated[float | None, typer.Option(help="Cores.")] = None,
     memory: Annotated[str, typer.Option(help="Memory, such as 512MiB.")] = "1GiB",
     keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox after the command.")] = False,
+    network: network_cli.Mode = None,
+    allow: network_cli.Allow = None,
 ) -> None:
     """Start a sandbox; with a command, run it there. Without one, print the id and leave it running."""
     limits = Limits(cpus=cpus, memory=memory)
+    reach = network_cli.policy(network, allow) or Network.none()
 
     async def start(host: Client) -> ExecResult | None:
-        sandbox = await host.create(image_name, name=name, limits=limits)
+        sandbox = await host.create(image_name, name=name, limits=limits, network=reach)
         if not command:
             print(sandbox.id)
             return None

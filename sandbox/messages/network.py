@@ -11,7 +11,7 @@ Destination = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
 DESTINATIONS_MOST = 512
 
 
-class Network(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a sandbox may reach. Example: ``Network.allow(names=["*.pypi.org:443"], cidrs=["10.2.0.0/16"])``.
 
     Replies come in; nothing else ever does. Other sandboxes, the host's own addresses, link-local and multicast
@@ -43,7 +43,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
         return cls(mode="open", cidrs=tuple(cidrs))
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """daemon -> SDK: something that a sandbox tried and may not. Equal ones in a row are one with a count."""
 
     at: float  # seconds since the epoch, of the last one
@@ -52,7 +52,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: int = 1
 
 
-class NetworkCounters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NetworkCounters(msgspec.Struct, frozen=True, kw_only=True):
     """daemon -> SDK: since the sandbox got its network, or since the daemon's start for `names_*`."""
 
     packets_out: int = 0  # tried to leave the sandbox, what was refused included
@@ -64,7 +64,7 @@ class NetworkCounters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     names_refused: int = 0
 
 
-class NetworkStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
+class NetworkStatus(msgspec.Struct, kw_only=True):
     """daemon -> SDK: GET and PUT /v1/sandboxes/{id}/network"""
 
     network: Network = Network()
@@ -73,7 +73,7 @@ class NetworkStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     refusals: list[Refusal] = []  # the latest ones, oldest first
 
 
-class NetworkStatistics(msgspec.Struct, kw_only=True, omit_defaults=True):
+class NetworkStatistics(msgspec.Struct, kw_only=True):
     """daemon -> SDK: all sandboxes of a host together."""
 
     attached: int = 0  # sandboxes with a network

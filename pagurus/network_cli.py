@@ -1,0 +1,81 @@
+"""``pagurus net``: what a sandbox may reach, what it did, what it was refused; and changing it.
+
+Owns: names, arguments, what is printed. Does not own: behaviour.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from pagurus import output
+from pagurus.common import Json, SandboxName, call
+from sandbox import Client
+from sandbox.errors import Invalid
+from sandbox.messages import Network, NetworkStatus
+
+Mode = Annotated[str | None, typer.Option("--network", help="none, allow or open.", metavar="MODE")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow", help="A name, *.name, address or network, perhaps with :ports. May be repeated.", metavar="WHAT"
+    ),
+]
+
+
+def policy(mode: str | None, allow: list[str] | None) -> Network | None:
+    """The policy that the options describe; None when there are none. ``--allow`` alone means mode allow."""
+    if mode is None and not allow:
+        return None
+    named = [each for each in allow or () if not is_address(each)]
+    cidrs = [each for each in allow or () if is_address(each)]
+    if mode == "none" and not allow:
+        return Network.none()
+    if mode == "open" and not named:
+        return Network.open(cidrs=cidrs)
+    if mode in (None, "allow"):
+        return Network.allow(names=named, cidrs=cidrs)
+    raise Invalid(
+        f"--network {mode} does not go with this --allow", remedy="use none, allow or open; open takes networks"
+    )
+
+
+def is_address(text: str) -> bool:
+    """Whether an entry is an address or network, not a name."""
+    return re.match(r"\d+\.\d+\.\d+\.\d+(/\d+)?(:|$)", text) is not None
+
+
+def net(sandbox: SandboxName, network: Mode = None, allow: Allow = None, json: Json = False) -> None:
+    """Show the network of a sandbox, or change what it may reach while it runs."""
+    wanted = policy(network, allow)
+
+    async def work(host: Client) -> NetworkStatus:
+        facet = (await host.get(sandbox)).network
+        return await (facet.status() if wanted is None else facet.set(wanted))
+
+    status = call(work)
+    if json:
+        output.as_json(status)
+        return
+    reach, counted = status.network, status.counters
+    output.table(
+        ("network", "address", "may reach", "packets out/in", "bytes out/in", "refused", "names asked/refused"),
+        [
+            (
+                reach.mode,
+                status.address or "-",
+                " ".join((*reach.names, *reach.cidrs)) or ("everything public" if reach.mode == "open" else "nothing"),
+                f"{counted.packets_out}/{counted.packets_in}",
+                f"{output.size(counted.bytes_out)}/{output.size(counted.bytes_in)}",
+                counted.packets_refused,
+                f"{counted.names_allowed + counted.names_refused}/{counted.names_refused}",
+            )
+        ],
+    )
+    if status.refusals:
+        output.table(
+            ("refused", "times", "last", "why"),
+            [(each.what, each.count, output.when(each.at), each.why) for each in status.refusals],
+        )
