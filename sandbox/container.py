@@ -54,6 +54,15 @@ _STDIN, _PARENTED = 1, 2
 
 
 @dataclass(frozen=True)
+class Bind:
+    """A directory of the host's that a sandbox sees. It is no part of its file tree or of its checkpoints."""
+
+    source: Path
+    target: str  # in the sandbox: absolute, without "..", not through links
+    read_only: bool = True
+
+
+@dataclass(frozen=True)
 class ContainerSpec:
     """What a sandbox is made from. Example: ``ContainerSpec(id="sb-1", image=images.path("debian"), ...)``."""
 
@@ -64,6 +73,7 @@ class ContainerSpec:
     hostname: str
     run_dir: Path  # <run>/sandboxes/<id>
     limits: Limits = field(default_factory=Limits)
+    binds: tuple[Bind, ...] = ()
 
 
 class Killed(Conflict):
@@ -120,6 +130,7 @@ class Container:
             await container._call(
                 "setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files, machine_id(spec.id)
             )
+            await container._bind()
             await container._mount()
         except BaseException as error:
             await asyncio.shield(container.destroy())
@@ -143,6 +154,16 @@ class Container:
         if int(init):
             container._adopt_init(int(init), fds[0])
         return container
+
+    @property
+    def binds(self) -> list[tuple[str, Path]]:
+        """Target of each bind, and where the shim has its source."""
+        return [(bind.target, self.spec.run_dir / "mounts" / str(n)) for n, bind in enumerate(self.spec.binds)]
+
+    async def _bind(self) -> None:
+        for bind, (target, place) in zip(self.spec.binds, self.binds, strict=True):
+            await asyncio.to_thread(place.mkdir, parents=True, exist_ok=True)
+            await self._call("bind", str(bind.source), str(place), target, int(bind.read_only))
 
     async def _mount(self) -> None:
         await self._call("mount", str(self.tree), str(self.spec.image))
@@ -427,7 +448,10 @@ class Container:
         """After `kill`: the same sandbox over another upper tree."""
         await self._call("umount")
         self.tree = tree
-        await self._mount()
+        try:
+            await self._mount()
+        except Refused as error:
+            raise Unsupported(f"cannot mount the file tree: {error}", sandbox=self.spec.id) from error
 
     async def destroy(self) -> None:
         """Processes, mounts, groups, namespaces, shim: gone. The tree stays its owner's."""

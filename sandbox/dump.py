@@ -29,6 +29,7 @@ from sandbox.held import Held, held_files
 from sandbox.shim import Refused
 
 EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
+EXTERNAL_MOUNT = "pagurus-mount-"  # and the directories of the host, by their number
 TIMEOUT = 120.0  # seconds; CRIU itself gives up freezing after 10
 ATTENTION = 0.25  # seconds between looks at whether the sandbox still lives
 LAST_WORDS = 1.0  # seconds that CRIU has to notice that it was killed
@@ -105,7 +106,7 @@ async def dump(
     attendant = asyncio.ensure_future(_attend(container, process))
     try:
         await process.call(
-            _request(*_target(container), fd, watched),
+            _request(container, *_target(container), fd, watched),
             notify={**(steps or {}), "post-dump": frozen},
             timeout=TIMEOUT,
             log=directory / LOG,
@@ -177,7 +178,7 @@ class _Frozen:
         self.took_ms = (time.monotonic() - began) * 1e3
 
 
-def _request(pid: int, namespace: int, directory_fd: int, watched: Sequence[str]) -> Any:
+def _request(container: Any, pid: int, namespace: int, directory_fd: int, watched: Sequence[str]) -> Any:
     rpc = criu.messages()
     options = rpc.criu_opts(
         images_dir_fd=directory_fd,
@@ -192,7 +193,10 @@ def _request(pid: int, namespace: int, directory_fd: int, watched: Sequence[str]
         manage_cgroups=True,
         manage_cgroups_mode=rpc.IGNORE,
         network_lock=rpc.SKIP,  # only loopback inside one sandbox: nobody outside could send meanwhile
-        external=[f"net[{namespace}]:{EXTERNAL_NETNS}"],
+        external=[
+            f"net[{namespace}]:{EXTERNAL_NETNS}",
+            *(f"mnt[{target}]:{EXTERNAL_MOUNT}{number}" for number, (target, _) in enumerate(container.binds)),
+        ],
         irmap_scan_paths=watched,
         notify_scripts=True,
         log_level=2,

@@ -29,7 +29,7 @@ from typing import Any
 from sandbox import criu, fill
 from sandbox.adapt import Adapted
 from sandbox.cgroup import hierarchy
-from sandbox.dump import EXTERNAL_NETNS
+from sandbox.dump import EXTERNAL_MOUNT, EXTERNAL_NETNS
 from sandbox.errors import RestoreFailed
 
 TIMEOUT = 120.0
@@ -103,6 +103,8 @@ async def restore(container: Any, images: Adapted, process: Process, *, hold: Ho
         log_level=2,
         log_file=LOG,
     )
+    for number, (_, place) in enumerate(container.binds):
+        options.external.append(f"mnt[{EXTERNAL_MOUNT}{number}]:{place}")
     if own_network:
         options.empty_ns = CLONE_NEWNET
     for key, number in process.inherited.items():

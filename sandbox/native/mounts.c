@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mount.h>
+#include <linux/openat2.h>
 #include <linux/securebits.h>
 #include <sched.h>
 #include <signal.h>
@@ -123,6 +124,102 @@ const char *mount_overlay(struct shim *s, const char *tree, const char *image) {
     return NULL;
 }
 
+/* An idmapped clone of the directory FROM at bind->source, which exists: what the sandbox gets is a bind of it. */
+const char *make_bind(struct shim *s, const char *from, bool read_only, struct bind *bind) {
+    int tree = tree_clone(from);
+    if (tree < 0) return "mount source";
+    struct mount_attr attr = {
+        .attr_set = MOUNT_ATTR_IDMAP | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (read_only ? MOUNT_ATTR_RDONLY : 0),
+        .userns_fd = s->idmap,
+    };
+    const char *stage = NULL;
+    if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0)
+        stage = "mount id mapping";
+    else if (syscall(SYS_move_mount, tree, "", AT_FDCWD, bind->source, MOVE_MOUNT_F_EMPTY_PATH) < 0)
+        stage = "mount place";
+    int saved = errno;
+    close(tree);
+    errno = saved;
+    return stage;
+}
+
+static int open_below(int root, const char *path) {
+    struct open_how how = {
+        .flags = O_PATH | O_DIRECTORY | O_CLOEXEC,
+        .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
+    };
+    return (int)syscall(SYS_openat2, root, path, &how, sizeof how);
+}
+
+/* Makes the directory PATH below ROOT with what is missing above it; links are not followed. */
+static int make_below(int root, const char *path) {
+    char part[PATH_MAX];
+    int at = open_below(root, "/");
+    for (const char *next = path; at >= 0 && *next;) {
+        while (*next == '/') next++;
+        size_t size = strcspn(next, "/");
+        if (!size) break;
+        memcpy(part, next, size);
+        part[size] = 0;
+        next += size;
+        int below = open_below(at, part);
+        if (below < 0 && errno == ENOENT && mkdirat(at, part, 0755) == 0) below = open_below(at, part);
+        int saved = errno;
+        close(at);
+        errno = saved;
+        at = below;
+    }
+    if (at >= 0) close(at);
+    return at;
+}
+
+/* The directories on which the binds will be mounted, as the sandbox's root would make them. */
+const char *make_targets(const struct shim *s) {
+    if (!s->bind_count) return NULL;
+    int root = open(s->root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0) return "mount target";
+    int bits = prctl(PR_GET_SECUREBITS);
+    prctl(PR_SET_SECUREBITS, bits | SECBIT_NO_SETUID_FIXUP);
+    setfsgid(s->uid_base);
+    setfsuid(s->uid_base);
+    int failed = 0;
+    for (int i = 0; i < s->bind_count && !failed; i++) failed = make_below(root, s->bind[i].target) < 0;
+    int saved = errno;
+    setfsuid(0);
+    setfsgid(0);
+    prctl(PR_SET_SECUREBITS, bits);
+    close(root);
+    errno = saved;
+    return failed ? "mount target" : NULL;
+}
+
+/* Opens the sources of the binds in the mount namespace of pid 1, while it still has the rights to reach them. */
+const char *open_binds(const struct shim *s, int sources[BINDS_MAX]) {
+    for (int i = 0; i < s->bind_count; i++) {
+        sources[i] = open(s->bind[i].source, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (sources[i] < 0) return "mount source";
+    }
+    return NULL;
+}
+
+/* Puts the binds below the root, which is the working directory. */
+static const char *place_binds(const struct shim *s, const int sources[BINDS_MAX]) {
+    for (int i = 0; i < s->bind_count; i++) {
+        int tree = (int)syscall(SYS_open_tree, sources[i], "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+        if (tree < 0) return "mount source";
+        int target = open_below(AT_FDCWD, s->bind[i].target);
+        int failed = target < 0 || syscall(SYS_move_mount, tree, "", target, "",
+                                           MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) < 0;
+        int saved = errno;
+        if (target >= 0) close(target);
+        close(tree);
+        close(sources[i]);
+        errno = saved;
+        if (failed) return "mount target";
+    }
+    return NULL;
+}
+
 /* The paths that Docker masks and makes read-only by default. */
 static const char *const masked[] = {
     "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
@@ -163,7 +260,7 @@ static const char *mask_proc(void) {
  * The mounts that a less privileged mount namespace inherits are locked; pivot_root wants one that
  * is not, hence the clone of the overlay's mount on top of itself. proc is mounted while the host's
  * is still there: the kernel grants a user namespace a proc mount only where one is already visible. */
-const char *enter_root(void) {
+const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]) {
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) return "private mounts";
     int root = tree_clone(".");
     if (root < 0) return "root clone";
@@ -173,10 +270,12 @@ const char *enter_root(void) {
     struct stat st;
     if (lstat("proc", &st) < 0 || !S_ISDIR(st.st_mode)) return "/proc was replaced";
     if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) return "mount proc";
+    const char *stage = place_binds(s, sources);
+    if (stage) return stage;
     if (syscall(SYS_pivot_root, ".", ".") < 0) return "pivot_root";
     if (umount2(".", MNT_DETACH) < 0) return "detach host root";
     if (chdir("/") < 0) return "root directory";
-    const char *stage = check_runtime();
+    stage = check_runtime();
     if (stage) {
         errno = EINVAL;
         return stage;

@@ -184,12 +184,33 @@ static void command_setup(void) {
     answer(NULL, 0, "ok\n");
 }
 
+static int unmount(void);
+
 /* mount TREE IMAGE */
 static void command_mount(void) {
     if (fields != 3) return refuse("mount", EINVAL);
     if (shim.mounted) return refuse("mount", EBUSY);
     const char *stage = mount_overlay(&shim, field[1], field[2]);
+    if (!stage && (stage = make_targets(&shim)) != NULL) {
+        int error = errno;
+        unmount();
+        errno = error;
+    }
     if (stage) return refuse(stage, errno);
+    answer(NULL, 0, "ok\n");
+}
+
+/* bind FROM SOURCE TARGET READ_ONLY: before mount; SOURCE is an empty directory for our own clone of FROM */
+static void command_bind(void) {
+    long read_only;
+    if (fields != 5 || !number(4, &read_only) || shim.mounted) return refuse("bind", EINVAL);
+    if (shim.bind_count == BINDS_MAX) return refuse("bind", ENOSPC);
+    struct bind *bind = &shim.bind[shim.bind_count];
+    if (!copy(bind->source, sizeof bind->source, field[2]) || !copy(bind->target, sizeof bind->target, field[3]))
+        return refuse("bind", ENAMETOOLONG);
+    const char *stage = make_bind(&shim, field[1], read_only, bind);
+    if (stage) return refuse(stage, errno);
+    shim.bind_count++;
     answer(NULL, 0, "ok\n");
 }
 
@@ -352,7 +373,7 @@ static void command_exit(void) {
 }
 
 static const struct { const char *name; void (*run)(void); } commands[] = {
-    {"hello", command_hello}, {"setup", command_setup}, {"mount", command_mount}, {"umount", command_umount},
+    {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"mount", command_mount}, {"umount", command_umount},
     {"start", command_start}, {"attach", command_attach}, {"exec", command_exec}, {"release", command_release},
     {"sink", command_sink}, {"host", command_host}, {"network", command_network}, {"exit", command_exit},
 };

@@ -18,7 +18,13 @@
 #define PASSED_MAX 16         /* descriptors per message */
 #define V1_MAX 8
 #define ID_RANGE 65536
+#define BINDS_MAX 16          /* directories of the host below a sandbox's root */
 #define URGENT (-10)          /* nice value of the shim and of CRIU; a sandbox's own processes get 0 */
+
+struct bind {
+    char source[PATH_MAX];    /* where it lies in our mount namespace: an idmapped clone */
+    char target[PATH_MAX];    /* in the sandbox, absolute */
+};
 
 struct shim {
     int cgroup;               /* O_PATH of the sandbox's v2 cgroup */
@@ -32,6 +38,8 @@ struct shim {
     uint64_t open_files;
     int idmap;                /* user namespace that maps 0.. to uid_base.. */
     bool mounted;
+    int bind_count;
+    struct bind bind[BINDS_MAX];
     bool spared;              /* last in the OOM killer's queue; what we start must not inherit that */
     pid_t init;               /* host pid of the sandbox's pid 1, or 0 */
     int init_pidfd;
@@ -80,7 +88,10 @@ pid_t pid_of(int pidfd);
 /* mounts.c: 0 or a stage name with errno set */
 const char *make_idmap(struct shim *s);
 const char *mount_overlay(struct shim *s, const char *tree, const char *image);
-const char *enter_root(void);
+const char *make_bind(struct shim *s, const char *from, bool read_only, struct bind *bind);
+const char *make_targets(const struct shim *s);
+const char *open_binds(const struct shim *s, int sources[BINDS_MAX]);
+const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]);
 
 /* confine.c: likewise */
 void prepare_filter(void);

@@ -141,8 +141,10 @@ static void become_init(struct shim *s, int status) {
     ordinary_oom_score(s);
     setsid();
     if ((stage = set_limits(s->open_files))) give_up(status, stage);
+    int binds[BINDS_MAX];
+    if ((stage = open_binds(s, binds))) give_up(status, stage);
     if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) give_up(status, "become root");
-    if ((stage = enter_root())) give_up(status, stage);
+    if ((stage = enter_root(s, binds))) give_up(status, stage);
     if (sethostname(s->hostname, strlen(s->hostname)) < 0) give_up(status, "hostname");
     if (setdomainname(s->machine, strlen(s->machine)) < 0) give_up(status, "machine id");
     if (unshare(CLONE_NEWCGROUP) < 0) give_up(status, "cgroup namespace");
