@@ -60,18 +60,15 @@ def net(sandbox: SandboxName, network: Mode = None, allow: Allow = None, json: J
         output.as_json(status)
         return
     reach, counted = status.network, status.counters
+    everything = "everything public" if reach.mode == "open" else "nothing"
     output.table(
-        ("network", "address", "may reach", "packets out/in", "bytes out/in", "refused", "names asked/refused"),
+        ("network", reach.mode),
         [
-            (
-                reach.mode,
-                status.address or "-",
-                " ".join((*reach.names, *reach.cidrs)) or ("everything public" if reach.mode == "open" else "nothing"),
-                f"{counted.packets_out}/{counted.packets_in}",
-                f"{output.size(counted.bytes_out)}/{output.size(counted.bytes_in)}",
-                counted.packets_refused,
-                f"{counted.names_allowed + counted.names_refused}/{counted.names_refused}",
-            )
+            ("address", status.address),
+            ("may reach", " ".join((*reach.names, *reach.cidrs)) or everything),
+            ("packets", f"{counted.packets_out} out, {counted.packets_in} in, {counted.packets_refused} refused"),
+            ("bytes", f"{output.size(counted.bytes_out)} out, {output.size(counted.bytes_in)} in"),
+            ("names", f"{counted.names_allowed} asked for, {counted.names_refused} refused"),
         ],
     )
     if status.refusals:
