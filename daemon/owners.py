@@ -16,8 +16,10 @@ from typing import Any
 from daemon.access import CALLER, sees
 from daemon.catalogue import SandboxRow
 from daemon.quota import excess, usage
-from sandbox.errors import Conflict, TooMany
+from sandbox.cgroup import parse_bytes
+from sandbox.errors import Conflict, Invalid, TooMany
 
+MEMORY_LEAST = 1 << 20  # bytes; pid 1 and a first command fit in
 KEY: contextvars.ContextVar[str] = contextvars.ContextVar("key", default="")  # of the call under way; "": it has none
 
 
@@ -49,6 +51,8 @@ class Making:
     def admitted(self, row: SandboxRow) -> Iterator[None]:
         """`row` is made within. Its owner is the caller's, where the caller is no administrator."""
         caller = CALLER.get()
+        if row.limits.memory is not None and parse_bytes(row.limits.memory) < MEMORY_LEAST:
+            raise Invalid(f"a sandbox needs {MEMORY_LEAST >> 20} MiB of memory at least")
         if not caller.everything:
             row.owner = caller.owner
         row.made_by = KEY.get()

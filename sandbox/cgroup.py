@@ -48,6 +48,9 @@ DEVICES = (
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
+SIZE_MOST = 1 << 62  # bytes; the kernel's own limits end there
+
+
 def parse_bytes(value: str | int) -> int:
     """Bytes of ``"512MiB"``, ``"1GiB"`` or a number.
 
@@ -61,7 +64,7 @@ def parse_bytes(value: str | int) -> int:
         if match is None or match[2].lower() not in _UNITS:
             raise Invalid(f"not a size: {value!r}", remedy="write it like 512MiB or 1GiB")
         size = int(float(match[1]) * _UNITS[match[2].lower()])
-    if size <= 0:
+    if not 0 < size < SIZE_MOST:
         raise Invalid(f"not a size: {value!r}", remedy="write it like 512MiB or 1GiB")
     return size
 
