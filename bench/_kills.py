@@ -3,11 +3,14 @@
 Each sandbox has a worker that runs commands, one after another; each appends its own number to a file there. The
 SDK sends a call again when its connection breaks. At the end the file must hold every number that was answered,
 once, in order; a number whose call was told as Interrupted may be there, once, or not. A process that was started
-before the first kill must be the same one still. Every worker takes a checkpoint now and then; another one makes
+before the first kill must be the same one still. Each sandbox also has a session whose shell counts its commands in a
+variable: each must be answered with the next number, whatever happened to the daemon meanwhile. Every worker takes a checkpoint now and then; another one makes
 and removes sandboxes all the time: none of them may exist twice.
 
 `sandboxes_lost`: sandboxes that do not answer, whose process is another, or whose file lacks an answered number.
-`answers_doubled`: numbers that stand in a file twice, answers for another call, sandboxes made twice.
+`sessions_broken`: sessions that refused a command or counted wrong.
+`answers_doubled`: numbers that stand in a file twice, answers for another call, commands of a session carried out
+twice, sandboxes made twice.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from typing import Any
 from bench._host import IMAGE, BenchHost
 from sandbox import Client, Interrupted, Sandbox
 from sandbox.errors import PagurusError
+from sandbox.sdk.sessions import Session
 
 CROWD = 16
 PAUSE = (0.02, 0.4)  # seconds that a daemon lives after it serves, at least and at most
 PROGRESS = CROWD  # commands that it answers before it is killed again,
 PROGRESS_MOST = 10.0  # unless that takes so many seconds
 CHECKPOINT_EVERY = 25  # commands
+SESSION_EVERY = 3  # commands
 STAY = "setsid sh -c 'while :; do sleep 1000; done' >/dev/null 2>&1 & echo $!"
 
 
@@ -37,6 +42,9 @@ class Record:
 
     sandbox: Sandbox
     survivor: str  # "pid started" of the process that stays
+    session: Session
+    counted: int = 0  # commands of the session
+    broken: list[str] = field(default_factory=list)  # what was wrong with the session
     answered: list[int] = field(default_factory=list)
     unknown: set[int] = field(default_factory=set)
     wrong: int = 0  # answers for another call
@@ -68,6 +76,9 @@ async def kills_part(host: BenchHost, options: argparse.Namespace) -> dict[str, 
         "daemon_kills": done,
         "kill_sandboxes": CROWD,
         "kill_commands": sum(len(record.answered) for record in records),
+        "kill_session_commands": sum(record.counted for record in records),
+        "sessions_broken": sum(1 for record in records if record.broken),
+        "kill_session_troubles": sorted({text for record in records for text in record.broken})[:5],
         "kill_interrupted": sum(len(record.unknown) for record in records),
         "kill_created": churn.made,
         "sandboxes_lost": sum(1 for lost, _, _ in verdicts if lost),
@@ -94,7 +105,7 @@ def _done(records: list[Record]) -> int:
 async def _begin(client: Client) -> Record:
     sandbox = await client.create(IMAGE)
     pid = (await sandbox.exec(STAY)).text.strip()
-    return Record(sandbox, await _process(sandbox, pid))
+    return Record(sandbox, await _process(sandbox, pid), await sandbox.sessions.open())
 
 
 async def _process(sandbox: Sandbox, pid: str) -> str:
@@ -107,6 +118,8 @@ async def _work(record: Record, stop: asyncio.Event) -> None:
     number = 0
     while not stop.is_set():
         number += 1
+        if number % SESSION_EVERY == 0:
+            await _count(record)
         try:
             done = await record.sandbox.exec(f"echo {number} >> /log; echo {number}")
             record.answered.append(number)
@@ -119,6 +132,20 @@ async def _work(record: Record, stop: asyncio.Event) -> None:
             record.unknown.add(number)
             record.refused.append(f"{type(error).__name__}: {error.message}")
             await asyncio.sleep(0.05)
+
+
+async def _count(record: Record) -> None:
+    """One command of the session: it must be carried out once, and answered."""
+    try:
+        said = (await record.session.exec("n=$((n+1)); echo $n")).text.strip()
+    except PagurusError as error:
+        record.broken.append(f"{type(error).__name__}: {error.message}")
+        return
+    expected, record.counted = record.counted + 1, record.counted + 1
+    if said != str(expected):
+        record.wrong += said.isdecimal() and int(said) > expected
+        record.broken.append(f"answered {said!r} instead of {expected}")
+        record.counted = int(said) if said.isdecimal() else record.counted
 
 
 class Churn:

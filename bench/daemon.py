@@ -273,7 +273,7 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(result))
     else:
         print(*(f"{key}: {value}" for key, value in result.items()), sep="\n")
-    bad = result["leaks"] or result.get("sandboxes_lost") or result.get("answers_doubled")
+    bad = any(result.get(name) for name in ("leaks", "sandboxes_lost", "sessions_broken", "answers_doubled"))
     return 1 if bad else 0
 
 
