@@ -111,8 +111,8 @@ struct {
 } inodes SEC(".maps");
 
 /*
- * The epoch of the process half in which a process number was given to a task of a sandbox. Whoever bears it in
- * that epoch is younger than the mark, whatever became of the first bearer. A lost entry costs precision only.
+ * The epoch of the process half in which a process number was given to the task of a sandbox that bears it. One that
+ * does not fit, or is left over, costs precision only: whoever bears the number later is younger still.
  */
 struct number {
 	u64 space;	/* pid namespace */
@@ -126,7 +126,7 @@ struct birth {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
 	__type(key, struct number);
 	__type(value, struct birth);
@@ -448,10 +448,13 @@ SEC("tp_btf/sched_process_exit")
 int BPF_PROG(on_exit, struct task_struct *p)
 {
 	struct task *t = task_of(p);
+	struct number number;
 	struct sandbox *s;
 
 	if (!t || t->apart & APART_DEAD)
 		return 0;
+	number = number_of(BPF_CORE_READ(p, thread_pid));
+	bpf_map_delete_elem(&births, &number);
 	s = sandbox_of(t);
 	if (!s)
 		return 0;

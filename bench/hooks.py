@@ -1,0 +1,146 @@
+"""What the inspector adds to single system calls, in nanoseconds of processor time.
+
+::
+
+    pagurus bench hooks [--json] [--rounds N] [--folder DIRECTORY] [--object FILE]
+
+Each round measures eight calls three times: without an inspector, attached while the caller is in no watched group,
+and attached in a watched one. `added` is the median over rounds of the difference; `programs` is what the kernel
+accounts for each BPF program meanwhile (kernel.bpf_stats_enabled, whose own clock is in it), of all tasks of the host.
+Processor time bears other load better than wall time does, but not for nothing: compare figures of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ebpf.inspector import Inspector
+from sandbox.cgroup import hierarchy
+from sandbox.errors import Unsupported
+
+_STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
+
+
+def build(folder: Path) -> Path:
+    """The program that makes the calls."""
+    if shutil.which("cc") is None:
+        raise Unsupported("no C compiler", remedy="install gcc and libc6-dev")
+    program = folder / "calls"
+    source = Path(__file__).with_name("native") / "calls.c"
+    subprocess.run(["cc", "-O2", "-o", str(program), str(source)], check=True)
+    return program
+
+
+def measure(program: Path, folder: Path, group: Path | None) -> dict[str, float]:
+    """Nanoseconds per call, by name; in a control group."""
+
+    def join() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, -15)
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    done = subprocess.run(
+        [str(program), str(folder)], capture_output=True, text=True, check=True, preexec_fn=join, timeout=300
+    )
+    return {name: float(value) for name, value in (line.split() for line in done.stdout.splitlines())}
+
+
+@contextlib.contextmanager
+def accounted() -> Iterator[dict[str, dict[str, float]]]:
+    """Fills the yielded table with runs and ns per run of the programs that are loaded now, when it ends."""
+    before = _programs()
+    found: dict[str, dict[str, float]] = {}
+    _STATISTICS.write_text("1")
+    try:
+        yield found
+    finally:
+        _STATISTICS.write_text("0")
+        for identity, (name, runs, taken) in _programs().items():
+            _, runs_before, taken_before = before.get(identity, (name, 0, 0))
+            if identity in before and runs > runs_before:
+                ran = runs - runs_before
+                found[name] = {"runs": ran, "ns": round((taken - taken_before) / ran, 1)}
+
+
+def _programs() -> dict[int, tuple[str, int, int]]:
+    if shutil.which("bpftool") is None:
+        return {}
+    done = subprocess.run(["bpftool", "-j", "prog", "list"], capture_output=True, text=True, check=True)
+    return {
+        one["id"]: (one["name"], one.get("run_cnt", 0), one.get("run_time_ns", 0))
+        for one in json.loads(done.stdout)
+        if one.get("name", "").startswith("on_")
+    }
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    program = build(folder)
+    group = hierarchy().unified / f"bench-hooks-{os.getpid()}"
+    group.mkdir()
+    taken: dict[str, list[dict[str, float]]] = {"detached": [], "outside": [], "watched": []}
+    programs: dict[str, dict[str, float]] = {}
+    try:
+        for _ in range(options.rounds):
+            taken["detached"].append(measure(program, options.folder or folder, None))
+            with Inspector.load(path=options.object) as inspector:
+                inspector.watch(group.stat().st_ino, contained=False)
+                taken["outside"].append(measure(program, options.folder or folder, None))
+                taken["watched"].append(measure(program, options.folder or folder, group))
+                tier = inspector.tier
+        with Inspector.load(path=options.object) as inspector:
+            inspector.watch(group.stat().st_ino, contained=False)
+            with accounted() as programs:
+                measure(program, options.folder or folder, group)
+    finally:
+        group.rmdir()
+    names = list(taken["detached"][0])
+    added = {
+        where: {
+            name: round(
+                statistics.median(
+                    one[name] - other[name] for one, other in zip(taken[where], taken["detached"], strict=True)
+                ),
+                1,
+            )
+            for name in names
+        }
+        for where in ("outside", "watched")
+    }
+    return {
+        "tier": tier,
+        "rounds": options.rounds,
+        "detached_ns": {name: round(statistics.median(one[name] for one in taken["detached"]), 1) for name in names},
+        "added_outside_ns": added["outside"],
+        "added_watched_ns": added["watched"],
+        "programs": dict(sorted(programs.items(), key=lambda item: -item[1]["runs"] * item[1]["ns"])),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 when it could be measured."""
+    parser = argparse.ArgumentParser(prog="pagurus bench hooks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object, last")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where the files of the calls lie (default: a temporary one)")
+    parser.add_argument("--object", type=Path, help="another build of the inspector, of the same layout")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="pagurus-hooks-") as folder:
+        result = run(options, Path(folder))
+    print(json.dumps(result, indent=None if options.json else 2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
