@@ -34,6 +34,7 @@ from sandbox.messages import (
     Gateway,
     IgnoreRules,
     Limits,
+    Mount,
     Network,
     ProgramKind,
     Retention,
@@ -109,6 +110,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     env: dict[str, str] = {}
     workdir: str = "/"
     labels: dict[str, str] = {}
+    mounts: list[Mount] = []
     durable_answers: bool = False
     gateway: Gateway | None = None
     retention: Retention | None = None  # None: the host's
@@ -145,10 +147,14 @@ class Template(msgspec.Struct, kw_only=True):
     env: dict[str, str] = {}
     workdir: str = "/"
     labels: dict[str, str] = {}
+    mounts: list[Mount] = []
     durable_answers: bool = False
     gateway: Gateway | None = None
     retention: Retention | None = None
     ignore: IgnoreRules | None = None
+    lifetime: float | None = None
+    idle_timeout: float | None = None
+    at_end: AtEnd = AtEnd.STOP
 
     @classmethod
     def of(cls, row: SandboxRow | Template) -> Template:

@@ -38,7 +38,7 @@ from sandbox.messages import (
     SessionExecRequest,
     SessionRequest,
 )
-from sandbox.process import exit_code, host_pid, interrupt
+from sandbox.process import Task, exit_code, host_pid, interrupt, started_by
 
 if TYPE_CHECKING:
     from daemon.turns import TurnLoop
@@ -72,7 +72,7 @@ class Sessions:
                 async with asyncio.timeout(OPEN_PATIENCE):
                     await connection.execute(OPENING, _greeting(argv[0]), 0)
                     state = await connection.wait(Until.DONE)
-            except TimeoutError:
+            except (TimeoutError, Conflict, Gone):  # it reads nothing, or has ended already
                 state = None
             if state is None or not state.done:
                 await self._programs.remove(row.id)
@@ -124,6 +124,8 @@ class Sessions:
         kills = self._loop.container.cgroup.oom_kills()
         limit = OUTPUT_MOST if on_output is not None else request.output_limit
         script = _script(request.command, key, await self._first(session))
+        pid = await asyncio.to_thread(host_pid, self._programs.row(session).pid, self._loop.container.tasks())
+        jobs = await asyncio.to_thread(self._running, pid) if request.timeout is not None else frozenset()
         timed_out = False
         pumps: list[asyncio.Task[None]] = []
         try:
@@ -135,7 +137,7 @@ class Sessions:
                     state = await connection.wait(Until.DONE)
             except TimeoutError:
                 timed_out = True
-                state = await self._interrupt(session, connection)
+                state = await self._interrupt(connection, pid, jobs)
             await asyncio.gather(*pumps)
             outputs = [b"", b""] if on_output is not None else await _outputs(connection)
         except Gone as error:
@@ -217,19 +219,22 @@ class Sessions:
 
     # ----------------------------------------------------------------- deadlines
 
-    async def _interrupt(self, session: str, connection: Attendant) -> State:
+    def _running(self, shell: int | None) -> frozenset[Task]:
+        """What lives below the shell now: jobs of earlier commands."""
+        return frozenset() if shell is None else frozenset(started_by(shell, self._loop.container.tasks()))
+
+    async def _interrupt(self, connection: Attendant, shell: int | None, spared: frozenset[Task]) -> State:
         """Stop what runs in front: as Ctrl-C would, then harder; at last with the shell itself."""
-        container = self._loop.container
-        pid = await asyncio.to_thread(host_pid, self._programs.row(session).pid, container.tasks())
         steps = (
             (signal.SIGINT, False, True),
             (signal.SIGTERM, False, False),
             (signal.SIGKILL, False, True),
             (signal.SIGKILL, True, True),
         )
-        for number, jobs, root_too in steps:
-            if pid is not None:
-                await asyncio.to_thread(interrupt, pid, container.tasks, number, jobs=jobs, root_too=root_too)
+        tasks = self._loop.container.tasks
+        for number, jobs, root in steps:
+            if shell is not None:
+                await asyncio.to_thread(interrupt, shell, tasks, number, spared=spared, jobs=jobs, shell=root)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STEP):
                     return await connection.wait(Until.DONE)
@@ -287,7 +292,8 @@ def _script(command: str, key: bytes, first: int) -> bytes:
     quoted = command.replace("'", "'\\''")
     serial = f"$(((__pagurus={_serial(key)})*0+{first}))"  # set without touching $?
     redirections = f"</dev/null >&{serial} 2>&{first + 1} {first}>&- {first + 1}>&-"
-    return f"{{ eval '{quoted}'; }} {redirections}\n".encode("utf-8", "surrogateescape")
+    # The empty line makes bash prompt properly after a quote that the command left open.
+    return f"{{ eval '{quoted}'; }} {redirections}\n\n".encode("utf-8", "surrogateescape")
 
 
 def _is_there(init_pid: int, path: str) -> bool:

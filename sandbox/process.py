@@ -276,23 +276,25 @@ class Command:
 
 
 @dataclass(frozen=True)
-class _Task:
+class Task:
+    """A process, told from a later one of the same number."""
+
     pid: int
     parent: int
     session: int
     started: int  # clock ticks since boot: tells a process from a later one of the same number
 
 
-def _task(pid: int) -> _Task | None:
+def _task(pid: int) -> Task | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else _Task(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+    return None if fields[0] in "ZX" else Task(pid, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
-def started_by(root: int, candidates: list[int]) -> list[_Task]:
+def started_by(root: int, candidates: list[int]) -> list[Task]:
     """Of `candidates`, those in the session of `root` or below it. Processes that made a session of their own and
     whose parent has ended are not found: they are what a command leaves behind on purpose."""
     tasks = [task for task in map(_task, candidates) if task is not None]
@@ -307,7 +309,7 @@ def kill_started(root: int, pids: Callable[[], list[int]]) -> int:
 
     All are stopped first: none can then fork, end, or lose its parent while the others are looked for.
     """
-    stopped: set[_Task] = set()
+    stopped: set[Task] = set()
     for _ in range(100):
         fresh = set(started_by(root, pids())) - stopped
         if not fresh:
@@ -333,16 +335,25 @@ def end_started(root: int, pids: Callable[[], list[int]]) -> None:
         _signal(task, signal.SIGKILL)
 
 
-def interrupt(root: int, pids: Callable[[], list[int]], number: signal.Signals, *, jobs: bool, root_too: bool) -> None:
-    """Send a signal to what runs in front of the shell `root`, and with `jobs` to what runs behind it.
+def interrupt(
+    root: int,
+    pids: Callable[[], list[int]],
+    number: signal.Signals,
+    *,
+    spared: frozenset[Task],
+    jobs: bool,
+    shell: bool,
+) -> None:
+    """Send a signal to what the shell `root` runs in front, with `jobs` also to what it put behind; not to `spared`.
 
     What an interactive shell without a terminal starts in the background ignores SIGINT: that tells the two apart.
+    With `shell` the shell itself gets a SIGINT.
     """
     for task in started_by(root, pids()):
         if task.pid == root:
-            if root_too:
+            if shell:
                 _signal(task, signal.SIGINT)
-        elif jobs or number is signal.SIGINT or not _ignores(task.pid, signal.SIGINT):
+        elif task not in spared and (jobs or number is signal.SIGINT or not _ignores(task.pid, signal.SIGINT)):
             _signal(task, number)
 
 
@@ -365,7 +376,7 @@ def host_pid(inner: int, pids: list[int]) -> int | None:
     return None
 
 
-def _signal(task: _Task, number: signal.Signals) -> None:
+def _signal(task: Task, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(task.pid)
         try:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from sandbox.errors import CheckpointFailed
 from sandbox.messages import (
+    AtEnd,
     CheckpointInfo,
     CheckpointState,
     CreateRequest,
@@ -26,6 +27,7 @@ from sandbox.messages import (
     Gateway,
     IgnoreRules,
     Limits,
+    Mount,
     Network,
     Retention,
     SandboxInfo,
@@ -35,7 +37,7 @@ from sandbox.sdk.gateway import Models
 from sandbox.sdk.handle import Creation, Fork, Sandbox, checkpoint_id, forks
 from sandbox.sdk.images import Images
 from sandbox.sdk.store import Store
-from sandbox.sdk.transport import Transport
+from sandbox.sdk.transport import Transport, encoded
 
 POLL = 60.0  # seconds of one long poll; a longer wait polls again
 
@@ -66,12 +68,20 @@ class Client(Transport):
         env: dict[str, str] | None = None,
         workdir: str = "/",
         labels: dict[str, str] | None = None,
+        mounts: list[Mount] | None = None,
         durable_answers: bool = False,
         gateway: Gateway | None = None,
         retention: Retention | None = None,
+        lifetime: float | None = None,
+        idle_timeout: float | None = None,
+        at_end: AtEnd = AtEnd.STOP,
         ignore: IgnoreRules | None = None,
     ) -> Creation:
-        """A new sandbox: ``sb = await host.create(...)``, or ``async with host.create(...) as sb``."""
+        """A new sandbox: ``sb = await host.create(...)``, or ``async with host.create(...) as sb``.
+
+        `lifetime`: seconds from now; `idle_timeout`: seconds without a call. Neither cuts a call short. What happens
+        then says `at_end`: a last checkpoint and a stop, or removal.
+        """
         request = CreateRequest(
             image=image,
             name=name,
@@ -80,9 +90,13 @@ class Client(Transport):
             env=env or {},
             workdir=workdir,
             labels=labels or {},
+            mounts=mounts or [],
             durable_answers=durable_answers,
             gateway=gateway,
             retention=retention,
+            lifetime=lifetime,
+            idle_timeout=idle_timeout,
+            at_end=at_end,
             ignore=ignore,
         )
         return Creation(self, request)
@@ -96,8 +110,11 @@ class Client(Transport):
         """The sandbox with this id or name."""
         return Sandbox(self, await self.call("GET", f"/v1/sandboxes/{sandbox}", SandboxInfo))
 
-    async def sandboxes(self) -> list[SandboxInfo]:
-        return await self.call("GET", "/v1/sandboxes", list[SandboxInfo])
+    async def sandboxes(self, labels: dict[str, str | None] | None = None) -> list[SandboxInfo]:
+        """All, or those with these labels (None: with any value)."""
+        wanted = ",".join(name if value is None else f"{name}={value}" for name, value in (labels or {}).items())
+        query = f"?{encoded(label=wanted)}" if wanted else ""
+        return await self.call("GET", f"/v1/sandboxes{query}", list[SandboxInfo])
 
     async def statistics(self) -> Statistics:
         return await self.call("GET", "/v1/statistics", Statistics)

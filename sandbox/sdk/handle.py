@@ -21,6 +21,8 @@ from sandbox.messages import (
     ExecResult,
     ForkEntry,
     ForkRequest,
+    LabelsRequest,
+    Metrics,
     RestoreRequest,
     RestoreResult,
     SandboxInfo,
@@ -29,6 +31,10 @@ from sandbox.messages import (
 from sandbox.sdk.files import Files
 from sandbox.sdk.gateway import Conversation
 from sandbox.sdk.network import Networking
+from sandbox.sdk.ports import Ports
+from sandbox.sdk.processes import Processes, Terminals
+from sandbox.sdk.sessions import Sessions
+from sandbox.sdk.turns import Turn
 
 if TYPE_CHECKING:
     from sandbox.sdk.client import Client
@@ -69,6 +75,10 @@ class Sandbox:
         self.files = Files(client, self._path)
         self.gateway = Conversation(client, self._path)
         self.network = Networking(client, self._path)
+        self.processes = Processes(client, self._path)
+        self.sessions = Sessions(client, self._path)
+        self.terminals = Terminals(client, self._path)
+        self.ports = Ports(client, self._path)
 
     @property
     def id(self) -> str:
@@ -100,11 +110,13 @@ class Sandbox:
         stdin: bytes = b"",
         cwd: str | None = None,
         env: dict[str, str] | None = None,
-        user: int = 0,
+        user: int | str = 0,
         output_limit: int = 1 << 20,
         ends_turn: bool = True,
     ) -> ExecResult:
         """Run a command (a string for ``/bin/sh -c``, or an argument vector) and end the turn.
+
+        `user`: a uid, or a name of the sandbox's ``/etc/passwd``.
 
         Returns when the command has ended or `timeout` seconds have passed (then it has been killed and
         `timed_out` is set). A command that fails is a result. The next act on the sandbox waits until this
@@ -121,7 +133,7 @@ class Sandbox:
         stdin: bytes = b"",
         cwd: str | None = None,
         env: dict[str, str] | None = None,
-        user: int = 0,
+        user: int | str = 0,
         ends_turn: bool = True,
     ) -> AsyncIterator[Chunk]:
         """Run a command and yield its output as it comes; the last chunk carries the result."""
@@ -130,6 +142,19 @@ class Sandbox:
             yield chunk
             if chunk.stream == "result":
                 return
+
+    def turn(self) -> Turn:
+        """``async with sb.turn():`` makes all acts in the block one turn, judged and captured at its end."""
+        return Turn(self._client, self._path)
+
+    async def metrics(self) -> Metrics:
+        """What it uses now: processor seconds, memory, processes, disk."""
+        return await self._client.call("GET", f"{self._path}/metrics", Metrics)
+
+    async def set_labels(self, labels: dict[str, str | None]) -> SandboxInfo:
+        """Set labels, and remove those with None."""
+        self.info = await self._client.call("PATCH", f"{self._path}/labels", SandboxInfo, LabelsRequest(labels=labels))
+        return self.info
 
     async def turns(self) -> list[TurnInfo]:
         """What its turns did, oldest first."""
@@ -209,7 +234,7 @@ def _request(
     stdin: bytes,
     cwd: str | None,
     env: dict[str, str] | None,
-    user: int,
+    user: int | str,
     output_limit: int,
     ends_turn: bool,
 ) -> ExecRequest:

@@ -191,6 +191,21 @@ class Transport:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise _Broken(f"{method} {path}: {error or type(error).__name__}", remedy="is the daemon alive?") from error
 
+    @contextlib.asynccontextmanager
+    async def socket(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A connection that carries messages both ways, or the error with which the daemon refused it."""
+        try:
+            made = await self._open().ws_connect(self._base + path, heartbeat=30.0, max_msg_size=FRAME_MOST, compress=0)
+        except aiohttp.WSServerHandshakeError:
+            await self.raw("GET", path, None, MSGPACK)  # the same call without the upgrade says why
+            raise _Broken(f"GET {path}: the connection was refused", remedy="is the daemon alive?") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise _Broken(f"GET {path}: {error or type(error).__name__}", remedy="is the daemon alive?") from error
+        try:
+            yield made
+        finally:
+            await made.close()
+
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
             raise Closed("the client is closed")
