@@ -4,8 +4,8 @@ Each sandbox has a worker that runs commands, one after another; each appends it
 SDK sends a call again when its connection breaks. At the end the file must hold every number that was answered,
 once, in order; a number whose call was told as Interrupted may be there, once, or not. A process that was started
 before the first kill must be the same one still. Each sandbox also has a session whose shell counts its commands in a
-variable: each must be answered with the next number, whatever happened to the daemon meanwhile. Every worker takes a checkpoint now and then; another one makes
-and removes sandboxes all the time: none of them may exist twice.
+variable: each must be answered with the next number, whatever happened to the daemon meanwhile. Every worker takes a
+checkpoint now and then; another one makes and removes sandboxes all the time: none of them may exist twice.
 
 `sandboxes_lost`: sandboxes that do not answer, whose process is another, or whose file lacks an answered number.
 `sessions_broken`: sessions that refused a command or counted wrong.
