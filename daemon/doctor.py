@@ -334,6 +334,15 @@ def _docker() -> str:
         client.close()
 
 
+def _network() -> str:
+    from daemon.network import probe
+
+    try:
+        return probe.examine()
+    except PagurusError as error:
+        raise _Miss(error.message, error.remedy or "needed by sandboxes with a network only") from None
+
+
 def _gpu() -> str:
     import torch
 
@@ -365,6 +374,7 @@ PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("criu tcp", True, _criu_listener),
     ("soft-dirty", False, _soft_dirty),
     ("userfaultfd", False, _uffd),
+    ("network", False, _network),
     ("images", True, _images),
     ("docker", False, _docker),
     ("gpu", False, _gpu),

@@ -134,22 +134,22 @@ class Table:
 
     def present(self) -> bool:
         """Whether there is a table by this name, of whatever version."""
-        return self.name in _nft("list", "tables", "inet")
+        return self.name in nft("list", "tables", "inet")
 
     def ensure(self) -> bool:
         """The table with today's rules. True when it had to be made, so that its sets are empty."""
         mine = version(self.name, self.prefix, self.group)
-        known = _nft("list", "sets", "inet") if self.present() else ""
+        known = nft("list", "sets", "inet") if self.present() else ""
         text = ruleset(self.name, self.prefix, self.group)
         if re.search(rf"\b{mine}\b", known):
             return False
-        _nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n{text}")
+        nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n{text}")
         return True
 
     def remove(self) -> None:
         """Idempotent."""
         self.close()
-        _nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n")
+        nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n")
 
     def close(self) -> None:
         with self._lock:
@@ -317,7 +317,8 @@ def _stored(name: str, key: bytes, message: Any) -> Element:
     return Element(name, key, bytes(end or b""), chain or "", mark)
 
 
-def _nft(*arguments: str, text: str | None = None) -> str:
+def nft(*arguments: str, text: str | None = None) -> str:
+    """What the program says. Raises Unsupported where it is missing or refuses."""
     program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
     if program is None:
         raise Unsupported("the program nft is missing", remedy="install the package nftables")

@@ -1,0 +1,119 @@
+"""Whether this host can give sandboxes a network: makes one for a moment, and looks who else decides.
+
+Owns: the probe for `pagurus doctor`. Leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+from daemon.network import links
+from daemon.network.namespace import CLONE_NEWNET, within
+from daemon.network.policy import POOL, compile_policy
+from daemon.network.table import Change, Table, addressed, generation, nft, permitted
+from sandbox.errors import Unsupported
+from sandbox.messages import Network
+
+TRIES = 64
+
+
+def examine() -> str:
+    """The fact, in words. Raises Unsupported with a remedy."""
+    used = [str(route.network) for route in links.default_routes() if _foreign(route)]
+    if used:
+        raise Unsupported(f"{used[0]} is routed elsewhere", remedy=f"sandboxes' addresses come from {POOL}: free it")
+    _try()
+    if strict := _strict(json.loads(nft("-j", "list", "chains"))["nftables"]):
+        raise Unsupported(
+            f"other rules drop what is forwarded: {', '.join(strict)}",
+            remedy='accept iifname "pg*" and oifname "pg*" there (Docker: chain DOCKER-USER)',
+        )
+    return "links, rules and refusals work; the way out is free"
+
+
+def _foreign(route: links.Route) -> bool:
+    inside = route.network.prefixlen >= POOL.prefixlen and route.network.subnet_of(POOL)
+    return inside and not route.device.startswith("pg")
+
+
+def _strict(objects: list[dict[str, Any]]) -> list[str]:
+    """Base chains of others that drop what nobody accepts."""
+    chains = [each["chain"] for each in objects if "chain" in each]
+    return [
+        f"{chain['family']} {chain['table']} {chain['name']}"
+        for chain in chains
+        if chain.get("hook") == "forward" and chain.get("policy") == "drop" and "pagurus" not in chain["table"]
+    ]
+
+
+def _try() -> None:
+    """A namespace, a link, the rules; the host's end must refuse at once."""
+    prefix = f"pgp{os.getpid() % 10**6:x}-"
+    table = Table(f"pagurus_probe_{os.getpid()}", prefix, 1 + os.getpid() % 65_000)
+    policy = compile_policy(Network.open())
+    made = None
+    with _namespace() as namespace:
+        try:
+            table.ensure()
+            for number in range(TRIES):
+                address = POOL[POOL.num_addresses - 3 - number]
+                link = links.name(prefix, address)
+                elements = [*addressed(address, link), *permitted(address, policy), *generation(address, 1)]
+                table.apply([Change(element) for element in elements])
+                made = links.connect(prefix, "probe", namespace, address)
+                if made is not None:
+                    break
+            else:
+                raise Unsupported("no address is free for a probe")
+            within(namespace, lambda: _refused(links.ROUTER))
+            if not table.refusals().get(made.address):
+                raise Unsupported("a packet was refused and not counted")
+        finally:
+            if made is not None:
+                links.disconnect(made.name)
+            table.remove()
+
+
+def _refused(host: IPv4Address) -> None:
+    with socket.socket() as attempt:
+        attempt.settimeout(2)
+        try:
+            attempt.connect((str(host), 9))
+        except ConnectionRefusedError:
+            return
+        except OSError as error:
+            raise Unsupported(f"a packet to the host was lost, not refused: {error}") from error
+    raise Unsupported("a packet reached the host")
+
+
+@contextlib.contextmanager
+def _namespace() -> Iterator[Path]:
+    """A network namespace that lives as long as a thread waits in it."""
+    ready, done = threading.Event(), threading.Event()
+    found: list[int] = []
+
+    def wait() -> None:
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0:
+            found.append(threading.get_native_id())
+        ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=wait, name="pagurus-probe")
+    thread.start()
+    try:
+        ready.wait()
+        if not found:
+            raise Unsupported("no network namespace can be made", remedy="run it as root")
+        yield Path(f"/proc/{os.getpid()}/task/{found[0]}/ns/net")
+    finally:
+        done.set()
+        thread.join()
