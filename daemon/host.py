@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from daemon import ignore, metrics, owners, states
+from daemon import access, ignore, metrics, mounts, owners, states
 from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places, need_space
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
@@ -45,6 +45,7 @@ from sandbox.messages import (
     CheckpointState,
     CreateRequest,
     ForkEntry,
+    Mount,
     Network,
     NetworkStatus,
     RestoreRequest,
@@ -163,6 +164,7 @@ class Host:
             env={**image.config.env, **request.env},
             workdir=image.config.workdir if request.workdir == "/" else request.workdir,
             labels=request.labels,
+            mounts=await self._mounts(request),
             durable_answers=request.durable_answers,
             gateway=request.gateway,
             retention=request.retention,
@@ -201,6 +203,7 @@ class Host:
             env=template.env,
             workdir=template.workdir,
             labels=template.labels,
+            mounts=template.mounts,
             owner=origin.owner,
             durable_answers=template.durable_answers,
             gateway=template.gateway,
@@ -227,6 +230,8 @@ class Host:
             need_space(self.places.trees)
             row.tree = f"{row.id}.0"
             undo.push_async_callback(self._drop_tree, row.tree)
+            undo.push_async_callback(asyncio.to_thread, mounts.drop, row, self.places)
+            await asyncio.to_thread(mounts.make, row, self.places)
             await asyncio.to_thread(self.services.capturer.writable, origin.files, row.tree)
             container = await Container.prepare(self._spec(row, image))
             undo.push_async_callback(container.destroy)
@@ -292,6 +297,7 @@ class Host:
             hostname=row.hostname,
             limits=row.limits,
             run_dir=self.run_dir / row.id,
+            binds=mounts.binds(row, self.places),
         )
 
     def _tree_below(self, row: SandboxRow) -> Path:
@@ -381,6 +387,7 @@ class Host:
             if old_container is not None:
                 await old_container.remount(self.places.tree(new_tree))
             else:
+                await asyncio.to_thread(mounts.make, row, self.places)
                 loop.container = await Container.prepare(self._spec(row, self._tree_below(row)))
                 self.services.inspector.watch(loop.container.cgroup.id)
             await attach_all(self.attachments, row, loop.container)
@@ -522,9 +529,21 @@ class Host:
                 await loop.container.destroy()
             if row.tree is not None:
                 await self._drop_tree(row.tree)
+            await asyncio.to_thread(mounts.drop, row, self.places)
             self._ids_in_use.discard(row.uid_base)
         log.info("removed", extra={"sandbox": row.id})
         self.services.spawn(self.keeper.collect(row.id), f"collection of {row.id}")
+
+    async def _mounts(self, request: CreateRequest) -> list[Mount]:
+        """The mounts of a new sandbox, with sources as they really are."""
+        if not request.mounts:
+            return []
+        mounts.checked(request.mounts)
+        of_host = any(mount.source is not None for mount in request.mounts)
+        if of_host and (refused := access.refusal(access.CALLER.get(), "admin")) is not None:
+            raise refused
+        private = [self.run_dir.parent, self.places.stored.parent]
+        return await asyncio.to_thread(mounts.resolved, request.mounts, private)
 
     async def _drop_tree(self, tree: str) -> None:
         path = self.places.tree(tree)

@@ -25,6 +25,7 @@ import os
 import shutil
 from pathlib import Path
 
+from daemon import mounts
 from daemon.attachments import attach_all, detach_all
 from daemon.capture import GONE, Capturer, Places
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
@@ -60,7 +61,8 @@ async def open_host(state: Path, run: Path) -> Host:
         dumps=run / "captures",
         stored=state / "checkpoints",
     )
-    _make_private(state, run, run / "sandboxes", places.stored)
+    _make_private(state, places.stored)
+    _make_passable(run, run / "sandboxes")
     async with contextlib.AsyncExitStack() as undo:
         pool = await asyncio.to_thread(Pool(state).ensure)
         catalogue = Catalogue(state / "catalogue.sqlite")
@@ -103,6 +105,13 @@ def _gateway_config() -> Path | None:
 def _make_private(*directories: Path) -> None:
     for directory in directories:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _make_passable(*directories: Path) -> None:
+    """CRIU finds the sources of mounts with a sandbox's rights: it may pass through, and see nothing on the way."""
+    for directory in directories:
+        directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        directory.chmod(0o711)
 
 
 async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
@@ -246,6 +255,7 @@ async def _collect(host: Host) -> None:
     kept = [row for row in rows.values() if row.id not in gone]
     needed = host.keeper.content(kept) | {row.id for row in kept if row.state is CheckpointState.PENDING}
     trees = {loop.row.tree for loop in host.loops.values()}
+    trees |= {name for loop in host.loops.values() for name in mounts.scratch(loop.row)}
     for directory in _entries(host.run_dir):
         if directory.name not in host.loops and directory.name != "empty":
             await _destroy_stray(host, directory)

@@ -162,7 +162,7 @@ class Container:
 
     async def _bind(self) -> None:
         for bind, (target, place) in zip(self.spec.binds, self.binds, strict=True):
-            await asyncio.to_thread(place.mkdir, parents=True, exist_ok=True)
+            await asyncio.to_thread(_passable, place, self.spec.run_dir)
             await self._call("bind", str(bind.source), str(place), target, int(bind.read_only))
 
     async def _mount(self) -> None:
@@ -519,6 +519,15 @@ def _is_doomed(pid: int) -> bool:
     except OSError:
         return True
     return bool(flags & PF_EXITING) or any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
+
+
+def _passable(place: Path, top: Path) -> None:
+    """Make `place`, which CRIU reaches with a sandbox's rights: every directory up to `top` lets it pass."""
+    place.mkdir(parents=True, exist_ok=True)
+    for directory in (place, *place.parents):
+        directory.chmod(0o711)
+        if directory == top:
+            return
 
 
 def _is_readable(fd: int) -> bool:

@@ -38,6 +38,27 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
             raise ValueError("retention must keep at least the last checkpoint")
 
 
+class Mount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A directory beside the file tree of a sandbox, and no part of its checkpoints.
+
+    Example: ``Mount.read_only("/srv/datasets", "/data")``, ``Mount.scratch("/scratch", size="10GiB")``.
+    """
+
+    target: str  # in the sandbox: absolute; made when it is missing
+    source: str | None = None  # of the host, read-only; None: scratch of the sandbox's own
+    size: str | int = "1GiB"  # of scratch, at most
+
+    @classmethod
+    def read_only(cls, source: str, target: str) -> Mount:
+        """A directory of the host, which only administrators may mount."""
+        return cls(target=target, source=source)
+
+    @classmethod
+    def scratch(cls, target: str, *, size: str | int = "1GiB") -> Mount:
+        """Space that a restore leaves as it is; a fork begins with an empty one."""
+        return cls(target=target, size=size)
+
+
 class AtEnd(enum.StrEnum):
     """What happens to a sandbox whose time is over."""
 
@@ -61,6 +82,7 @@ class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     durable_answers: bool = False  # hold answers until durable instead of until captured
     gateway: Gateway | None = None  # how its agent reaches a model
     retention: Retention | None = None  # which checkpoints are kept; None: as the host does by default
+    mounts: list[Mount] = []  # beside the file tree
     ignore: IgnoreRules | None = None  # what alone makes no checkpoint
     lifetime: Seconds | None = None  # from its creation; never cuts a call short
     idle_timeout: Seconds | None = None  # without any call
