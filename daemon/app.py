@@ -134,7 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PagurusError as error:
         print(f"pagurus daemon: {error}", file=sys.stderr)
         return 2
-    for name, value in (("PAGURUS_STATE", options.state), ("PAGURUS_RUN", options.run)):
+    for name, value in (
+        ("PAGURUS_STATE", options.state),
+        ("PAGURUS_RUN", options.run),
+        ("PAGURUS_GATEWAY_CONFIG", options.gateway_config),
+    ):
         if value is not None:
             os.environ[name] = str(value)
     logs.to_stderr(options.log_level)

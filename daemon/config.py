@@ -36,6 +36,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tls_self_signed: bool = False  # make a certificate at the first start; its fingerprint is logged
     plain: bool = False  # no TLS, on loopback only
     connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048  # at once
+    gateway_config: Path | None = None  # upstreams of the LLM gateway, see daemon/gateway/upstream.py
     stop_sandboxes: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -104,6 +105,7 @@ def parse(arguments: Sequence[str] | None) -> Config:
     parser.add_argument("--tls-self-signed", action="store_true", help="make a certificate; print its fingerprint")
     parser.add_argument("--plain", action="store_true", help="no TLS: on loopback only")
     parser.add_argument("--connections", type=int, help="most connections at once")
+    parser.add_argument("--gateway-config", metavar="FILE", help="upstreams of the LLM gateway (TOML)")
     parser.add_argument("--stop-sandboxes", action="store_true", help="remove all sandboxes when the daemon stops")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value not in (None, False)}
