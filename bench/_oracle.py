@@ -47,8 +47,8 @@ class Truth:
 
     def since(self, before: Truth) -> Changes:
         """The facts that differ."""
-        covered = before.mounted ^ self.mounted
-        files = [path for path in _differ(before.files, self.files) if path not in covered]
+        covered = tuple(f"{point}/" for point in before.mounted ^ self.mounted)  # another tree is seen there now
+        files = [path for path in _differ(before.files, self.files) if not f"{path}/".startswith(covered)]
         times = [path for path in files if _only_time(before.files.get(path), self.files.get(path))]
         return Changes(files, _differ(before.processes, self.processes), times)
 

@@ -57,7 +57,10 @@ class Enter:
         """Run a program of the sandbox to its end. `way`: see native/enter.c."""
         words = [way, str(init), str(cgroup), str(nested), *argv]
         self._link.send(b"".join(os.fsencode(word) + b"\0" for word in words))
-        answer = self._link.recv(1 << 16)
+        try:
+            answer = self._link.recv(1 << 16)
+        except TimeoutError as error:
+            raise RuntimeError(f"{' '.join(argv)} in the sandbox of {init} does not end") from error
         if not answer:
             raise RuntimeError(f"the helper that enters sandboxes ended: {self._process.wait()}")
         status, _, output = answer.partition(b"\0")

@@ -59,9 +59,10 @@ static unsigned varied(unsigned mask)
 	return (now.tv_nsec ^ now.tv_nsec >> 10) & mask;
 }
 
+/* Not blocking: an operation before may have put a FIFO there. */
 static int opened(const char *path, int flags)
 {
-	return open(path, flags | O_CLOEXEC, 0644);
+	return open(path, flags | O_CLOEXEC | O_NONBLOCK, 0644);
 }
 
 static void put(int fd, const char *bytes)
@@ -157,7 +158,7 @@ static void wait_fifo(void)
 
 static void wait_fifo_reading(void)
 {
-	int fd = opened("fifo", O_RDWR);
+	int fd = open("fifo", O_RDWR | O_CLOEXEC);
 	char buffer[64];
 
 	close(60);
@@ -185,7 +186,7 @@ static void wait_listening_only(void)
 
 static void wait_mapped(void)
 {
-	int fd = opened("mapped", O_RDWR), fifo = opened("fifo", O_RDWR);
+	int fd = opened("mapped", O_RDWR), fifo = open("fifo", O_RDWR | O_CLOEXEC);
 	char *map = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), byte;
 
 	map[0] = 'a'; /* dirty and writable before the mark */

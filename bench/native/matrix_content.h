@@ -200,7 +200,7 @@ static int from_other(int fd, int by)
 static int reopened(const char *path, int flags, int direct)
 {
 	static char block[4096] __attribute__((aligned(4096)));
-	int fd = open(path, flags | O_CLOEXEC), result;
+	int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK), result;
 
 	memset(block, 'd' + varied(7), sizeof(block));
 	if (fd < 0)
@@ -287,7 +287,7 @@ static struct iovec two_parts[2] = { { eight, 3 }, { eight + 3, 5 } };
 	X(ftruncate_shrink, 1, E(ftruncate(fd, varied(31)))) \
 	X(ftruncate_grow, 0, E(ftruncate(fd, 5000 + varied(4095)))) \
 	X(truncate, 0, E(truncate(path, 5000 + varied(4095)))) \
-	X(open_trunc, 1, E(close(open(path, O_WRONLY | O_TRUNC | O_CLOEXEC)))) \
+	X(open_trunc, 1, E(close(opened(path, O_WRONLY | O_TRUNC)))) \
 	X(open_append, 0, reopened(path, O_WRONLY | O_APPEND, 0)) \
 	X(open_sync, 0, reopened(path, O_WRONLY | O_SYNC, 0)) \
 	X(open_direct, 0, reopened(path, O_WRONLY | O_DIRECT, 1)) \
