@@ -383,7 +383,8 @@ def _timers(timers: dict[str, Any]) -> dict[str, Any]:
         result[name] = [
             {
                 **{k: v for k, v in entry.items() if k not in ("vsec", "vusec", "vnsec", "overrun")},
-                "armed": any(entry.get(k) for k in ("vsec", "vusec", "vnsec")),
+                # With an interval also when nothing remains: it has just expired and starts anew with its signal.
+                "armed": any(entry.get(k) for k in ("vsec", "vusec", "vnsec", "isec", "iusec", "insec")),
             }
             for entry in entries
         ]
