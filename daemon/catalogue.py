@@ -222,6 +222,9 @@ def drop_checkpoint(checkpoint: str) -> Statement:
     return "DELETE FROM checkpoints WHERE id = ?", (checkpoint,)
 
 
+LAZY = 0.01  # seconds for which a change that nobody waits for waits for others
+
+
 class _Change:
     """One caller's statements, all or none."""
 
@@ -243,6 +246,7 @@ class Catalogue:
         self._database = _open(path)
         self._writer = threading.Thread(target=self._run, name="catalogue", daemon=True)
         self._closed = False
+        self._lazy: list[_Change] = []
 
     def load(self) -> tuple[list[SandboxRow], list[CheckpointRow]]:
         """All sandboxes and checkpoints, oldest first. Once, before the first write."""
@@ -256,8 +260,22 @@ class Catalogue:
         return sandboxes, checkpoints
 
     def later(self, statements: Iterable[Statement]) -> None:
-        """Queue a change that nobody waits for. Order among all changes is kept."""
-        self._enqueue(_Change(list(statements), False, None))
+        """Queue a change that nobody waits for. Order among all changes is kept.
+
+        Several that come close together wake the writer once.
+        """
+        if self._closed:
+            raise RuntimeError("the catalogue is closed")
+        if not self._lazy:
+            self._loop.call_later(LAZY, self._flush)
+        self._lazy.append(_Change(list(statements), False, None))
+
+    def _flush(self) -> None:
+        changes, self._lazy = self._lazy, []
+        for change in changes:
+            self._queue.put(change)
+        if changes and self._writer.ident is None:
+            self._writer.start()
 
     async def write(self, statements: Iterable[Statement], *, durable: bool = False) -> None:
         """Commit `statements` as one change. Raises NoSpace when the disk is full."""
@@ -267,12 +285,15 @@ class Catalogue:
 
     async def turns(self, sandbox: str, limit: int = 1000) -> list[TurnInfo]:
         """The last `limit` turns of a sandbox, oldest first."""
+        if self._lazy:
+            await self.write([])
         return await asyncio.to_thread(_read_turns, self.path, sandbox, limit)
 
     async def close(self) -> None:
         """Commit what is queued, durably, and close. Idempotent."""
         if self._closed:
             return
+        self._flush()
         if self._writer.ident is not None:
             await self.write([], durable=True)
             self._queue.put(None)
@@ -283,6 +304,7 @@ class Catalogue:
     def _enqueue(self, change: _Change) -> None:
         if self._closed:
             raise RuntimeError("the catalogue is closed")
+        self._flush()
         if self._writer.ident is None:
             self._writer.start()
         self._queue.put(change)

@@ -319,9 +319,11 @@ class TurnLoop:
         started: float,
         settle: Callable[[ExecResult], None] | None = None,
     ) -> None:
+        overlap = self._ending.locked() or self.flight is not None
         async with self._ending:
-            await self.captured()  # only when commands overlap
-            self.need_alive()
+            if overlap:  # only when commands do
+                await self.captured()
+                self.need_alive()
             clock = time.monotonic()
             effects, judgement = await self.judged()
             result.verdict_ms = 1000 * (time.monotonic() - clock)

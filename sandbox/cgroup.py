@@ -99,6 +99,15 @@ def hierarchy() -> Hierarchy:
     return Hierarchy(unified, v1)
 
 
+def read_bytes(path: str) -> bytes:
+    """A small file of the kernel's, read at once: a few times as fast as by pathlib, for what every command does."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 1 << 16)
+    finally:
+        os.close(descriptor)
+
+
 def _write(path: Path, value: str | int) -> None:
     path.write_text(f"{value}\n")
 
@@ -263,13 +272,13 @@ class Cgroup:
     def oom_kills(self) -> int:
         """Processes that the OOM killer has ended in this sandbox so far."""
         if self.pure:
-            path: Path = self.path / "memory.events"
+            path = f"{self.path}/memory.events"
         elif "memory" in self.v1:
-            path = self.v1["memory"] / "memory.oom_control"
+            path = f"{self.v1['memory']}/memory.oom_control"
         else:
             return 0
-        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-        return int(match[1]) if match else 0
+        _, found, rest = read_bytes(path).partition(b"oom_kill ")
+        return int(rest.split(None, 1)[0]) if found else 0
 
     # ---------------------------------------------------------------- control
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox import btrfs, paths
-from sandbox.cgroup import Cgroup, parse_bytes
+from sandbox.cgroup import Cgroup, parse_bytes, read_bytes
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead, Unsupported
 from sandbox.identity import machine_id
 from sandbox.messages import Limits
@@ -514,11 +514,14 @@ async def _ended(pid: int) -> None:
 def _is_doomed(pid: int) -> bool:
     """Whether a process was killed or is exiting. Its namespace starts nothing any more, though it is not dead yet."""
     try:
-        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
-        pending = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "Pnd:" in line]
+        flags = int(read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()[6])
+        status = read_bytes(f"/proc/{pid}/status")
     except OSError:
         return True
-    return bool(flags & PF_EXITING) or any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
+    if flags & PF_EXITING:
+        return True
+    pending = (part.split(None, 1)[0] for part in status.split(b"Pnd:\t")[1:])
+    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
 
 def _passable(place: Path, top: Path) -> None:
