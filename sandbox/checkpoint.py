@@ -75,6 +75,7 @@ class Checkpointer:
         self._store = PageStore((state or paths.state()) / "pages")
         self._warm: dict[str, criu.Worker] = {}
         self._warming: dict[str, asyncio.Task[None]] = {}
+        self._dropping: set[asyncio.Future[None]] = set()
         self._watched: dict[str, list[str]] = {}  # sandbox -> paths that its processes watch, as last seen
         self._numbers = itertools.count(1)
         self._counts = {"captures": 0, "restores": 0, "stores": 0, "failures": 0}
@@ -241,10 +242,16 @@ class Checkpointer:
                 await self._verify(container, images, reference, hold)
                 report.verified = True
         finally:
-            await asyncio.to_thread(_drop_images, images, adapted)
+            self._drop_later(images, adapted)
         self._counts["restores"] += 1
         report.total_ms = (time.monotonic() - began) * 1e3
         return report
+
+    def _drop_later(self, images: Path, adapted: adapt.Adapted | None) -> None:
+        """Remove a restore's own copies; nobody needs to wait for that."""
+        task = asyncio.ensure_future(asyncio.to_thread(_drop_images, images, adapted))
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
 
     async def _images(self, container: Any, source: Path, images: Path) -> adapt.Adapted:
         spec = container.spec
@@ -298,7 +305,7 @@ class Checkpointer:
 
     async def close(self) -> None:
         """Let go of the store and the warm processes. Captures stay."""
-        await asyncio.gather(*self._warming.values(), return_exceptions=True)
+        await asyncio.gather(*self._warming.values(), *self._dropping, return_exceptions=True)
         for process in self._warm.values():
             process.close()
         self._warm.clear()
