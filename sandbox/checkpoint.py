@@ -90,7 +90,8 @@ class Checkpointer:
     def _prepare(self) -> None:
         for directory in (self.cache, self.captures):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _on_tmpfs(directory):
+            # Captures want a tmpfs of their own also where /run is one: with its size, and with large pages.
+            if not (os.path.ismount(directory) if directory == self.captures else _on_tmpfs(directory)):
                 _mount_tmpfs(directory)
         self.cache.chmod(0o711)  # it lies over /run for CRIU, which finds sources of mounts with a sandbox's rights
         shutil.rmtree(self._restores, ignore_errors=True)  # of a daemon that was killed in a restore
