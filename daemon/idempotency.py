@@ -99,6 +99,7 @@ class Answers:
         for pragma in ("journal_mode = WAL", "synchronous = OFF", "mmap_size = 0"):
             self._database.execute(f"PRAGMA {pragma}")
         self._database.executescript(SCHEMA)
+        self._known = {name for (name,) in self._database.execute("SELECT id FROM answers")}  # most keys are new
         self._clock = clock
         self._running: dict[str, asyncio.Future[None]] = {}
         self._until_sweep = 0
@@ -107,12 +108,13 @@ class Answers:
         """(what to replay or None, whether to undo first). A call under way with this key is waited for."""
         while (running := self._running.get(name)) is not None:
             await asyncio.shield(running)
-        kept = self._read(name)
+        kept = self._read(name) if name in self._known else None
         decision = decide(kept, asked, repeat)
         if decision == "replay":
             return kept, False
         self._running[name] = asyncio.get_running_loop().create_future()
         self._sweep()
+        self._known.add(name)
         self._database.execute(
             "INSERT OR REPLACE INTO answers (id, at, body) VALUES (?, ?, ?)", (name, self._clock(), asked)
         )
@@ -129,12 +131,16 @@ class Answers:
 
     def release(self, name: str) -> None:
         """It was not carried out."""
-        self._database.execute("DELETE FROM answers WHERE id = ?", (name,))
+        self._forget(name)
         self._end(name)
 
     def abandon(self, name: str) -> None:
         """This process ends before it is answered: the next one decides."""
         self._end(name)
+
+    def _forget(self, name: str) -> None:
+        self._known.discard(name)
+        self._database.execute("DELETE FROM answers WHERE id = ?", (name,))
 
     def _end(self, name: str) -> None:
         future = self._running.pop(name, None)
@@ -151,7 +157,10 @@ class Answers:
         if self._until_sweep > 0:
             return
         self._until_sweep = _SWEEP
-        self._database.execute("DELETE FROM answers WHERE at < ?", (self._clock() - AGE_MOST,))
+        old = "SELECT id FROM answers WHERE at < ?"
+        for (name,) in self._database.execute(old, (self._clock() - AGE_MOST,)).fetchall():
+            if name not in self._running:
+                self._forget(name)
         count, size = self._database.execute("SELECT count(*), total(length(answer)) FROM answers").fetchone()
         if count <= COUNT_MOST and size <= BYTES_MOST:
             return
@@ -161,7 +170,7 @@ class Answers:
             if count <= COUNT_MOST * 3 // 4 and size <= BYTES_MOST * 3 // 4:
                 break
             if name not in self._running:
-                self._database.execute("DELETE FROM answers WHERE id = ?", (name,))
+                self._forget(name)
                 count, size = count - 1, size - length
 
     def close(self) -> None:
