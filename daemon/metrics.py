@@ -112,6 +112,10 @@ class _Host:
         yield CounterMetricFamily("pagurus_full_bytes", "Bytes that full dumps would have added.", tally.full_bytes)
         yield _by("pagurus_queue_length", "Jobs that wait.", "stage", {s.value: engine.queued(s) for s in Stage})
         yield _by("pagurus_queue_running", "Jobs under way.", "stage", {s.value: engine.running(s) for s in Stage})
+        networks = self._host.networks
+        yield GaugeMetricFamily("pagurus_networks", "Sandboxes with a network.", networks.count)
+        asked = dict(zip(("allowed", "refused"), networks.names(), strict=True))
+        yield _by("pagurus_names_asked", "Names that sandboxes asked for.", "verdict", asked, counter=True)
         tier = GaugeMetricFamily("pagurus_inspector_tier", "The inspector's tier; the value is 1.", labels=("tier",))
         tier.add_metric((str(services.inspector.tier),), 1)
         yield tier

@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 from daemon.catalogue import SandboxRow
 from daemon.network import links
 from daemon.network.links import Link
+from daemon.network.names import TTL_MOST, open_seconds
 from daemon.network.policy import POOL, Policy, compile_policy, judge_answer, judge_name, why_refused
 from daemon.network.refusals import Listener, Memory, Packet
 from daemon.network.resolver import Resolver, Upstream
@@ -87,6 +88,7 @@ class Networks:
         self._listener = Listener(self._group, self._refused_packet)
         self._watch = Watch(name, self._lost_table)
         self._renewal: asyncio.Task[None] | None = None
+        self._asked = 0, 0  # questions allowed and refused, of sandboxes that are gone
 
     # ------------------------------------------------------------------ the daemon's life
 
@@ -111,7 +113,8 @@ class Networks:
             mine = [element for element in known if _address_of(element) == link.address]
             names = {element for element in mine if element.set in ("names", "name_ports")}
             attached.elements = set(mine) - names
-            attached.named = {element: ("", float("inf")) for element in names}
+            soon = asyncio.get_running_loop().time() + open_seconds(TTL_MOST)
+            attached.named = {element: ("", soon) for element in names}  # whatever it was that opened them
 
     async def close(self) -> None:
         """The links, the table and its elements stay: connections go on, names wait for the next daemon."""
@@ -286,6 +289,7 @@ class Networks:
         self._by_address.pop(attached.address, None)
         if forget:
             del self._attached[sandbox]
+            self._asked = self._asked[0] + attached.resolver.allowed, self._asked[1] + attached.resolver.refused
 
     def _new(self, link: Link, former: Attached | None = None) -> Attached:
         if self._upstream is None:
@@ -342,6 +346,19 @@ class Networks:
             counters=self._counters(attached, refused),
             refusals=attached.memory.list(),
         )
+
+    def names(self) -> tuple[int, int]:
+        """Questions allowed and refused since the daemon's start."""
+        resolvers = [attached.resolver for attached in self._attached.values()]
+        return (
+            self._asked[0] + sum(each.allowed for each in resolvers),
+            self._asked[1] + sum(each.refused for each in resolvers),
+        )
+
+    @property
+    def count(self) -> int:
+        """Sandboxes with a network."""
+        return len(self._attached)
 
     async def statistics(self) -> NetworkStatistics:
         """All sandboxes together."""

@@ -50,6 +50,7 @@ table inet {table} {{
     chain guard {{
         type filter hook prerouting priority raw; policy accept;
         iifname != "{prefix}*" accept
+        meta nfproto != ipv4 counter drop
         iifname . ip saddr != @bound counter drop
         ip daddr @never goto refuse
         fib daddr type {{ local, broadcast, multicast }} goto refuse
@@ -97,6 +98,7 @@ table inet {table} {{
         update @explained {{ ip saddr limit rate {explained}/second burst 10 packets }} log group {group} snaplen {snap}
         meta l4proto tcp reject with tcp reset
         reject with icmp admin-prohibited
+        counter drop
     }}
     chain in {{
         ct state established,related ip daddr . ct mark @current accept
