@@ -70,7 +70,7 @@ async def _row(host: Client, info: SandboxInfo, before: dict[str, tuple[float, f
         seconds, when = before.get(info.id, (used.cpu_seconds, now))
         before[info.id] = used.cpu_seconds, now
         row["cpu"] = (used.cpu_seconds - seconds) / (now - when) if now > when else 0.0
-        row["memory"], row["processes"] = used.memory, used.processes
+        row["memory"], row["processes"] = used.memory_bytes, used.processes
     return row
 
 
@@ -94,7 +94,7 @@ def _drawn(look: dict[str, Any]) -> Group:
             row["image"],
             row["state"],
             f"{100 * row['cpu']:.0f}" if "cpu" in row else "",
-            output.size(row["memory"]) if "memory" in row else "",
+            output.size(row["memory"]) if row.get("memory") is not None else "",
             row.get("processes", ""),
             row["turn"],
             row["head"],

@@ -170,3 +170,12 @@ def test_images_are_listed_built_and_removed(host: Daemon, tmp_path: Path) -> No
     assert pagurus("run", "mine", "cat", "/built", host=host).stdout == b"built\n"
     assert pagurus("image", "rm", "mine", host=host).returncode == 0
     assert b"mine" not in pagurus("image", "list", host=host).stdout
+
+
+@needs_host
+def test_top_shows_what_sandboxes_use(host: Daemon, sandbox: str) -> None:
+    look = json.loads(pagurus("top", "--json", host=host).stdout)
+    (row,) = [row for row in look["sandboxes"] if row["id"] == sandbox]
+    assert row["state"] == "running" and row["processes"] >= 1 and row["memory"] > 0
+    drawn = pagurus("top", "--count", "2", "--interval", "0.2", host=host)
+    assert drawn.returncode == 0 and sandbox.encode() in drawn.stdout
