@@ -1,0 +1,1 @@
+"""An agent that knows nothing of Pagurus: mini-swe-agent from PyPI, in a sandbox, behind the gateway."""
