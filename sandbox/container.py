@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import select
 import shutil
 import signal
 import time
@@ -28,7 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox import btrfs, paths
-from sandbox.cgroup import Cgroup, parse_bytes, read_bytes
+from sandbox.alive import ended, is_doomed, is_readable
+from sandbox.cgroup import Cgroup, parse_bytes
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead, Unsupported
 from sandbox.identity import machine_id
 from sandbox.messages import Limits
@@ -48,7 +48,6 @@ from sandbox.shim import Refused, Shim, ShimGone, launch
 
 ID_RANGE = 65_536
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 NAMESPACES = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "mnt": 0x00020000, "pid": 0x20000000}
 _STDIN, _PARENTED = 1, 2
 
@@ -212,7 +211,7 @@ class Container:
         except ProcessLookupError:
             return False
         # A zombie still takes signals; its pidfd is readable.
-        return not _is_readable(self._init_pidfd) and not _is_doomed(self.init_pid)
+        return not is_readable(self._init_pidfd) and not is_doomed(self.init_pid)
 
     async def wait_dead(self) -> None:
         """Returns when pid 1 has died."""
@@ -461,7 +460,7 @@ class Container:
         for pid in self.cgroup.stragglers():  # a shim that cannot be reached
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            await _ended(pid)
+            await ended(pid)
         self._drop_init()
         if self._reaped is not None:
             self._reaped.close()
@@ -488,40 +487,7 @@ class Container:
             self._shim.close()
             self._shim = None
         pid, self._shim_pid = self._shim_pid, 0
-        await _ended(pid)
-
-
-async def _ended(pid: int) -> None:
-    """Returns when a shim that was told to exit is gone; kills it if it does not go."""
-    if not pid:
-        return
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        async with asyncio.timeout(2):
-            await readable(pidfd)
-    except TimeoutError:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        await readable(pidfd)
-    finally:
-        os.close(pidfd)
-    with contextlib.suppress(ChildProcessError):  # adopted: not our child
-        os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - does not block
-
-
-def _is_doomed(pid: int) -> bool:
-    """Whether a process was killed or is exiting. Its namespace starts nothing any more, though it is not dead yet."""
-    try:
-        flags = int(read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()[6])
-        status = read_bytes(f"/proc/{pid}/status")
-    except OSError:
-        return True
-    if flags & PF_EXITING:
-        return True
-    pending = (part.split(None, 1)[0] for part in status.split(b"Pnd:\t")[1:])
-    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
+        await ended(pid)
 
 
 def _passable(place: Path, top: Path) -> None:
@@ -531,9 +497,3 @@ def _passable(place: Path, top: Path) -> None:
         directory.chmod(0o711)
         if directory == top:
             return
-
-
-def _is_readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))

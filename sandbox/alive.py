@@ -1,0 +1,56 @@
+"""Whether a process of the host lives, by its pid or its pidfd.
+
+Owns: those questions. Does not own: what follows from the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+
+from sandbox.cgroup import read_bytes
+from sandbox.process import readable
+
+PF_EXITING = 0x4  # of the flags in /proc/PID/stat
+
+
+async def ended(pid: int) -> None:
+    """Returns when a shim that was told to exit is gone; kills it if it does not go."""
+    if not pid:
+        return
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        async with asyncio.timeout(2):
+            await readable(pidfd)
+    except TimeoutError:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        await readable(pidfd)
+    finally:
+        os.close(pidfd)
+    with contextlib.suppress(ChildProcessError):  # adopted: not our child
+        os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - does not block
+
+
+def is_doomed(pid: int) -> bool:
+    """Whether a process was killed or is exiting. Its namespace starts nothing any more, though it is not dead yet."""
+    try:
+        flags = int(read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()[6])
+        status = read_bytes(f"/proc/{pid}/status")
+    except OSError:
+        return True
+    if flags & PF_EXITING:
+        return True
+    pending = (part.split(None, 1)[0] for part in status.split(b"Pnd:\t")[1:])
+    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
+
+
+def is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
