@@ -1,23 +1,4 @@
-"""A sandbox host for the tests of your own code: no root, no kernel, no daemon.
-
-Owns: an in-process server that speaks the daemon's wire for the core of the SDK: sandboxes, commands, files,
-checkpoints, restore, fork, diff, kill. Does not own: isolation, or running anything. Commands do what you script;
-whatever is not scripted fails with exit code 127 and says so. The repository's contract tests hold it against a real
-daemon.
-
-::
-
-    from sandbox.testing import FakeHost
-
-    async with FakeHost() as fake:
-        fake.on(r"make test", exit_code=1, stdout="1 failed")
-        fake.on(r"echo (\\w+) > (\\S+)", effect=lambda files, found: files.write(found[2], found[1]))
-        async with fake.client() as host, host.create("debian") as sb:
-            assert (await sb.exec("make test")).exit_code == 1
-
-A sandbox's tree is a directory on this machine; checkpoints are copies of it. Verdicts are ``files`` when the tree
-changed and ``none`` otherwise: a fake has no processes. Routes beyond the core answer Unsupported.
-"""
+"""The fake host: the wire of the core of the SDK, over scripted commands and copied directories."""
 
 from __future__ import annotations
 
@@ -25,17 +6,15 @@ import asyncio
 import re
 import secrets
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
-from blake3 import blake3
 
 from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
 from sandbox.messages import (
@@ -47,7 +26,6 @@ from sandbox.messages import (
     CreateRequest,
     ExecRequest,
     ExecResult,
-    FileInfo,
     ForkEntry,
     ForkRequest,
     ImageInfo,
@@ -61,56 +39,9 @@ from sandbox.messages import (
 )
 from sandbox.sdk.client import Client
 from sandbox.sdk.transport import MSGPACK
+from sandbox.testing.files import FakeFiles, described
 
 T = TypeVar("T")
-_KINDS: dict[int, Literal["file", "directory", "symlink"]] = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "directory",
-    stat.S_IFLNK: "symlink",
-}
-
-
-class FakeFiles:
-    """The tree of a fake sandbox, for effects of scripted commands and for assertions."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def path(self, name: str) -> Path:
-        """Where `name` lies on this machine. ``..`` and links do not lead out."""
-        found = self.root / PurePosixPath("/", name).relative_to("/")
-        if not found.parent.resolve().is_relative_to(self.root.resolve()):
-            raise Invalid(f"{name} is not part of the sandbox's file tree")
-        return found
-
-    def read(self, name: str) -> bytes:
-        return self.path(name).read_bytes()
-
-    def write(self, name: str, data: bytes | str, *, append: bool = False, mode: int = 0o644) -> None:
-        """Write a file; missing parents are made."""
-        path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        with path.open("ab" if append else "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-        if new:
-            path.chmod(mode)
-
-    def exists(self, name: str) -> bool:
-        return self.path(name).exists()
-
-    def print(self) -> dict[str, str]:
-        """A digest of each entry, by path."""
-        found = {}
-        for path in sorted(self.root.rglob("*")):
-            status = path.lstat()
-            content = b""
-            if stat.S_ISREG(status.st_mode):
-                content = path.read_bytes()
-            elif stat.S_ISLNK(status.st_mode):
-                content = str(path.readlink()).encode()
-            found[f"/{path.relative_to(self.root)}"] = f"{status.st_mode:o} {blake3(content).hexdigest()}"
-        return found
 
 
 Effect = Callable[[FakeFiles, re.Match[str]], Any]
@@ -411,7 +342,7 @@ class FakeHost:
         return _reply({})
 
     async def _status(self, request: web.Request) -> web.Response:
-        return _reply(_described(self._there(request)))
+        return _reply(described(self._there(request)))
 
     async def _move(self, request: web.Request) -> web.Response:
         source, target = self._there(request), self._alive(request).files.path(request.query["to"])
@@ -423,7 +354,7 @@ class FakeHost:
         path = self._there(request)
         if not path.is_dir():
             raise Invalid(f"{request.query['path']} is not a directory")
-        return _reply([_described(entry) for entry in sorted(path.iterdir())])
+        return _reply([described(entry) for entry in sorted(path.iterdir())])
 
     async def _make_directory(self, request: web.Request) -> web.Response:
         self._alive(request).files.path(request.query["path"]).mkdir(parents=True, exist_ok=True)
@@ -545,19 +476,6 @@ async def _body(request: web.Request, kind: type[T]) -> T:
         return msgspec.msgpack.decode(await request.read(), type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise Invalid(f"bad {kind.__name__}: {error}") from None
-
-
-def _described(path: Path) -> FileInfo:
-    status = path.lstat()
-    kind: Literal["file", "directory", "symlink", "other"] = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
-    return FileInfo(
-        name=path.name,
-        kind=kind,
-        size=status.st_size,
-        mode=stat.S_IMODE(status.st_mode),
-        modified_at=status.st_mtime,
-        target=str(path.readlink()) if kind == "symlink" else None,
-    )
 
 
 def _cut(data: bytes, wanted: ExecRequest) -> tuple[bytes, int]:
