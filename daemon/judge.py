@@ -17,6 +17,8 @@ files made and removed, children that ended              none         nothing is
 =======================================================  ===========  ==========================================
 
 Guarantee: monotone. More effects never lower a verdict, and a verdict of `none` means that every row above is absent.
+Ignore rules (:mod:`daemon.ignore`) take ignored processes out of the effects before; the comparison of the files
+(:mod:`daemon.netting`) may turn `files` into `none` after. :mod:`daemon.inspection` holds the order.
 """
 
 from __future__ import annotations
