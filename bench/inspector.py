@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import inspect
 import json
 import os
@@ -44,7 +45,8 @@ from sandbox.messages import Verdict
 from sandbox.pool import Pool
 from sandbox.shim import short_slice
 
-TINY = Sizes(sandboxes=1, inodes=4, explanations=4096)
+# Room for one sandbox, a page of explanations, and four of everything else.
+TINY = Sizes(**{**{one.name: 4 for one in dataclasses.fields(Sizes)}, "sandboxes": 1, "explanations": 4096})
 SANDBOXES, NOISY = 32, 30
 HURRY = -15
 
