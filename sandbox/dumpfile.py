@@ -9,11 +9,13 @@ Guarantee: the file appears under its name only when it and every page that it r
 from __future__ import annotations
 
 import errno
+import functools
 import mmap
 import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +25,12 @@ import zstandard
 from blake3 import blake3
 
 from sandbox.errors import CheckpointFailed, NoSpace
-from sandbox.pages import Hashed, PageStore, _sync_directory, hash_pages
+from sandbox.pages import PAGE, Hashed, PageStore, _sync_directory, hash_pages
 
 SUFFIX = ".dump"
 FORMAT = 1
+THREADS = 4  # that unpack
+PART = 1024  # pages that one of them takes at a time
 READ_STEP = 16 << 20  # bytes of page data in hand at a time
 # The statistics and logs of the dump are no part of the state.
 LEFT_OUT = (".log", "stats-dump", "stats-restore")
@@ -142,9 +146,20 @@ def unpack(path: Path, directory: Path, store: PageStore) -> None:
     directory.mkdir(parents=True)
     for name, content in dump.images.items():
         (directory / name).write_bytes(content)
-    for name in dump.pages:
-        with open(directory / name, "wb", buffering=1 << 20) as file:
-            store.read(dump.numbers(name), file.write)
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        for name in dump.pages:
+            numbers = dump.numbers(name)
+            (directory / name).touch()
+            write = functools.partial(_write_part, directory / name, numbers, store)
+            for _ in pool.map(write, range(0, len(numbers), PART)):  # raises what a part raised
+                pass
+
+
+def _write_part(path: Path, numbers: np.ndarray, store: PageStore, first: int) -> None:
+    """Write PART pages from number `first` on into their place: decompression is what takes the time."""
+    with open(path, "r+b", buffering=1 << 20) as file:
+        file.seek(first * PAGE)
+        store.read(numbers[first : first + PART], file.write)
 
 
 def verify(path: Path, store: PageStore) -> int:
