@@ -29,6 +29,7 @@ import msgspec
 from daemon import netting
 from daemon.ignore import NOTHING, Rules, Task, without
 from daemon.judge import Judgement, judge
+from sandbox import paths
 from sandbox.messages import Effects, Verdict
 
 FEW = 64  # changes of files beyond which they are not worth a comparison
@@ -86,7 +87,7 @@ class Assessor:
             netting.trees,
             trees.before,
             trees.now,
-            trees.lower,
+            (paths.runtime_layer(), trees.lower),
             case,
             rules=rules,
             bounds=LARGE if rules.patterns else self._bounds,

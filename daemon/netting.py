@@ -138,7 +138,7 @@ class _Stop(Exception):
 def trees(
     before: Path | None,
     now: Path,
-    lower: Path,
+    lower: Path | Sequence[Path],
     case: Case,
     *,
     rules: Rules = NOTHING,
@@ -147,15 +147,17 @@ def trees(
 ) -> Outcome:
     """Compare the upper `now` with the upper `before` (None: an empty one) over the same `lower`. Blocks.
 
+    Of several lower layers the first is the topmost.
     `hints` are paths where a difference is likely. They may be wrong: they can only end the comparison early.
     """
+    lowers = (lower,) if isinstance(lower, Path) else tuple(lower)
     for path in hints:
-        if (found := _at_once(before, now, lower, path, case)) and not (rules and rules.path(path)):
+        if (found := _at_once(before, now, lowers, path, case)) and not (rules and rules.path(path)):
             return Outcome(False, difference=f"{path}: {found}")
-    return _Comparison(lower, case, rules, bounds or Bounds()).run(before, now)
+    return _Comparison(lowers, case, rules, bounds or Bounds()).run(before, now)
 
 
-def _at_once(before: Path | None, now: Path, lower: Path, path: str, case: Case) -> str:
+def _at_once(before: Path | None, now: Path, lowers: tuple[Path, ...], path: str, case: Case) -> str:
     """How this one path differs, as far as its own entry shows; "" when it may be the same."""
     inner = path.lstrip("/")
     was, is_now = None if before is None else _facts(before / inner), _facts(now / inner)
@@ -166,7 +168,7 @@ def _at_once(before: Path | None, now: Path, lower: Path, path: str, case: Case)
         return ""
     if is_now is None:
         return "gone"
-    return "new" if _facts(lower / inner) is None else ""
+    return "" if any(_facts(lower / inner) for lower in lowers) else "new"
 
 
 def _facts(path: Path) -> Facts | None:
@@ -178,7 +180,7 @@ def _facts(path: Path) -> Facts | None:
 
 @dataclass
 class _Comparison:
-    lower: Path
+    lowers: tuple[Path, ...]
     case: Case
     rules: Rules
     bounds: Bounds
@@ -193,7 +195,7 @@ class _Comparison:
                 old = None if before is None else stack.enter_context(_directory(before))
                 new = stack.enter_context(_directory(now))
                 self._roots(old, new)
-                self._directories(old, new, self.lower, "")
+                self._directories(old, new, self.lowers, "")
         except _Stop as stop:
             return stop.outcome
         except OSError as error:  # a sandbox that is removed, or changes its tree under our feet
@@ -212,7 +214,7 @@ class _Comparison:
             self._differs("/", "another mode or owner")
         self._same_attributes(before, now, "/")
 
-    def _directories(self, before: int | None, now: int, lower: Path | None, path: str) -> None:
+    def _directories(self, before: int | None, now: int, lowers: tuple[Path, ...], path: str) -> None:
         old = {} if before is None else _entries(before)
         new = _entries(now)
         for name in sorted(old.keys() | new.keys()):
@@ -221,7 +223,7 @@ class _Comparison:
             was, is_now = old.get(name), new.get(name)
             if self.rules and self.rules.path(here):
                 continue
-            below = None if lower is None else lower / name
+            below = tuple(lower / name for lower in lowers)
             if is_now is None:
                 self._differs(here, "gone")
             elif was is None:
@@ -230,7 +232,7 @@ class _Comparison:
                 self._both(before, now, name, was, is_now, below, here)
 
     def _both(
-        self, before: int | None, now: int, name: str, was: Facts, is_now: Facts, lower: Path | None, path: str
+        self, before: int | None, now: int, name: str, was: Facts, is_now: Facts, lowers: tuple[Path, ...], path: str
     ) -> None:
         found = compare(was, is_now, self.case)
         if found == "same" or (was.hides and is_now.hides):
@@ -241,24 +243,20 @@ class _Comparison:
             self._same_attributes(old, new, path)
             if is_now.directory:
                 assert old is not None and new is not None
-                self._directories(old, new, None if _opaque(new) else lower, path)
+                self._directories(old, new, () if _opaque(new) else lowers, path)
             elif stat.S_ISREG(is_now.mode):
                 self._same_bytes(old, new, path)
             elif stat.S_ISLNK(is_now.mode) and os.readlink(name, dir_fd=before) != os.readlink(name, dir_fd=now):
                 self._differs(path, "another target")
 
-    def _added(self, now: int, name: str, is_now: Facts, lower: Path | None, path: str) -> None:
+    def _added(self, now: int, name: str, is_now: Facts, lowers: tuple[Path, ...], path: str) -> None:
         """A name that the upper did not have. It may have been copied up from the lower layer, and be as it was."""
-        try:
-            status = None if lower is None else os.lstat(lower)
-        except OSError:
-            status = None
+        lower, shown = next(((one, facts) for one in lowers if (facts := _facts(one))), (None, None))
         # A process that lives on may hold the file of the lower layer: then the one in the upper is another.
         held = not self.case.replaced and not is_now.directory
-        if lower is None or status is None or is_now.hides or held:
+        if lower is None or shown is None or is_now.hides or held:
             self._differs(path, "new")
             return
-        shown = Facts.of(status)
         found = compare(shown, is_now, Case(strict=self.case.strict and not is_now.directory, replaced=True))
         if found not in ("same", "look") or (is_now.links > 1 and not is_now.directory):
             self._differs(path, found)
@@ -270,7 +268,7 @@ class _Comparison:
                     assert new is not None
                     if _opaque(new):
                         self._differs(path, "new")
-                    self._directories(None, new, lower, path)
+                    self._directories(None, new, lowers, path)
                 elif stat.S_ISREG(is_now.mode):
                     self._same_bytes(old, new, path)
                 elif stat.S_ISLNK(is_now.mode) and os.readlink(name, dir_fd=folder) != os.readlink(name, dir_fd=now):

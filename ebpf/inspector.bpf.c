@@ -111,8 +111,9 @@ struct {
 } inodes SEC(".maps");
 
 /*
- * The epoch of the process half in which a process number was given to the task of a sandbox that bears it. One that
- * does not fit, or is left over, costs precision only: whoever bears the number later is younger still.
+ * The epoch of the process half in which a process number was given to a task of a sandbox. Whoever bears it in
+ * that epoch is younger than the mark, whatever became of the first bearer (a zombie still has its number). A lost
+ * entry costs precision only.
  */
 struct number {
 	u64 space;	/* pid namespace */
@@ -126,7 +127,7 @@ struct birth {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
 	__type(key, struct number);
 	__type(value, struct birth);
@@ -448,13 +449,10 @@ SEC("tp_btf/sched_process_exit")
 int BPF_PROG(on_exit, struct task_struct *p)
 {
 	struct task *t = task_of(p);
-	struct number number;
 	struct sandbox *s;
 
 	if (!t || t->apart & APART_DEAD)
 		return 0;
-	number = number_of(BPF_CORE_READ(p, thread_pid));
-	bpf_map_delete_elem(&births, &number);
 	s = sandbox_of(t);
 	if (!s)
 		return 0;
@@ -909,23 +907,37 @@ int BPF_PROG(on_removexattr, struct mnt_idmap *idmap, struct dentry *entry)
 
 #include "calls.h"
 
+/* Whether a request writes to a file of the tree, and not to something that another process may hold. */
+static __always_inline bool goes_to_file(struct task_struct *p, struct io_kiocb *request)
+{
+	struct file *file;
+
+	if (BPF_CORE_READ(request, flags) & 1 /* REQ_F_FIXED_FILE */)
+		return false; /* its number means something else */
+	file = file_at(p, BPF_CORE_READ(request, cqe.fd));
+	return file && has_content(BPF_CORE_READ(file, f_inode, i_mode));
+}
+
 SEC("tp_btf/io_uring_submit_req")
 int BPF_PROG(on_uring, struct io_kiocb *request)
 {
 	struct task_struct *p = bpf_get_current_task_btf();
 	struct task *t = task_of(p);
 	struct sandbox *s;
+	u8 opcode;
 
 	if (!t && helps_a_program(p))
 		t = task_of(p->group_leader);
-	if (!t || uring_harmless(BPF_CORE_READ(request, opcode)))
+	opcode = BPF_CORE_READ(request, opcode);
+	if (!t || uring_harmless(opcode))
 		return 0;
 	s = sandbox_of(t);
 	if (!s)
 		return 0;
 	count(files_of(s)->uring);
 	named(s, p);
-	count(procs_of(s)->channels);
+	if (!uring_only_files(opcode) && !(uring_writes(opcode) && goes_to_file(p, request)))
+		count(procs_of(s)->channels);
 	explain_file(WHY_URING, NULL, NULL);
 	return 0;
 }

@@ -212,6 +212,18 @@ static __always_inline bool uring_harmless(u8 opcode)
 	return false;
 }
 
+/* Requests about names, attributes and lengths: nobody can hold the other end of them. */
+static __always_inline bool uring_only_files(u8 opcode)
+{
+	return opcode == 17 || (opcode >= 35 && opcode <= 39) || opcode == 41 || opcode == 42 || opcode == 55;
+}
+
+/* WRITEV, WRITE_FIXED, WRITE, WRITEV_FIXED */
+static __always_inline bool uring_writes(u8 opcode)
+{
+	return opcode == 2 || opcode == 5 || opcode == 23 || opcode == 61;
+}
+
 /*
  * The inode that really holds the bytes: of an overlay, the one in the upper layer. NULL while a file has
  * not been copied up, or when the overlay's types are unknown: then nothing is netted, which is safe.
