@@ -421,6 +421,19 @@ class Container:
         _, (fd,) = await self._call("sink")
         return fd
 
+    async def keep(self, name: str, fds: Sequence[int]) -> None:
+        """Let the shim hold these descriptors, by a name, for the next daemon; it lets go of those that it held."""
+        with contextlib.suppress(Refused, ShimGone):  # a shim of before this: the next daemon makes them anew
+            await self._call("keep", name, fds=fds)
+
+    async def kept(self, name: str) -> list[int]:
+        """New descriptors of what a former daemon let the shim keep by this name, in the order of then."""
+        try:
+            _, fds = await self._call("kept", name)
+        except (Refused, ShimGone):
+            return []
+        return fds
+
     # ---------------------------------------------------------------- ending
 
     async def kill(self) -> None:

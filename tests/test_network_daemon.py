@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import _internet as world
 from sandbox import Client, Network, Sandbox
 from sandbox.errors import Invalid
-from bench import _internet as world
 from tests.daemon_host import IMAGE, Daemon, missing
 
 #: Run in a sandbox: tries each "host port", prints a JSON object of what came of it.
@@ -41,6 +41,16 @@ def ask(*_):
 signal.signal(signal.SIGUSR1, ask)
 open("/tmp/held", "w").write("yes")
 while True: signal.pause()
+"""
+
+
+#: Asks for a name again and again.
+ASKS = """
+import socket, time
+while True:
+    try: socket.getaddrinfo("other.test", 80); print("answered", flush=True)
+    except OSError as error: print(error, flush=True)
+    time.sleep(0.1)
 """
 
 
@@ -253,6 +263,8 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
         )
         await hold(sandbox, world.WEB)
         assert await reach(sandbox, "other.test 80") == {"other.test 80": world.OTHER}
+        await sandbox.files.write("/tmp/asks.py", ASKS)
+        await sandbox.exec("setsid python3 /tmp/asks.py </dev/null >/tmp/asked 2>&1 & echo $! >/tmp/asker; sleep 1")
         await doomed.remove()
         assert stray not in links()
     daemon.kill()
@@ -262,6 +274,9 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
     async with daemon.client() as host:
         again = await host.get(sandbox.id)
         assert "served" in await held(again), "it was not cut"
+        # Names that were asked for while no daemon lived were answered late, not refused.
+        asked = (await again.exec("sleep 0.5; kill $(cat /tmp/asker); sort /tmp/asked | uniq -c")).stdout.decode()
+        assert asked.split()[1:] == ["answered"], asked
         assert await reach(again, "other.test 80", f"{world.WEB} 80", f"{world.OTHER} 8080") == {
             "other.test 80": world.OTHER,
             f"{world.WEB} 80": world.WEB,

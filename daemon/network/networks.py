@@ -36,7 +36,7 @@ from daemon.network.links import Link
 from daemon.network.names import TTL_MOST, open_seconds
 from daemon.network.policy import POOL, Policy, compile_policy, judge_answer, judge_name, why_refused
 from daemon.network.refusals import Listener, Memory, Packet
-from daemon.network.resolver import Resolver, Upstream
+from daemon.network.resolver import KEPT, Resolver, Upstream
 from daemon.network.table import Change, Element, Table, addressed, generation, named, permitted, service
 from daemon.network.watch import Watch
 from sandbox.errors import Conflict, PagurusError, Unsupported
@@ -221,6 +221,7 @@ class Networks:
         if policy.mode == "none":
             await self._take_away(sandbox)
             container.address = None
+            await container.keep(KEPT, ())
             return
         await self._ensure()
         if attached is not None and await self._move(lambda: links.address_inside(where)) != attached.address:
@@ -235,7 +236,7 @@ class Networks:
                 await self._move(lambda: links.open_devices([each.network for each in policy.segments]))
         container.address = str(attached.address)
         if not attached.resolver.listening:
-            await attached.resolver.listen(where)
+            await container.keep(KEPT, await attached.resolver.listen(where, await container.kept(KEPT)))
 
     async def _connect(
         self, sandbox: str, where: Path, policy: Policy, wish: IPv4Address | None, former: Attached | None

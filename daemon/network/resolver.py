@@ -33,6 +33,8 @@ from sandbox.errors import Conflict, Invalid
 log = logging.getLogger("pagurus.network")
 
 ADDRESS = ("127.0.0.53", 53)
+KEPT = "resolver"  # the name by which a shim keeps the sockets
+NETNS_COOKIE = 71  # SO_NETNS_COOKIE, Linux 5.14
 AT_ONCE = 32  # questions of one sandbox under way
 PER_SECOND = 100  # questions of one sandbox that are answered
 STREAMS = 8  # TCP connections of one sandbox
@@ -108,11 +110,15 @@ class Resolver:
         self._streams = 0
         self._second, self._asked = 0.0, 0
 
-    async def listen(self, namespace: Path) -> None:
-        """Answer in this network namespace. Raises Conflict where a program of the sandbox has taken the address."""
+    async def listen(self, namespace: Path, kept: Sequence[int] = ()) -> list[int]:
+        """Answer in this network namespace. Raises Conflict where a program of the sandbox has taken the address.
+
+        `kept`: the sockets of a former daemon, to be used again where they are of this namespace: what was asked
+        meanwhile waits in them. Returns the descriptors to keep.
+        """
         await self.close()
         try:
-            datagrams, stream = await asyncio.to_thread(within, namespace, _sockets)
+            datagrams, stream = await asyncio.to_thread(within, namespace, lambda: _sockets(kept))
         except OSError as error:
             raise Conflict(
                 f"cannot listen on {ADDRESS[0]}:{ADDRESS[1]} in the sandbox: {error.strerror}",
@@ -127,6 +133,7 @@ class Resolver:
             datagrams.close()
             stream.close()
             raise
+        return [datagrams.fileno(), stream.fileno()]
 
     @property
     def listening(self) -> bool:
@@ -239,8 +246,15 @@ class _Datagrams(asyncio.DatagramProtocol):
             self._transport.sendto(reply, address)
 
 
-def _sockets() -> tuple[socket.socket, socket.socket]:
+def _sockets(kept: Sequence[int] = ()) -> tuple[socket.socket, socket.socket]:
     """In the sandbox's namespace."""
+    former = [socket.socket(fileno=fd) for fd in kept]
+    if len(former) == 2 and all(_here(each) for each in former):
+        for each in former:
+            each.setblocking(False)
+        return former[0], former[1]
+    for each in former:
+        each.close()
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
         datagrams.bind(ADDRESS)
@@ -256,3 +270,11 @@ def _sockets() -> tuple[socket.socket, socket.socket]:
         datagrams.close()
         raise
     return datagrams, stream
+
+
+def _here(one: socket.socket) -> bool:
+    """Whether a socket is of the namespace of this thread."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return one.getsockopt(socket.SOL_SOCKET, NETNS_COOKIE, 8) == probe.getsockopt(
+            socket.SOL_SOCKET, NETNS_COOKIE, 8
+        )

@@ -37,6 +37,7 @@
 
 #define STREAMS_MAX 1024
 #define CHILDREN_MAX 64
+#define KEPT_MAX 8
 #define LISTENER 3
 
 struct stream {
@@ -53,6 +54,7 @@ static int client = -1, signals = -1;
 static char packet[PACKET_MAX + 1];
 static char *field[FIELDS_MAX + 2];
 static int fields;
+static struct { char name[16]; int fd; } keeping[KEPT_MAX];  /* name[0] == 0: free */
 static int passed[PASSED_MAX];
 static int passed_count;
 
@@ -341,6 +343,37 @@ static void command_sink(void) {
     close(ends[1]);
 }
 
+/* keep NAME: hold the descriptors beside it for the next daemon, instead of those held by that name until now.
+ * Sockets in the sandbox's network namespace then go on accepting what nobody answers for a moment. */
+static void command_keep(void) {
+    if (fields != 2 || strlen(field[1]) >= sizeof keeping[0].name) return refuse("keep", EINVAL);
+    int free_slots = 0;
+    for (int i = 0; i < KEPT_MAX; i++) {
+        if (keeping[i].name[0] && strcmp(keeping[i].name, field[1]) == 0) {
+            close(keeping[i].fd);
+            keeping[i].name[0] = 0;
+        }
+        free_slots += !keeping[i].name[0];
+    }
+    if (free_slots < passed_count) return refuse("keep", ENOSPC);
+    for (int i = 0, next = 0; i < passed_count; i++) {
+        while (keeping[next].name[0]) next++;
+        int fd = fcntl(passed[i], F_DUPFD_CLOEXEC, 0);
+        if (fd < 0) return refuse("keep", errno);
+        keeping[next].fd = fd;
+        strcpy(keeping[next].name, field[1]);
+    }
+    answer(NULL, 0, "ok\n");
+}
+
+/* kept NAME  ->  what is held by that name, in the order in which it came */
+static void command_kept(void) {
+    int fds[KEPT_MAX], count = 0;
+    for (int i = 0; i < KEPT_MAX && fields == 2; i++)
+        if (keeping[i].name[0] && strcmp(keeping[i].name, field[1]) == 0) fds[count++] = keeping[i].fd;
+    answer(fds, count, "ok\n");
+}
+
 /* host IN_CGROUP JOIN TARGETS COUNT ARGUMENT... VARIABLE...; TARGETS: "0,1,7", one for each descriptor */
 static void command_host(void) {
     long in_cgroup, join;
@@ -375,7 +408,7 @@ static void command_exit(void) {
 static const struct { const char *name; void (*run)(void); } commands[] = {
     {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"mount", command_mount}, {"umount", command_umount},
     {"start", command_start}, {"attach", command_attach}, {"exec", command_exec}, {"release", command_release},
-    {"sink", command_sink}, {"host", command_host}, {"network", command_network}, {"exit", command_exit},
+    {"sink", command_sink}, {"keep", command_keep}, {"kept", command_kept}, {"host", command_host}, {"network", command_network}, {"exit", command_exit},
 };
 
 /* ------------------------------------------------------------------ loop */
