@@ -42,7 +42,7 @@ from daemon.catalogue import CheckpointRow
 from daemon.ignore import NOTHING, Rules
 from daemon.inspection import look
 from daemon.judge import judge
-from sandbox import btrfs, dumpfile, snapshots
+from sandbox import btrfs, dumpfile, recent, snapshots
 from sandbox.dumpfile import HashedImages
 from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.extents import added_bytes
@@ -180,7 +180,12 @@ class Capturer:
             if row.verdict.files:
                 self._snapshot(container, tree, row)
 
-        need_space(self.places.dumps)
+        try:
+            need_space(self.places.dumps)
+        except NoSpace:
+            gone = self.checkpointer.recent.make_room(busy=self._readers.__contains__)
+            await asyncio.to_thread(recent.remove, gone)
+            need_space(self.places.dumps)
         captured = await self.checkpointer.capture(
             container, self.places.dump(row.id), processes=True, on_frozen=on_frozen
         )
@@ -228,7 +233,9 @@ class Capturer:
     def process_images(self, dump: str) -> Path:
         """Where the process images of `dump` are best read from."""
         raw = self.places.dump(dump)
-        return raw if raw.is_dir() else self.places.packed(dump)
+        if raw.is_dir():
+            return raw
+        return self.checkpointer.recent.find(dump) or self.places.packed(dump)
 
     @contextlib.asynccontextmanager
     async def reading(self, dump: str) -> AsyncIterator[Path]:
@@ -252,11 +259,8 @@ class Capturer:
             self._unwanted.add(dump)
             return
         self._unwanted.discard(dump)
-        raw = self.places.dump(dump)
-        gone = raw.with_name(f"{GONE}{dump}")
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(raw, gone)
-            await asyncio.to_thread(shutil.rmtree, gone, True)
+        gone = self.checkpointer.recent.keep(dump, self.places.dump(dump), busy=self._readers.__contains__)
+        await asyncio.to_thread(recent.remove, gone)
 
     def discard(self, checkpoint: str) -> None:
         """Remove all content of a checkpoint that was never published, or is published no more."""
@@ -264,6 +268,7 @@ class Capturer:
         self.places.packed(checkpoint).unlink(missing_ok=True)
         self.places.digest(checkpoint).unlink(missing_ok=True)
         snapshot = self.places.snapshot(checkpoint)
+        self.checkpointer.recent.drop(checkpoint)
         if snapshot.exists():
             btrfs.delete_subvolume(snapshot)
 

@@ -34,6 +34,7 @@ from sandbox.errors import NotEqual, PagurusError, Unsupported
 from sandbox.held import Held, held_files
 from sandbox.identity import machine_id
 from sandbox.pages import Collected, PageStore
+from sandbox.recent import Recent
 
 __all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
 
@@ -81,6 +82,7 @@ class Checkpointer:
         self._counts = {"captures": 0, "restores": 0, "stores": 0, "failures": 0}
         self.cache = self._run / "criu"  # lies over /run for CRIU
         self.captures = self._run / "captures"
+        self.recent = Recent(self.captures / ".recent")
         self._restores = self.captures / ".restores"  # on the same tmpfs: images are linked there, not copied
 
     async def prepare(self) -> None:
@@ -96,6 +98,7 @@ class Checkpointer:
         self.cache.chmod(0o711)  # it lies over /run for CRIU, which finds sources of mounts with a sandbox's rights
         shutil.rmtree(self._restores, ignore_errors=True)  # of a daemon that was killed in a restore
         self._restores.mkdir(mode=0o700)
+        self.recent.prepare()
 
     # ---------------------------------------------------------------- capture
 
@@ -302,7 +305,7 @@ class Checkpointer:
     # ---------------------------------------------------------------- the rest
 
     def statistics(self) -> dict[str, Any]:
-        return {**self._counts, "warm": len(self._warm), **self._store.statistics()}
+        return {**self._counts, "warm": len(self._warm), **self.recent.statistics(), **self._store.statistics()}
 
     async def close(self) -> None:
         """Let go of the store and the warm processes. Captures stay."""
