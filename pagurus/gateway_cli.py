@@ -1,120 +1,114 @@
-"""A container program for agents outside, as far as they need one: ``python -m pagurus.gateway_cli run|exec|stop|rm``.
+"""``pagurus gateway``: models behind the gateway, and what agents said to them.
 
-Owns: the words of ``docker run``, ``exec``, ``stop`` and ``rm`` that agents use, for the one sandbox that
-``PAGURUS_SANDBOX`` names. Does not own: that sandbox: neither ``run`` makes it nor ``rm`` removes it.
-
-Agents that run their commands by a container program (mini-swe-agent's ``docker`` environment, with its option
-`executable`) need no change: they are given this one. Each command takes effect once, whatever dies meanwhile; see
-:meth:`sandbox.sdk.gateway.Conversation.exec`.
+Owns: names, arguments, what is printed. Does not own: the gateway (:mod:`daemon.gateway`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
-from sandbox import Client, Invalid, PagurusError, Sandbox
-from sandbox.messages import ExecResult
+import typer
 
-PATIENCE = 60.0  # seconds for which a daemon may be away
-WITH_VALUE = frozenset({"-w", "--workdir", "-e", "--env", "-u", "--user", "--name", "--platform", "--network", "-v"})
-FLAGS = frozenset({"-d", "--detach", "-i", "--interactive", "--rm", "--init", "-f", "--force", "-t", "--tty"})
+from pagurus import output
+from pagurus.common import Json, SandboxName, call
+from sandbox import Client
+from sandbox.messages import Exchange, ExchangeInfo, TokenInfo, Upstream
 
-
-@dataclass
-class Words:
-    """A command line of ``docker``, understood."""
-
-    verb: str
-    rest: list[str] = field(default_factory=list)  # what follows the options
-    workdir: str | None = None
-    user: int = 0
-    env: dict[str, str] = field(default_factory=dict)
-    interactive: bool = False
+application = typer.Typer(help="Models behind the gateway, and what agents said to them.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="Name of an upstream.", metavar="NAME")]
 
 
-def understand(arguments: Sequence[str]) -> Words:
-    """Raises Invalid for what no agent needs.
-
-    >>> understand(["exec", "-w", "/src", "-e", "A=1", "s-1", "bash", "-lc", "ls"]).rest
-    ['s-1', 'bash', '-lc', 'ls']
-    """
-    if not arguments or arguments[0] not in ("run", "exec", "stop", "rm", "version", "--version"):
-        raise Invalid("this is not docker", remedy="it knows run, exec, stop and rm")
-    words = Words(arguments[0])
-    index = 1
-    while index < len(arguments) and arguments[index].startswith("-"):
-        name, equals, value = arguments[index].partition("=")
-        index += 1
-        if name in FLAGS:
-            words.interactive = words.interactive or name in ("-i", "--interactive")
-            continue
-        if name not in WITH_VALUE:
-            raise Invalid(f"option {name} is not known here")
-        if not equals:
-            if index >= len(arguments):
-                raise Invalid(f"option {name} needs a value")
-            value, index = arguments[index], index + 1
-        _take(words, name, value)
-    words.rest = list(arguments[index:])
-    return words
+@application.command("ls")
+def list_upstreams(json: Json = False) -> None:
+    """The upstreams of this host, without their keys."""
+    found = call(lambda host: host.gateway.upstreams())
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("name", "url", "key", "headers", "in flight"),
+        [(u.name, u.url, "yes" if u.has_key else "", ", ".join(u.headers), u.in_flight) for u in found],
+    )
 
 
-def _take(words: Words, name: str, value: str) -> None:
-    if name in ("-w", "--workdir"):
-        words.workdir = value
-    elif name in ("-e", "--env"):
-        variable, equals, text = value.partition("=")
-        words.env[variable] = text if equals else os.environ.get(variable, "")
-    elif name in ("-u", "--user"):
-        if not value.isdigit():
-            raise Invalid(f"a user is a number here, not {value!r}")
-        words.user = int(value)
+@application.command("set")
+def set_upstream(
+    name: Name,
+    url: Annotated[str, typer.Argument(help="What comes before /v1.")],
+    key_file: Annotated[Path | None, typer.Option(help="File on the host that holds the key.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 600.0,
+) -> None:
+    """Make or change an upstream."""
+    key = None if key_file is None else str(key_file.absolute())
+    call(lambda host: host.gateway.put(name, Upstream(url=url, key_file=key, timeout=timeout)))
 
 
-async def _sandbox(host: Client) -> Sandbox:
-    name = os.environ.get("PAGURUS_SANDBOX")
-    if not name:
-        raise Invalid("which sandbox?", remedy="set PAGURUS_SANDBOX to its name or id")
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            try:
-                return await host.get(name)
-            except PagurusError as error:
-                if error.status != 500:  # anything but an absent daemon
-                    raise
-            await asyncio.sleep(0.2)
+@application.command("rm")
+def drop_upstream(name: Name) -> None:
+    """Remove an upstream that no sandbox uses."""
+    call(lambda host: host.gateway.drop(name))
 
 
-async def act(words: Words) -> int:
-    """Carry it out; returns the exit code."""
-    async with Client(os.environ.get("PAGURUS_SOCKET")) as host:
-        sandbox = await _sandbox(host)
-        if words.verb == "run":
-            print(sandbox.id)
-            return 0
-        if words.verb != "exec":  # the sandbox stays its owner's
-            return 0
-        stdin = await asyncio.to_thread(sys.stdin.buffer.read) if words.interactive else b""
-        result: ExecResult = await sandbox.gateway.exec(
-            words.rest[1:], timeout=None, stdin=stdin, cwd=words.workdir, env=words.env, user=words.user
-        )
-        sys.stdout.buffer.write(result.stdout)
-        sys.stdout.buffer.flush()
-        sys.stderr.buffer.write(result.stderr)
-        return result.exit_code
+@application.command("token")
+def token(sandbox: SandboxName, json: Json = False) -> None:
+    """A new token for an agent outside; the one before ends."""
+
+    async def made(host: Client) -> TokenInfo:
+        return await (await host.get(sandbox)).gateway.token()
+
+    info = call(made)
+    if json:
+        output.as_json(info)
+    else:
+        print(info.token)
 
 
-def main() -> int:
-    try:
-        return asyncio.run(act(understand(sys.argv[1:])))
-    except (PagurusError, TimeoutError) as error:
-        print(f"pagurus: {error}", file=sys.stderr)
-        return 125  # as docker says that it failed itself
+@application.command("log")
+def log(
+    sandbox: SandboxName,
+    exchange: Annotated[int | None, typer.Argument(help="Print this exchange whole.", metavar="[EXCHANGE]")] = None,
+    json: Json = False,
+) -> None:
+    """What the agent of a sandbox and its model said to each other."""
+    if exchange is None:
+        _list(sandbox, json)
+        return
+
+    async def read(host: Client) -> Exchange:
+        return await (await host.get(sandbox)).gateway.exchange(exchange)
+
+    found = call(read)
+    if json:
+        output.as_json(found)
+        return
+    print(output.printable(found.request.decode("utf-8", "replace")))
+    print(output.printable(found.response.decode("utf-8", "replace")))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _list(sandbox: str, json: bool) -> None:
+    async def read(host: Client) -> list[ExchangeInfo]:
+        return await (await host.get(sandbox)).gateway.exchanges()
+
+    found = call(read)
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("exchange", "after", "turn", "checkpoint", "path", "state", "asked", "heard", "record", "bytes"),
+        [
+            (
+                e.id,
+                e.parent if e.parent is not None else "",
+                e.turn if e.main else "beside",
+                e.checkpoint or "",
+                e.path,
+                f"{e.state} {e.status}" if e.status else e.state,
+                e.asked,
+                e.answered,
+                e.from_record,
+                output.size(e.request_bytes + e.response_bytes),
+            )
+            for e in found
+        ],
+    )

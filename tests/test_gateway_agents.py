@@ -132,14 +132,23 @@ async def end_inside(sandbox: Sandbox) -> list[tuple[str, Any]]:
     return conversation(await sandbox.files.read("/out.json"))
 
 
+EXPECTED: list[tuple[str, Any]] = []
+
+
+async def undisturbed(host: Client, upstream: Upstream) -> list[tuple[str, Any]]:
+    """What is said when nobody is killed. The same inside and outside, so it is found out once."""
+    if not EXPECTED:
+        async with await workshop(host, Gateway(upstream="scripted")) as calm:
+            await start_inside(calm)
+            EXPECTED.extend(await end_inside(calm))
+            await repaired(calm)
+        assert len(upstream.asked) == len(COMMANDS)
+    return EXPECTED
+
+
 async def test_mini_swe_agent_inside_is_killed_restored_and_ends_the_same(host: Client, upstream: Upstream) -> None:
     gateway = Gateway(upstream="scripted")
-    async with await workshop(host, gateway) as calm:
-        await start_inside(calm)
-        expected = await end_inside(calm)
-        await repaired(calm)
-    assert len(upstream.asked) == len(COMMANDS)
-
+    expected = await undisturbed(host, upstream)
     async with await workshop(host, gateway) as sandbox:
         await start_inside(sandbox)
         already = len(upstream.asked)
@@ -177,7 +186,7 @@ class Mini:
             "OPENAI_API_BASE": f"{base}/v1",
             "OPENAI_API_KEY": token,
             "PAGURUS_PYTHON": sys.executable,
-            "PAGURUS_SOCKET": str(daemon.socket),
+            "PAGURUS_HOST": str(daemon.socket),
             "PAGURUS_SANDBOX": sandbox.id,
         }
         settings = {"image": "any", "executable": DOCKER, "cwd": "/srv", "timeout": int(PATIENCE)}
@@ -218,11 +227,7 @@ async def test_mini_swe_agent_outside_is_killed_restored_and_ends_the_same(
     host: Client, daemon: Daemon, upstream: Upstream, agents: Path, tmp_path: Path
 ) -> None:
     gateway = Gateway(upstream="scripted", agent="outside")
-    async with await workshop(host, gateway) as calm, mini(agents, daemon, calm, tmp_path / "calm") as agent:
-        expected = await agent.end()
-        await repaired(calm)
-    assert len(upstream.asked) == len(COMMANDS)
-
+    expected = await undisturbed(host, upstream)
     async with await workshop(host, gateway) as sandbox:
         already = len(upstream.asked)
         async with mini(agents, daemon, sandbox, tmp_path / "first") as agent:

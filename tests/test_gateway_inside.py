@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sqlite3
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -264,6 +266,30 @@ async def test_a_command_of_the_operator_is_a_turn_of_its_own(inside: Sandbox, u
     assert verdict is not None
     assert verdict.files
     assert [turn.turn for turn in await inside.turns()] == [1, 2]
+
+
+async def test_the_program_tells_what_was_said(inside: Sandbox, upstream: Upstream, daemon: Daemon) -> None:
+    async def pagurus(*words: str) -> str:
+        program = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "pagurus",
+            "gateway",
+            *words,
+            env={**os.environ, "PAGURUS_HOST": str(daemon.socket)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await program.communicate()
+        assert program.returncode == 0
+        return said.decode()
+
+    await _once(inside)
+    assert "scripted" in [each["name"] for each in json.loads(await pagurus("ls", "--json"))]
+    (exchange,) = json.loads(await pagurus("log", inside.id, "--json"))
+    assert str(exchange["id"]) in await pagurus("log", inside.id)
+    assert "answer 1" in await pagurus("log", inside.id, str(exchange["id"]))
+    await pagurus("set", "other", upstream.url)
+    await pagurus("rm", "other")
 
 
 # --------------------------------------------------------------------------- helpers

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pagurus.gateway_cli import understand
+from pagurus.docker_cli import understand
 from sandbox import Client, Conflict, Invalid, PagurusError, Sandbox, SandboxDead
 from sandbox.messages import Gateway
 from sandbox.messages import Upstream as Address

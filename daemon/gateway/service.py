@@ -136,12 +136,11 @@ class GatewayService:
         if self._closed:
             return
         self._closed = True
-        if self._outside is not None:
-            await self._outside.close()
-        await asyncio.gather(*(line.close() for line in self.lines.values()))
-        for _, inside in list(self._listeners.values()):
-            await inside.close()
+        inside = [listening for _, listening in self._listeners.values()]
         self._listeners.clear()
+        outside = [] if self._outside is None else [self._outside]
+        await asyncio.gather(*(each.close() for each in (*inside, *outside)))
+        await asyncio.gather(*(line.close() for line in self.lines.values()))
         await self.desk.upstreams.close()
         await self.journal.close()
 
@@ -185,7 +184,7 @@ class GatewayService:
         if (known := self._listeners.pop(row.id, None)) is not None:
             await known[1].close()
         if row.state is SandboxState.REMOVED:
-            for sandbox in {row.id, *(name for name in self.lines if name not in self.host.loops)}:
+            for sandbox in {row.id, *(name for name in (*self.lines, *self._places) if name not in self.host.loops)}:
                 if (line := self.lines.pop(sandbox, None)) is not None:
                     await line.close()
                 self._commands.pop(sandbox, None)

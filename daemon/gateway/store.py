@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from sandbox.errors import NoSpace, PagurusError
+from sandbox.errors import Closed, NoSpace, PagurusError
 
 T = TypeVar("T")
 VERSION = 1
@@ -46,9 +46,12 @@ class Store:
         self.path = path
         self._worker = ThreadPoolExecutor(1, "gateway-journal")
         self._database: sqlite3.Connection | None = None
+        self._closed = False
 
     async def _do(self, function: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
         """Run `function` as one transaction in the journal's thread."""
+        if self._closed:
+            raise Closed("the daemon ends", remedy="ask again")
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._transact, function, durable)
 
     def _transact(self, function: Callable[[sqlite3.Connection], T], durable: bool) -> T:
@@ -71,6 +74,11 @@ class Store:
         return result
 
     async def close(self) -> None:
+        """Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+
         def close() -> None:
             if self._database is not None:
                 self._database.close()

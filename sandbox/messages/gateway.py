@@ -119,5 +119,4 @@ class GatewayStatistics(msgspec.Struct, kw_only=True, omit_defaults=True):
     upstream_failures: int = 0
     from_record: int = 0
     held_ms: float = 0.0  # time for which answers were ready and waited for a capture
-    overlapped_ms: float = 0.0  # time of captures that the model's thinking hid
     journal_bytes: int = 0
