@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -117,7 +118,7 @@ class Capturer:
         `busy` says that a command is under way, so that pid 1 is not alone even if it looks so. `rules`: what is
         ignored when a snapshot of the files alone looks again whether processes moved.
         """
-        need_space(self.places.snapshots)
+        self.need()
         row.started_at = time.time()
         began = time.monotonic()
         row.files, row.dump, row.ipc = parent.files, parent.dump, row.ipc or parent.ipc
@@ -139,6 +140,11 @@ class Capturer:
             raise
         row.total_ms = 1000 * (time.monotonic() - began)
         row.captured_at = time.time()
+
+    def need(self) -> None:
+        """Raise NoSpace while there is too little for one more checkpoint or sandbox, before the disk is full."""
+        self.pool.need()
+        need_space(self.places.stored)
 
     def taint(self, container: Any, reason: str, *, files: bool, processes: bool) -> None:
         self.inspector.taint(container.cgroup.id, reason[:200], files=files, processes=processes)
@@ -251,10 +257,7 @@ class Capturer:
                     await self.release(dump)
 
     async def release(self, dump: str) -> None:
-        """The raw images are stored, so they are no longer needed: remove them once nobody reads them.
-
-        They leave their name at once, so that no reader meets them half removed.
-        """
+        """The raw images are stored, so they may go once nobody reads them; the newest ones are kept for restores."""
         if dump in self._readers:
             self._unwanted.add(dump)
             return
@@ -265,24 +268,38 @@ class Capturer:
     def discard(self, checkpoint: str) -> None:
         """Remove all content of a checkpoint that was never published, or is published no more."""
         shutil.rmtree(self.places.dump(checkpoint), ignore_errors=True)
+        self.checkpointer.recent.drop(checkpoint)
         self.places.packed(checkpoint).unlink(missing_ok=True)
         self.places.digest(checkpoint).unlink(missing_ok=True)
         snapshot = self.places.snapshot(checkpoint)
-        self.checkpointer.recent.drop(checkpoint)
         if snapshot.exists():
-            btrfs.delete_subvolume(snapshot)
+            self.remove_tree(snapshot)
 
     def writable(self, files_of: str | None, tree: str) -> None:
         """Make the tree `tree` with the content of a checkpoint's files (None: empty)."""
         target = self.places.tree(tree)
-        if files_of is not None:
-            try:
-                btrfs.snapshot(self.places.snapshot(files_of), target, readonly=False)
-            except NoSpace:  # what was deleted a moment ago is free only when that is committed
-                btrfs.sync(self.places.trees)
-                btrfs.snapshot(self.places.snapshot(files_of), target, readonly=False)
+        if self.pool.tight():
+            btrfs.sync(self.places.trees)  # what was deleted a moment ago is free only when that is committed
+            if self.pool.tight() and self.pool.extend():
+                log.warning("the pool is full: it grows by its reserve, so that the restore can be done")
+        if files_of is None:
+            self.pool.create_tree(target)
             return
-        self.pool.create_tree(target)
+        try:
+            btrfs.snapshot(self.places.snapshot(files_of), target, readonly=False)
+        except NoSpace:
+            btrfs.sync(self.places.trees)
+            self.pool.extend()
+            btrfs.snapshot(self.places.snapshot(files_of), target, readonly=False)
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a subvolume; on a full disk with the help of the reserve."""
+        try:
+            btrfs.delete_subvolume(path)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self.pool.extend():
+                raise
+            btrfs.delete_subvolume(path)
 
 
 class _GroupSync:

@@ -24,17 +24,17 @@ from typing import Any, Literal
 
 from daemon import access, ignore, metrics, mounts, owners, states
 from daemon.attachments import Attachment, attach_all, detach_all
-from daemon.capture import Places, need_space
+from daemon.capture import Places
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
 from daemon.keeper import Keeper
 from daemon.network.networks import Networks
 from daemon.owners import Making
 from daemon.schedule import Stage
 from daemon.store import Store
-from daemon.turns import Services, TurnLoop
+from daemon.turns import Flight, Services, TurnLoop
 from daemon.verify import Verifier
 from daemon.why import explained
-from sandbox import btrfs, digest, treediff
+from sandbox import digest, treediff
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
 from sandbox.identity import run_fork_hooks
@@ -83,12 +83,29 @@ class Host:
         self.verifier = Verifier(services, places, self.keeper)
         self.store = Store(self)
         services.settled = self._settled
+        services.again = self._store_again
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]
 
     def _settled(self, row: CheckpointRow, parent: CheckpointRow) -> None:
         self.keeper.changed(row.sandbox)
         self.verifier.later(row, parent)
+
+    def store_later(self, row: CheckpointRow) -> None:
+        """Make a captured checkpoint durable in the background."""
+        loop = self.loops.get(row.sandbox)
+        if loop is None:
+            return
+        flight = Flight(row, self.services.checkpoints.get(row.parent or "", row))
+        flight.captured.set_result(None)
+        self.services.flights[row.id] = flight
+        self.services.spawn(loop.store(flight), f"store {row.id}")
+
+    def _store_again(self) -> None:
+        """There may be room now for what could not be made durable."""
+        for row in list(self.services.checkpoints.values()):
+            if row.state is CheckpointState.CAPTURED and row.error and row.id not in self.services.flights:
+                self.store_later(row)
 
     # ----------------------------------------------------------------- finding
 
@@ -227,7 +244,7 @@ class Host:
     async def _make(self, row: SandboxRow, image: Path, origin: CheckpointRow, changes: list[Statement]) -> None:
         """Tree, container, inspector, processes, rows; undone in reverse when any of it fails."""
         async with contextlib.AsyncExitStack() as undo:
-            need_space(self.places.trees)
+            self.services.capturer.need()
             row.tree = f"{row.id}.0"
             undo.push_async_callback(self._drop_tree, row.tree)
             undo.push_async_callback(asyncio.to_thread, mounts.drop, row, self.places)
@@ -548,7 +565,7 @@ class Host:
     async def _drop_tree(self, tree: str) -> None:
         path = self.places.tree(tree)
         if path.exists():
-            await asyncio.to_thread(btrfs.delete_subvolume, path)
+            await asyncio.to_thread(self.services.capturer.remove_tree, path)
 
     async def settle(self, timeout: float) -> bool:
         """Wait until removals and checkpoints in the background have ended. False after `timeout` seconds."""

@@ -101,6 +101,8 @@ class Keeper:
                 await self.thin()
                 if self._garbage >= PAGES_AFTER or (self._garbage and patient):
                     await self._collect_pages()
+                await asyncio.to_thread(self._services.capturer.pool.give_back)
+                self._services.again()
             except (PagurusError, OSError) as error:  # a full or broken disk: tried again, and said
                 log.warning("checkpoints could not be removed: %s", error)
 

@@ -34,7 +34,7 @@ from daemon.gateway.service import GatewayService
 from daemon.gateway.upstream import Config
 from daemon.host import Host
 from daemon.schedule import Stage
-from daemon.turns import Flight, Services
+from daemon.turns import Services
 from daemon.warden import watch
 from ebpf.inspector import Inspector
 from sandbox import btrfs
@@ -161,7 +161,7 @@ async def recover(host: Host) -> None:
         await _resume(host, row)
     for row in checkpoints:
         if row.state is CheckpointState.CAPTURED and row.id in services.checkpoints:
-            _store(host, row)
+            host.store_later(row)
     services.spawn(host.keeper.run(), "keeper")
     services.spawn(watch(host), "warden")
     host.verifier.catch_up(list(services.checkpoints.values()))
@@ -235,16 +235,6 @@ async def _resume(host: Host, row: CheckpointRow) -> None:
         return
     row.state, row.error = CheckpointState.FAILED, "the daemon ended before it was captured, and so did the sandbox"
     await host.services.catalogue.write([put_checkpoint(row)])
-
-
-def _store(host: Host, row: CheckpointRow) -> None:
-    parent = host.services.checkpoints.get(row.parent or "")
-    flight = Flight(row, parent or row)
-    flight.captured.set_result(None)
-    host.services.flights[row.id] = flight
-    loop = host.loops.get(row.sandbox)
-    if loop is not None:
-        host.services.spawn(loop.store(flight), f"store {row.id}")
 
 
 async def _collect(host: Host) -> None:

@@ -86,6 +86,7 @@ class Services:
     tally: Tally = field(default_factory=Tally)
     numbers: Any = field(default_factory=lambda: itertools.count(1))
     settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
+    again: Callable[[], None] = lambda: None  # asked now and then to store what could not be made durable
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
         """Run `work` in the background; a bug in it is logged, not lost."""
@@ -534,9 +535,9 @@ class TurnLoop:
             await services.capturer.sync_files(row, flight.parent)
             self._need_durable_content(row)
             # Nobody may read "durable" before it is: the row is changed when its copy is on the disk.
-            durable = msgspec.structs.replace(row, state=CheckpointState.DURABLE, durable_at=time.time())
+            durable = msgspec.structs.replace(row, state=CheckpointState.DURABLE, durable_at=time.time(), error=None)
             await services.catalogue.write([put_checkpoint(durable)], durable=True)
-            row.state, row.durable_at = durable.state, durable.durable_at
+            row.state, row.durable_at, row.error = durable.state, durable.durable_at, None
             metrics.durable(row)
             services.tally.stored_bytes += row.stored_bytes
             services.tally.full_bytes += row.full_bytes
