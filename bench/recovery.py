@@ -25,6 +25,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -226,12 +227,29 @@ class Trials:
         own = _namespaces(os.getpid())
         for pid in (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()):
             shared = _namespaces(int(pid)) & (self.namespaces - own)
-            left += [f"process {pid} in {name}" for name in sorted(shared)]
-        held = Path("/proc/self/mountinfo").read_text()
-        left += [f"namespace {name} is mounted" for name in self.namespaces - own if name in held]
+            if shared and not self.foreign(int(pid)):
+                left.append(f"process {pid} in {', '.join(sorted(shared))}")
         devices = _losetup(host.state / "pool.btrfs")
         left += [f"loop devices {devices}"] if len(devices) > 1 else []  # the pool stays mounted when a daemon stops
         return left
+
+    def foreign(self, pid: int) -> bool:
+        """Whether a process belongs to a sandbox of another host: the kernel uses numbers of namespaces again."""
+        while pid > 1:
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/cgroup").read_text()
+                found = set(re.findall(r"/pagurus/([\w-]+)", words)) - {"_shims"}
+                if found:
+                    return not found & self.names
+            pid = _parent(pid)
+        return False
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0  # it ended meanwhile
 
 
 def _namespaces(pid: int) -> set[str]:

@@ -116,7 +116,14 @@ class PageStore:
             raise Conflict(
                 f"{directory} is in use by another process", remedy="only one daemon may own a state directory"
             ) from None
-        self._db = _open_index(directory / "index.sqlite")
+        try:
+            self._db = _open_index(directory / "index.sqlite")
+        except sqlite3.Error as error:
+            os.close(self._guard)
+            raise CheckpointFailed(
+                f"{directory / 'index.sqlite'} cannot be opened: {error}",
+                remedy="is the disk full or damaged? The pages themselves are in the segment files",
+            ) from error
         self._hashes: OrderedDict[bytes, int] = OrderedDict()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._next_block = max(1, (self._db.execute("SELECT MAX(id) FROM blocks").fetchone()[0] or 0) + 1)
@@ -471,11 +478,15 @@ class PageStore:
 
 def _open_index(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    database.execute("PRAGMA journal_mode=WAL")
-    database.execute("PRAGMA synchronous=FULL")
-    database.executescript(SCHEMA)
-    if "hash" not in {row[1] for row in database.execute("PRAGMA table_info(blocks)")}:
-        database.execute("ALTER TABLE blocks ADD COLUMN hash BLOB")  # written by a version before blocks had hashes
+    try:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        database.executescript(SCHEMA)
+        if "hash" not in {row[1] for row in database.execute("PRAGMA table_info(blocks)")}:
+            database.execute("ALTER TABLE blocks ADD COLUMN hash BLOB")  # of a version in which blocks had none
+    except sqlite3.Error:
+        database.close()
+        raise
     return database
 
 

@@ -2,7 +2,8 @@
 
 Owns: the pool's file, its loop device, its mount, its folders. Does not own: what lies in them.
 Guarantee: after `ensure()` the folders exist on a mounted btrfs; calling it again changes nothing. `close()` leaves
-no mount and no loop device behind (the kernel frees it with the last user).
+no mount and no loop device behind (the kernel frees it with the last user). `need()` refuses new work before the disk
+is full; restores and removals that find it full nevertheless get a reserve (`extend()`), which is given back later.
 
 ::
 
@@ -22,6 +23,7 @@ import errno
 import fcntl
 import os
 import shutil
+import struct
 import subprocess
 import time
 from dataclasses import dataclass
@@ -36,12 +38,24 @@ MIXED_BELOW = GIB  # bytes; what mkfs.btrfs recommends
 TREE_PARTS = ("upper", "work")
 
 
+KEPT = 64 << 20  # bytes of the pool that new checkpoints and sandboxes leave free
+KEPT_METADATA = 6 << 20  # bytes of tree blocks that they leave free: a snapshot takes some 50 KiB
+TIGHT = 4 << 20  # bytes of either below which a restore gets the reserve at once
+RESERVE = 192 << 20  # bytes by which the pool's file grows when a restore or a removal needs room
+_DATA, _METADATA, _GLOBAL_RESERVE = 1, 4, 1 << 49
+_SPACE_INFO = (3 << 30) | (16 << 16) | (0x94 << 8) | 20
+_DEV_INFO = (3 << 30) | (4096 << 16) | (0x94 << 8) | 30
+_RESIZE = (1 << 30) | (4096 << 16) | (0x94 << 8) | 3
+_LOOP_SET_CAPACITY = 0x4C07
+
+
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of the pool."""
+    """Bytes of the pool. `free`: for files; `metadata`: for tree blocks; both count what is not allocated yet."""
 
     total: int
     free: int
+    metadata: int = 1 << 60
 
 
 class Pool:
@@ -96,7 +110,10 @@ class Pool:
         # On a small one data could claim all chunks; then no snapshot is possible any more, not even to go back.
         mixed = ["--mixed"] if size < MIXED_BELOW else []
         _run("mkfs.btrfs", "-q", "-f", *mixed, "--metadata", "single", "--data", "single", str(unfinished))
+        for path in (unfinished, self.state):
+            _sync(path)
         unfinished.rename(self.file)
+        _sync(self.state)
 
     def _mount(self) -> None:
         # Discards give the space of deleted checkpoints back to the host's disk.
@@ -124,9 +141,121 @@ class Pool:
             (path / part).mkdir()
             (path / part).chmod(0o755)
 
+    # ---------------------------------------------------------------- space
+
     def usage(self) -> Usage:
-        fs = os.statvfs(self.path)
-        return Usage(total=fs.f_blocks * fs.f_frsize, free=fs.f_bavail * fs.f_frsize)
+        """What there is and what is left, from btrfs itself: statvfs does not know of tree blocks."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            total, allocated = _device(fd)
+            spaces = _spaces(fd)
+        finally:
+            os.close(fd)
+        unallocated = max(0, total - allocated)
+        data = sum(size - used for flags, size, used in spaces if flags & _DATA)
+        tree = sum(size - used for flags, size, used in spaces if flags & _METADATA)
+        tree -= sum(size for flags, size, _ in spaces if flags & _GLOBAL_RESERVE)
+        return Usage(total=total, free=unallocated + max(0, data), metadata=unallocated + max(0, tree))
+
+    def need(self, wanted: int = 0) -> None:
+        """Raise NoSpace, saying how much is missing, unless `wanted` bytes and what must stay free are there."""
+        usage = self.usage()
+        missing = max(wanted + KEPT - usage.free, KEPT_METADATA - usage.metadata)
+        if missing > 0:
+            raise NoSpace(
+                f"{self.path} has {usage.free >> 20} MiB free for files and {usage.metadata >> 20} MiB for tree "
+                f"blocks of {usage.total >> 20} MiB, {missing / (1 << 20):.1f} MiB more are needed",
+                remedy="remove sandboxes or checkpoints, keep fewer (`Retention`), or enlarge the disk; older "
+                "checkpoints are whole",
+            )
+
+    def tight(self) -> bool:
+        """Whether even a restore may find no room."""
+        usage = self.usage()
+        return min(usage.free, usage.metadata) < TIGHT
+
+    def extend(self) -> bool:
+        """Let the pool grow by its reserve, so that restores and removals work. False: it has grown already, or cannot.
+
+        What it has grown by is remembered beside it, so that a crash in between is made good by the next call.
+        """
+        mark = self.file.with_suffix(".extended")
+        if not self.file.exists() or shutil.disk_usage(self.state).free < RESERVE + TIGHT:
+            return False
+        if not mark.exists():
+            mark.write_text(str(self.file.stat().st_size))
+        size = int(mark.read_text()) + RESERVE
+        if self.file.stat().st_size >= size and not self._resize("max"):
+            return False
+        os.truncate(self.file, size)
+        self._update_loop()
+        return self._resize("max")
+
+    def give_back(self) -> bool:
+        """Shrink to the size from before `extend()`, when there is room again. False: nothing to do, or not yet."""
+        mark = self.file.with_suffix(".extended")
+        if not mark.exists():
+            return False
+        size, usage = int(mark.read_text()), self.usage()
+        if usage.free < RESERVE + 2 * KEPT or not self._resize(str(size)):
+            return False
+        os.truncate(self.file, size)
+        self._update_loop()
+        mark.unlink()
+        return True
+
+    def _resize(self, size: str) -> bool:
+        """BTRFS_IOC_RESIZE. False when nothing changes or it is refused."""
+        before = self.usage().total
+        argument = bytearray(4096)
+        argument[8 : 8 + len(size)] = size.encode()
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, _RESIZE, argument)
+        except OSError:  # no room to move what lies behind the new end
+            return False
+        finally:
+            os.close(fd)
+        return self.usage().total != before
+
+    def _update_loop(self) -> None:
+        """Let the loop device see the size of its file."""
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            device, point = line.split()[:2]
+            if point == str(self.path) and device.startswith("/dev/loop"):
+                fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    fcntl.ioctl(fd, _LOOP_SET_CAPACITY)
+                finally:
+                    os.close(fd)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _spaces(fd: int) -> list[tuple[int, int, int]]:
+    """(flags, bytes allocated, bytes used) of each kind of block group."""
+    head = bytearray(struct.pack("=QQ", 0, 0))
+    fcntl.ioctl(fd, _SPACE_INFO, head)
+    (count,) = struct.unpack_from("=8xQ", head)
+    args = bytearray(struct.pack("=QQ", count, 0) + bytes(24 * count))
+    fcntl.ioctl(fd, _SPACE_INFO, args)
+    (found,) = struct.unpack_from("=8xQ", args)
+    return [struct.unpack_from("=QQQ", args, 16 + 24 * n) for n in range(min(count, found))]
+
+
+def _device(fd: int) -> tuple[int, int]:
+    """(bytes of the only device, bytes allocated to block groups)"""
+    args = bytearray(4096)
+    struct.pack_into("=Q", args, 0, 1)
+    fcntl.ioctl(fd, _DEV_INFO, args)
+    allocated, total = struct.unpack_from("=QQ", args, 24)
+    return total, allocated
 
 
 def _run(*argv: str) -> None:
