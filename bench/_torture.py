@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import secrets
 import time
 from collections import Counter
@@ -41,6 +42,7 @@ __all__ = ["Arena", "Case", "Tally", "build", "calls", "cases", "matrix", "opera
 FIRST_UID = 40_000_000
 EACH = 200  # cases in one sandbox, then a fresh one
 CHILD_CGROUP = "child-cgroup"
+SETTLING = 3.0  # seconds; a survivor that only computes never waits
 PATIENT = netting.Bounds(seconds=2.0)
 
 
@@ -232,6 +234,15 @@ class Arena:
         """The file tree of the last mark, and the one now."""
         return self._snapshots.get(container.spec.id)
 
+    async def settle(self, container: Container) -> None:
+        """Until every process waits: one that was woken shows as running from that instant on.
+
+        What a survivor does after the verdict belongs to the next one; on a busy machine it may take its time.
+        """
+        deadline = time.monotonic() + SETTLING
+        while _anybody_runs(container) and time.monotonic() < deadline:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.002)
+
     async def truth(self, container: Container) -> _oracle.Truth:
         """The truth once nothing ends any more."""
         while True:
@@ -284,6 +295,7 @@ class Arena:
         if case.setup:
             way = "exec" if case.way == "exec" and "mount_there" not in case.setup else "setns"
             await self.do(container, *case.setup, way=way, place=case.place)
+        await self.settle(container)
         self.mark(container)
         stage.before = await self.truth(container)
         return True
@@ -291,6 +303,7 @@ class Arena:
     async def _run_case(self, stage: Stage, case: Case, tally: Tally) -> None:
         assert stage.before is not None
         answers = await self.do(stage.container, *case.program, way=case.way, place=case.place)
+        await self.settle(stage.container)
         effects, judgement = await self.assess(stage.container)
         after = await self.truth(stage.container)
         changes = after.since(stage.before)
@@ -302,3 +315,14 @@ class Arena:
     async def run_programs(self, chosen: Iterable[Case], tally: Tally) -> None:
         """Random programs, group by group."""
         await self.run_cases(chosen, tally)
+
+
+def _anybody_runs(container: Container) -> bool:
+    for pid in _oracle.processes_below(container.cgroup.path):
+        if pid == container.init_pid:
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                if Path(f"/proc/{pid}/task/{task}/stat").read_text().rpartition(")")[2].split()[0] in "RD":
+                    return True
+    return False
