@@ -14,6 +14,7 @@
  */
 #include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
@@ -132,6 +133,23 @@ struct {
 	__type(key, struct number);
 	__type(value, struct birth);
 } births SEC(".maps");
+
+/*
+ * TCP ports that a task younger than the mark listens on, alone: then whoever connects to one talks to nobody older.
+ * Alone means without SO_REUSEPORT and on no device of its own; the kernel then refuses the same address to others.
+ */
+struct tcp_port {
+	u64 space;	/* network namespace */
+	u32 address;
+	u32 number;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct tcp_port);
+	__type(value, struct birth);
+} ports SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);

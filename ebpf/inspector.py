@@ -48,7 +48,7 @@ class Sizes:
 
     sandboxes: int = 1024  # watched at once; one more is refused, and read() then says `unknown`
     inodes: int = 65536  # touched since the marks; the least recently used lose the netting of temporary files
-    numbers: int = 16384  # of tasks, whose age is known; of others it counts what is done to them
+    numbers: int = 16384  # of tasks, and of their ports, whose age is known; what is done to others counts
     explanations: int = 1 << 20  # bytes of the ring buffer: a power of two, at least a page
 
 
@@ -374,4 +374,5 @@ def _resize(new: libbpf.Object, sizes: Sizes) -> None:
     new.resize("slots", sizes.sandboxes)
     new.resize("inodes", sizes.inodes)
     new.resize("births", sizes.numbers)
+    new.resize("ports", sizes.numbers)
     new.resize("explanations", sizes.explanations)

@@ -190,6 +190,14 @@ int main(int argc, char **argv)
 	OP("nice_all", setpriority(PRIO_USER, 0, 3))
 	OP("limits", if (!v) v = sleeper(); struct rlimit l = { 64, 64 }; prlimit(v, RLIMIT_NOFILE, &l, NULL); if (i == N - 1) kill(v, SIGKILL))
 	OP("channels", if (!v) v = tcp(9300, 1); int c = tcp(9300, 0); close(c); close(accept(v, NULL, NULL)))
+	OP("channels_old", close(tcp(9100, 0)))
+	OP("unix_pair", struct sockaddr_un a = { AF_UNIX }; strcpy(a.sun_path + 1, "pair"); int s = socket(AF_UNIX, SOCK_STREAM, 0), c;
+		if (bind(s, (void *)&a, sizeof(a)) || listen(s, 5)) return 1;
+		if (!fork()) { c = socket(AF_UNIX, SOCK_STREAM, 0); _exit(connect(c, (void *)&a, sizeof(a)) != 0); }
+		close(accept(s, NULL, NULL)); wait(&v); close(s); if (v) return 1)
+	OP("share_port", int one = 1; struct sockaddr_in a = { AF_INET, htons(9102), { htonl(INADDR_LOOPBACK) } };
+		v = socket(AF_INET, SOCK_STREAM, 0); setsockopt(v, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one));
+		if (bind(v, (void *)&a, sizeof(a)) || listen(v, 5)) return 1; close(tcp(9102, 0)))
 	OP("mqueue_left", char q[32]; snprintf(q, 32, "/q%d", i); struct mq_attr a = { .mq_maxmsg = 1, .mq_msgsize = 8 };
 		mqd_t m = mq_open(q, O_CREAT | O_RDWR, 0600, &a); mq_close(m))
 	OP("shm_left", shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600))

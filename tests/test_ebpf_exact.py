@@ -98,7 +98,8 @@ COUNTED: list[tuple[str, str, Callable[[Effects], int]]] = [
     ("foreign_old", "quiet", lambda e: e.foreign_writes),
     ("limits_old", "quiet", lambda e: e.foreign_writes),
     ("nice_all", "quiet", lambda e: e.foreign_writes),
-    ("channels", "nothing", lambda e: e.channels),
+    ("channels", "nothing", lambda e: 23 - e.channels),  # to a listener of its own
+    ("channels_old", "start_server", lambda e: e.channels),
     ("mqueue_left", "nothing", lambda e: e.ipc_changes),
     ("shm_left", "nothing", lambda e: e.ipc_changes),
     ("sem_left", "nothing", lambda e: e.ipc_changes),
@@ -110,7 +111,7 @@ async def test_twenty_three_of_a_kind_count_twenty_three(arena: Arena) -> None:
     async with arena.sandbox() as container:
         for word, before, count in COUNTED:
             await arena.do(container, "kill_all", "reset")
-            await probe(container, before)
+            await (arena.do if before.startswith("start_") else probe)(container, before)
             if word == "data":
                 done = await container.exec(["/effects", "/work", "count_creates"], timeout=30)
                 assert done.exit_code == 0
@@ -134,6 +135,21 @@ async def test_what_is_done_to_a_child_that_is_gone_is_nothing(arena: Arena, wor
         effects = await seen(arena, container, word, 23)
         assert effects.foreign_writes == 0
         assert judge(effects).verdict is Verdict.NONE
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"), [("channels", 0), ("unix_pair", 0), ("share_port", 1), ("channels_old", 1)]
+)
+async def test_a_connection_counts_when_somebody_older_may_be_at_its_other_end(
+    arena: Arena, word: str, expected: int
+) -> None:
+    async with arena.sandbox() as container:
+        await arena.do(container, "start_server")
+        arena.mark(container)
+        effects = await seen(arena, container, word)
+        assert effects.survivors == 1
+        assert effects.channels == expected, effects
+        assert judge(effects).verdict is (Verdict.PROCESSES if expected else Verdict.NONE)
 
 
 async def test_truncation_of_a_file_opened_for_reading_is_seen(arena: Arena) -> None:
