@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.tree import Tree
 
-from pagurus import checkpoint_cli, copy_cli, gateway_cli, image_cli, network_cli, output, token_cli, top
+from pagurus import checkpoint_cli, copy_cli, gateway_cli, image_cli, network_cli, output, shell, token_cli, top
 from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, call
 from sandbox import Client, Limits, Network
 from sandbox.errors import PagurusError
@@ -33,6 +33,7 @@ application.add_typer(image_cli.application, name="image")
 application.add_typer(checkpoint_cli.application, name="checkpoint")
 application.add_typer(token_cli.application, name="token")
 application.add_typer(gateway_cli.application, name="gateway")
+shell.register(application)
 application.command("cp")(copy_cli.copy)
 application.command("top")(top.top)
 application.command("net")(network_cli.net)

@@ -37,6 +37,7 @@ from sandbox.errors import (
     Unsupported,
 )
 from sandbox.messages import (
+    AtEnd,
     Change,
     CheckpointInfo,
     CheckpointState,
@@ -45,8 +46,13 @@ from sandbox.messages import (
     ExecResult,
     FileInfo,
     Limits,
+    LogChunk,
+    Logs,
+    Metrics,
     Mount,
     Network,
+    ProcessInfo,
+    ProgramState,
     RestoreResult,
     Retention,
     SandboxInfo,
@@ -58,8 +64,12 @@ from sandbox.messages import (
 from sandbox.sdk.client import Client
 from sandbox.sdk.files import Files
 from sandbox.sdk.handle import Creation, Fork, Sandbox
+from sandbox.sdk.processes import Process, Terminal
+from sandbox.sdk.sessions import Session
+from sandbox.sdk.turns import Turn
 
 __all__ = [
+    "AtEnd",
     "Change",
     "CheckpointFailed",
     "CheckpointInfo",
@@ -81,12 +91,18 @@ __all__ = [
     "Interrupted",
     "Invalid",
     "Limits",
+    "LogChunk",
+    "Logs",
+    "Metrics",
     "Mount",
     "Network",
     "NoSpace",
     "NotEqual",
     "NotFound",
     "PagurusError",
+    "Process",
+    "ProcessInfo",
+    "ProgramState",
     "Protocol",
     "RestoreFailed",
     "RestoreResult",
@@ -95,9 +111,12 @@ __all__ = [
     "SandboxDead",
     "SandboxInfo",
     "SandboxState",
+    "Session",
     "Statistics",
+    "Terminal",
     "Timeout",
     "TooMany",
+    "Turn",
     "TurnInfo",
     "Unauthorized",
     "Unsupported",

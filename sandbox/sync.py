@@ -2,8 +2,8 @@
 
 Owns: the bridge. Does not own: any method; every class here is a proxy made from its asynchronous
 original, so the two cannot drift apart. Guarantee: coroutines become calls that block, asynchronous
-iterators and context managers become plain ones, and objects of the SDK that come back are wrapped
-again; everything else passes through as it is.
+iterators and context managers become plain ones, and objects of the SDK (and streams to a port) that
+come back are wrapped again; everything else passes through as it is.
 
 ::
 
@@ -16,15 +16,34 @@ again; everything else passes through as it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from sandbox.sdk import client, files, gateway, handle, images, network, store
+from sandbox.sdk import client, files, gateway, handle, images, network, ports, processes, sessions, store, turns
 
-__all__ = ["Client", "Conversation", "Files", "Fork", "Models", "Networking", "Sandbox", "Store"]
+__all__ = [
+    "Client",
+    "Conversation",
+    "Files",
+    "Fork",
+    "Models",
+    "Networking",
+    "Ports",
+    "Process",
+    "Processes",
+    "Sandbox",
+    "Session",
+    "Sessions",
+    "Store",
+    "Terminal",
+    "Terminals",
+    "Turn",
+]
 
 
 class _Loop:
@@ -78,13 +97,28 @@ def _wrapped(value: Any) -> Any:
         proxy: Any = object.__new__(_proxies[type(value)])
         proxy._original = value
         return proxy
-    if isinstance(value, list):
-        return [_wrapped(item) for item in value]
+    if type(value) in (list, tuple):
+        return type(value)(_wrapped(item) for item in value)
     if inspect.isawaitable(value):
         return _wrapped(_loop.run(value))
     if isinstance(value, AsyncIterator):
         return _iterate(value)
+    if isinstance(value, AbstractAsyncContextManager):
+        return _entered(value)
     return value
+
+
+@contextlib.contextmanager
+def _entered(manager: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
+    """A context manager that is nobody's handle, such as a forwarded port."""
+    entered = _loop.run(manager.__aenter__())
+    try:
+        yield _wrapped(entered)
+    except BaseException as error:
+        if not _loop.run(manager.__aexit__(type(error), error, error.__traceback__)):
+            raise
+    else:
+        _loop.run(manager.__aexit__(None, None, None))
 
 
 def _iterate(source: AsyncIterator[Any]) -> Iterator[Any]:
@@ -128,6 +162,8 @@ def _proxy(original: type) -> type:
     body: dict[str, Any] = {"__doc__": original.__doc__, "__init__": __init__, "__module__": __name__}
     if hasattr(original, "__aenter__"):
         body.update(__enter__=__enter__, __exit__=__exit__)
+    if hasattr(original, "__aiter__"):
+        body["__iter__"] = lambda self: _iterate(aiter(self._original))
     for name, value in inspect.getmembers(original, inspect.isfunction):
         if not name.startswith("_"):
             body[name] = _method(value)
@@ -143,5 +179,15 @@ Models: Any = _proxy(gateway.Models)
 Networking: Any = _proxy(network.Networking)
 Images: Any = _proxy(images.Images)
 Store: Any = _proxy(store.Store)
+Processes: Any = _proxy(processes.Processes)
+Process: Any = _proxy(processes.Process)
+Terminals: Any = _proxy(processes.Terminals)
+Terminal: Any = _proxy(processes.Terminal)
+Sessions: Any = _proxy(sessions.Sessions)
+Session: Any = _proxy(sessions.Session)
+Ports: Any = _proxy(ports.Ports)
+Turn: Any = _proxy(turns.Turn)
+Reader: Any = _proxy(asyncio.StreamReader)
+Writer: Any = _proxy(asyncio.StreamWriter)
 Fork: Any = _proxy(handle.Fork)
 Client: Any = _proxy(client.Client)

@@ -1,0 +1,188 @@
+"""``pagurus shell`` and ``pagurus port-forward``: this terminal, or a port of this machine, in a sandbox.
+
+Owns: the caller's terminal: raw mode, its size, what is typed; and that it is as before at any end. Does not own:
+the terminal in the sandbox (the daemon). Guarantee: the caller's terminal is restored however this ends, short of
+SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from pagurus.common import SandboxName, client
+from sandbox import Terminal
+from sandbox.errors import Invalid, PagurusError
+
+READ = 1 << 16
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def raw(fd: int) -> Iterator[None]:
+    """The terminal `fd` passes on every key, Ctrl-C too; afterwards it is as it was."""
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setraw(fd)
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+async def sit(terminal: Terminal, source: int, target: int) -> int:
+    """Carry bytes between a terminal in a sandbox and descriptors of ours; the program's exit code."""
+    loop = asyncio.get_running_loop()
+    typed: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def key() -> None:
+        try:
+            data = os.read(source, READ)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:  # our input has ended: so would a person's line
+            loop.remove_reader(source)
+            data = b"\x04"
+        typed.put_nowait(data)
+
+    async def pass_on() -> None:
+        while True:
+            await terminal.write(await typed.get())
+
+    loop.add_reader(source, key)
+    passing = asyncio.ensure_future(pass_on())
+    try:
+        async for data in terminal:
+            await asyncio.to_thread(_write, target, data)
+    finally:
+        loop.remove_reader(source)
+        passing.cancel()
+        await asyncio.gather(passing, return_exceptions=True)
+    return terminal.exit_code or 0
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+async def visit(sandbox: str, command: list[str], user: str, attach: str | None, keep: bool) -> int:
+    """Sit at a terminal of `sandbox` with the terminal that we have, if it is one."""
+    source, target = sys.stdin.fileno(), sys.stdout.fileno()
+    person = os.isatty(source)
+    async with client() as host:
+        found = await host.get(sandbox)
+        size = shutil.get_terminal_size()
+        if attach is not None:
+            terminal = await found.terminals.get(attach)
+        else:
+            environment = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
+            who: int | str = int(user) if user.isdigit() else user
+            terminal = await found.terminals.open(
+                command or None, env=environment, user=who, rows=max(1, size.lines), columns=max(1, size.columns)
+            )
+        with contextlib.ExitStack() as restored:
+            if person:
+                restored.enter_context(raw(source))
+            sitting = asyncio.ensure_future(_sit_down(terminal, source, target, person))
+            loop = asyncio.get_running_loop()
+            for number in ENDINGS:
+                loop.add_signal_handler(number, sitting.cancel)
+            try:
+                code = await sitting
+            except asyncio.CancelledError:
+                code = 128 + signal.SIGHUP
+            finally:
+                for number in ENDINGS:
+                    loop.remove_signal_handler(number)
+        if not keep and terminal.exit_code is not None:
+            with contextlib.suppress(PagurusError):
+                await terminal.kill()
+    return code
+
+
+async def _sit_down(terminal: Terminal, source: int, target: int, person: bool) -> int:
+    loop = asyncio.get_running_loop()
+    resizing: set[asyncio.Task[None]] = set()
+
+    def resized() -> None:
+        size = shutil.get_terminal_size()
+        task = asyncio.ensure_future(terminal.resize(max(1, size.lines), max(1, size.columns)))
+        resizing.add(task)
+        task.add_done_callback(resizing.discard)
+
+    async with terminal:
+        if person:
+            os.environ.pop("LINES", None)
+            os.environ.pop("COLUMNS", None)  # get_terminal_size() would believe them
+            loop.add_signal_handler(signal.SIGWINCH, resized)
+            resized()
+        try:
+            return await sit(terminal, source, target)
+        finally:
+            if person:
+                loop.remove_signal_handler(signal.SIGWINCH)
+
+
+async def forward(sandbox: str, local: int, remote: int, host: str) -> None:
+    """Lead `local` of this machine to `remote` in the sandbox until interrupted."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, *ENDINGS):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with client() as there:
+        found = await there.get(sandbox)
+        async with found.ports.forward(remote, host=host, local_port=local) as address:
+            print(f"{address} -> {found.id}:{remote}", flush=True)
+            await stop.wait()
+
+
+def ports(text: str) -> tuple[int, int]:
+    """``"8080:80"`` or ``"80"`` (any free port here): the port here, the port there.
+
+    >>> ports("8080:80")
+    (8080, 80)
+    """
+    here, colon, there = text.rpartition(":")
+    if not (there.isdigit() and (not colon or here.isdigit())):
+        raise Invalid(f"not a pair of ports: {text!r}", remedy="write LOCAL:REMOTE, such as 8080:80, or REMOTE")
+    pair = (int(here) if colon else 0, int(there))
+    if not (0 <= pair[0] <= 65_535 and 1 <= pair[1] <= 65_535):
+        raise Invalid(f"no such port: {text!r}")
+    return pair
+
+
+def register(application: typer.Typer) -> None:
+    """Add the verbs of this module."""
+
+    @application.command(context_settings={"allow_interspersed_args": False})
+    def shell(
+        sandbox: SandboxName,
+        command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell.")] = None,
+        user: Annotated[str, typer.Option(help="User, by name or number.")] = "0",
+        attach: Annotated[str | None, typer.Option(help="Sit down at a terminal that is there already.")] = None,
+        keep: Annotated[bool, typer.Option("--keep", help="Keep the terminal and its log after its end.")] = False,
+    ) -> None:
+        """A terminal in a sandbox. Exits with the code of the shell; what was done is a turn."""
+        raise typer.Exit(asyncio.run(visit(sandbox, command or [], user, attach, keep)))
+
+    @application.command("port-forward")
+    def port_forward(
+        sandbox: SandboxName,
+        pair: Annotated[str, typer.Argument(help="LOCAL:REMOTE, or REMOTE for any free port here.", metavar="PORTS")],
+        address: Annotated[str, typer.Option(help="Address of this machine to listen on.")] = "127.0.0.1",
+    ) -> None:
+        """Lead a port of this machine to a port of a sandbox, until interrupted."""
+        local, remote = ports(pair)
+        asyncio.run(forward(sandbox, local, remote, address))
