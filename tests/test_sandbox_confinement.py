@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import Sandbox
 from sandbox.container import Container
 from sandbox.messages import Limits
 from tests.container_support import Maker, maker, pool, shell
+from tests.daemon_host import tasks_of
 
 __all__ = ["maker", "pool"]
 
@@ -222,6 +224,22 @@ async def test_limits_hold_in_the_kernel(maker: Maker) -> None:
     assert done.oom_killed and done.exit_code == 137
     done = await container.exec(["python3", "-c", "import os\nfor _ in range(99): os.fork() or os._exit(os.pause())"])
     assert done.exit_code == 1 and b"BlockingIOError" in done.stderr
+
+
+async def test_what_starts_after_a_restore_lives_beside_what_was_restored(sb: Sandbox) -> None:
+    """CRIU gives a restored pid 1 a time namespace; a command outside of it could not be restored with the rest."""
+    background = "sleep 1000 </dev/null >/dev/null 2>&1 & true"
+    for round in range(1, 4):
+        await sb.exec(background)
+        await sb.restore(await sb.checkpoint(f"round {round}"))
+        await sb.exec(background)
+        spaces = {os.readlink(f"/proc/{pid}/ns/time") for pid in sleepers(sb.id)}
+        assert len(sleepers(sb.id)) == 2 * round and len(spaces) == 1
+
+
+def sleepers(sandbox: str) -> list[int]:
+    """Host pids of the sandbox's background processes."""
+    return [pid for pid in tasks_of(sandbox) if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
 
 
 def test_a_filter_is_read_from_a_process_without_one() -> None:

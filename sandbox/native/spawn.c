@@ -33,7 +33,10 @@ int setns(int, int);
 int unshare(int);
 int write_maps(pid_t pid, uid_t base);
 
-#define JOINED (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET | CLONE_NEWCGROUP)
+/* Time as well: a restored pid 1 has a namespace of its own, so that its clocks go on; a command outside of it would
+ * see other clocks, and could not be restored together with the rest. */
+#define JOINED \
+    (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET | CLONE_NEWCGROUP | CLONE_NEWTIME)
 
 pid_t clone_child(uint64_t flags, int cgroup, int *pidfd) {
     struct clone_args args = {.flags = flags, .exit_signal = flags & CLONE_PARENT ? 0 : SIGCHLD};
