@@ -119,6 +119,11 @@ def test_a_changed_byte_is_found(store: PageStore, tmp_path: Path) -> None:
         file.write(bytes([byte[0] ^ 1]))
     with pytest.raises(CheckpointFailed):
         dumpfile.verify(stored.path, store)
+    with pytest.raises(CheckpointFailed, match="damaged"):
+        dumpfile.unpack(stored.path, tmp_path / "never", store)
+    again = dumpfile.pack(tmp_path / "capture", tmp_path / "b.dump", store)
+    assert again.new_pages == 10  # none of the damaged block is shared
+    assert dumpfile.verify(again.path, store) == 10
     with open(stored.path, "r+b") as file:
         file.seek(40)
         file.write(b"\0\0\0")
