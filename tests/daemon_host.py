@@ -78,8 +78,9 @@ class Daemon:
                 raise AssertionError(f"the daemon does not start:\n{self.log.read_text()[-4000:]}") from None
         return self
 
-    def client(self) -> Client:
-        return Client(self.socket)
+    def client(self, *, patience: float = 20.0) -> Client:
+        """`patience`: seconds for which it waits for the next daemon; 0 where the test wants to see the failure."""
+        return Client(self.socket, patience=patience)
 
     def kill(self) -> None:
         """kill -9: no chance to tidy up."""

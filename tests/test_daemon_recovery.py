@@ -134,7 +134,7 @@ async def test_killed_under_load_nothing_is_lost_and_nothing_left(daemon: Daemon
                 info = await sandbox.durable(result)
                 durable[sandbox.id] = (info.id, result.stdout)
 
-    async with daemon.client() as host:
+    async with daemon.client(patience=0) as host:
         tasks = [asyncio.ensure_future(work(host, number)) for number in range(4)]
         await enough.wait()
         daemon.kill()
