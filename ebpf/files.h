@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a system call that ended did to files, by descriptor or by path. Included by inspector.bpf.c. */
+#ifndef PAGURUS_FILES_H
+#define PAGURUS_FILES_H
+
+#define ARG0 (regs->di)
+#define ARG1 (regs->si)
+#define ARG2 (regs->dx)
+#define ARG3 (regs->r10)
+#define ARG4 (regs->r8)
+
+#define FMODE_WRITE 2
+#define FMODE_CREATED 0x100000
+#define O_CREAT 0100
+#define O_TRUNC 01000
+#define O_TMPFILE_BIT 020000000
+#define IPC_CREAT 01000
+#define SHM_RDONLY 010000
+#define AF_UNIX 1
+#define AF_INET 2
+#define AF_INET6 10
+#define AF_NETLINK 16
+#define EINPROGRESS 115
+
+static __always_inline struct file *file_at(struct task_struct *p, u32 fd)
+{
+	struct files_struct *files = p->files;
+	struct fdtable *table;
+	struct file *file = NULL;
+
+	if (!files)
+		return NULL;
+	table = files->fdt;
+	if (!table || fd >= table->max_fds)
+		return NULL;
+	bpf_probe_read_kernel(&file, sizeof(file), &table->fd[fd]);
+	return file;
+}
+
+static __always_inline struct dentry *entry_at(struct file *file)
+{
+	return BPF_CORE_READ(file, f_path.dentry);
+}
+
+#define AT_CALL(nr) ((nr >= 257 && nr <= 268) || nr == 280 || nr == 316 || nr == 437 || nr == 452 || nr >= 463)
+
+/* The path that a call was given, with the directory that it is relative to. */
+static __always_inline void explain_path(struct sandbox *s, struct task *t, struct task_struct *p,
+					 struct pt_regs *regs, u64 nr)
+{
+	const void *path = (void *)(AT_CALL(nr) ? ARG1 : ARG0);
+	int fd = AT_CALL(nr) ? (int)ARG0 : -100;
+	struct dentry *base = NULL;
+	struct file *file;
+
+	if (files_of(s)->explained >= EXPLAINED_AT_MOST)
+		return;
+	switch (nr) { /* the new name comes last */
+	case NR_SYMLINK:
+	case NR_RENAME:
+	case NR_LINK:
+		path = (void *)ARG1;
+		break;
+	case NR_SYMLINKAT:
+		path = (void *)ARG2;
+		fd = (int)ARG1;
+		break;
+	case NR_RENAMEAT:
+	case NR_RENAMEAT2:
+	case NR_LINKAT:
+		path = (void *)ARG3;
+		fd = (int)ARG2;
+		break;
+	}
+	file = fd >= 0 ? file_at(p, fd) : NULL;
+	if (file)
+		base = entry_at(file);
+	else if (p->fs)
+		base = BPF_CORE_READ(p, fs, pwd.dentry);
+	explain_file(nr, base, path);
+}
+
+/*
+ * Something on a tmpfs was touched. A listing of what pid 1 sees tells whether anything came of it; of what lies in
+ * other mount namespaces, or is mounted nowhere, it does not.
+ */
+static __always_inline void in_memory(struct sandbox *s, struct task_struct *p, struct file *file)
+{
+	u64 space = (u64)BPF_CORE_READ(p, nsproxy, mnt_ns);
+
+	if (file) {
+		struct vfsmount *of = BPF_CORE_READ(file, f_path.mnt);
+		struct mount *mount = (void *)of - bpf_core_field_offset(struct mount, mnt);
+
+		space = (u64)BPF_CORE_READ(mount, mnt_ns);
+	}
+	if (s->mount_space && space == s->mount_space)
+		count(procs_of(s)->memory);
+	else
+		count(procs_of(s)->tmpfs);
+}
+
+/* A name appeared. `inode` is its real inode where that is known: then its end nets it out. */
+static __always_inline void created(struct sandbox *s, struct task *t, struct inode *inode)
+{
+	count(files_of(s)->creates);
+	if (inode) {
+		struct inode_key key = key_of(inode);
+
+		touch(s, t, &key, TOUCHED_BORN | TOUCHED_NAMED);
+	}
+}
+
+/* The same for calls that return no descriptor: the last inode that the call made. */
+static __always_inline void created_by_birth(struct sandbox *s, struct task *t)
+{
+	struct inode_key key = { .inode = t->birth, .ino = t->birth_ino, .generation = t->birth_generation };
+
+	count(files_of(s)->creates);
+	if (key.inode)
+		touch(s, t, &key, TOUCHED_BORN | TOUCHED_NAMED);
+}
+
+/* Metadata through a descriptor: netted out when the file is gone later. */
+static __always_inline void metadata_of(struct sandbox *s, struct task *t, struct task_struct *p, struct file *file)
+{
+	struct inode *inode = BPF_CORE_READ(file, f_inode);
+	struct facts f;
+
+	facts_found(&f, inode);
+	switch (home_of(&f)) {
+	case NOWHERE:
+		return;
+	case MEMORY:
+		in_memory(s, p, file);
+		return;
+	case PERSISTENT:
+		break;
+	}
+	inode = real_inode(&f);
+	if (inode) {
+		struct inode_key key = key_of(inode);
+
+		if (!touch(s, t, &key, TOUCHED_METADATA))
+			return;
+	}
+	count(files_of(s)->metadata);
+}
+
+/* Terminals, but for the multiplexer: what it opens is new. */
+static __always_inline bool is_terminal(struct inode *inode)
+{
+	u32 device = BPF_CORE_READ(inode, i_rdev), major = device >> 20;
+
+	if ((BPF_CORE_READ(inode, i_mode) & 0170000) != 0020000)
+		return false;
+	return major == 4 || (major == 5 && (device & 0xfffff) != 2) || (major >= 136 && major <= 143);
+}
+
+/* True when something that is neither one of the caller's own standard streams was opened. */
+static __always_inline bool foreign_pipe(struct task_struct *p, struct inode *inode)
+{
+	for (u32 fd = 0; fd < 3; fd++) {
+		struct file *own = file_at(p, fd);
+
+		if (own && BPF_CORE_READ(own, f_inode) == inode)
+			return false;
+	}
+	return true;
+}
+
+static __always_inline void opened(struct sandbox *s, struct task *t, struct task_struct *p, struct file *file,
+				   u64 nr, u64 flags)
+{
+	struct inode *inode = BPF_CORE_READ(file, f_inode);
+	u32 mode = BPF_CORE_READ(file, f_mode), type = BPF_CORE_READ(inode, i_mode) & 0170000;
+	struct facts f;
+
+	if (type == 0010000) {
+		if (BPF_CORE_READ(inode, i_sb, s_magic) != MAGIC_PIPE || foreign_pipe(p, inode)) {
+			count(procs_of(s)->channels);
+			explain_proc(nr, entry_at(file), NULL);
+		}
+		return;
+	}
+	if (type == 0020000) {
+		if (is_terminal(inode) && !(t->apart & APART_AGENT) && foreign_pipe(p, inode)) {
+			count(procs_of(s)->channels);
+			explain_proc(nr, entry_at(file), NULL);
+		}
+		return;
+	}
+	/* O_TRUNC truncates also what is opened for reading alone. */
+	if (!(mode & (FMODE_CREATED | FMODE_WRITE)) && !(flags & O_TRUNC))
+		return;
+	facts_found(&f, inode);
+	switch (store_of(&f)) {
+	case NOWHERE:
+		if (is_memory(&f)) /* a memfd, by the descriptor of who holds it */
+			count(procs_of(s)->channels);
+		return;
+	case MEMORY:
+		in_memory(s, p, file);
+		explain_proc(nr, entry_at(file), NULL);
+		return;
+	case PERSISTENT:
+		break;
+	}
+	if (flags & O_TMPFILE_BIT && type == 0100000) {
+		struct inode *real = real_inode(&f);
+
+		/* Without a name until linkat; what is written to it nets out when it ends. */
+		if (real) {
+			struct inode_key key = key_of(real);
+
+			touch(s, t, &key, TOUCHED_BORN);
+		}
+		return;
+	}
+	if (mode & FMODE_CREATED) {
+		created(s, t, real_inode(&f));
+		explain_file(nr, entry_at(file), NULL);
+	} else if (flags & O_TRUNC) {
+		metadata_of(s, t, p, file);
+		explain_file(nr, entry_at(file), NULL);
+	}
+}
+
+/* A file of procfs about the caller, or about a task that is younger than the mark. */
+static __always_inline bool own_proc_file(struct sandbox *s, struct task_struct *p, struct inode *inode)
+{
+	struct proc_inode *found = (void *)inode - bpf_core_field_offset(struct proc_inode, vfs_inode);
+	struct pid *pid = BPF_CORE_READ(found, pid);
+	struct number number;
+
+	if (!pid)
+		return false;
+	if (pid == BPF_CORE_READ(p, thread_pid) || pid == group_pid(p))
+		return true;
+	number = number_of(pid);
+	return younger_than_mark(s, &number);
+}
+
+static __always_inline void written(struct sandbox *s, struct task *t, struct task_struct *p, u32 fd, u64 nr)
+{
+	struct file *file = file_at(p, fd);
+	struct inode *inode, *real;
+	struct facts f;
+
+	if (!file) { /* closed meanwhile by another thread */
+		count(files_of(s)->unknown);
+		return;
+	}
+	inode = BPF_CORE_READ(file, f_inode);
+	if (t->written.inode == (u64)inode && t->written.epoch == s->files_epoch &&
+	    t->written.ino == BPF_CORE_READ(inode, i_ino) &&
+	    t->written.generation == BPF_CORE_READ(inode, i_generation))
+		return;
+	if (!has_content(BPF_CORE_READ(inode, i_mode)))
+		return;
+	facts_found(&f, inode);
+	if (f.magic == MAGIC_PROC) {
+		if (!own_proc_file(s, p, inode)) {
+			count(procs_of(s)->foreign);
+			explain_proc(nr, entry_at(file), NULL);
+		}
+		return;
+	}
+	switch (home_of(&f)) {
+	case NOWHERE:
+		return;
+	case MEMORY:
+		in_memory(s, p, file);
+		return;
+	case PERSISTENT:
+		break;
+	}
+	real = real_inode(&f);
+	if (!real) {
+		count(files_of(s)->data);
+		explain_file(WHY_DATA, entry_at(file), NULL);
+		return;
+	}
+	see(&t->written, &f, s->files_epoch);
+	if (real != inode)
+		facts_found(&f, real);
+	dirtied(s, t, &f, entry_at(file));
+}
+
+static __always_inline bool ioctl_changes(u32 command)
+{
+	switch ((command >> 8) & 0xff) {
+	case 0x89: /* network interfaces */
+		switch (command & 0xff) {
+		case 0x0b: case 0x0c: case 0x14: case 0x16: case 0x18: case 0x1a: case 0x1c: case 0x20:
+		case 0x22: case 0x23: case 0x24: case 0x31: case 0x34: case 0x36: case 0x43: case 0x53: case 0x55:
+			return true;
+		}
+		return false;
+	case 0x94: /* btrfs, reflinks */
+	case 'f': case 'X': case 'v':
+		if (command >> 30 == 2 || command == 0xc020660b /* FIEMAP */ || command == 0xc0c0583b ||
+		    command == 0xc0189436 /* dedupe: the same bytes */)
+			return false;
+		return true;
+	}
+	return false;
+}
+
+static __always_inline bool ioctl_changes_terminal(u32 command)
+{
+	switch (command) {
+	case 0x5402: case 0x5403: case 0x5404: case 0x5406: case 0x5407: case 0x5408: /* TCSETS, TCSETA */
+	case 0x5409: case 0x540a: case 0x540b: case 0x540e: case 0x5410: case 0x5412: /* ... TIOCSTI */
+	case 0x5414: case 0x5422: case 0x5423: case 0x5425: case 0x540c: case 0x540d: /* TIOCSWINSZ */
+	case 0x402c542b: case 0x402c542c: case 0x402c542d: /* TCSETS2 */
+		return true;
+	}
+	return false;
+}
+
+static __always_inline void call_ioctl(struct sandbox *s, struct task *t, struct task_struct *p,
+				       struct pt_regs *regs, u64 nr)
+{
+	struct file *file;
+
+	if (ioctl_changes_terminal(ARG1)) {
+		file = file_at(p, ARG0);
+		if (!(t->apart & APART_AGENT) && (!file || is_terminal(BPF_CORE_READ(file, f_inode)))) {
+			count(procs_of(s)->channels);
+			explain_proc(nr, file ? entry_at(file) : NULL, NULL);
+		}
+		return;
+	}
+	if (!ioctl_changes(ARG1))
+		return;
+	if (((ARG1 >> 8) & 0xff) == 0x89) {
+		count(procs_of(s)->mounts);
+		return;
+	}
+	count(files_of(s)->hidden);
+	file = file_at(p, ARG0);
+	if (file)
+		metadata_of(s, t, p, file);
+	else
+		count(files_of(s)->unknown);
+}
+
+/* Calls about names: their file system is not known here, so a tmpfs in the sandbox makes them both. */
+static __always_inline void named(struct sandbox *s, struct task_struct *p)
+{
+	if (s->has_tmpfs)
+		in_memory(s, p, NULL);
+}
+
+/* A path that led to one file, made since the mark: then its end takes the change back. Else the caller counts it. */
+static __always_inline bool of_new_file(struct sandbox *s, struct task *t)
+{
+	struct inode_value *v;
+
+	if (t->targets != 1)
+		return false;
+	v = bpf_map_lookup_elem(&inodes, &t->target);
+	if (!v || v->slot != t->slot || v->epoch != s->files_epoch || !(v->flags & TOUCHED_BORN))
+		return false;
+	if (touch(s, t, &t->target, TOUCHED_METADATA))
+		count(files_of(s)->metadata);
+	return true;
+}
+
+static __always_inline void call_files(struct sandbox *s, struct task *t, struct task_struct *p,
+				       struct pt_regs *regs, u64 nr, u8 kind, long result)
+{
+	struct file *file;
+	u64 flags = 0;
+
+	if (nr == NR_FALLOCATE || nr == NR_TRUNCATE || nr == NR_FTRUNCATE)
+		count(files_of(s)->hidden);
+	switch (kind) {
+	case K_OPEN:
+		if (nr == NR_OPEN)
+			flags = ARG1;
+		else if (nr == NR_OPENAT)
+			flags = ARG2;
+		else if (nr == NR_CREAT)
+			flags = O_CREAT | O_TRUNC;
+		else if (nr == NR_OPENAT2)
+			flags = O_TRUNC; /* they lie where the program may have changed them since */
+		else
+			flags = ARG2;
+		file = file_at(p, result);
+		if (!file) {
+			count(files_of(s)->unknown);
+			return;
+		}
+		if (nr == NR_OPENAT2)
+			flags |= BPF_CORE_READ(file, f_flags) & O_TMPFILE_BIT;
+		opened(s, t, p, file, nr, flags);
+		return;
+	case K_WRITE:
+		if (result > 0 || nr == NR_FALLOCATE)
+			written(s, t, p, ARG0, nr);
+		return;
+	case K_WRITE_2:
+		if (result > 0)
+			written(s, t, p, ARG2, nr);
+		return;
+	case K_CREATE:
+		created_by_birth(s, t);
+		break;
+	case K_REMOVE:
+		count(files_of(s)->removes);
+		break;
+	case K_RENAME:
+		count(files_of(s)->renames);
+		break;
+	case K_UTIMENSAT:
+		count(files_of(s)->hidden);
+		if (!ARG1) {
+			file = file_at(p, ARG0);
+			if (file)
+				metadata_of(s, t, p, file);
+			else
+				count(files_of(s)->metadata);
+			return;
+		}
+		if (!of_new_file(s, t))
+			count(files_of(s)->metadata);
+		break;
+	case K_UTIMES:
+		count(files_of(s)->hidden);
+		if (!of_new_file(s, t))
+			count(files_of(s)->metadata);
+		break;
+	case K_META_PATH:
+		if (!of_new_file(s, t))
+			count(files_of(s)->metadata);
+		break;
+	case K_META_FD:
+		file = file_at(p, ARG0);
+		if (file)
+			metadata_of(s, t, p, file);
+		else
+			count(files_of(s)->metadata);
+		return;
+	}
+	named(s, p);
+	explain_path(s, t, p, regs, nr);
+}
+
+#endif

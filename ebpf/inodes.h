@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Content and births of inodes: what happens to them whatever call did it. Included by inspector.bpf.c. */
+#ifndef PAGURUS_INODES_H
+#define PAGURUS_INODES_H
+
+static __always_inline struct inode_key key_of(const struct inode *inode)
+{
+	struct inode_key key = {};
+
+	key.inode = (u64)inode;
+	key.ino = BPF_CORE_READ(inode, i_ino);
+	key.generation = BPF_CORE_READ(inode, i_generation);
+	return key;
+}
+
+static __always_inline struct inode_key key_from(const struct facts *f)
+{
+	struct inode_key key = { .inode = f->inode, .ino = f->ino, .generation = f->generation };
+
+	return key;
+}
+
+static __always_inline bool seen_before(struct seen *seen, const struct facts *f, u64 epoch)
+{
+	return seen->inode == f->inode && seen->ino == f->ino && seen->generation == f->generation &&
+	       seen->epoch == epoch;
+}
+
+static __always_inline void see(struct seen *seen, const struct facts *f, u64 epoch)
+{
+	seen->inode = f->inode;
+	seen->ino = f->ino;
+	seen->generation = f->generation;
+	seen->epoch = epoch;
+}
+
+/* True when `flag` is new for this inode since the mark. */
+static __always_inline bool touch(struct sandbox *s, struct task *t, struct inode_key *key, u64 flag)
+{
+	struct inode_value *v = bpf_map_lookup_elem(&inodes, key);
+	struct inode_value fresh = { .epoch = s->files_epoch, .slot = t->slot, .flags = flag };
+
+	if (v && v->slot == t->slot && v->epoch == fresh.epoch)
+		return !(__sync_fetch_and_or(&v->flags, flag) & flag);
+	bpf_map_update_elem(&inodes, key, &fresh, BPF_ANY);
+	return true;
+}
+
+static __always_inline void dirtied(struct sandbox *s, struct task *t, const struct facts *f, struct dentry *entry)
+{
+	struct inode_key key;
+
+	if (seen_before(&t->dirtied, f, s->files_epoch))
+		return;
+	see(&t->dirtied, f, s->files_epoch);
+	key = key_from(f);
+	if (touch(s, t, &key, TOUCHED_DATA)) {
+		count(files_of(s)->data);
+		explain_file(WHY_DATA, entry, NULL);
+	}
+}
+
+static __always_inline struct dentry *entry_of(const struct inode *inode)
+{
+	struct hlist_node *first = BPF_CORE_READ(inode, i_dentry.first);
+
+	return first ? (void *)first - bpf_core_field_offset(struct dentry, d_u.d_alias) : NULL;
+}
+
+static __always_inline int marked(const struct inode *inode)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
+	struct task *t = task_of(p);
+	struct sandbox *s;
+	struct facts f;
+
+	if (!t && helps_a_program(p))
+		t = task_of(p->group_leader);
+	if (!t || t->apart & APART_HOST || !has_content(inode->i_mode))
+		return 0;
+	s = sandbox_of(t);
+	if (!s)
+		return 0;
+	if (t->dirtied.inode == (u64)inode && t->dirtied.ino == inode->i_ino &&
+	    t->dirtied.generation == inode->i_generation && t->dirtied.epoch == s->files_epoch)
+		return 0;
+	facts_given(&f, inode);
+	if (home_of(&f) == PERSISTENT && !ours(s, t))
+		dirtied(s, t, &f, entry_of(inode));
+	return 0;
+}
+
+SEC("tp_btf/writeback_mark_inode_dirty")
+int BPF_PROG(on_mark, struct inode *inode, int flags)
+{
+	/*
+	 * I_DIRTY_SYNC alone is a time stamp: an atime, or the mtime of a change that is seen elsewhere. Every page
+	 * that becomes dirty marks its inode (filemap_dirty_folio, block_dirty_folio, mark_buffer_dirty), so the
+	 * event of the page itself would tell the same once more.
+	 */
+	return flags & dirty_content() ? marked(inode) : 0;
+}
+
+SEC("tp_btf/btrfs_inode_new")
+int BPF_PROG(on_inode_new, const struct inode *inode)
+{
+	struct task *t = task_of(bpf_get_current_task_btf());
+	struct inode_key key;
+
+	if (!t)
+		return 0;
+	key = key_of(inode);
+	t->birth = key.inode;
+	t->birth_ino = key.ino;
+	t->birth_generation = key.generation;
+	t->birth_mode = BPF_CORE_READ(inode, i_mode);
+	return 0;
+}
+
+/* The inode leaves memory, whoever drops it last. Gone for good when it has no link. */
+SEC("tp_btf/btrfs_inode_evict")
+int BPF_PROG(on_inode_evict, const struct inode *inode)
+{
+	struct task *t = task_of(bpf_get_current_task_btf());
+	struct inode_key key = key_of(inode);
+	struct inode_value *v = bpf_map_lookup_elem(&inodes, &key);
+	struct files_bucket *b;
+	struct sandbox *s;
+
+	if (t && t->birth == key.inode && t->birth_ino == key.ino)
+		t->birth = 0;
+	if (!v)
+		return 0;
+	s = bpf_map_lookup_elem(&sandboxes, &v->slot);
+	if (s && v->epoch == s->files_epoch && (v->flags & TOUCHED_BORN) && BPF_CORE_READ(inode, i_nlink) == 0) {
+		b = files_of(s);
+		if (v->flags & TOUCHED_NAMED)
+			count(b->temporary);
+		if (v->flags & TOUCHED_DATA)
+			uncount(b->data);
+		if (v->flags & TOUCHED_METADATA)
+			uncount(b->metadata);
+	}
+	bpf_map_delete_elem(&inodes, &key);
+	return 0;
+}
+
+/*
+ * The fentry tier: which inode a call about a path changed. With it, attributes of a file that is gone again net out,
+ * as those changed through a descriptor do everywhere. Of an overlay, the hooks run for the upper inode last.
+ */
+static __always_inline int aimed_at(struct dentry *entry)
+{
+	struct task *t = task_of(bpf_get_current_task_btf());
+	struct inode *inode = entry->d_inode;
+	struct facts f;
+
+	if (!t || !inode)
+		return 0;
+	facts_given(&f, inode);
+	if (f.magic == MAGIC_OVERLAY)
+		return 0;
+	t->target = key_from(&f);
+	t->targets++;
+	return 0;
+}
+
+SEC("fentry/security_inode_setattr")
+int BPF_PROG(on_setattr, struct mnt_idmap *idmap, struct dentry *entry)
+{
+	return aimed_at(entry);
+}
+
+SEC("fentry/security_inode_setxattr")
+int BPF_PROG(on_setxattr, struct mnt_idmap *idmap, struct dentry *entry)
+{
+	return aimed_at(entry);
+}
+
+SEC("fentry/security_inode_removexattr")
+int BPF_PROG(on_removexattr, struct mnt_idmap *idmap, struct dentry *entry)
+{
+	return aimed_at(entry);
+}
+
+#endif
