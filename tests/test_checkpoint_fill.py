@@ -56,6 +56,7 @@ serve(check)
 async def test_all_kinds_of_memory_come_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[fill.Fill] = []
     original = fill.write
+    monkeypatch.setattr(fill, "QUICK", 60.0)  # also on a busy machine
 
     def write(memory: fill.Fill, processes: dict[int, int], sandbox: str) -> None:
         written.append(memory)
@@ -69,6 +70,8 @@ async def test_all_kinds_of_memory_come_back(bench: Bench, monkeypatch: pytest.M
         await bench.kill_and_restore(sb, saved, source)
         assert await shell(sb, CHECK) == "good\n"
     assert len(written) == 2
+    counted = await shell(sb, "cat /proc/[0-9]*/smaps 2>/dev/null | awk '/AnonHugePages/ { n += $2 } END { print n }'")
+    assert int(counted) > 8 << 10 or not fill._huge_pages()  # KiB; of the second restore
     # What parent and child share by fork stays CRIU's, so that it stays shared; so does what is read-only.
     assert 16 << 20 < written[0].size() < 48 << 20
 
@@ -126,15 +129,37 @@ def test_each_page_goes_one_way(
             found[record.vaddr // PAGE + page] = place // PAGE + page
     for run in runs:
         assert run.size >= fill.RUN_LEAST
-        assert any(low <= run.address and run.address + run.size <= high for low, high in ranges)
         for page in range(run.size // PAGE):
             number = run.address // PAGE + page
             assert number not in found
             assert number not in without
+            assert any(low <= number * PAGE < high for low, high in ranges)
             found[number] = run.offset // PAGE + page
     assert found == content
     addresses = [record.vaddr for record, _ in kept]
     assert addresses == sorted(addresses)
+
+
+@given(st.integers(0, 100 << 20), st.integers(1, 100 << 20), st.integers(1, 4))
+def test_steps_are_a_partition_at_borders_of_huge_pages(first: int, size: int, threads: int) -> None:
+    found = list(fill.steps(first, first + size, threads))
+    assert len(found) <= threads + 1
+    assert [start for start, _ in found] == [first, *(end for _, end in found[:-1])]
+    assert found[-1][1] == first + size
+    for start, end in found:
+        assert end > start
+    assert all(end % fill.HUGE == 0 for _, end in found[:-1])
+
+
+@given(st.lists(st.integers(1, 50), max_size=6), st.integers(0, 300))
+def test_what_is_left_after_a_short_write(sizes: list[int], written: int) -> None:
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append((at, 1000 + at, size))
+        at += size + 7
+    every = [(source + n, address + n) for source, address, size in pieces for n in range(size)]
+    left = [(source + n, address + n) for source, address, size in fill._after(pieces, written) for n in range(size)]
+    assert left == every[written:]
 
 
 def test_ranges_of_two_processes_that_overlap_are_left_out() -> None:
