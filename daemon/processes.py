@@ -25,7 +25,7 @@ from daemon.catalogue import ProgramRow, put_sandbox
 from sandbox import attendant
 from sandbox.attendant import Attendant, Data, Gone, Mode, Program, Until
 from sandbox.container import PATH
-from sandbox.errors import Closed, Conflict, NotFound
+from sandbox.errors import Closed, Conflict, NotFound, PagurusError
 from sandbox.messages import (
     ExecResult,
     LogChunk,
@@ -117,6 +117,16 @@ class Programs:
         for connection in self._attendants.values():
             connection.close()
         self._attendants.clear()
+
+    async def adopt(self) -> None:
+        """A new daemon: attach to all that run, which lets a terminal go on whose visitor's daemon died."""
+        for program, row in list(self._loop.row.programs.items()):
+            if row.exit_status is not None:
+                continue
+            try:
+                self._note(program, (await (await self.attendant(program)).state()).exit_status)
+            except PagurusError as error:  # it is lost, and says so when it is asked for
+                log.info("%s: %s", program, error, extra={"sandbox": self._loop.row.id})
 
     # ----------------------------------------------------------------- starting
 

@@ -164,6 +164,9 @@ async def recover(host: Host) -> None:
             host.store_later(row)
     services.spawn(host.keeper.run(), "keeper")
     services.spawn(watch(host), "warden")
+    for loop in host.loops.values():
+        if loop.row.programs and loop.row.state is SandboxState.RUNNING:
+            services.spawn(loop.programs.adopt(), f"programs of {loop.row.id}")
     host.verifier.catch_up(list(services.checkpoints.values()))
     if sandboxes:
         alive = sum(loop.row.state is SandboxState.RUNNING for loop in host.loops.values())

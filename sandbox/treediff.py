@@ -14,6 +14,9 @@ from pathlib import Path
 from sandbox.messages import Change
 
 
+RUNTIME = "/.pagurus/"  # ours: where attendants have their FIFOs
+
+
 def changes(old: Path, new: Path, lower: Path) -> list[Change]:
     """What differs between the merged views of two uppers over the same `lower`, by path.
 
@@ -24,6 +27,8 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
     found: list[Change] = []
     removed: list[str] = []
     for path in sorted(before.paths | after.paths):
+        if f"{path}/".startswith(RUNTIME):
+            continue
         was, now = before.find(path), after.find(path)
         if was is None and now is None:
             continue

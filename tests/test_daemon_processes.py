@@ -85,6 +85,7 @@ async def test_a_process_goes_back_and_forks_with_its_sandbox(sb: Sandbox) -> No
     await printed(process, b"2 two\n")
     waiting = asyncio.ensure_future(process.wait())
     later = await sb.processes.start(["sleep", "1000"])
+    assert await sb.diff(before) == []  # what holds it is none of the user's files
     child = (await sb.fork())[0].sandbox
     await sb.restore(before)
     assert (await process.logs()).stdout == b"1 one\n"  # the log of that state
