@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ import msgspec
 
 from daemon import netting
 from daemon.ignore import NOTHING, Rules, Task, without
-from daemon.judge import Judgement, judge
+from daemon.judge import Judgement, Options, judge
 from sandbox import paths
+from sandbox.held import held_files
 from sandbox.messages import Effects, Verdict
 
 FEW = 64  # changes of files beyond which they are not worth a comparison
@@ -48,6 +50,7 @@ class Trees:
     now: Path
     lower: Path
     taken_at: float  # seconds since the epoch: when the snapshot was made
+    held: Mapping[str, Any] | None = None  # what the processes held then (sandbox/held.py); None: not known
 
 
 def look(inspector: Any, container: Any, rules: Rules = NOTHING) -> tuple[Effects, Judgement]:
@@ -76,7 +79,15 @@ class Assessor:
     ) -> tuple[Effects, Judgement]:
         """The effects, and the verdict that counts. `busy`: commands are under way. `trees` None: compare nothing."""
         effects, judgement = look(inspector, container, rules)
-        if trees is None or busy or not self._worth(effects, judgement, rules):
+        if trees is None or judgement.verdict is not Verdict.FILES:
+            return effects, judgement
+        if trees.held is not None and effects.survivors:
+            # Content and descriptor belong together: a file that lost its name, or its content, under an older process.
+            if (await asyncio.to_thread(held_files, container)).files != trees.held:
+                return effects, judge(effects, Options(survivors_hold_changed_file=True))
+        elif effects.survivors:
+            return effects, judgement
+        if busy or not self._worth(effects, judgement, rules):
             return effects, judgement
         case = netting.Case(
             strict=bool(effects.times_set or effects.uring_requests),

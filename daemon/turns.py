@@ -378,6 +378,7 @@ class TurnLoop:
                 now=places.tree(tree) / "upper",
                 lower=self.container.spec.image,
                 taken_at=(owner.started_at or 0.0) if owner is not None else 0.0,
+                held=head.held,
             )
         return await self._assessor.assess(
             self.services.inspector, self.container, trees, rules=checked(self.row.ignore), busy=self.active > 0

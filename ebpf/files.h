@@ -141,6 +141,8 @@ static __always_inline void metadata_of(struct sandbox *s, struct task *t, struc
 	if (inode) {
 		struct inode_key key = key_of(inode);
 
+		if (!BPF_CORE_READ(inode, i_nlink))
+			nameless(s, t, &key);
 		if (!touch(s, t, &key, TOUCHED_METADATA))
 			return;
 	}
@@ -241,6 +243,20 @@ static __always_inline bool own_proc_file(struct sandbox *s, struct task_struct 
 	return younger_than_mark(s, &number);
 }
 
+static __always_inline void written_nameless(struct sandbox *s, struct task *t, struct inode *inode)
+{
+	struct inode_key key = {};
+	struct facts f;
+
+	facts_found(&f, inode);
+	if (store_of(&f) != PERSISTENT)
+		return;
+	inode = real_inode(&f);
+	if (inode)
+		key = key_of(inode);
+	nameless(s, t, &key);
+}
+
 static __always_inline void written(struct sandbox *s, struct task *t, struct task_struct *p, u32 fd, u64 nr)
 {
 	struct file *file = file_at(p, fd);
@@ -252,6 +268,8 @@ static __always_inline void written(struct sandbox *s, struct task *t, struct ta
 		return;
 	}
 	inode = BPF_CORE_READ(file, f_inode);
+	if (!BPF_CORE_READ(inode, i_nlink))
+		written_nameless(s, t, inode);
 	if (t->written.inode == (u64)inode && t->written.epoch == s->files_epoch &&
 	    t->written.ino == BPF_CORE_READ(inode, i_ino) &&
 	    t->written.generation == BPF_CORE_READ(inode, i_generation))

@@ -38,12 +38,24 @@ static __always_inline void see(struct seen *seen, const struct facts *f, u64 ep
 static __always_inline bool touch(struct sandbox *s, struct task *t, struct inode_key *key, u64 flag)
 {
 	struct inode_value *v = bpf_map_lookup_elem(&inodes, key);
-	struct inode_value fresh = { .epoch = s->files_epoch, .slot = t->slot, .flags = flag };
+	struct inode_value fresh = { .epoch = s->files_epoch, .procs = s->procs_epoch, .slot = t->slot, .flags = flag };
 
 	if (v && v->slot == t->slot && v->epoch == fresh.epoch)
 		return !(__sync_fetch_and_or(&v->flags, flag) & flag);
 	bpf_map_update_elem(&inodes, key, &fresh, BPF_ANY);
 	return true;
+}
+
+/*
+ * A file without a name changed. Only processes hold it, and only their dump does: unless it was made since their
+ * mark, it may be that of an older one.
+ */
+static __always_inline void nameless(struct sandbox *s, struct task *t, struct inode_key *key)
+{
+	struct inode_value *v = bpf_map_lookup_elem(&inodes, key);
+
+	if (!v || v->slot != t->slot || !(v->flags & TOUCHED_BORN) || v->procs != s->procs_epoch)
+		count(procs_of(s)->channels);
 }
 
 static __always_inline void dirtied(struct sandbox *s, struct task *t, const struct facts *f, struct dentry *entry)
@@ -81,6 +93,11 @@ static __always_inline int marked(const struct inode *inode)
 	s = sandbox_of(t);
 	if (!s)
 		return 0;
+	if (!inode->i_nlink && !ours(s, t)) {
+		struct inode_key key = key_of(inode);
+
+		nameless(s, t, &key);
+	}
 	if (t->dirtied.inode == (u64)inode && t->dirtied.ino == inode->i_ino &&
 	    t->dirtied.generation == inode->i_generation && t->dirtied.epoch == s->files_epoch)
 		return 0;

@@ -34,11 +34,15 @@ char LICENSE[] SEC("license") = "GPL";
 static __always_inline bool goes_to_file(struct task_struct *p, struct io_kiocb *request)
 {
 	struct file *file;
+	struct facts f;
 
 	if (BPF_CORE_READ(request, flags) & 1 /* REQ_F_FIXED_FILE */)
 		return false; /* its number means something else */
 	file = file_at(p, BPF_CORE_READ(request, cqe.fd));
-	return file && has_content(BPF_CORE_READ(file, f_inode, i_mode));
+	if (!file)
+		return false;
+	facts_found(&f, BPF_CORE_READ(file, f_inode));
+	return store_of(&f) != NOWHERE && BPF_CORE_READ(file, f_inode, i_nlink);
 }
 
 SEC("tp_btf/io_uring_submit_req")

@@ -73,6 +73,7 @@ struct {
 /* Inodes touched since the mark. A lost entry only loses netting, which is safe: hence LRU. */
 struct inode_value {
 	u64 epoch;
+	u64 procs;	/* epoch of the process half when it was seen first */
 	u64 flags;
 	u32 slot;
 	u32 pad;

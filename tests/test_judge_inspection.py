@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +37,7 @@ class FakeInspector:
         return list(self.seen)
 
 
-CONTAINER = SimpleNamespace(cgroup=SimpleNamespace(id=7))
+CONTAINER = SimpleNamespace(cgroup=SimpleNamespace(id=7), init_pid=None)  # whose processes hold nothing
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ async def test_files_that_are_as_they_were_need_nothing(equal: Trees) -> None:
         (Effects(data_writes=1, must_files="the host wrote"), FILES),
         (Effects(data_writes=1, excluded=1), FILES),
         (Effects(data_writes=65), FILES),
-        (Effects(data_writes=1, survivors=1), NONE),
+        (Effects(data_writes=1, survivors=1), FILES),  # what they hold is not known
         (Effects(uring_requests=3), NONE),
         (Effects(name_changes=2, metadata_changes=2, times_set=1), NONE),
     ],
@@ -91,6 +91,14 @@ async def test_only_changes_of_files_that_nobody_else_could_make_are_compared(
     equal: Trees, effects: Effects, expected: Verdict
 ) -> None:
     assert await assessed(equal, effects) is expected
+
+
+async def test_a_survivor_must_hold_what_it_held(equal: Trees) -> None:
+    beside = Effects(data_writes=1, survivors=1)
+    assert await assessed(replace(equal, held={}), beside) is NONE
+    assert await assessed(replace(equal, held={"/work/log": ()}), beside) is BOTH
+    assert await assessed(replace(equal, held={"/work/log": ()}), WRITTEN) is NONE
+    assert await assessed(replace(equal, held={"/work/log": ()}), beside, busy=True) is BOTH
 
 
 async def test_nothing_is_compared_while_commands_are_under_way_or_without_a_snapshot(equal: Trees) -> None:
