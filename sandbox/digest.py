@@ -24,6 +24,7 @@ Not compared, with the reason:
 - cgroup paths: a fork lives in another cgroup;
 - the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
+- whether a TCP connection that the other side has ended was already reset: the kernel asks the one who is gone;
 - windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
   to rebuild them and leaves set;
 - the name of an accepted Unix socket, which is its listener's: CRIU gives it none, since the listener has it;
@@ -55,7 +56,7 @@ VMA_FILE = (1 << 6) | (1 << 7)
 VMA_MEMFD = 1 << 14
 O_LARGEFILE = 0o100000
 RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
-TCP_CLOSE, TCP_LISTEN = 7, 10
+TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10
 SI_TIMER, SI_KERNEL = -2, 0x80
 OF_ITIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
 SHOWN = 40  # differences listed
@@ -300,7 +301,9 @@ class _Canonical:
             info = self._memfd.get(body["inode_id"], {})
             self.facts[f"{label} memory file"] = {k: v for k, v in info.items() if k not in ("inode_id", "shmid")}
         elif kind == "isk":
-            if body.get("state") not in (TCP_CLOSE, TCP_LISTEN):
+            if body.get("state") in (TCP_CLOSE, TCP_CLOSE_WAIT) and body.get("dst_port"):
+                self.facts[f"{label} state"] = "ended by the other side"
+            if body.get("state") not in (TCP_CLOSE, TCP_LISTEN) or body.get("dst_port"):
                 self.facts[f"{label} opts"] = {k: v for k, v in body["opts"].items() if k != "so_reuseport"}
             for stream in self._load(f"tcp-stream-{body['ino']:x}.img"):
                 self.facts[f"{label} stream"] = {key: stream.get(key) for key in _TCP_KEPT}

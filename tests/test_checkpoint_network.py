@@ -159,6 +159,30 @@ async def test_connections_inside_live_on_in_a_new_namespace_that_others_follow(
     assert os.stat(sb.netns).st_ino == before
 
 
+async def test_what_was_received_from_one_who_is_gone_can_be_read(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(
+        sb,
+        python_program("""
+listener = socket.create_server(('127.0.0.1', 80)); client = socket.create_connection(('127.0.0.1', 80))
+server, _ = listener.accept(); server.sendall(b'last words'); server.close(); listener.close()
+got = b''
+def check():
+    global got
+    try:
+        while chunk := client.recv(100): got += chunk
+    except BrokenPipeError: pass
+    return got == b'last words'
+serve(check)
+"""),
+    )
+    saved = await bench.save(sb)
+    for source in (saved.capture.dir, saved.dump):
+        report = await bench.kill_and_restore(sb, saved, source)
+        assert report.closed == []
+        assert await shell(sb, CHECK) == "good\n"
+
+
 async def test_a_follower_that_fails_fails_the_restore(bench: Bench) -> None:
     sb = await bench.maker.create()
     await shell(sb, ALL["tcp"][0])
