@@ -27,10 +27,13 @@ from typing import Any
 
 from bench import _host
 from bench import _internet as world
+from daemon.catalogue import SandboxRow
 from daemon.network.networks import Networks
 from daemon.network.policy import POOL, compile_policy
+from daemon.network.probe import fresh_namespace
 from daemon.network.table import Change, addressed, generation, named, permitted
 from sandbox import Client, Network, Sandbox
+from sandbox.messages import SandboxState
 
 NETWORK = Network.allow(names=["web.test", "*.wild.test"], cidrs=[f"{world.OTHER}:8080", f"{world.WEB}:7,9,80,udp/7"])
 CROWD = 1000
@@ -64,6 +67,43 @@ async def clocked(rounds: int, work: Callable[[], Awaitable[Any]]) -> float:
         await work()
         took.append(1e3 * (time.perf_counter() - began))
     return round(statistics.median(took), 2)
+
+
+class Bare:
+    """A network namespace without a sandbox around it."""
+
+    def __init__(self, netns: Path) -> None:
+        self.netns = netns
+        self.followers: list[object] = []
+        self.address: str | None = None
+
+    async def keep(self, name: str, fds: object) -> None:
+        """Nobody outlives this."""
+
+    async def kept(self, name: str) -> list[int]:
+        return []
+
+
+async def attaching(folder: Path, rounds: int) -> dict[str, float]:
+    """The network alone: a link, its rules and its resolver, given to a namespace and taken away."""
+    networks = Networks(folder)
+    took: dict[str, list[float]] = {"attach": [], "detach": []}
+    await networks.open([])
+    for number in range(rounds + 1):
+        with fresh_namespace() as namespace:
+            row, bare = _row(f"bare-{number}"), Bare(namespace)
+            for name, act in (("attach", networks.attach), ("detach", networks.detach)):
+                began = time.perf_counter()
+                await act(row, bare)
+                took[name].append(time.perf_counter() - began)
+    await networks.close()
+    # The first one makes the table and loads pyroute2.
+    return {f"{name}_ms_p50": round(1e3 * statistics.median(each[1:]), 2) for name, each in took.items()}
+
+
+def _row(name: str) -> SandboxRow:
+    empty = {"image": "", "created_at": 0.0, "uid_base": 0, "hostname": "", "tree": None, "head": "", "origin": ""}
+    return SandboxRow(id=name, state=SandboxState.RUNNING, network=NETWORK, **empty)  # type: ignore[arg-type]
 
 
 async def lives(host: Client, rounds: int) -> dict[str, float]:
@@ -146,8 +186,9 @@ def main(argv: list[str] | None = None) -> int:
     with world.internet(folder) as internet:
         os.environ["PAGURUS_RESOLVERS"] = internet.resolvers
         try:
+            result: dict[str, object] = dict(asyncio.run(attaching(folder, options.rounds)))
             daemon.start()
-            result = asyncio.run(run(daemon, options.rounds, options.megabytes))
+            result |= asyncio.run(run(daemon, options.rounds, options.megabytes))
         finally:
             daemon.clean()
     result["load"] = round(os.getloadavg()[0], 1)

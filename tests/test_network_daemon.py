@@ -308,6 +308,13 @@ async def test_nothing_is_left(daemon: Daemon) -> None:
         sandbox = await host.create(IMAGE, network=Network.open())
         (mine,) = {line.split()[-1] for line in tables().splitlines() if "pagurus_" in line} & _tables_of(daemon)
         await sandbox.remove()
+        assert mine in tables()
+    daemon.kill()
+    daemon.start()
+    assert mine not in tables(), "a former daemon left it, for nobody"
+    async with daemon.client() as host:
+        await (await host.create(IMAGE, network=Network.open())).remove()
+        assert mine in tables()
     daemon.stop()
     assert mine not in tables()
     daemon.start()

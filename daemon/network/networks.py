@@ -106,7 +106,7 @@ class Networks:
             await self._ensure(known=[element for element in known if _address_of(element) in kept])
         if strays and self._ready:
             await self._write(lambda: self.table.apply([Change(each, add=False) for each in strays]))
-        elif known and not kept:
+        elif not kept and await self._write(self.table.present):
             await self._write(self.table.remove)
         for link in kept.values():
             attached = self._new(link)
@@ -191,8 +191,18 @@ class Networks:
                     await self._fit(row.id, container, policy)
             except BaseException:
                 row.network = former
-                await asyncio.shield(publish())
+                await asyncio.shield(self._return(row, container, publish))
                 raise
+
+    async def _return(self, row: SandboxRow, container: Any, publish: Callable[[], Any]) -> None:
+        """A change failed half-way: the former policy is in force again, and nothing if even that fails."""
+        await publish()
+        if container is not None:
+            try:
+                await self._fit(row.id, container, compile_policy(row.network))
+            except PagurusError as error:
+                log.error("cut off, its network cannot be put back: %s", error, extra={"sandbox": row.id})
+                await self._take_away(row.id)
 
     def _follow(self, row: SandboxRow, container: Any) -> None:
         """A restore that makes a network namespace anew says so before anything runs in it."""

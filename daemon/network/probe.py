@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from ipaddress import IPv4Address
@@ -61,7 +63,7 @@ def _try() -> None:
     table = Table(f"pagurus_probe_{os.getpid()}", prefix, 1 + os.getpid() % 65_000)
     policy = compile_policy(Network.open())
     made = None
-    with _namespace() as namespace:
+    with fresh_namespace() as namespace:
         try:
             table.ensure()
             for number in range(TRIES):
@@ -95,8 +97,13 @@ def _refused(host: IPv4Address) -> None:
     raise Unsupported("a packet reached the host")
 
 
+def _loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, 0x8914, struct.pack("16sh22x", b"lo", links.IFF_UP))  # SIOCSIFFLAGS
+
+
 @contextlib.contextmanager
-def _namespace() -> Iterator[Path]:
+def fresh_namespace() -> Iterator[Path]:
     """A network namespace that lives as long as a thread waits in it."""
     ready, done = threading.Event(), threading.Event()
     found: list[int] = []
@@ -113,7 +120,9 @@ def _namespace() -> Iterator[Path]:
         ready.wait()
         if not found:
             raise Unsupported("no network namespace can be made", remedy="run it as root")
-        yield Path(f"/proc/{os.getpid()}/task/{found[0]}/ns/net")
+        namespace = Path(f"/proc/{os.getpid()}/task/{found[0]}/ns/net")
+        within(namespace, _loopback)
+        yield namespace
     finally:
         done.set()
         thread.join()
