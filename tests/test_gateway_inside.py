@@ -16,7 +16,7 @@ import pytest
 from sandbox import Client, PagurusError, Sandbox
 from sandbox.messages import CheckpointState, Gateway, SandboxState, SideRule
 from sandbox.messages import Upstream as Address
-from tests.daemon_host import IMAGE, Daemon, kill_everything
+from tests.daemon_host import IMAGE, Daemon, kill_everything, tasks_of
 from tests.gateway_agent import done, heard, start, until
 from tests.gateway_upstream import Upstream
 
@@ -92,6 +92,28 @@ async def test_killed_and_restored_the_agent_hears_the_answer_that_was_on_its_wa
     assert texts(entries) == ["answer 1", "answer 2", "answer 3", "answer 4"]
     assert [entry["answer"] for entry in entries] == ["upstream", "record", "upstream", "upstream"]
     assert len(upstream.asked) == 4  # nothing was asked twice
+
+
+async def test_restored_and_forked_while_the_model_thinks_it_is_asked_once(
+    host: Client, inside: Sandbox, upstream: Upstream
+) -> None:
+    await start(inside, 3)
+    await until(lambda: len(upstream.asked) == 1, "the first request")
+    upstream.gate.clear()
+    await until(lambda: len(upstream.asked) == 2, "the second request")
+    checkpoint = await until(lambda: _head(inside), "its checkpoint")
+    kill_everything(inside.id)
+    await until(lambda: not tasks_of(inside.id), "all of it is dead")
+    await inside.restore()
+    forks = [fork.sandbox for fork in await host.fork(checkpoint, 2)]
+    try:
+        upstream.gate.set()
+        told = [texts(await done(each)) for each in (inside, *forks)]
+    finally:
+        for fork in forks:
+            await fork.remove()
+    assert [each[:2] for each in told] == [["answer 1", "answer 2"]] * 3
+    assert len(upstream.asked) == 5  # the third of each; the second was asked once for all
 
 
 async def test_an_older_checkpoint_begins_a_branch_of_its_own(inside: Sandbox, upstream: Upstream) -> None:

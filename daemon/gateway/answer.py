@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
@@ -29,18 +30,25 @@ WINDOW = 1 << 20  # bytes that an upstream may be ahead of a reader
 STALL = 300.0  # seconds for which a reader may take nothing
 
 
+@dataclass
+class _Reader:
+    """One who waits for an answer."""
+
+    request: web.BaseRequest
+    given: int = 0  # bytes that it has taken
+
+
 class Answer:
-    """An answer as it comes. One pump fills it, at most one reader takes it."""
+    """An answer as it comes. One pump fills it; of each sandbox that waits for it (forks do) one reader takes it."""
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.chunks: list[bytes] = []
         self.size = 0
-        self.given = 0  # bytes that a reader has taken
         self.error: PagurusError | None = None
         self.whole = False  # all of it is here and journalled
-        self.reader: web.BaseRequest | None = None
+        self._readers: dict[int, _Reader] = {}  # by identity: requests cannot be hashed
         self._changed = asyncio.Event()
 
     # ----------------------------------------------------------------- filling
@@ -56,7 +64,7 @@ class Answer:
             raise EngineFailed(f"the answer is longer than {wire.ANSWER_MOST} bytes")
         self.chunks.append(chunk)
         self._tell()
-        while self.listened and self.size - self.given > WINDOW:
+        while self._ahead() > WINDOW:
             await self._change()
 
     def end(self) -> None:
@@ -79,10 +87,10 @@ class Answer:
     def recorded(self) -> Recorded:
         return Recorded(self.status, self.headers, b"".join(self.chunks))
 
-    @property
-    def listened(self) -> bool:
-        """Somebody waits for it whose connection is open."""
-        return self.reader is not None and is_open(self.reader)
+    def _ahead(self) -> int:
+        """Bytes that nobody has taken yet of those who wait; 0 when nobody does."""
+        taken = [reader.given for reader in self._readers.values() if is_open(reader.request)]
+        return self.size - max(taken) if taken else 0
 
     @property
     def ended(self) -> bool:
@@ -104,14 +112,23 @@ class Answer:
                 raise self.error
             await self._change()
 
-    async def chunk(self, index: int) -> bytes | None:
+    def join(self, request: web.BaseRequest) -> None:
+        """`request` will take it from the beginning."""
+        self._readers[id(request)] = _Reader(request)
+
+    def leave(self, request: web.BaseRequest) -> None:
+        self._readers.pop(id(request), None)
+        self._tell()
+
+    async def chunk(self, index: int, request: web.BaseRequest) -> bytes | None:
         """The chunk `index`, None at the end. The last one is given only when the answer is whole."""
         while True:
             if self.error is not None:
                 raise self.error
             if index + 1 < len(self.chunks) or (self.whole and index < len(self.chunks)):
-                self.given += len(self.chunks[index])
-                self._tell()
+                if (reader := self._readers.get(id(request))) is not None:
+                    reader.given += len(self.chunks[index])
+                    self._tell()
                 return self.chunks[index]
             if self.whole:
                 return None
@@ -165,7 +182,7 @@ async def deliver(answer: Answer, request: web.BaseRequest, extra: dict[str, str
     try:
         await response.prepare(request)
         index = 0
-        while (chunk := await answer.chunk(index)) is not None:
+        while (chunk := await answer.chunk(index, request)) is not None:
             index += 1
             async with asyncio.timeout(STALL):
                 await response.write(chunk)

@@ -89,6 +89,7 @@ class Desk:
     restore: Callable[[str], Coroutine[Any, Any, Any]]  # a sandbox to its latest checkpoint
     book: Book = field(default_factory=Book)
     counts: GatewayStatistics = field(default_factory=GatewayStatistics)
+    answers: dict[int, Answer] = field(default_factory=dict)  # under way, by exchange
 
 
 class Line:
@@ -103,7 +104,6 @@ class Line:
         self.bytes = 0  # of its record
         self.deciding = asyncio.Lock()
         self._find = find
-        self._answers: dict[int, Answer] = {}  # under way
         self._readers: dict[int, web.BaseRequest] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -164,6 +164,7 @@ class Line:
         try:
             return await self._give(asked, step, answer, request, source)
         finally:
+            answer.leave(request)
             if self._readers.get(step.id) is request:
                 del self._readers[step.id]
 
@@ -172,8 +173,9 @@ class Line:
         before = self._readers.get(step.id)
         if before is not None and before is not request:
             cut(before)
-        self._readers[step.id] = answer.reader = request
-        answer.given = 0
+            answer.leave(before)
+        self._readers[step.id] = request
+        answer.join(request)
 
     async def _give(
         self, asked: Asked, step: Step, answer: Answer, request: web.BaseRequest, source: str
@@ -237,7 +239,7 @@ class Line:
 
     async def _known(self, do: Do, step: Step, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
         if do is Do.JOIN:
-            return step, self._answers[step.id], "upstream"
+            return step, self.desk.answers[step.id], "upstream"
         if do is Do.AGAIN:
             return step, self._ask(step, asked, request), "upstream"
         self.desk.counts.from_record += 1
@@ -310,13 +312,13 @@ class Line:
         for step in (*self.path, *self.desk.book.sides.get(self.loop.row.id, ())):
             reader = self._readers.get(step.id)
             step.waiting = reader is not None and is_open(reader)
-            step.asking = step.id in self._answers
+            step.asking = step.id in self.desk.answers
 
     # ----------------------------------------------------------------- the upstream
 
     def _ask(self, step: Step, asked: Asked, request: web.BaseRequest) -> Answer:
         """Ask the upstream; the answer fills while the state is captured."""
-        answer = self._answers[step.id] = Answer()
+        answer = self.desk.answers[step.id] = Answer()
         headers = dict(request.headers)
         task = self.desk.spawn(self._pump(step, asked, headers, answer), f"exchange {step.id}")
         self._tasks.add(task)
@@ -346,14 +348,14 @@ class Line:
             await journal.failed(step.id, error.status)
             answer.fail(error)
         finally:
-            self._answers.pop(step.id, None)
+            self.desk.answers.pop(step.id, None)
             if not answer.ended:  # the daemon ends: the next one asks again
                 answer.fail(Closed("the daemon ends", remedy="ask again"))
 
     async def _pass_on(self, asked: Asked, request: web.BaseRequest) -> web.StreamResponse:
         """A request that asks no model: neither journalled nor held."""
         answer = Answer()
-        answer.reader = request
+        answer.join(request)
 
         async def keep() -> None:
             return

@@ -24,10 +24,10 @@ from sandbox.errors import Conflict, Invalid, PagurusError, Timeout, TooMany
 
 CONNECTIONS_MOST = 64  # open at a time, of one sandbox
 AT_ONCE = 32  # requests under way, of one sandbox
-MEMORY_MOST = 96 << 20  # bytes of bodies that one sandbox may have in the daemon's memory
+MEMORY_MOST = 64 << 20  # bytes of bodies that one sandbox may have in the daemon's memory
 PACE = 50.0  # requests, and connections, per second that one sandbox may make for long
 BURST = 200.0
-SIZE_COST = 256 << 10  # bytes of a body that count as much as a request
+SIZE_COST = 64 << 10  # bytes of a body that count as much as a request
 BACKLOG = 64
 BODY_PATIENCE = 60.0  # seconds for a whole body
 

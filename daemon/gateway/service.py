@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 import socket
@@ -48,6 +49,7 @@ log = logging.getLogger("pagurus.gateway")
 DUMMY_KEY = "held-by-the-host"  # what an agent inside shows; clients insist on some key
 TOKEN = "pgw"
 OUTSIDE_MOST = 4096  # connections of all agents outside together
+LARGE = 256 << 10  # bytes of a body that is not read on the event loop
 STALLED = 10.0  # seconds after which one who shows a wrong token is answered
 
 
@@ -267,14 +269,7 @@ class GatewayService:
                 await line.share.pace.take()
                 route = wire.find(request.method, request.path)
                 async with line.share.body(request) as raw:
-                    asked = wire.understand(
-                        route,
-                        raw,
-                        query=request.query_string,
-                        model=line.settings.model,
-                        side=line.settings.side,
-                        headers=request.headers,
-                    )
+                    asked = await self._understand(route, raw, request, line.settings)
                     if asked.main:
                         await self._commands[sandbox].settle()
                     return await line.serve(asked, request)
@@ -286,6 +281,20 @@ class GatewayService:
                 await asyncio.sleep(0.2)
             log.info("refused: %s", error, extra={"sandbox": sandbox})
             return listener.refusal(request, error)
+
+    async def _understand(
+        self, route: wire.Route, raw: bytes, request: web.BaseRequest, settings: Gateway
+    ) -> wire.Asked:
+        understand = functools.partial(
+            wire.understand,
+            route,
+            raw,
+            query=request.query_string,
+            model=settings.model,
+            side=settings.side,
+            headers=request.headers,
+        )
+        return await asyncio.to_thread(understand) if len(raw) > LARGE else understand()
 
     async def serve_outside(self, request: web.BaseRequest) -> web.StreamResponse:
         """A request of an agent outside: its token names the sandbox."""

@@ -22,7 +22,7 @@ import msgspec
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.messages import SideRule
 
-BODY_MOST = 32 << 20  # bytes of one request
+BODY_MOST = 16 << 20  # bytes of one request
 ANSWER_MOST = 32 << 20  # bytes of one answer
 QUERY_MOST = 1000  # characters
 PING_TOKENS = 1  # a request for no more than this asks whether somebody is there
