@@ -58,7 +58,7 @@ async def heard(sandbox: Sandbox) -> list[dict[str, Any]]:
         return []
 
 
-async def until(condition: Callable[[], Any | Awaitable[Any]], what: str, seconds: float = 60.0) -> Any:
+async def until(condition: Callable[[], Any | Awaitable[Any]], what: str, seconds: float = 240.0) -> Any:
     """What `condition` returns once that is true."""
     async with asyncio.timeout(seconds):
         while True:
@@ -71,7 +71,7 @@ async def until(condition: Callable[[], Any | Awaitable[Any]], what: str, second
     raise AssertionError(f"never: {what}")
 
 
-async def done(sandbox: Sandbox, seconds: float = 60.0) -> list[dict[str, Any]]:
+async def done(sandbox: Sandbox, seconds: float = 240.0) -> list[dict[str, Any]]:
     """All that the agent heard, once it has ended."""
 
     async def ended() -> bool:

@@ -31,7 +31,7 @@ AGENTS = paths.prefix() / "agents"
 SETUP = Path(__file__).resolve().parent.parent / "scripts" / "agents.sh"
 DOCKER = Path(__file__).resolve().parent.parent / "examples" / "unmodified_agent" / "docker"
 IMAGE = "agents"
-PATIENCE = 240.0  # seconds; importing the agent takes many on a busy machine
+PATIENCE = 500.0  # seconds; importing the agent takes many on a busy machine
 
 COMMANDS = [
     "cat calc.py; echo looked >> log",
