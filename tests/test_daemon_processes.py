@@ -224,6 +224,11 @@ async def test_a_daemon_dies_under_a_terminal_and_a_process(tmp_path_factory: py
                 assert b"<one>" not in await reading  # nothing is told twice
                 await process.write("two\n")
                 assert await printed(process, b"2 two\n") == b"1 one\n2 two\n"
+                await asyncio.to_thread(daemon.stop)  # an orderly one does not wait for whoever sits at a terminal
+                await asyncio.to_thread(daemon.start)
+                reading = asyncio.ensure_future(shows(terminal, b"<three>"))
+                await terminal.write("three\n")
+                await reading
             await process.kill()
             assert await waiting == 128 + signal.SIGKILL
     finally:

@@ -25,6 +25,7 @@ from daemon.api.gate import Gate, started, unmatched
 from daemon.api.openapi import describe
 from daemon.api.route import Route
 from daemon.api.sandboxes import DESCRIPTION
+from daemon.api.sockets import SOCKETS, Sockets, close_all
 from daemon.api.wire import HOST, TOKENS
 from daemon.host import Host
 from daemon.idempotency import Answers
@@ -44,6 +45,8 @@ def application(host: Host, token_file: Path, answers: Answers | None = None) ->
     app = web.Application(client_max_size=RAW_MOST, middlewares=[unmatched])
     app.on_response_prepare.append(started)
     app[HOST] = host
+    app[SOCKETS] = Sockets()
+    app.on_shutdown.append(close_all)
     app[TOKENS] = Tokens(token_file, clock=time.time)
     gate = Gate(host, app[TOKENS], answers)
     for route in routes():

@@ -7,6 +7,7 @@ import contextlib
 from aiohttp import WSMsgType, web
 
 from daemon import ports
+from daemon.api import sockets
 from daemon.api.wire import HOST, Route, WebSocket, reply
 from sandbox.errors import Invalid
 
@@ -27,7 +28,7 @@ async def _connect(request: web.Request) -> web.StreamResponse:
     with loop.attending():
         inside = await ports.connect(loop, int(text))
         try:
-            socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=1 << 20, compress=False)
+            socket = sockets.socket(request, heartbeat=HEARTBEAT)
             await socket.prepare(request)
         except BaseException:
             inside.close()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import WSMsgType, web
 
+from daemon.api import sockets
 from daemon.api.wire import HOST, Route, Stream, WebSocket, body, frame, parameters, reply, streaming
 from daemon.terminals import Seat
 from daemon.turns import TurnLoop
@@ -155,7 +156,7 @@ async def _attach(request: web.Request) -> web.StreamResponse:
     loop.programs.row(name, ProgramKind.TERMINAL)
     if name in loop.programs.attached:
         raise Conflict("somebody sits at this terminal", remedy="open another one")
-    socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=1 << 20, compress=False)
+    socket = sockets.socket(request, heartbeat=HEARTBEAT)
     seat = Seat(loop, name, since=asked.since)
     async with seat.taken():
         if asked.rows and asked.columns:

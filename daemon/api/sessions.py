@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
+from daemon.api import sockets
 from daemon.api.commands import streamed
 from daemon.api.wire import HOST, Route, Stream, WebSocket, body, reply
 from daemon.turns import TurnLoop
@@ -46,7 +47,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
 async def _turn(request: web.Request) -> web.StreamResponse:
     """Make all acts until the connection ends one turn. The text ``end`` ends it and is answered with the result."""
     loop = _loop(request)
-    socket = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=1 << 16, compress=False)
+    socket = sockets.socket(request, heartbeat=HEARTBEAT)
     async with loop.grouped() as group:
         await socket.prepare(request)
         asked = await socket.receive()  # anything but this text is the end of the client

@@ -1,0 +1,40 @@
+"""Connections that carry messages both ways, and their end with the daemon's.
+
+Owns: which are open. Does not own: what they carry. Guarantee: a daemon that stops closes all of them at once, so that
+its stop does not wait for a terminal, and whoever sits at one looks for the next daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+
+from aiohttp import WSCloseCode, web
+
+MESSAGE_MOST = 1 << 20  # bytes
+FAREWELL = 1.0  # seconds for the other side to say good-bye
+
+
+class Sockets:
+    """Those of one application."""
+
+    def __init__(self) -> None:
+        self.open: weakref.WeakSet[web.WebSocketResponse] = weakref.WeakSet()
+
+
+SOCKETS: web.AppKey[Sockets] = web.AppKey("sockets", Sockets)
+
+
+def socket(request: web.Request, *, heartbeat: float) -> web.WebSocketResponse:
+    """A connection, not yet upgraded. `heartbeat`: seconds between signs of life."""
+    made = web.WebSocketResponse(heartbeat=heartbeat, timeout=FAREWELL, max_msg_size=MESSAGE_MOST, compress=False)
+    request.app[SOCKETS].open.add(made)
+    return made
+
+
+async def close_all(app: web.Application) -> None:
+    """The daemon stops."""
+    await asyncio.gather(
+        *(each.close(code=WSCloseCode.GOING_AWAY, message=b"the daemon stops") for each in set(app[SOCKETS].open)),
+        return_exceptions=True,
+    )
