@@ -20,7 +20,7 @@ main() {
     say "install agents from PyPI (mini-swe-agent and the clients of OpenAI and Anthropic; about 700 MB)"
     [ -x "$PLACE/venv/bin/python" ] || quiet agents-venv "$PYTHON" -m venv "$PLACE/venv" ||
         die "no virtual environment could be made" "install python3-venv"
-    quiet agents-pip "$PLACE/venv/bin/pip" install --disable-pip-version-check --timeout 20 -r "$LIST" ||
+    quiet agents-pip "$PLACE/venv/bin/pip" install --disable-pip-version-check --timeout 20 --retries 1 -r "$LIST" ||
         die "the agents could not be installed" "is PyPI reachable? see $LOGS/agents-pip.log"
     say "make the image that carries them"
     quiet agents-image "$VENV/bin/python" "$ROOT/scripts/agents_image.py" "$STATE/images/debian" "$PLACE" ||
