@@ -81,9 +81,21 @@ def _descriptors(pid: int) -> Iterator[tuple[Any, ...]]:
         for name in sorted(os.listdir(base / "fd"), key=int):
             target = os.readlink(base / "fd" / name)
             information = (base / "fdinfo" / name).read_text()
-            yield name, target, information, _waiting(pidfd, int(name), target)
+            found = os.stat(base / "fd" / name)
+            size = found.st_size if stat.S_ISREG(found.st_mode) else 0  # no dump is restored over another size
+            nameless = target.endswith(" (deleted)") and _content(str(base / "fd" / name))
+            yield name, target, information, size, nameless or _waiting(pidfd, int(name), target)
     finally:
         os.close(pidfd)
+
+
+def _content(path: str) -> Any:
+    """Of a file without a name: it lives in the process dump alone."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return None
+    with open(path, "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        return found.st_mode, found.st_uid, found.st_size, hashlib.blake2b(file.read(), digest_size=16).digest()
 
 
 def _waiting(pidfd: int, number: int, target: str) -> Any:

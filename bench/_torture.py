@@ -34,6 +34,7 @@ from daemon.judge import Judgement, judge
 from ebpf.inspector import Inspector
 from sandbox import btrfs
 from sandbox.container import Container, ContainerSpec
+from sandbox.held import Held, held_files
 from sandbox.messages import Effects, Limits, Verdict
 from sandbox.pool import Pool
 
@@ -153,6 +154,7 @@ class Arena:
         self._numbers = itertools.count()
         self._enter: Enter | None = None
         self._snapshots: dict[str, Trees] = {}
+        self._held: dict[str, Held] = {}
 
     def close(self) -> None:
         if self._enter is not None:
@@ -215,6 +217,7 @@ class Arena:
         began = time.time()
         self.inspector.mark(container.cgroup.id)
         self._forget_snapshot(container)
+        self._held[container.spec.id] = held_files(container)
         snapshot = self.pool.checkpoints / f"torture-{secrets.token_hex(5)}"
         btrfs.snapshot(container.spec.tree, snapshot, readonly=True)
         self._snapshots[container.spec.id] = Trees(
@@ -227,8 +230,14 @@ class Arena:
             btrfs.delete_subvolume(trees.before.parent)
 
     async def assess(self, container: Container) -> tuple[Effects, Judgement]:
-        """The daemon's verdict. Its comparison of files may take longer here, where the machine is busy."""
-        return await Assessor(PATIENT).assess(self.inspector, container, self.trees(container))
+        """What the daemon would capture: its verdict, and both halves when a file changed that a process holds.
+
+        The comparison of files may take longer here, where the machine is busy.
+        """
+        effects, judgement = await Assessor(PATIENT).assess(self.inspector, container, self.trees(container))
+        if judgement.verdict is Verdict.FILES and held_files(container) != self._held[container.spec.id]:
+            judgement = Judgement(Verdict.BOTH, f"{judgement.reason}; a process holds a file that changed")
+        return effects, judgement
 
     def trees(self, container: Container) -> Trees | None:
         """The file tree of the last mark, and the one now."""

@@ -1,10 +1,10 @@
-"""Files held by the processes of a sandbox: open or mapped, on the persistent tree.
+"""Files held by the processes of a sandbox: open, mapped or worked in, on the persistent tree.
 
 Owns: the fingerprint of those files. Does not own: the verdict.
 Guarantee: two fingerprints are equal only when every file that a process holds has the same identity, size,
-mode and modification time, and its path still leads to it. CRIU refuses to restore a process whose open file
-changed its size, and restores one silently whose file was replaced; so a turn that only changed files, but one
-of these, must capture the processes as well.
+mode and modification time, every directory the same identity and mode, and their paths still lead to them. CRIU
+refuses to restore a process whose open file changed its size or whose working directory is gone, and restores one
+silently whose file was replaced; so a turn that only changed files, but one of these, must capture the processes too.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ def held_files(container: Tasks) -> Held:
                 if target in files or not target.startswith("/"):
                     continue
                 found = os.stat(link)
-                if stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode):
+                if stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode) or stat.S_ISDIR(found.st_mode):
                     files[target] = (_identity(found), _at(root + target))
     return Held(files)
 
 
 def _links(pid: int) -> Iterable[str]:
     base = Path("/proc") / str(pid)
+    yield f"{base}/cwd"
     with contextlib.suppress(OSError):
         for name in os.listdir(base / "fd"):
             yield f"{base}/fd/{name}"
@@ -83,4 +84,6 @@ def _at(path: str) -> Identity | None:
 
 
 def _identity(found: os.stat_result) -> Identity:
+    if stat.S_ISDIR(found.st_mode):  # what happens in a directory does not change that it is held
+        return (found.st_ino, found.st_mode, 0, 0, 0)
     return (found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_nlink)

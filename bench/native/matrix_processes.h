@@ -190,6 +190,27 @@ static int read_only_mount(void)
 	P(proc_fd_pipe, changed, "start_holder", into_proc_fd(63)) \
 	P(proc_fd_pipe, failed, "start_survivor", into_proc_fd(63)) \
 	P(getfd_eventfd, changed, "start_holder", taken_eventfd()) \
+	P(kept_memfd_write, changed, "start_keeper", into_kept(65, 0)) \
+	P(kept_memfd_truncate, changed, "start_keeper", into_kept(65, 1)) \
+	P(kept_memfd_store, changed, "start_keeper", into_kept(65, 2)) \
+	P(kept_memfd_uring, changed, "start_keeper", into_kept(65, 3)) \
+	P(kept_file_write, changed, "start_keeper", into_kept(66, 0)) \
+	P(kept_file_truncate, changed, "start_keeper", into_kept(66, 1)) \
+	P(kept_file_store, changed, "start_keeper", into_kept(66, 2)) \
+	P(kept_file_uring, changed, "start_keeper", into_kept(66, 3)) \
+	P(kept_shared_write, changed, "start_keeper", into_kept(67, 0)) \
+	P(kept_shared_store, changed, "start_keeper", into_kept(67, 2)) \
+	P(uring_oom_score, changed, "start_survivor", uring_into_proc("oom_score_adj", "700")) \
+	P(held_unlink, changed, "start_holder", E(unlink("other"))) \
+	P(held_replace, changed, "start_holder", E(rename("file", "other"))) \
+	P(held_rename, changed, "start_holder", E(rename("other", "elsewhere"))) \
+	P(held_rewrite, changed, "start_holder", (fill("other", "short"), 0)) \
+	P(mapped_replace, changed, "start_mapper", E(rename("big", "mapped"))) \
+	P(working_directory_moves, changed, "start_in_directory", E(rename("full", "moved"))) \
+	P(working_directory_goes, changed, "start_in_directory", (unlink("full/inside"), E(rmdir("full")))) \
+	P(setpriority_user, changed, "start_survivor", E(setpriority(PRIO_USER, 0, 7))) \
+	P(setpriority_group, changed, "start_survivor", E(setpriority(PRIO_PGRP, SURVIVOR, 7))) \
+	P(ioprio_user, changed, "start_survivor", E(syscall(SYS_ioprio_set, 3, 0, 3 << 13))) \
 	P(futex_wake, changed, "start_futex_waiter", futex_wake()) \
 	P(sendto, changed, "start_datagrams", datagram("datagrams", 0)) \
 	P(sendmsg, changed, "start_datagrams", datagram("datagrams", 1)) \

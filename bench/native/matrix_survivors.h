@@ -369,6 +369,67 @@ static void wait_holding(void)
 	wait_paused();
 }
 
+/* Holds memory without a name (65), a file that has lost its name (66) and one in /dev/shm that has (67), and sleeps. */
+static void wait_keeping(void)
+{
+	int memory = memfd_create("kept", 0), file = made("lost", 1), shared = made("/dev/shm/lost", 1);
+
+	put(memory, old_bytes);
+	unlink("lost");
+	unlink("/dev/shm/lost");
+	dup2(memory, 65);
+	dup2(file, 66);
+	dup2(shared, 67);
+	wait_paused();
+}
+
+static void wait_in_directory(void)
+{
+	if (chdir("full") == 0)
+		wait_paused();
+}
+
+/* Opens what a survivor holds, and changes its content. */
+static int into_kept(int number, int way)
+{
+	char path[64], *map;
+	int fd, result;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d", SURVIVOR, number);
+	fd = opened(path, O_RDWR);
+	if (fd < 0)
+		return -errno;
+	if (way == 0) {
+		result = E(pwrite(fd, eight, 5, varied(15)));
+	} else if (way == 1) {
+		result = E(ftruncate(fd, 5000 + varied(1023)));
+	} else if (way == 2) {
+		map = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (map == MAP_FAILED)
+			return -errno;
+		result = map[3]++ & 0;
+		munmap(map, 4096);
+	} else {
+		result = URING(.opcode = IORING_OP_WRITE, .fd = fd, .addr = AT(eight), .len = 7);
+	}
+	close(fd);
+	return result;
+}
+
+static int uring_into_proc(const char *name, const char *text)
+{
+	char path[64];
+	int fd, result;
+
+	snprintf(path, sizeof(path), "/proc/%d/%s", SURVIVOR, name);
+	fd = opened(path, O_WRONLY);
+	if (fd < 0)
+		return -errno;
+	result = URING(.opcode = IORING_OP_WRITE, .fd = fd, .addr = AT(text), .len = strlen(text));
+	close(fd);
+	return result;
+}
+
 static int taken_eventfd(void)
 {
 	int fd = syscall(SYS_pidfd_open, SURVIVOR, 0), got;

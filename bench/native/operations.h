@@ -6,6 +6,8 @@ OP(reset, reset();)
 /* Setups of the matrix, and what resets it. */
 OP(start_threaded, survivor("survivor.pid", wait_with_thread);)
 OP(start_holder, survivor("survivor.pid", wait_holding);)
+OP(start_keeper, survivor("survivor.pid", wait_keeping);)
+OP(start_in_directory, survivor("survivor.pid", wait_in_directory);)
 OP(start_futex_waiter, survivor("survivor.pid", wait_futex);)
 OP(start_datagrams, bind_datagram();)
 OP(start_udp, udp(9301, 1);)
