@@ -151,8 +151,19 @@ def _too_large(most: int) -> TooLarge:
 async def content(request: web.Request) -> bytes:
     """The whole body."""
     if CONTENT not in request:
-        request[CONTENT] = b"".join([part async for part in chunks(request)]) if request.body_exists else b""
+        request[CONTENT] = await _content(request)
     return request[CONTENT]
+
+
+async def _content(request: web.Request) -> bytes:
+    if not request.body_exists:
+        return b""
+    if request.content.is_eof() and request.content.exception() is None:  # all here already: nobody to wait for
+        raw = await request.content.read()
+        if len(raw) > request[ROUTE].body_most:
+            raise _too_large(request[ROUTE].body_most)
+        return raw
+    return b"".join([part async for part in chunks(request)])
 
 
 async def body(request: web.Request, kind: type[T]) -> T:
