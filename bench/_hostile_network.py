@@ -38,7 +38,7 @@ _OPEN = {
         "for p in (22, 53, 80, {port}): attempt(p, socket.create_connection, ('198.18.0.1', p), 3)"
     ),
     "broadcast and multicast with an open network": (
-        "for a in ('255.255.255.255', '224.0.0.1', '224.0.0.251', '239.255.255.250', '203.0.113.255'):\n"
+        "for a in ('255.255.255.255', '224.0.0.1', '224.0.0.251', '239.255.255.250', '192.88.99.255'):\n"
         " s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.setsockopt(1, 6, 1); s.settimeout(1)\n"
         " try: s.sendto(b'x', (a, 4444))\n"
         " except OSError: pass\n"
@@ -54,17 +54,17 @@ _OPEN = {
         "attempt('packet', socket.socket, socket.AF_PACKET, socket.SOCK_RAW, 3)"
     ),
     "send from another's address": (
-        "for a in ('{neighbour}', '203.0.113.1', '8.8.8.8'):\n"
+        "for a in ('{neighbour}', '192.88.99.1', '8.8.8.8'):\n"
         " s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
         " try: s.setsockopt(0, 15, 1)\n"  # IP_FREEBIND
         " except OSError: pass\n"
-        " attempt(a, lambda: (s.bind((a, 0)), s.sendto(b'spoofed', ('203.0.113.10', 7))))\n"
+        " attempt(a, lambda: (s.bind((a, 0)), s.sendto(b'spoofed', ('192.88.99.10', 7))))\n"
         " t = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
         " attempt('transparent', t.setsockopt, 0, 19, 1)"
     ),
     "route around by source routing": (
         "s = socket.socket(); s.settimeout(3)\n"
-        "hop = socket.inet_aton('203.0.113.10') + socket.inet_aton('{neighbour}')\n"
+        "hop = socket.inet_aton('192.88.99.10') + socket.inet_aton('{neighbour}')\n"
         "def go():\n"
         " s.setsockopt(0, 4, bytes([131, 11, 4]) + hop + bytes(1)); s.connect(('{neighbour}', 4444))\n"
         "attempt('loose source route', go)"
@@ -112,7 +112,7 @@ _WALLED = {
     "names that point to forbidden places (DNS rebinding)": (
         "attempt('rebind', socket.getaddrinfo, 'rebind.test', 80)\n"
         "found = {a[4][0] for a in socket.getaddrinfo('half.test', 80)}; print('tried', found)\n"
-        "if found != {'203.0.113.10'}: print('BREACH', found)\n"
+        "if found != {'192.88.99.10'}: print('BREACH', found)\n"
         "attempt('198.18.0.1', socket.create_connection, ('198.18.0.1', 80), 3)"
     ),
     "have an answer open an address beside the name": (
@@ -212,7 +212,7 @@ async def _conntrack(scene: Scene) -> str:
     code = (
         "n = 0\nfor p in range(1, 5001):\n"
         " s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-        " try: s.sendto(b'x', ('203.0.113.10', p)); n += 1\n"
+        " try: s.sendto(b'x', ('192.88.99.10', p)); n += 1\n"
         " except OSError: pass\n"
         " s.close()\n"
         "print('tried', n)"
@@ -243,7 +243,7 @@ async def _forge(scene: Scene) -> str:
         "for source in ('{neighbour}', '8.8.8.8', '{me}'):\n"
         " u = struct.pack('>HHHH', 4444, 7, 8 + 7, 0) + (b'spoofed' if source != '{me}' else b'genuine')\n"
         " h = struct.pack('>BBHHHBBH', 69, 0, 20 + len(u), 1, 0, 64, 17, 0) + socket.inet_aton(source)\n"
-        " try: s.sendto(h + socket.inet_aton('203.0.113.10') + u, ('203.0.113.10', 0)); print('tried', source)\n"
+        " try: s.sendto(h + socket.inet_aton('192.88.99.10') + u, ('192.88.99.10', 0)); print('tried', source)\n"
         " except OSError as e: print('tried', source, e)\n"
         "time.sleep(0.5)"
     )

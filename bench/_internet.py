@@ -1,11 +1,11 @@
 """An internet of our own for tests and benches: a network namespace beside the host, with servers in it.
 
-Nothing outside this machine is reached. ``203.0.113.0/24`` (documentation addresses) lies behind a
+Nothing outside this machine is reached. ``192.88.99.0/24`` (public, and nobody's since RFC 7526) lies behind a
 veth pair; the server there answers on every address that it was given.
 
 ::
 
-    host   203.0.113.1 ── inet… ── 203.0.113.10 web, 203.0.113.11 other, 203.0.113.53:5353 DNS
+    host   192.88.99.1 ── inet… ── 192.88.99.10 web, 192.88.99.11 other, 192.88.99.53:5353 DNS
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-HOST = "203.0.113.1"
-WEB = "203.0.113.10"
-OTHER = "203.0.113.11"
-DNS = "203.0.113.53"
+HOST = "192.88.99.1"
+WEB = "192.88.99.10"
+OTHER = "192.88.99.11"
+DNS = "192.88.99.53"
 DNS_PORT = 5353
 PRIVATE = "10.99.0.10"
 
@@ -33,15 +33,15 @@ import asyncio, sys
 import dns.message, dns.rdatatype, dns.rrset, dns.rcode, dns.flags
 
 RECORDS = {
-    "web.test.": [("A", 1, "203.0.113.10")],
-    "other.test.": [("A", 300, "203.0.113.11")],
-    "alias.test.": [("CNAME", 300, "deep.cdn.test."), ("deep.cdn.test.", "A", 300, "203.0.113.10")],
-    "a.wild.test.": [("A", 300, "203.0.113.10")],
+    "web.test.": [("A", 1, "192.88.99.10")],
+    "other.test.": [("A", 300, "192.88.99.11")],
+    "alias.test.": [("CNAME", 300, "deep.cdn.test."), ("deep.cdn.test.", "A", 300, "192.88.99.10")],
+    "a.wild.test.": [("A", 300, "192.88.99.10")],
     "rebind.test.": [("A", 300, "127.0.0.1"), ("A", 300, "169.254.169.254"), ("A", 300, "10.99.0.10")],
-    "half.test.": [("A", 300, "203.0.113.10"), ("A", 300, "198.18.0.1")],
-    "stray.test.": [("A", 300, "203.0.113.10"), ("elsewhere.test.", "A", 300, "203.0.113.11")],
+    "half.test.": [("A", 300, "192.88.99.10"), ("A", 300, "198.18.0.1")],
+    "stray.test.": [("A", 300, "192.88.99.10"), ("elsewhere.test.", "A", 300, "192.88.99.11")],
     "private.test.": [("A", 300, "10.99.0.10")],
-    "many.test.": [("A", 300, f"203.0.113.{n}") for n in range(100, 160)],
+    "many.test.": [("A", 300, f"192.88.99.{n}") for n in range(100, 160)],
     "loop.test.": [("CNAME", 300, "loop2.test."), ("loop2.test.", "CNAME", 300, "loop.test.")],
 }
 
@@ -102,10 +102,10 @@ async def discard(reader, writer):
 
 async def main():
     loop = asyncio.get_running_loop()
-    await loop.create_datagram_endpoint(Datagrams, local_addr=("203.0.113.53", 5353))
-    await loop.create_datagram_endpoint(Echo, local_addr=("203.0.113.10", 7))
+    await loop.create_datagram_endpoint(Datagrams, local_addr=("192.88.99.53", 5353))
+    await loop.create_datagram_endpoint(Echo, local_addr=("192.88.99.10", 7))
     servers = [await asyncio.start_server(stream, "0.0.0.0", 5353)]
-    servers.append(await asyncio.start_server(discard, "203.0.113.10", 9, limit=1 << 22))
+    servers.append(await asyncio.start_server(discard, "192.88.99.10", 9, limit=1 << 22))
     for port in (80, 8080): servers.append(await asyncio.start_server(web, "0.0.0.0", port))
     print("READY", flush=True)
     await asyncio.Event().wait()
