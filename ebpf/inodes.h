@@ -52,8 +52,11 @@ static __always_inline bool touch(struct sandbox *s, struct task *t, struct inod
  */
 static __always_inline void nameless(struct sandbox *s, struct task *t, struct inode_key *key)
 {
-	struct inode_value *v = bpf_map_lookup_elem(&inodes, key);
+	struct inode_value *v;
 
+	if (t->birth == key->inode && t->birth_ino == key->ino)
+		return; /* being made */
+	v = bpf_map_lookup_elem(&inodes, key);
 	if (!v || v->slot != t->slot || !(v->flags & TOUCHED_BORN) || v->procs != s->procs_epoch)
 		count(procs_of(s)->channels);
 }
