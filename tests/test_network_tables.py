@@ -175,6 +175,8 @@ def test_elements_are_what_was_written(table: Table) -> None:
     ]
     table.apply([Change(element) for element in elements])
     assert set(table.stored()) == set(elements)
+    left = {element.set: element.seconds for element in table.stored()}
+    assert left["cidrs"] == 0 and 1 <= left["names"] <= 61 and 1 <= left["name_ports"] <= 61
     assert table.refusals() == {SOURCE: 0}
     table.apply([Change(element, add=False) for element in elements])
     assert table.stored() == []

@@ -125,7 +125,10 @@ class Networks:
         if self._renewal is not None:
             await self._renewal
         if self._ready and not self._attached:
-            await self._write(self.table.remove)
+            try:
+                await self._write(self.table.remove)
+            except (OSError, PagurusError) as error:  # it is empty, and the next daemon tries again
+                log.warning("the table %s stays: %s", self.table.name, error)
         await self._write(self.table.close)
         self._writer.shutdown()
         self._movers.shutdown()

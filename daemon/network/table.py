@@ -314,7 +314,8 @@ def _stored(name: str, key: bytes, message: Any) -> Element:
     value = message.get_nested("NFTA_SET_ELEM_DATA", "NFTA_DATA_VALUE")
     chain = message.get_nested("NFTA_SET_ELEM_DATA", "NFTA_DATA_VERDICT", "NFTA_VERDICT_CHAIN")
     mark = struct.unpack("=I", value)[0] if name == "generations" and value else 0
-    return Element(name, key, bytes(end or b""), chain or "", mark)
+    left = message.get_attr("NFTA_SET_ELEM_EXPIRATION")  # milliseconds
+    return Element(name, key, bytes(end or b""), chain or "", mark, 0 if left is None else 1 + int(left) // 1000)
 
 
 def nft(*arguments: str, text: str | None = None) -> str:
