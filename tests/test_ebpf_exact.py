@@ -218,7 +218,7 @@ async def test_beside_an_agent_everything_else_counts(arena: Arena) -> None:
 async def test_the_end_of_an_agent_is_no_effect(arena: Arena) -> None:
     async with agent_at_work(arena) as (container, pid):
         os.kill(pid, 9)
-        await until(lambda: agent_of(container) is None)
+        await until(lambda: container.tasks() == [container.init_pid])
         effects = await seen(arena, container, "nothing")
         assert effects.excluded == 0
         assert judge(effects).verdict is Verdict.NONE, effects
