@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from daemon.network.networks import Networks
 from sandbox import Client
 from sandbox.cgroup import hierarchy
 from sandbox.pool import Pool
@@ -108,13 +109,13 @@ class Census:
     def __init__(self, host: BenchHost) -> None:
         self._host = host
         self.groups = _groups()
-        self.links = _links()
+        self._prefix = Networks(host.run).prefix  # of the links that this daemon makes; others have theirs
 
     def leaks(self) -> list[str]:
         """What is left of sandboxes when all have been removed and the daemon has been stopped."""
         host = self._host
         left = [f"group {name}" for name in sorted(_groups() - self.groups) if name in _names(host)]
-        left += [f"link {name}" for name in sorted(_links() - self.links)]
+        left += [f"link {name}" for name in os.listdir("/sys/class/net") if name.startswith(self._prefix)]
         left += [f"tree {path.name}" for path in _entries(host.state / "pool/sandboxes")]
         left += [f"snapshot {path.name}" for path in _entries(host.state / "pool/checkpoints")]
         left += [f"run directory {path.name}" for path in _entries(host.run / "sandboxes") if path.name != "empty"]
@@ -134,10 +135,6 @@ def _names(host: BenchHost) -> set[str]:
 
 def _groups() -> set[str]:
     return {path.name for path in _entries(hierarchy().unified / "pagurus") if path.is_dir()}
-
-
-def _links() -> set[str]:
-    return set(os.listdir("/sys/class/net"))
 
 
 def _entries(folder: Path) -> list[Path]:
