@@ -42,7 +42,7 @@ from sandbox import imagefile
 from sandbox.errors import RestoreFailed
 
 PAGE = 4096
-LEAST = 16 << 20  # bytes in all
+LEAST = 4 << 20  # bytes in all
 RUN_LEAST = 32 << 10  # bytes of a run
 HUGE = 2 << 20
 STEP_LEAST = 8 << 20  # bytes that one thread takes at a time: asking for huge pages makes all processors wait once
