@@ -26,6 +26,7 @@ from daemon import access, ignore, metrics, mounts, owners, states
 from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
+from daemon.engine import quantile
 from daemon.keeper import Keeper
 from daemon.network.networks import Networks
 from daemon.owners import Making
@@ -162,6 +163,10 @@ class Host:
             full_bytes=tally.full_bytes,
             restores=tally.restores,
             inspector_tier=self.services.inspector.tier,
+            stages=engine.statistics(),
+            exposed_ms_p50=quantile(tally.exposed, 0.5),
+            exposed_ms_p99=quantile(tally.exposed, 0.99),
+            store={**self.keeper.statistics(), **self.verifier.statistics()},
         )
 
     # ----------------------------------------------------------------- making

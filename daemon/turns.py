@@ -19,6 +19,7 @@ owed by the next one, and the next answer says so.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import itertools
 import logging
@@ -56,6 +57,7 @@ log = logging.getLogger("pagurus.turns")
 
 COMMAND_KEPT = 200  # characters of a command that the catalogue keeps
 THINK_WEIGHT = 0.3  # of the newest think time in the running mean
+EXPOSED_KEPT = 4096  # waits of commands that the statistics look back on
 PACK_PATIENCE = 5.0  # seconds after which a checkpoint should be durable though nobody waits
 
 
@@ -70,6 +72,7 @@ class Tally:
     stored_bytes: int = 0
     full_bytes: int = 0
     restores: int = 0
+    exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_KEPT))  # ms
 
 
 @dataclass
@@ -270,6 +273,7 @@ class TurnLoop:
             started, clock = time.time(), time.monotonic()
             result = await run()
         result.waited_ms = 1000 * (clock - arrived)
+        self.services.tally.exposed.append(result.waited_ms)
         self.need_alive()
         if ends_turn and self.group is None:
             await self._end_turn(what, result, started, settle)

@@ -70,6 +70,11 @@ async def test_what_is_whole_is_said_to_be_whole(daemon: Daemon, host: Client) -
         assert all(not report.damage and not report.notes for report in reports.values())
         assert reports[info.id].files >= 3
         assert reports[shared.id].pages == reports[info.id].pages
+        statistics = await host.statistics()
+        assert statistics.stages["hash"]["started"] >= 2  # the pages of its dump, and its files
+        assert statistics.stages["compress"]["wait_ms_p99"] >= statistics.stages["compress"]["wait_ms_p50"] >= 0
+        assert statistics.exposed_ms_p99 >= statistics.exposed_ms_p50 >= 0
+        assert (statistics.store["hashed"] >= 1, statistics.store["damaged"]) == (True, 0)
 
 
 async def test_a_flipped_byte_is_found_wherever_it_lies(daemon: Daemon, host: Client) -> None:
