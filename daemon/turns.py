@@ -550,6 +550,9 @@ class TurnLoop:
                 await services.capturer.release(row.id)
             services.settled(row, flight.parent)
         except (PagurusError, OSError) as error:
+            if row.state is CheckpointState.DURABLE:  # and remains so: only its raw images could not be put aside
+                log.warning("%s is stored, but: %s", row.id, error, extra={"sandbox": self.row.id, "turn": row.turn})
+                return
             row.state, row.durable_at = CheckpointState.CAPTURED, None
             row.error = f"captured, but not durable: {error}"
             log.warning("%s: %s", row.id, row.error, extra={"sandbox": self.row.id, "turn": row.turn})
