@@ -154,6 +154,7 @@ def internet(folder: Path) -> Iterator[Internet]:
     alone = os.open("/tmp/pagurus-test-internet.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(alone, fcntl.LOCK_EX)  # its addresses can lie behind one link only
     try:
+        _collect()
         _run("ip", "netns", "add", name)
         _run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
         _run("ip", "address", "add", f"{HOST}/24", "dev", name)
@@ -178,6 +179,18 @@ def internet(folder: Path) -> Iterator[Internet]:
         subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
         os.close(alone)
+
+
+def _collect() -> None:
+    """What a killed run left: whoever holds the lock is the only one."""
+    for link in Path("/sys/class/net").glob("inet-*"):
+        subprocess.run(["ip", "link", "delete", link.name], capture_output=True, check=False)
+    for namespace in Path("/run/netns").glob("inet-*"):
+        pids = subprocess.run(["ip", "netns", "pids", namespace.name], capture_output=True, text=True, check=False)
+        for pid in pids.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "delete", namespace.name], capture_output=True, check=False)
 
 
 def _await_ready(process: subprocess.Popen[str], log: Path) -> None:
