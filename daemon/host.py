@@ -37,7 +37,7 @@ from daemon.verify import Verifier
 from daemon.why import explained
 from sandbox import digest, treediff
 from sandbox.container import Container, ContainerSpec
-from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
+from sandbox.errors import Conflict, ImageNotFound, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
 from sandbox.identity import run_fork_hooks
 from sandbox.image import Image
 from sandbox.messages import (
@@ -341,7 +341,11 @@ class Host:
 
     def spec(self, row: SandboxRow) -> ContainerSpec:
         """What the container of an existing sandbox is made of."""
-        return self._spec(row, self._tree_below(row))
+        try:
+            return self._spec(row, self._tree_below(row))
+        except ImageNotFound as error:  # one that runs goes on; a dead one says so when it is restored
+            log.error("its image is gone: %s", error, extra={"sandbox": row.id})
+            return self._spec(row, self.images.trees / (row.image_digest or "gone") / "tree")
 
     def _admit(self, row: SandboxRow, container: Any) -> TurnLoop:
         loop = TurnLoop(row, container, self.services)
