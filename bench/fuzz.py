@@ -123,7 +123,8 @@ def fuzz(target: Target, *, examples: int, seed: int, only: str = "", alive: Any
     findings = Findings()
     target.ready()
     schema = schemathesis.openapi.from_dict(target.description())
-    for found in schema.get_all_operations():
+    operations: Any = schema.get_all_operations()
+    for found in operations:
         operation = found.ok()
         name = operation.definition.raw.get("operationId", operation.label)
         if only not in name or any(word in name.split(".")[-1] for word in ENDLESS):
