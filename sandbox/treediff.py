@@ -13,7 +13,6 @@ from pathlib import Path
 
 from sandbox.messages import Change
 
-
 RUNTIME = "/.pagurus/"  # ours: where attendants have their FIFOs
 
 

@@ -131,7 +131,7 @@ async def test_everything_is_there_for_curl(daemon: Daemon, host: Client) -> Non
     async with host.create(IMAGE) as sandbox:
         url = f"http://daemon/v1/sandboxes/{sandbox.id}/exec"
         answer = subprocess.run(  # noqa: ASYNC221
-            ["curl", "-s", "--unix-socket", daemon.socket, "-d", '{"command": "echo hi; exit 3"}', url],
+            ["curl", "-s", "--unix-socket", daemon.socket, "--json", '{"command": "echo hi; exit 3"}', url],
             capture_output=True,
             check=True,
         )

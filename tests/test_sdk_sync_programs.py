@@ -43,6 +43,10 @@ def test_everything_at_once(daemon: Daemon) -> None:
         writer.close()
         with sb.ports.forward(8000) as address:
             assert address.startswith("127.0.0.1:")
+        with sb.pty("cat") as passing:
+            passing.write("x\n")
+            assert b"x" in passing.read()
+        assert sb.terminals.list() == []
         with sb.terminals.open("read -r x; echo got $x; exit 4") as terminal:
             threading.Timer(0.1, terminal.write, ["it\n"]).start()
             assert b"got it" in b"".join(terminal)

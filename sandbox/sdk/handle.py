@@ -6,6 +6,7 @@ Owns: the Python surface of one sandbox; each further area is a facet in a modul
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +33,7 @@ from sandbox.sdk.files import Files
 from sandbox.sdk.gateway import Conversation
 from sandbox.sdk.network import Networking
 from sandbox.sdk.ports import Ports
-from sandbox.sdk.processes import Processes, Terminals
+from sandbox.sdk.processes import Processes, Terminal, Terminals
 from sandbox.sdk.sessions import Sessions
 from sandbox.sdk.turns import Turn
 
@@ -142,6 +143,18 @@ class Sandbox:
             yield chunk
             if chunk.stream == "result":
                 return
+
+    @contextlib.asynccontextmanager
+    async def pty(
+        self, command: str | Sequence[str] | None = None, *, rows: int = 24, columns: int = 80, **options: Any
+    ) -> AsyncIterator[Terminal]:
+        """A program (None: a shell) at a terminal that ends with the block. One that stays: ``sb.terminals.open``."""
+        terminal = await self.terminals.open(command, rows=rows, columns=columns, **options)
+        try:
+            async with terminal:
+                yield terminal
+        finally:
+            await terminal.kill()
 
     def turn(self) -> Turn:
         """``async with sb.turn():`` makes all acts in the block one turn, judged and captured at its end."""
