@@ -35,6 +35,7 @@ from sandbox.held import Held, held_files
 from sandbox.identity import machine_id
 from sandbox.pages import Collected, PageStore
 from sandbox.recent import Recent
+from sandbox.shim import going_first
 
 __all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
 
@@ -260,6 +261,7 @@ class Checkpointer:
     async def _images(self, container: Any, source: Path, images: Path) -> adapt.Adapted:
         spec = container.spec
 
+        @going_first()
         def write() -> adapt.Adapted:
             if source.is_dir():
                 adapt.copy(source, images)
@@ -316,6 +318,7 @@ class Checkpointer:
         await asyncio.to_thread(self._store.close)
 
 
+@going_first()
 def _begin(tree: Path, dest: Path) -> None:
     dump.sync_tree(tree)
     dest.mkdir(mode=0o700, parents=True)
@@ -333,6 +336,7 @@ def _drop_images(images: Path, adapted: adapt.Adapted | None) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@going_first()
 def _outside_pipes(source: Path) -> list[int]:
     if not source.is_dir():
         return adapt.outside_pipes(dumpfile.read(source).images.get("files.img", b""))

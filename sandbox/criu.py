@@ -28,6 +28,7 @@ from typing import Any
 
 from sandbox import paths
 from sandbox.errors import Unsupported
+from sandbox.shim import going_first
 
 PACKET = 1 << 20  # CRIU's responses are far smaller
 LOG_TAIL_LINES = 6
@@ -160,6 +161,10 @@ class Worker:
             self.close()
 
     def _exchange(self, request: Any, notify: Notify, timeout: float) -> Any:
+        with going_first():
+            return self._speak(request, notify, timeout)
+
+    def _speak(self, request: Any, notify: Notify, timeout: float) -> Any:
         rpc = messages()
         self._socket.settimeout(timeout)
         failed: BaseException | None = None

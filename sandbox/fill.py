@@ -40,6 +40,7 @@ import numpy as np
 
 from sandbox import imagefile
 from sandbox.errors import RestoreFailed
+from sandbox.shim import going_first
 
 PAGE = 4096
 LEAST = 4 << 20  # bytes in all
@@ -48,7 +49,6 @@ HUGE = 2 << 20
 STEP_LEAST = 8 << 20  # bytes that one thread takes at a time: asking for huge pages makes all processors wait once
 THREADS = 4
 QUICK = 0.003  # seconds that a huge page may take
-URGENT = -10  # nice value
 VECTORS = 1024  # of a system call
 SYS_PROCESS_MADVISE, MADV_COLLAPSE = 440, 25
 PRESENT, PARENT = 4, 1  # of CRIU's pagemap flags
@@ -337,17 +337,16 @@ def _share(work: list[_Part], threads: int, huge: bool) -> list[OSError]:
     lock = threading.Lock()
 
     def take() -> None:
-        with contextlib.suppress(PermissionError):  # the sandbox stands still meanwhile: as urgent as CRIU
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), URGENT)
-        while not failed:
-            with lock:
-                one = next(queue, None)
-            if one is None:
-                return
-            try:
-                one.process.write(one, huge)
-            except OSError as error:
-                failed.append(error)
+        with going_first():
+            while not failed:
+                with lock:
+                    one = next(queue, None)
+                if one is None:
+                    return
+                try:
+                    one.process.write(one, huge)
+                except OSError as error:
+                    failed.append(error)
 
     helpers = [threading.Thread(target=take) for _ in range(threads)]
     for helper in helpers:

@@ -15,8 +15,9 @@ import os
 import signal
 import socket
 import struct
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,18 @@ def short_slice(nanoseconds: int = 100_000) -> None:
     # struct sched_attr: size, policy (0: normal), flags, nice, priority, runtime, deadline, period
     attributes = struct.pack("=IIQiIQQQ", 48, 0, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, nanoseconds, 0, 0)
     ctypes.CDLL(None, use_errno=True).syscall(_SYS_SCHED_SETATTR, 0, attributes, 0)
+
+
+@contextlib.contextmanager
+def going_first(nice: int = -10) -> Iterator[None]:
+    """Let this thread run before others, at once when it is woken: a sandbox stands still until it is done."""
+    thread = threading.get_native_id()
+    before = os.getpriority(os.PRIO_PROCESS, thread)
+    with contextlib.suppress(OSError):  # without CAP_SYS_NICE it waits its turn
+        os.setpriority(os.PRIO_PROCESS, thread, min(nice, before))
+    short_slice()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, before)
