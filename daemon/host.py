@@ -27,12 +27,13 @@ from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
 from daemon.engine import quantile
+from daemon.flights import Flight, Services
 from daemon.keeper import Keeper
 from daemon.network.networks import Networks
 from daemon.owners import Making
 from daemon.schedule import Stage
 from daemon.store import Store
-from daemon.turns import Flight, Services, TurnLoop
+from daemon.turns import TurnLoop
 from daemon.verify import Verifier
 from daemon.why import explained
 from sandbox import digest, treediff

@@ -24,7 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from daemon import retention
 from daemon.catalogue import CheckpointRow, drop_checkpoint, put_checkpoint
-from daemon.turns import Services, TurnLoop
+from daemon.flights import Services
+from daemon.turns import TurnLoop
 from sandbox.errors import Conflict, NotFound, PagurusError
 from sandbox.messages import CheckpointState, Retention
 

@@ -30,11 +30,11 @@ from daemon.attachments import attach_all, detach_all
 from daemon.capture import GONE, Capturer, Places
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
 from daemon.engine import Engine
+from daemon.flights import Services
 from daemon.gateway.service import GatewayService
 from daemon.gateway.upstream import Config
 from daemon.host import Host
 from daemon.schedule import Stage
-from daemon.turns import Services
 from daemon.warden import watch
 from ebpf.inspector import Inspector
 from sandbox import btrfs

@@ -19,22 +19,18 @@ owed by the next one, and the next answer says so.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
-import itertools
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from daemon import metrics, states
-from daemon.capture import Capturer, NeedsDump, failure
-from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
-from daemon.engine import Engine, Ticket
+from daemon.capture import NeedsDump, failure
+from daemon.catalogue import CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
+from daemon.flights import Flight, Services
 from daemon.ignore import checked
 from daemon.inspection import Assessor, Trees
 from daemon.judge import Judgement
@@ -57,99 +53,7 @@ log = logging.getLogger("pagurus.turns")
 
 COMMAND_KEPT = 200  # characters of a command that the catalogue keeps
 THINK_WEIGHT = 0.3  # of the newest think time in the running mean
-EXPOSED_KEPT = 4096  # waits of commands that the statistics look back on
 PACK_PATIENCE = 5.0  # seconds after which a checkpoint should be durable though nobody waits
-
-
-@dataclass
-class Tally:
-    """Counts since the daemon started."""
-
-    turns: int = 0
-    verdicts: dict[str, int] = field(default_factory=lambda: {verdict.value: 0 for verdict in Verdict})
-    checkpoints: dict[str, int] = field(default_factory=lambda: {v.value: 0 for v in Verdict if v is not Verdict.NONE})
-    failed: int = 0
-    stored_bytes: int = 0
-    full_bytes: int = 0
-    restores: int = 0
-    exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_KEPT))  # ms
-
-
-@dataclass
-class Services:
-    """What all turn loops of a host share."""
-
-    catalogue: Catalogue
-    engine: Engine
-    capturer: Capturer
-    inspector: Any
-    checkpoints: dict[str, CheckpointRow] = field(default_factory=dict)
-    flights: dict[str, Flight] = field(default_factory=dict)
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    tally: Tally = field(default_factory=Tally)
-    numbers: Any = field(default_factory=lambda: itertools.count(1))
-    settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
-    again: Callable[[], None] = lambda: None  # asked now and then to store what could not be made durable
-
-    def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
-        """Run `work` in the background; a bug in it is logged, not lost."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self.tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self.tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed", task.get_name(), exc_info=error)
-
-    def new_checkpoint(self, sandbox: SandboxRow, verdict: Verdict, label: str | None = None) -> CheckpointRow:
-        """A row for a checkpoint that does not exist yet; the caller publishes it."""
-        return CheckpointRow(
-            id=f"c-{secrets.token_hex(6)}",
-            sandbox=sandbox.id,
-            number=next(self.numbers),
-            state=CheckpointState.PENDING,
-            verdict=verdict,
-            parent=sandbox.head,
-            label=label,
-            turn=sandbox.turn,
-            created_at=time.time(),
-            owner=sandbox.owner,
-        )
-
-
-class Flight:
-    """A checkpoint on its way, from the verdict to durable. ``captured`` and ``durable`` always end."""
-
-    def __init__(self, row: CheckpointRow, parent: CheckpointRow) -> None:
-        loop = asyncio.get_running_loop()
-        self.row = row
-        self.parent = parent
-        self.captured: asyncio.Future[None] = loop.create_future()
-        self.durable: asyncio.Future[None] = loop.create_future()
-        self.ticket: Ticket | None = None
-        self.waited = False
-        self.durable_waited = False
-        self.error: PagurusError | None = None
-
-    def promote(self) -> None:
-        """Somebody waits for this checkpoint."""
-        self.waited = True
-        if self.ticket is not None:
-            self.ticket.promote()
-
-    async def settled(self, *, durable: bool) -> None:
-        """Wait until captured (or durable), or failed. The row says which."""
-        self.durable_waited |= durable
-        self.promote()
-        await asyncio.shield(self.durable if durable else self.captured)
-
-    def land(self) -> None:
-        """Nothing more will happen to it."""
-        for future in (self.captured, self.durable):
-            if not future.done():
-                future.set_result(None)
 
 
 class Group:

@@ -21,8 +21,8 @@ import numpy as np
 
 from daemon.capture import Places
 from daemon.catalogue import CheckpointRow, put_checkpoint
+from daemon.flights import Services
 from daemon.schedule import Stage
-from daemon.turns import Services
 from sandbox import dumpfile, snapshots
 from sandbox.errors import CheckpointFailed, PagurusError
 from sandbox.messages import CheckpointState
