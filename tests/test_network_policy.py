@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from ipaddress import IPv4Address, IPv4Network
 
 import pytest
@@ -156,6 +157,13 @@ def test_segments_do_not_overlap(rules: list[Segment]) -> None:
             assert one.ports.protocol != other.ports.protocol or (
                 one.ports.last < other.ports.first or other.ports.last < one.ports.first
             )
+
+
+@given(st.lists(st.text(max_size=40) | st.from_regex(r"[\d.]+(/\d+)?(:[\w/,-]*)?", fullmatch=True), max_size=3))
+def test_any_text_is_a_policy_or_refused(texts: list[str]) -> None:
+    for network in (Network.allow(names=texts), Network.allow(cidrs=texts), Network.open(cidrs=texts)):
+        with contextlib.suppress(Invalid):
+            compile_policy(network)
 
 
 @given(st.integers(0, 2**32 - 1))

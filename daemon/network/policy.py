@@ -184,7 +184,7 @@ def _ports(tail: str, text: str) -> tuple[Ports, ...]:
     """``443``, ``tcp/443``, ``udp/53``, ``8000-8100``, several with commas. Without a protocol, TCP."""
     found = []
     for part in tail.split(","):
-        match = re.fullmatch(r"\s*(?:(tcp|udp)/)?(\d{1,5})(?:-(\d{1,5}))?\s*", part)
+        match = re.fullmatch(r"\s*(?:(tcp|udp)/)?([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
         first, last = (int(match[2]), int(match[3] or match[2])) if match else (0, 0)
         if match is None or not 1 <= first <= last <= 65_535:
             raise Invalid(f"{text!r}: {part!r} is no port", remedy='write "443", "udp/53" or "tcp/8000-8100"')
