@@ -49,6 +49,7 @@ from sandbox.shim import short_slice
 TINY = Sizes(**{**{one.name: 4 for one in dataclasses.fields(Sizes)}, "sandboxes": 1, "explanations": 4096})
 SANDBOXES, NOISY = 32, 30
 HURRY = -15
+LANES = 4  # sandboxes in which cases run side by side
 
 # What 23 operations of a kind must read as: operation, what comes before the mark, field of Effects.
 COUNTS: tuple[tuple[str, tuple[str, ...], Callable[[Any], int]], ...] = (
@@ -200,11 +201,13 @@ class Bench:
         finally:
             arena.close()
 
-    async def tortured(self, inspector: Inspector, chosen: list[Case], what: str, tally: Tally) -> int:
+    async def tortured(
+        self, inspector: Inspector, chosen: list[Case], what: str, tally: Tally, lanes: int = LANES
+    ) -> int:
         """Run cases; returns the explanations that were lost."""
         before = len(tally.false_negatives), len(tally.false_positives)
         with self.hurry(), self.arena(inspector) as arena:
-            await arena.run_cases(chosen, tally)
+            await arena.run_lanes(chosen, tally, lanes)
         missed, mistaken = len(tally.false_negatives) - before[0], len(tally.false_positives) - before[1]
         self.say(f"{len(chosen)} {what}: {missed} missed, {mistaken} captured for nothing")
         for line in tally.false_negatives[before[0] :][:20]:
@@ -230,7 +233,7 @@ async def measure(bench: Bench) -> dict[str, Any]:
             taken = await latency(arena, 99 if options.quick else 999)
     part = [*operations[:: 4 * bench.every], *everything[:: 7 * bench.every], *random_programs[::20]]
     with load(first, TINY) as inspector:
-        await bench.tortured(inspector, part, "cases with tiny maps", tiny)
+        await bench.tortured(inspector, part, "cases with tiny maps", tiny, lanes=TINY.sandboxes)
     for name in more:
         others[str(name)] = Tally()
         with load(name) as inspector:
@@ -307,7 +310,7 @@ async def only(bench: Bench) -> dict[str, Any]:
         chosen = exact or [case for case in everything if wanted in case.name]
     tally = Tally(tell=bench.say)
     with load(bench.options.tier, TINY if bench.options.tiny else None) as inspector:
-        await bench.tortured(inspector, chosen, "cases", tally)
+        await bench.tortured(inspector, chosen, "cases", tally, lanes=1)
         return {"tier": inspector.tier, **results(tally, Tally(), {})}
 
 
