@@ -278,6 +278,8 @@ def normalise(tree: Path) -> None:
     for node in _special(tree):
         node.unlink()
     (tree / ".dockerenv").unlink(missing_ok=True)
+    if (tree / ".pagurus").is_dir() and not (tree / ".pagurus").is_symlink():
+        shutil.rmtree(tree / ".pagurus")  # of the sandbox that it was made from
     if (tree / "dev").is_dir() and not (tree / "dev").is_symlink():
         shutil.rmtree(tree / "dev")  # the runtime layer brings the one that sandboxes have
     for name, mode in MOUNT_POINTS.items():

@@ -33,6 +33,7 @@ def test_image_from_a_directory(store: ImageStore, tmp_path: Path) -> None:
     (source / "bin/tool").write_text("x")
     os.chown(source / "bin/tool", 7, 8)
     (source / "bin/tool").chmod(0o4755)
+    (source / ".pagurus/run").mkdir(parents=True)
     (source / "dev").mkdir()
     (source / "dev/console").write_text("")
     os.mknod(source / "disk", 0o60660, os.makedev(7, 0))
@@ -42,6 +43,7 @@ def test_image_from_a_directory(store: ImageStore, tmp_path: Path) -> None:
         assert (tool.st_mode & 0o7777, tool.st_uid, tool.st_gid) == (0o4755, 7, 8)
         assert not (tree / "disk").exists()
         assert list((tree / "dev").iterdir()) == []
+        assert not (tree / ".pagurus").exists()
         assert (tree / "tmp").stat().st_mode & 0o7777 == 0o1777
         assert "localhost" in (tree / "etc/hosts").read_text()
         assert store.list() == ["dir-1"]
