@@ -250,7 +250,9 @@ async def _collect(host: Host) -> None:
     trees = {loop.row.tree for loop in host.loops.values()}
     trees |= {name for loop in host.loops.values() for name in mounts.scratch(loop.row)}
     for directory in _entries(host.run_dir):
-        if directory.name not in host.loops and directory.name != "empty":
+        if not directory.is_dir() or directory.is_symlink():
+            directory.unlink()  # nothing of ours is a file there
+        elif directory.name not in host.loops and directory.name != "empty":
             await _destroy_stray(host, directory)
     await asyncio.to_thread(_remove_strays, places, needed, trees)
     await host.keeper.forget(unneeded)

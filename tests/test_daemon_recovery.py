@@ -167,10 +167,12 @@ async def test_content_without_a_row_is_collected(daemon: Daemon) -> None:
     subprocess.run(["btrfs", "subvolume", "create", stray], check=True, capture_output=True)  # noqa: ASYNC221
     (daemon.state / "checkpoints" / "c-stray.dump").write_bytes(b"half")
     (daemon.run / "sandboxes" / "s-stray").mkdir()
+    (daemon.run / "sandboxes" / "file").write_text("of nobody")
     await asyncio.to_thread(daemon.start)
     assert [path.name for path in (daemon.state / "pool" / "checkpoints").iterdir()] == [kept.id]
     assert not list((daemon.state / "checkpoints").glob("c-stray*"))
     assert not (daemon.run / "sandboxes" / "s-stray").exists()
+    assert not (daemon.run / "sandboxes" / "file").exists()
 
 
 async def test_a_checkpoint_whose_content_is_gone_is_not_offered(daemon: Daemon) -> None:
