@@ -175,8 +175,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.image = build(self.folder)
-        self.run = paths.run() / "sandboxes"
-        self.run.mkdir(parents=True, exist_ok=True)
+        self.run = self.folder / "run"
+        self.run.mkdir()
         self.calls: list[Call] = calls(self.image)
         self.every = 10 if self.options.quick else 1
 

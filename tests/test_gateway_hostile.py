@@ -211,7 +211,13 @@ async def test_a_flood_slows_only_itself_down(
             worst = max(worst, len(os.listdir(descriptors)))
         assert worst - before <= CONNECTIONS_MOST + 40
         await flood
-    assert (await _ask(hostile, "/v1/models"))[0] == 200
+    status = 429
+    for _ in range(100):  # what it had sent before is worked off first
+        status, _ = await _ask(hostile, "/v1/models")
+        if status != 429:
+            break
+        await asyncio.sleep(0.2)
+    assert status == 200
     assert upstream.asked  # the neighbour's
     assert await hostile.turns() == []
 

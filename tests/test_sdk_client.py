@@ -15,6 +15,9 @@ import sandbox
 from sandbox import errors, messages, sync
 
 PUBLIC = [
+    "NetworkCounters",
+    "NetworkStatus",
+    "Refusal",
     "AtEnd",
     "Change",
     "CheckpointFailed",
