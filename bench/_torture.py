@@ -27,7 +27,7 @@ from pathlib import Path
 
 from bench import _oracle
 from bench._torture_cases import PLACES, WORK, Case, build, calls, cases, matrix, operations, programs
-from bench._torture_enter import Enter, compiled
+from bench._torture_enter import STILL, Enter, compiled
 from daemon import netting
 from daemon.inspection import Assessor, Trees
 from daemon.judge import Judgement, judge
@@ -196,7 +196,7 @@ class Arena:
         """Run operations; returns what the calls of the matrix answered."""
         argv = ["/effects", place, *words]
         if way == "exec":
-            done = await container.exec(argv, timeout=30)
+            done = await container.exec(argv, env=STILL, timeout=30)
             status, output, failed = done.exit_code, done.stdout.decode(), done.exit_code in (1, 2) or done.timed_out
             output += done.stderr.decode() if failed else ""
         else:
