@@ -10,10 +10,11 @@ turn, the other never. They run in alternation, a round of T turns each (with, w
 what else the machine does falls on both.
 
 The pace comes from a file of recorded agents (`--traces`: one JSON object a line, ``turns`` with ``llm_wait_s`` and
-``guess``), or else from a synthetic distribution of the same shape; `pace` in the output says which. Pauses are divided
-by `speedup`, so that a run ends in about M minutes; commands run at their own speed. Faster than life is harder.
+``guess``), or else from a synthetic distribution of the same shape; `pace` in the output says which. Pauses are as long
+as recorded; `--minutes` divides them so that a run ends sooner, while commands run at their own speed. Faster than life
+is harder.
 
-`overhead_ratio`: time of all trajectories with checkpoints over without, pauses included, divided as they were.
+`overhead_ratio`: time of all trajectories with checkpoints over without, pauses included as they were made.
 `overhead_ratio_at_life`: the same with the pauses as long as recorded. `exposed_ms`: time that a command waited for the
 checkpoint of the turn before. `skipped_share`: turns that needed no checkpoint. `bytes_stored`: what all checkpoints
 added to the disk since the sandboxes were made; `bytes_full_every_turn`: what a full dump every turn would have added.
@@ -48,7 +49,7 @@ PAUSE_MEDIAN, PAUSE_SIGMA = 3.5, 0.8
 SHARES = {"read_only": 0.35, "write": 0.30, "run": 0.25, "install": 0.06, "bg": 0.04}
 
 SETUP = r"""
-set -e; mkdir -p /work/src /work/tests; cd /work; export HOME=/root
+set -e; mkdir -p /project/src /project/tests; cd /project; export HOME=/root
 cat > src/calc.py <<'E'
 def add(a, b):
     return a + b
@@ -58,7 +59,7 @@ if __name__ == "__main__":
     print(fib(18))
 E
 cat > tests/test_calc.py <<'E'
-import sys; sys.path.insert(0, "/work/src")
+import sys; sys.path.insert(0, "/project/src")
 import calc
 def test_add(): assert calc.add(1, 2) == 3
 def test_fib(): assert calc.fib(10) == 55
@@ -72,41 +73,41 @@ git add -A; git commit -qm start
 sqlite3 app.db 'create table items (id integer primary key, name text); insert into items (name)
   with recursive n(i) as (select 1 union all select i + 1 from n where i < 2000) select "item " || i from n'
 """
-SERVER = "setsid python3 -m http.server {port} --bind 127.0.0.1 --directory /work >/dev/null 2>&1 & sleep 0.2"
+SERVER = "setsid python3 -m http.server {port} --bind 127.0.0.1 --directory /project >/dev/null 2>&1 & sleep 0.2"
 FETCH = (
     "python3 -c 'import urllib.request as u; print(len(u.urlopen(\"http://127.0.0.1:8000/main.c\").read()))' || true"
 )
 INSERT = 'insert into items (name) values ("more {n}"); update items set name = name || "!" where id % 97 = 0'
 COMMANDS: dict[str, tuple[str, ...]] = {
     "read_only": (
-        "cd /work && git --no-optional-locks status --short | head",
-        "cat /work/src/calc.py | head -40",
-        "grep -rn def /work/src /work/tests | head",
-        "ls -la /work /work/src",
-        "cd /work && git log --oneline | head -5",
-        "sqlite3 -readonly /work/app.db 'select count(*) from items'",
+        "cd /project && git --no-optional-locks status --short | head",
+        "cat /project/src/calc.py | head -40",
+        "grep -rn def /project/src /project/tests | head",
+        "ls -la /project /project/src",
+        "cd /project && git log --oneline | head -5",
+        "sqlite3 -readonly /project/app.db 'select count(*) from items'",
         "find / -xdev -name '*.py' 2>/dev/null | wc -l",
         FETCH,
     ),
     "write": (
-        "printf 'def f{n}(x):\\n    return x * {n}\\n' >> /work/src/calc.py",
-        "sed -i 's/[0-9]*00000/{n}00000/' /work/main.c",
-        'python3 -c \'open("/work/notes.{n}", "w").write("note {n}\\n" * 200)\'',
-        "cd /work && git add -A && git commit -qm 'turn {n}' || true",
-        f"sqlite3 /work/app.db '{INSERT}'",
+        "printf 'def f{n}(x):\\n    return x * {n}\\n' >> /project/src/calc.py",
+        "sed -i 's/[0-9]*00000/{n}00000/' /project/main.c",
+        'python3 -c \'open("/project/notes.{n}", "w").write("note {n}\\n" * 200)\'',
+        "cd /project && git add -A && git commit -qm 'turn {n}' || true",
+        f"sqlite3 /project/app.db '{INSERT}'",
     ),
     "run": (
-        "cd /work && python3 -m pytest -q tests 2>&1 | tail -1",
-        "cd /work && gcc -O1 -o main main.c && ./main",
-        "python3 /work/src/calc.py",
-        "cd /work && python3 -m compileall -q src tests",
+        "cd /project && python3 -m pytest -q tests 2>&1 | tail -1",
+        "cd /project && gcc -O1 -o main main.c && ./main",
+        "python3 /project/src/calc.py",
+        "cd /project && python3 -m compileall -q src tests",
     ),
     "install": (
-        "cp -r /usr/lib/python3/dist-packages/iniconfig /work/vendor-{n}",
+        "cp -r /usr/lib/python3/dist-packages/iniconfig /project/vendor-{n}",
         "mkdir -p /opt/tool-{n} && tar c -C /usr/lib/python3.11/email . | tar x -C /opt/tool-{n}",
     ),
     "bg": (SERVER.replace("{port}", "81{n:02}"),),
-    "unknown": ("cd /work && git diff --stat | tail -1; date > /work/stamp",),
+    "unknown": ("cd /project && git diff --stat | tail -1; date > /project/stamp",),
 }
 
 
@@ -205,7 +206,7 @@ async def play(crowd: Crowd, plans: list[list[Turn]], first: int, last: int, spe
 async def measure(options: argparse.Namespace, host: Client) -> dict[str, Any]:
     total = options.rounds * options.turns
     plans, pace = plan(options.sandboxes, total, options.traces, options.seed)
-    speedup = options.speedup or speedup_for(plans, options.rounds, options.minutes)
+    speedup = speedup_for(plans, options.rounds, options.minutes) if options.minutes else 1.0
     crowds = Crowd(checkpointed=True), Crowd(checkpointed=False)
     for crowd in crowds:
         await make(host, plans, crowd)
@@ -285,10 +286,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.add_argument("--sandboxes", type=int, default=32)
     parser.add_argument("--traces", type=Path, default=None, help="recorded agents; synthetic pace without")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--turns", type=int, default=8, help="of each sandbox in each round")
-    parser.add_argument("--minutes", type=float, default=6.0, help="about how long the turns may take in all")
-    parser.add_argument("--speedup", type=float, default=None, help="divide pauses by this; chosen by default")
+    parser.add_argument("--minutes", type=float, help="divide the pauses so that the turns take about so long in all")
     parser.add_argument("--image", default=NAME)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
