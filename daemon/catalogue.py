@@ -119,6 +119,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     lifetime: float | None = None  # seconds from its creation
     idle_timeout: float | None = None  # seconds without a call
     at_end: AtEnd = AtEnd.STOP
+    user: str = ""  # who commands run as that do not say; "": root
 
     def info(self) -> SandboxInfo:
         return SandboxInfo(
@@ -155,6 +156,7 @@ class Template(msgspec.Struct, kw_only=True):
     lifetime: float | None = None
     idle_timeout: float | None = None
     at_end: AtEnd = AtEnd.STOP
+    user: str = ""
 
     @classmethod
     def of(cls, row: SandboxRow | Template) -> Template:

@@ -175,8 +175,9 @@ class Host:
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """A new sandbox from an image, running. All or nothing."""
         image = await asyncio.to_thread(self.images.resolve, request.image)
-        if not request.workdir.startswith("/"):
-            raise Invalid(f"workdir must be absolute, not {request.workdir!r}")
+        workdir = image.config.workdir if request.workdir is None else request.workdir
+        if not workdir.startswith("/"):
+            raise Invalid(f"workdir must be absolute, not {workdir!r}")
         ignore.checked(request.ignore)
         row = self._new_row(
             image=request.image,
@@ -185,7 +186,8 @@ class Host:
             limits=request.limits,
             network=request.network,
             env={**image.config.env, **request.env},
-            workdir=image.config.workdir if request.workdir == "/" else request.workdir,
+            workdir=workdir,
+            user=image.config.user if request.user is None else str(request.user),
             labels=request.labels,
             mounts=await self._mounts(request),
             durable_answers=request.durable_answers,
@@ -225,6 +227,7 @@ class Host:
             network=template.network,
             env=template.env,
             workdir=template.workdir,
+            user=template.user,
             labels=template.labels,
             mounts=template.mounts,
             owner=origin.owner,
@@ -331,7 +334,9 @@ class Host:
         """The image that the files of a checkpoint lie upon. Reads the disk."""
         template = self.template(checkpoint)
         return (
-            self.images.image(template.image_digest) if template.image_digest else self.images.resolve(template.image)
+            self.images.image(template.image_digest, template.image)
+            if template.image_digest
+            else self.images.resolve(template.image)
         )
 
     def images_used(self) -> dict[str, int]:

@@ -172,6 +172,7 @@ class Programs:
             cwd=request.cwd or loop.row.workdir,
             uid=user.uid,
             gid=user.gid,
+            groups=user.groups,
             **more,
         )
         row = ProgramRow(

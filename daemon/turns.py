@@ -38,7 +38,7 @@ from daemon.processes import Programs
 from daemon.schedule import Stage
 from daemon.sessions import Sessions
 from sandbox import users
-from sandbox.errors import Conflict, PagurusError
+from sandbox.errors import Conflict, Invalid, PagurusError
 from sandbox.messages import (
     CheckpointState,
     Effects,
@@ -140,6 +140,7 @@ class TurnLoop:
                 cwd=request.cwd or self.row.workdir,
                 uid=user.uid,
                 gid=user.gid,
+                groups=user.groups,
                 stdin=request.stdin,
                 timeout=request.timeout,
                 output_limit=request.output_limit,
@@ -187,12 +188,21 @@ class TurnLoop:
         self._answered_at = time.monotonic()
         return result
 
-    async def user(self, name: int | str) -> users.User:
-        """Somebody of the sandbox's own /etc/passwd. Raises Invalid for a name that is not in it."""
-        if name == 0:
+    async def user(self, who: int | str | None) -> users.User:
+        """Somebody of the sandbox's own /etc/passwd; None: its default user. Raises Invalid for who is not in it."""
+        wanted = (self.row.user or "root") if who is None else who
+        if users.is_root(wanted):
             return users.ROOT
         self.need_alive()
-        return await asyncio.to_thread(users.find, self.container.init_pid, name)
+        try:
+            return await asyncio.to_thread(users.find, self.container.init_pid, wanted)
+        except Invalid as error:
+            if who is not None:
+                raise
+            raise Invalid(
+                f"the default user of this sandbox: {error.message}",
+                remedy="say another user for the command, for the sandbox, or as USER of its image",
+            ) from error
 
     async def end_turn_by_request(self, what: str) -> ExecResult:
         """End the turn because the agent asks its model: what its commands left is judged, and captured if need be.

@@ -15,7 +15,7 @@ import typer
 from rich.tree import Tree
 
 from pagurus import checkpoint_cli, copy_cli, gateway_cli, image_cli, network_cli, output, shell, token_cli, top
-from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, call
+from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, WhoOption, call
 from sandbox import Client, Limits, Network
 from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointInfo, ExecResult
@@ -76,6 +76,7 @@ def run(
     cpus: Annotated[float | None, typer.Option(help="Cores.")] = None,
     memory: Annotated[str, typer.Option(help="Memory, such as 512MiB.")] = "1GiB",
     keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox after the command.")] = False,
+    user: WhoOption = None,
     network: network_cli.Mode = None,
     allow: network_cli.Allow = None,
 ) -> None:
@@ -84,7 +85,7 @@ def run(
     reach = network_cli.policy(network, allow) or Network.none()
 
     async def start(host: Client) -> ExecResult | None:
-        sandbox = await host.create(image_name, name=name, limits=limits, network=reach)
+        sandbox = await host.create(image_name, name=name, limits=limits, network=reach, user=user)
         if not command:
             print(sandbox.id)
             return None
@@ -118,7 +119,7 @@ def execute(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
     timeout: Annotated[float | None, typer.Option(help="Seconds after which it is killed.")] = None,
     cwd: Annotated[str | None, typer.Option(help="Directory to run it in.")] = None,
-    user: Annotated[int, typer.Option(help="User id inside the sandbox.")] = 0,
+    user: WhoOption = None,
     json: Json = False,
 ) -> None:
     """Run a command in a sandbox and end the turn. Exits with the command's code."""

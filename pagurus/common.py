@@ -59,5 +59,9 @@ SandboxName = Annotated[
 SandboxNames = Annotated[
     list[str], typer.Argument(help="Ids or names.", metavar="SANDBOX...", autocompletion=_sandboxes)
 ]
+WhoOption = Annotated[
+    str | None,
+    typer.Option("--user", "-u", help="NAME, UID, NAME:GROUP or UID:GID; else the sandbox's default.", metavar="USER"),
+]
 ImageName = Annotated[str, typer.Argument(metavar="IMAGE", help="Name of an image.", autocompletion=_images)]
 NewImage = Annotated[str, typer.Argument(metavar="NAME", help="Name of the new image.")]

@@ -33,7 +33,7 @@ class Words:
     verb: str
     rest: list[str] = field(default_factory=list)  # what follows the options
     workdir: str | None = None
-    user: int = 0
+    user: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     interactive: bool = False
 
@@ -72,9 +72,7 @@ def _take(words: Words, name: str, value: str) -> None:
         variable, equals, text = value.partition("=")
         words.env[variable] = text if equals else os.environ.get(variable, "")
     elif name in ("-u", "--user"):
-        if not value.isdigit():
-            raise Invalid(f"a user is a number here, not {value!r}")
-        words.user = int(value)
+        words.user = value
 
 
 async def _sandbox(host: Client) -> Sandbox:

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from pagurus.common import SandboxName, client
+from pagurus.common import SandboxName, WhoOption, client
 from sandbox import Terminal
 from sandbox.errors import Invalid, PagurusError
 
@@ -78,7 +78,7 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-async def visit(sandbox: str, command: list[str], user: str, attach: str | None, keep: bool) -> int:
+async def visit(sandbox: str, command: list[str], user: str | None, attach: str | None, keep: bool) -> int:
     """Sit at a terminal of `sandbox` with the terminal that we have, if it is one."""
     source, target = sys.stdin.fileno(), sys.stdout.fileno()
     person = os.isatty(source)
@@ -89,9 +89,8 @@ async def visit(sandbox: str, command: list[str], user: str, attach: str | None,
             terminal = await found.terminals.get(attach)
         else:
             environment = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
-            who: int | str = int(user) if user.isdigit() else user
             terminal = await found.terminals.open(
-                command or None, env=environment, user=who, rows=max(1, size.lines), columns=max(1, size.columns)
+                command or None, env=environment, user=user, rows=max(1, size.lines), columns=max(1, size.columns)
             )
         with contextlib.ExitStack() as restored:
             if person:
@@ -170,7 +169,7 @@ def register(application: typer.Typer) -> None:
     def shell(
         sandbox: SandboxName,
         command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell.")] = None,
-        user: Annotated[str, typer.Option(help="User, by name or number.")] = "0",
+        user: WhoOption = None,
         attach: Annotated[str | None, typer.Option(help="Sit down at a terminal that is there already.")] = None,
         keep: Annotated[bool, typer.Option("--keep", help="Keep the terminal and its log after its end.")] = False,
     ) -> None:

@@ -133,6 +133,7 @@ class Program:
     cwd: str = "/"
     uid: int = 0
     gid: int = 0
+    groups: Sequence[int] = ()  # supplementary
     log_limit: int = 1 << 20  # bytes kept of each output; not of a session
     rows: int = 24
     columns: int = 80
@@ -148,7 +149,7 @@ async def start(container: Any, name: str, program: Program) -> tuple[int, int]:
         f"{RUN_AREA}/{name}",
         program.mode.value,
         str(program.uid),
-        str(program.gid),
+        ",".join(map(str, (program.gid, *program.groups))),
         str(program.log_limit),
         str(program.rows),
         str(program.columns),

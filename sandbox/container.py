@@ -246,6 +246,7 @@ class Container:
         cwd: str = "/",
         uid: int = 0,
         gid: int | None = None,
+        groups: Sequence[int] = (),
         stdin: bytes = b"",
         timeout: float | None = None,
         output_limit: int = 1 << 20,
@@ -253,9 +254,9 @@ class Container:
     ) -> Completed:
         """Run a program to its end. Adopted by pid 1, in a session of its own.
 
-        After `timeout` seconds what it started is told to end, and killed soon after. `gid`: as `uid`. A failure of
-        the program is a result; CommandNotFound, Invalid (working directory), Conflict (no process left under the
-        limit) and SandboxDead are raised.
+        After `timeout` seconds what it started is told to end, and killed soon after. `gid`: as `uid`. `groups`:
+        supplementary ones. A failure of the program is a result; CommandNotFound, Invalid (working directory), Conflict
+        (no process left under the limit) and SandboxDead are raised.
         `on_output` gets ("stdout" | "stderr", chunk) as it comes.
         """
         began = time.monotonic()
@@ -265,7 +266,7 @@ class Container:
         before = self.cgroup.oom_kills()
 
         async def launch_command() -> Command:
-            (pid, stream), fds = await self._start_command(flags, uid, cwd, argv, variables, gid)
+            (pid, stream), fds = await self._start_command(flags, uid, cwd, argv, variables, gid, groups)
             return Command(
                 self._handles(int(pid), int(stream), fds[0], parented),
                 fds,
@@ -300,17 +301,24 @@ class Container:
         )
 
     async def _start_command(
-        self, flags: int, uid: int, cwd: str, argv: Sequence[str], env: Mapping[str, str], gid: int | None = None
+        self,
+        flags: int,
+        uid: int,
+        cwd: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        gid: int | None = None,
+        groups: Sequence[int] = (),
     ) -> tuple[list[str], list[int]]:
         if not argv or not argv[0]:
             raise Invalid("an empty command", sandbox=self.spec.id)
         if not 0 <= uid < ID_RANGE:
             raise Invalid(f"no such user in a sandbox: {uid}", sandbox=self.spec.id)
-        group = uid if gid is None else gid
+        gids = ",".join(map(str, (uid if gid is None else gid, *groups)))
         variables = [f"{name}={value}" for name, value in env.items()]
         before = self.cgroup.oom_kills()
         try:
-            return await self._call("exec", flags, uid, group, cwd, len(argv), *argv, *variables)
+            return await self._call("exec", flags, uid, gids, cwd, len(argv), *argv, *variables)
         except ShimGone as error:
             raise self._dead("its shim is gone") from error
         except Refused as error:

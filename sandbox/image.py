@@ -11,6 +11,7 @@ removed only when no name points to it and the caller says that nobody stands on
     <state>/images/NAME                     symbolic link to a tree
     <state>/images/.trees/DIGEST/tree/      the tree
     <state>/images/.trees/DIGEST/image.json its source, size and configuration
+    <state>/images/.trees/DIGEST/CONFIG/    another configuration of the same tree: image.json, and a link to the tree
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ImageStore:
     def info(self, name: str, used: dict[str, int] | None = None) -> ImageInfo:
         """An image as listed; `used` counts the sandboxes that stand on a digest."""
         image = self.resolve(name)
-        record = _read(image.tree.parent)
+        record = _read(self._place(name))
         return ImageInfo(
             name=name,
             digest=image.digest,
@@ -103,14 +104,25 @@ class ImageStore:
         tree = path.resolve()
         if not _stored(tree):
             tree = self._take_in(path, tree)
-        return Image(tree.parent.name, tree, _read(tree.parent).config)
+        return Image(tree.parent.name, tree, _read(self._place(name)).config)
+
+    def _place(self, name: str) -> Path:
+        """The directory with the image.json of this name."""
+        path = self.folder / name
+        while path.is_symlink():  # a name may point to one of another store
+            path = path.parent / os.readlink(path)
+            if (path.parent / "image.json").is_file():
+                break
+        return path.parent
 
     def path(self, name: str) -> Path:
         """The tree of an image; raises ImageNotFound."""
         return self.resolve(name).tree
 
-    def image(self, content: str) -> Image:
-        """The image with this digest, whether or not a name still points to it."""
+    def image(self, content: str, name: str = "") -> Image:
+        """The image with this digest, whether or not a name still points to it; configured as `name` if that does."""
+        if name in self.list() and (named := self.resolve(name)).digest == content:
+            return named
         tree = self.tree(content)
         return Image(content, tree, _read(tree.parent).config)
 
@@ -213,12 +225,27 @@ class ImageStore:
         (aside / "image.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
         place = self.trees / content
         os.sync()
+        target = f".trees/{content}/tree"
         if not place.exists():
             aside.rename(place)
+        elif _read(place).config != config:
+            target = f".trees/{content}/{self._variant(place, aside, config)}/tree"
         link = self.trees / f".link-{secrets.token_hex(6)}"
-        link.symlink_to(f".trees/{content}/tree")
+        link.symlink_to(target)
         link.rename(self.folder / name)  # replaces a former link in one step
         return place / "tree"
+
+    @staticmethod
+    def _variant(place: Path, aside: Path, config: ImageConfig) -> str:
+        """Keep another configuration of a tree that is there already; the name of its directory."""
+        name = blake3(msgspec.json.encode(config, order="sorted")).hexdigest()[:16]
+        if not (place / name).exists():
+            made = aside / "variant"
+            made.mkdir(mode=0o700)
+            (aside / "image.json").rename(made / "image.json")
+            (made / "tree").symlink_to("../tree")
+            made.rename(place / name)
+        return name
 
     def _take_in(self, path: Path, tree: Path) -> Path:
         if tree != path:

@@ -51,6 +51,14 @@ def test_exec_passes_streams_and_the_code_on(host: Daemon, sandbox: str) -> None
 
 
 @needs_host
+def test_exec_runs_as_whom_it_is_told(host: Daemon, sandbox: str) -> None:
+    who = pagurus("exec", "--user", "nobody:daemon", sandbox, "sh", "-c", "id -un; id -gn", host=host)
+    assert who.stdout == b"nobody\ndaemon\n"
+    ghost = pagurus("exec", "-u", "ghost", sandbox, "true", host=host)
+    assert ghost.returncode == 1 and b"no user 'ghost' in the sandbox's /etc/passwd" in ghost.stderr
+
+
+@needs_host
 def test_exec_of_what_does_not_exist_says_so(host: Daemon, sandbox: str) -> None:
     done = pagurus("exec", sandbox, "no-such-program", host=host)
     assert done.returncode == 1

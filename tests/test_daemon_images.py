@@ -126,7 +126,7 @@ async def test_a_dockerfile_is_built_in_sandboxes(host: Client, tmp_path: Path) 
         ("FROM debian\nCOPY none /x", "line 2: none is not in the context"),
         ("FROM debian\nCOPY ../x /x", "outside the context"),
         ("FROM debian\nCOPY link /x", "leads out of the context"),
-        ("FROM debian\nUSER ghost\nRUN id", "no user ghost"),
+        ("FROM debian\nUSER ghost\nRUN id", "line 3: no user 'ghost' in the sandbox's /etc/passwd"),
         ("FROM nothing", "no image"),
     ],
 )

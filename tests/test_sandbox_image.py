@@ -7,7 +7,9 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -262,3 +264,31 @@ def test_bad_layouts_are_refused_or_contained(
     else:
         store.import_archive("app", layout)
     assert not (tmp_path / "out").exists() and not Path("/out").exists()
+
+
+def test_names_of_one_tree_have_each_its_own_configuration(store: ImageStore, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("same")
+
+    def fill(config: ImageConfig) -> Callable[[Path], ImageConfig]:
+        def copy(tree: Path) -> ImageConfig:
+            shutil.copy2(source / "file", tree / "file")
+            return config
+
+        return copy
+
+    configs = {
+        name: ImageConfig(user=user, env={"A": user}) for name, user in (("one", ""), ("two", "x"), ("tres", "y"))
+    }
+    trees = {store.build(name, fill(config), "test") for name, config in configs.items()}
+    assert len(trees) == 1
+    for name, config in configs.items():
+        assert store.resolve(name).config == config == store.info(name).config
+        assert store.image(store.resolve("one").digest, name).config == config
+    store.build("two", fill(configs["tres"]), "test", replace=True)
+    assert store.resolve("two").config == configs["tres"] and store.resolve("one").config == configs["one"]
+    store.remove("one")
+    assert store.collect(()) == 0 and store.resolve("tres").config == configs["tres"]
+    store.remove("two")
+    assert store.remove("tres") and not list(store.trees.iterdir())

@@ -21,7 +21,7 @@ class ExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     stdin: bytes = b""
     cwd: str | None = None
     env: dict[str, str] = {}
-    user: User = 0  # uid or name inside the sandbox
+    user: User | None = None  # None: the sandbox's default, see CreateRequest
     output_limit: int = 1 << 20  # bytes kept of each stream; the rest is counted and dropped
     ends_turn: bool = True  # judge and checkpoint when the command has ended
 

@@ -14,7 +14,7 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     env: dict[str, str] = {}
     workdir: str = "/"
-    user: str = ""  # recorded; commands run as root unless they say otherwise
+    user: str = ""  # "name[:group]" or numbers; "": root
     entrypoint: list[str] = []  # recorded; a sandbox runs the commands that it is given
     cmd: list[str] = []
     labels: dict[str, str] = {}

@@ -9,7 +9,8 @@ import msgspec
 
 from sandbox.messages.verdict import Verdict
 
-User = Annotated[int, msgspec.Meta(ge=0, le=65_535)] | Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+# "name", uid, "name:group", "uid:gid", by the sandbox's own /etc/passwd and /etc/group
+User = Annotated[int, msgspec.Meta(ge=0, le=65_535)] | Annotated[str, msgspec.Meta(min_length=1, max_length=130)]
 LogLimit = Annotated[int, msgspec.Meta(ge=4096, le=16 << 20)]
 Cells = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -36,7 +37,7 @@ class ProcessRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     command: str | list[str]
     env: dict[str, str] = {}
     cwd: str | None = None
-    user: User = 0  # uid or name inside the sandbox
+    user: User | None = None  # None: the sandbox's default
     stdin: bool = False  # a pipe to write to; else its stdin is empty
     log_limit: LogLimit = 1 << 20  # bytes kept of each output, the newest
     ends_turn: bool = True  # judge and checkpoint once it has started
@@ -48,7 +49,7 @@ class TerminalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_u
     command: str | list[str] | None = None  # None: the best shell there is
     env: dict[str, str] = {}
     cwd: str | None = None
-    user: User = 0
+    user: User | None = None
     rows: Cells = 24
     columns: Cells = 80
 

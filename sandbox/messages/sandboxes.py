@@ -10,6 +10,7 @@ import msgspec
 from sandbox.messages.gateway import Gateway
 from sandbox.messages.ignore import IgnoreRules
 from sandbox.messages.network import Network
+from sandbox.messages.processes import User
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -76,8 +77,8 @@ class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     name: str | None = None
     limits: Limits = Limits()
     network: Network = Network()
-    env: dict[str, str] = {}
-    workdir: str = "/"
+    env: dict[str, str] = {}  # on top of the image's
+    workdir: str | None = None  # absolute; None: the image's
     labels: dict[str, str] = {}
     durable_answers: bool = False  # hold answers until durable instead of until captured
     gateway: Gateway | None = None  # how its agent reaches a model
@@ -87,6 +88,7 @@ class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     lifetime: Seconds | None = None  # from its creation; never cuts a call short
     idle_timeout: Seconds | None = None  # without any call
     at_end: AtEnd = AtEnd.STOP
+    user: User | None = None  # who commands run as that do not say; None: the image's, root where it names nobody
 
 
 class SandboxState(enum.StrEnum):

@@ -15,7 +15,7 @@ class SessionRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     shell: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)] | None = None  # None: bash, or else sh
     env: dict[str, str] = {}
     cwd: str | None = None
-    user: User = 0
+    user: User | None = None
 
 
 class SessionExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@
  * daemon may die and come back, and a restored or forked sandbox has its own. The daemon speaks to it
  * through two FIFOs, which a dump tolerates where it would refuse a connected socket.
  *
- *   attend DIRECTORY MODE UID GID LIMIT ROWS COLUMNS FIRST ARGUMENT...      its environment is the program's
+ *   attend DIRECTORY MODE UID GID[,GID...] LIMIT ROWS COLUMNS FIRST ARGUMENT...      its environment is the program's
  *
  *   process   stdin, stdout and stderr are pipes; the last LIMIT bytes of each output are kept
  *   terminal  a pseudoterminal of ROWS x COLUMNS; the last LIMIT bytes are kept
@@ -47,6 +47,7 @@ enum {
 #define TEXT_MOST (8 << 20)       /* one script */
 #define INPUT_ROOM (64 << 10)
 #define PENDING 32
+#define GROUPS_MOST 256           /* supplementary groups */
 
 enum op { ATTACH = 1, READ, INPUT, CLOSE, SIGNAL, RESIZE, TEXT, EXEC, ACK, STATE, WAIT, HOLD, FINISH };
 enum wait { UNTIL_EXIT, UNTIL_DONE, UNTIL_ROOM };
@@ -247,8 +248,26 @@ static long run_program(char **argv, char **envp, const char *path) {
     return worst;
 }
 
-static void become_program(const int fd[3], int extra[2], long first, long uid, long gid, char **argv, char **envp,
-                           int report) {
+/* "GID[,GID...]": the group, then the supplementary ones. Returns the group. */
+static uint32_t groups_of(const char *text, uint32_t *groups, long *count) {
+    uint32_t gid = (uint32_t)number(text);
+    for (*count = 0; *text && *count < GROUPS_MOST; text++)
+        if (*text == ',') groups[(*count)++] = (uint32_t)number(text + 1);
+    return gid;
+}
+
+static long become_user(long uid, const char *listed) {
+    uint32_t groups[GROUPS_MOST];
+    long count, gid = groups_of(listed, groups, &count);
+    if (!uid && !gid && !count) return 0;
+    long error = call(SYS_setgroups, count, groups, 0, 0);
+    if (error >= 0) error = call(SYS_setresgid, gid, gid, gid, 0);
+    if (error >= 0) error = call(SYS_setresuid, uid, uid, uid, 0);
+    return error;
+}
+
+static void become_program(const int fd[3], int extra[2], long first, long uid, const char *gids, char **argv,
+                           char **envp, int report) {
     const char *path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     for (char **e = envp; *e; e++)
         if (same(*e, "PATH=", 5)) path = *e + 5;
@@ -266,12 +285,7 @@ static void become_program(const int fd[3], int extra[2], long first, long uid, 
         keep = first + 2;
     }
     call(SYS_close_range, keep, ~0U, 0, 0);
-    long error = 0;
-    if (uid) {
-        error = call(SYS_setgroups, 0, 0, 0, 0);
-        if (error >= 0) error = call(SYS_setresgid, gid, gid, gid, 0);
-        if (error >= 0) error = call(SYS_setresuid, uid, uid, uid, 0);
-    }
+    long error = become_user(uid, gids);
     mask_all(false);
     if (error >= 0) error = run_program(argv, envp, path);
     int code = (int)-error;
@@ -298,7 +312,7 @@ static int open_terminal(long rows, long columns) {
     return slave;
 }
 
-static void start_program(long uid, long gid, long rows, long columns, long first, char **argv, char **envp) {
+static void start_program(long uid, const char *gids, long rows, long columns, long first, char **argv, char **envp) {
     int fd[3], extra[2] = {-1, -1}, report[2], ends[2];
     if (terminal) {
         fd[0] = fd[1] = fd[2] = open_terminal(rows, columns);
@@ -321,7 +335,7 @@ static void start_program(long uid, long gid, long rows, long columns, long firs
     }
     pipe_pair(report);
     child = (int)need(call(SYS_fork, 0, 0, 0, 0), "fork");
-    if (!child) become_program(fd, extra, first, uid, gid, argv, envp, report[1]);
+    if (!child) become_program(fd, extra, first, uid, gids, argv, envp, report[1]);
     call(SYS_close, report[1], 0, 0, 0);
     int code = 0;
     long got;
@@ -711,7 +725,7 @@ __attribute__((used)) static void start(long *stack) {
     call(SYS_umask, 022, 0, 0, 0);
     uint64_t child_signal = 1UL << (SIGCHLD - 1);
     signals = (int)need(call(SYS_signalfd4, -1, &child_signal, sizeof child_signal, O_NONBLOCK | O_CLOEXEC), "signalfd");
-    start_program(number(argv[3]), number(argv[4]), number(argv[6]), number(argv[7]), number(argv[8]), argv + 9, envp);
+    start_program(number(argv[3]), argv[4], number(argv[6]), number(argv[7]), number(argv[8]), argv + 9, envp);
     if (session) text = pages(TEXT_MOST);
     for (int i = 0; i < 2; i++) {
         out[i].size = session ? OUTPUT_MOST : (uint64_t)(limit < 4096 ? 4096 : limit);

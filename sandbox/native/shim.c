@@ -293,18 +293,33 @@ static bool open_pipes(long flags, struct command *c, int mine[3]) {
     return true;
 }
 
-/* exec FLAGS UID GID CWD COUNT ARGUMENT... VARIABLE...  ->  ok PID STREAM, with pidfd, stdout, stderr[, stdin] */
+/* "GID[,GID...]": the group, then the supplementary ones. */
+static bool groups_of(char *text, struct command *c) {
+    for (int i = -1; i < GROUPS_MOST; i++) {
+        char *end;
+        errno = 0;
+        long gid = strtol(text, &end, 10);
+        if (errno || end == text || gid < 0 || gid >= ID_RANGE) return false;
+        if (i < 0) c->gid = (gid_t)gid;
+        else c->groups[c->group_count++] = (gid_t)gid;
+        if (!*end) return true;
+        if (*end != ',') return false;
+        text = end + 1;
+    }
+    return false;
+}
+
+/* exec FLAGS UID GID[,GID...] CWD COUNT ARGUMENT... VARIABLE...  ->  ok PID STREAM, with pidfd, stdout, stderr[, stdin] */
 static void command_exec(void) {
-    long flags, uid, gid;
+    long flags, uid;
     struct command c = {.fd = {-1, -1, -1}};
     struct started out = {.pidfd = -1};
     if (!shim.init) return refuse("exec", ESRCH);
-    if (!number(1, &flags) || !number(2, &uid) || !number(3, &gid) || fields < 7 || !vectors(5, &c.argv, &c.envp) ||
-        uid < 0 || gid < 0 || uid >= ID_RANGE || gid >= ID_RANGE)
+    if (!number(1, &flags) || !number(2, &uid) || fields < 7 || !groups_of(field[3], &c) ||
+        !vectors(5, &c.argv, &c.envp) || uid < 0 || uid >= ID_RANGE)
         return refuse("exec arguments", EINVAL);
     c.cwd = field[4];
     c.uid = (uid_t)uid;
-    c.gid = (gid_t)gid;
     c.parented = flags & EXEC_PARENTED;
     int mine[3] = {-1, -1, -1};
     if (!open_pipes(flags, &c, mine)) out.failure = (struct failure){.stage = "pipes", .error = errno};

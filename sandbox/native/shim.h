@@ -18,6 +18,7 @@
 #define PASSED_MAX 16         /* descriptors per message */
 #define V1_MAX 8
 #define ID_RANGE 65536
+#define GROUPS_MOST 256      /* supplementary groups of a command */
 #define BINDS_MAX 16          /* directories of the host below a sandbox's root */
 #define URGENT (-10)          /* nice value of the shim and of CRIU; a sandbox's own processes get 0 */
 
@@ -62,6 +63,8 @@ struct command {
     const char *cwd;
     uid_t uid;
     gid_t gid;
+    gid_t groups[GROUPS_MOST];  /* supplementary */
+    int group_count;
     int fd[3];                /* -1: the sandbox's own /dev/null */
     bool parented;
 };
@@ -96,6 +99,6 @@ const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]);
 /* confine.c: likewise */
 void prepare_filter(void);
 const char *set_limits(uint64_t open_files);
-const char *confine(uid_t uid, gid_t gid);
+const char *confine(uid_t uid, gid_t gid, const gid_t *groups, int count);
 
 #endif

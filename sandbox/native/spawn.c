@@ -152,7 +152,7 @@ static void become_init(struct shim *s, int status) {
     if (setdomainname(s->machine, strlen(s->machine)) < 0) give_up(status, "machine id");
     if (unshare(CLONE_NEWCGROUP) < 0) give_up(status, "cgroup namespace");
     umask(022);
-    if ((stage = confine(0, 0))) give_up(status, stage);
+    if ((stage = confine(0, 0, NULL, 0))) give_up(status, stage);
     if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
     syscall(SYS_close_range, 0, 2, 0);
     syscall(SYS_close_range, 4, ~0U, 0);
@@ -235,7 +235,7 @@ static void become_command(const struct command *c, int status) {
     umask(022);
     /* With the credentials of the user, as a login would; root of the sandbox may enter anywhere. */
     if (c->uid == 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
-    if ((stage = confine(c->uid, c->gid))) give_up(status, stage);
+    if ((stage = confine(c->uid, c->gid, c->groups, c->group_count))) give_up(status, stage);
     if (c->uid != 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
     if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
     syscall(SYS_close_range, 4, ~0U, 0);

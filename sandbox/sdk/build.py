@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox import dockerfile
 from sandbox.dockerfile import Instruction, Stage
-from sandbox.errors import Invalid, NotFound
+from sandbox.errors import CommandNotFound, Invalid, NotFound
 from sandbox.messages import ImageConfig, ImageInfo, Limits, Network
 from sandbox.sdk.handle import Sandbox
 
@@ -171,10 +171,12 @@ class Builder:
 
     async def _run(self, sandbox: Sandbox, state: _State, instruction: Instruction) -> None:
         command = [*state.shell, *instruction.words] if instruction.shell else list(instruction.words)
-        user = await self._user(sandbox, state.user, instruction)
-        await self._exec(
-            sandbox, command, instruction, env={**state.arguments, **state.env}, cwd=state.workdir, user=user
-        )
+        env = {**state.arguments, **state.env}
+        try:
+            await self._exec(sandbox, command, instruction, env=env, cwd=state.workdir, user=state.user or 0)
+        except (Invalid, CommandNotFound) as error:  # no such user, working directory, shell
+            here = f"line {instruction.line}: "
+            raise Invalid(here + error.message.removeprefix(here), remedy=error.remedy) from error
 
     async def _exec(
         self,
@@ -184,7 +186,7 @@ class Builder:
         *,
         env: dict[str, str] | None = None,
         cwd: PurePosixPath | None = None,
-        user: int = 0,
+        user: int | str = 0,
         stdin: bytes = b"",
     ) -> None:
         tail = ""
@@ -205,16 +207,6 @@ class Builder:
             elif chunk.result.timed_out or chunk.result.exit_code:
                 why = "took too long" if chunk.result.timed_out else f"exit code {chunk.result.exit_code}"
                 raise Invalid(f"line {instruction.line}: {instruction.kind} failed: {why}\n{tail.strip()}")
-
-    async def _user(self, sandbox: Sandbox, user: str, instruction: Instruction) -> int:
-        name = user.partition(":")[0]
-        if not name or name.isdecimal():
-            return int(name or 0)
-        with contextlib.suppress(NotFound):
-            for line in (await sandbox.files.read("/etc/passwd")).decode("utf-8", "replace").splitlines():
-                if (parts := line.split(":"))[0] == name and len(parts) > 2 and parts[2].isdecimal():
-                    return int(parts[2])
-        raise Invalid(f"line {instruction.line}: the image has no user {name}")
 
     # ----------------------------------------------------------------- copying
 

@@ -66,7 +66,8 @@ class Client(Transport):
         limits: Limits | None = None,
         network: Network | None = None,
         env: dict[str, str] | None = None,
-        workdir: str = "/",
+        workdir: str | None = None,
+        user: int | str | None = None,
         labels: dict[str, str] | None = None,
         mounts: list[Mount] | None = None,
         durable_answers: bool = False,
@@ -79,8 +80,9 @@ class Client(Transport):
     ) -> Creation:
         """A new sandbox: ``sb = await host.create(...)``, or ``async with host.create(...) as sb``.
 
-        `lifetime`: seconds from now; `idle_timeout`: seconds without a call. Neither cuts a call short. What happens
-        then says `at_end`: a last checkpoint and a stop, or removal.
+        `env`, `workdir` and `user` (``"name[:group]"`` or numbers) are what commands have that say nothing else; what
+        is not given here is the image's. `lifetime`: seconds from now; `idle_timeout`: seconds without a call. Neither
+        cuts a call short. What happens then says `at_end`: a last checkpoint and a stop, or removal.
         """
         request = CreateRequest(
             image=image,
@@ -89,6 +91,7 @@ class Client(Transport):
             network=network or Network.none(),
             env=env or {},
             workdir=workdir,
+            user=user,
             labels=labels or {},
             mounts=mounts or [],
             durable_answers=durable_answers,

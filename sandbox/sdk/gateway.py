@@ -39,7 +39,7 @@ class Conversation:
         stdin: bytes = b"",
         cwd: str | None = None,
         env: dict[str, str] | None = None,
-        user: int = 0,
+        user: int | str | None = None,
         output_limit: int = 1 << 20,
     ) -> ExecResult:
         """The next command of an agent outside. It ends no turn: the agent's next request does.

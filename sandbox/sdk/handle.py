@@ -111,13 +111,14 @@ class Sandbox:
         stdin: bytes = b"",
         cwd: str | None = None,
         env: dict[str, str] | None = None,
-        user: int | str = 0,
+        user: int | str | None = None,
         output_limit: int = 1 << 20,
         ends_turn: bool = True,
     ) -> ExecResult:
         """Run a command (a string for ``/bin/sh -c``, or an argument vector) and end the turn.
 
-        `user`: a uid, or a name of the sandbox's ``/etc/passwd``.
+        `user`: ``"name"``, ``"name:group"``, ``"1000:1000"`` or a uid, by the sandbox's ``/etc/passwd`` and
+        ``/etc/group``; None: the default user of the sandbox.
 
         Returns when the command has ended or `timeout` seconds have passed (then it has been killed and
         `timed_out` is set). A command that fails is a result. The next act on the sandbox waits until this
@@ -134,7 +135,7 @@ class Sandbox:
         stdin: bytes = b"",
         cwd: str | None = None,
         env: dict[str, str] | None = None,
-        user: int | str = 0,
+        user: int | str | None = None,
         ends_turn: bool = True,
     ) -> AsyncIterator[Chunk]:
         """Run a command and yield its output as it comes; the last chunk carries the result."""
@@ -247,7 +248,7 @@ def _request(
     stdin: bytes,
     cwd: str | None,
     env: dict[str, str] | None,
-    user: int | str,
+    user: int | str | None,
     output_limit: int,
     ends_turn: bool,
 ) -> ExecRequest:

@@ -48,7 +48,7 @@ class Processes:
         *,
         env: dict[str, str] | None = None,
         cwd: str | None = None,
-        user: int | str = 0,
+        user: int | str | None = None,
         stdin: Literal["pipe"] | None = None,
         log_limit: int = 1 << 20,
         ends_turn: bool = True,
@@ -182,7 +182,7 @@ class Terminals:
         *,
         env: dict[str, str] | None = None,
         cwd: str | None = None,
-        user: int | str = 0,
+        user: int | str | None = None,
         rows: int = 24,
         columns: int = 80,
     ) -> Terminal:

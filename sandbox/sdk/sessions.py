@@ -23,7 +23,7 @@ class Sessions:
         *,
         env: dict[str, str] | None = None,
         cwd: str | None = None,
-        user: int | str = 0,
+        user: int | str | None = None,
     ) -> Session:
         """Start a shell (None: bash, or else sh) that lives until it is closed."""
         request = SessionRequest(shell=shell, env=env or {}, cwd=cwd, user=user)
