@@ -80,7 +80,7 @@ async def test_a_program_that_does_not_exist(maker: Maker) -> None:
     with pytest.raises(CommandNotFound):
         await attendant.start(container, "p1", Program(mode=Mode.PROCESS, argv=["nonesuch"], env=ENV))
     async with asyncio.timeout(60):  # its last words come before the kernel has done away with it
-        while container.tasks() != [container.init_pid]:
+        while container.tasks() != [container.init_pid]:  # noqa: ASYNC110 - the kernel tells no event
             await asyncio.sleep(0.01)
 
 
