@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from pathlib import Path
 
 from bench._hostile import Scene, act, judge, program, run, unharmed
@@ -136,12 +137,12 @@ async def _symlinks(scene: Scene) -> str:
     said = judge(await run(scene, code))
     for path in ("/tmp/out", "/tmp/dots", "/" + "../" * 40 + str(scene.secret), f"/tmp/magic{scene.secret}"):
         with contextlib.suppress(PagurusError):
-            data = await asyncio.to_thread(files.read, scene.attacker.init_pid or 0, path)
+            data = await asyncio.to_thread(files.read, scene.attacker.init_pid or 0, path, limit=1 << 20)
             if b"secret" in data:
                 return f"{path} read the host's file"
         with contextlib.suppress(PagurusError):
             init, base = scene.attacker.init_pid or 0, scene.attacker.spec.uid_base
-            await asyncio.to_thread(files.write, init, base, path, b"overwritten")
+            await asyncio.to_thread(files.write, init, base, path, io.BytesIO(b"overwritten"))
     return said or ("" if scene.secret.read_bytes() == b"secret" else "the host's file was written")
 
 
@@ -157,7 +158,9 @@ async def _symlink_race(scene: Scene) -> str:
         for _ in range(300):
             for path in (f"/race/dir/{scene.secret.name}", "/race/dir/f"):
                 with contextlib.suppress(PagurusError):
-                    if b"secret" in await asyncio.to_thread(files.read, scene.attacker.init_pid or 0, path):
+                    if b"secret" in await asyncio.to_thread(
+                        files.read, scene.attacker.init_pid or 0, path, limit=1 << 20
+                    ):
                         return f"{path} read the host's file"
     finally:
         done = await task

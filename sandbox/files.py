@@ -17,13 +17,13 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import IO, Literal, Self
 
 from sandbox.beneath import as_sandbox_root, make_parents, need_regular, openat2, opened, refused, sandbox_root
 from sandbox.errors import Conflict, Invalid
 from sandbox.messages import FileInfo
 
-READ_LIMIT = 1 << 30  # bytes that one read returns at most
+CHUNK = 1 << 17  # bytes of a file that the host holds at a time
 
 
 def absolute(path: str) -> PurePosixPath:
@@ -31,20 +31,50 @@ def absolute(path: str) -> PurePosixPath:
     return PurePosixPath("/", path)
 
 
-def read(init_pid: int, path: str, *, offset: int = 0, limit: int = READ_LIMIT) -> bytes:
+class Part:
+    """A part of the regular file `path`, read chunk by chunk: the `size` bytes from `offset` on, at most `limit`.
+
+    The size is that of the moment of opening; what is written behind it later is not read. Each step blocks.
+    """
+
+    def __init__(self, init_pid: int, path: str, offset: int = 0, limit: int = 1 << 62) -> None:
+        with sandbox_root(init_pid) as root, opened(root, path, os.O_RDONLY) as file:
+            need_regular(file, path)
+            self._file = os.fdopen(os.dup(file), "rb", buffering=0)
+        self._path = path
+        self._at = offset
+        self.size = max(0, min(limit, os.fstat(self._file.fileno()).st_size - offset))
+        self.left = self.size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def next(self) -> bytes:
+        """The next bytes, at most CHUNK; none at the end. Raises Conflict when the sandbox cut the file meanwhile."""
+        try:
+            part = os.pread(self._file.fileno(), min(self.left, CHUNK), self._at)
+        except OSError as error:
+            raise refused(error, self._path) from error
+        if self.left and not part:
+            raise Conflict(f"{self._path} was cut while it was read", remedy="read it again")
+        self._at += len(part)
+        self.left -= len(part)
+        return part
+
+
+def read(init_pid: int, path: str, *, offset: int = 0, limit: int) -> bytes:
     """Up to `limit` bytes of the regular file `path`, from `offset`."""
-    with sandbox_root(init_pid) as root, opened(root, path, os.O_RDONLY) as file:
-        need_regular(file, path)
-        parts = []
-        while limit > 0 and (part := os.pread(file, min(limit, 1 << 20), offset)):
-            parts.append(part)
-            offset += len(part)
-            limit -= len(part)
-        return b"".join(parts)
+    with Part(init_pid, path, offset, limit) as part:
+        return b"".join(iter(part.next, b""))
 
 
-def write(init_pid: int, uid_base: int, path: str, data: bytes, *, mode: int = 0o644, append: bool = False) -> None:
-    """Write the regular file `path`, created with its missing parents when need be."""
+def write(
+    init_pid: int, uid_base: int, path: str, source: IO[bytes], *, mode: int = 0o644, append: bool = False
+) -> None:
+    """Write what `source` holds to the regular file `path`, created with its missing parents when need be."""
     with sandbox_root(init_pid) as root, as_sandbox_root(uid_base):
         make_parents(root, absolute(path).parent)
         with opened(root, path, os.O_WRONLY | os.O_CREAT, mode) as file:
@@ -54,9 +84,10 @@ def write(init_pid: int, uid_base: int, path: str, data: bytes, *, mode: int = 0
                     os.lseek(file, 0, os.SEEK_END)
                 else:
                     os.ftruncate(file, 0)
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(file, view) :]
+                while part := source.read(CHUNK):
+                    view = memoryview(part)
+                    while view:
+                        view = view[os.write(file, view) :]
             except OSError as error:
                 raise refused(error, path) from error
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import tarfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from sandbox import archive
-from sandbox.errors import Conflict, Invalid, NotFound
+from sandbox import Client, archive
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 
 
 async def test_parts_of_files(sb) -> None:
@@ -20,6 +22,64 @@ async def test_parts_of_files(sb) -> None:
     await sb.files.append("/d/a.bin", b"end")
     assert await sb.files.read("/d/a.bin", offset=1024) == b"end"
     assert await sb.files.read("/d/a.bin", offset=9999) == b""
+
+
+async def test_large_files_pass_through_the_daemon_and_do_not_stay_in_it(host: Client, sb) -> None:
+    """A sparse file of 300 MB out, one of 64 MB in, and a reader that stands still: the daemon holds none of them."""
+    daemon, size = (await host.health())["pid"], 300 << 20
+    await sb.exec(
+        f"printf begin > /large && truncate -s {size} /large && printf end | dd of=/large seek={size} bs=1",
+        ends_turn=False,
+    )
+    before = _forget_peak(daemon)
+    async with contextlib.aclosing(sb.files.stream("/large")) as standing:
+        assert (await anext(standing)).startswith(b"begin\0")
+        count, last = 0, b""
+        async for part in sb.files.stream("/large"):
+            assert len(part) <= 1 << 18
+            count, last = count + len(part), (last + part)[-4:]
+        assert count == size + 3 and last == b"\0end"
+        assert len(await sb.files.read("/large", offset=1 << 20, limit=40 << 20)) == 40 << 20
+        await sb.files.write("/written", b"0123456789abcdef" * (4 << 20))
+        assert (await sb.exec("stat -c %s /written", ends_turn=False)).text == "67108864\n"
+        assert _peak(daemon) - before < 32 << 20
+
+
+def _forget_peak(pid: int) -> int:
+    """Resident bytes of a process, from which on its peak counts."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _peak(pid)
+
+
+def _peak(pid: int) -> int:
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
+
+
+async def test_a_file_that_is_cut_while_it_is_read_does_not_look_whole(sb) -> None:
+    await sb.exec("truncate -s 64M /cut")
+    reading = sb.files.stream("/cut")
+    await anext(reading)
+    await sb.exec("truncate -s 1M /cut")
+    with pytest.raises(PagurusError):
+        async for _ in reading:
+            pass
+    await sb.exec("truncate -s 5G /sparse")
+    with pytest.raises(Invalid, match="limit"):
+        await sb.files.read("/sparse", offset=(4 << 30) - 1)
+    assert await sb.files.read("/sparse", offset=(5 << 30) - 2) == b"\0\0"
+
+
+async def test_a_body_that_breaks_off_changes_nothing(sb) -> None:
+    await sb.files.write("/kept", b"before")
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"x" * (1 << 20)
+        raise OSError("the sender fell over")
+
+    with pytest.raises((OSError, PagurusError)):
+        await sb._client.raw("PUT", f"{sb._path}/files?path=/kept", broken(), "application/octet-stream")
+    assert await sb.files.read("/kept") == b"before"
 
 
 async def test_status_tells_what_a_path_is_without_following(sb) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 
-from daemon.api.wire import HOST, Route, Stream, chunks, content, frame, parameters, reply, streaming
+from daemon.api.wire import HOST, RAW, Route, Stream, chunks, frame, parameters, reply, streaming
 from daemon.turns import TurnLoop
 from sandbox import archive, beneath, files
 from sandbox.cgroup import parse_bytes
@@ -45,7 +46,7 @@ class PathQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ReadQuery(PathQuery):
     offset: _Bytes = 0
-    limit: _Bytes = files.READ_LIMIT
+    limit: _Bytes = 1 << 62
 
 
 class WriteQuery(PathQuery):
@@ -79,19 +80,44 @@ class Written(msgspec.Struct, kw_only=True):
 # --------------------------------------------------------------------------- single files
 
 
-async def _read(request: web.Request) -> web.Response:
-    """A part of a regular file, or all of it."""
+async def _read(request: web.Request) -> web.StreamResponse:
+    """A part of a regular file, or all of it, as it is read: at the pace of a slow reader."""
     loop, asked = _loop(request), parameters(request, ReadQuery)
-    limit = min(asked.limit, files.READ_LIMIT)
-    data = await asyncio.to_thread(files.read, loop.container.init_pid, asked.path, offset=asked.offset, limit=limit)
-    return web.Response(body=data, content_type="application/octet-stream")
+    part, first = await asyncio.to_thread(_begin, loop.container.init_pid, asked)
+    with part:
+        if not part.left:
+            return web.Response(body=first, content_type=RAW)
+        response = web.StreamResponse(headers={"Content-Type": RAW})
+        response.content_length = part.size  # less than that is half a file, and the reader knows
+        with contextlib.suppress(ConnectionError):  # the reader went away
+            await response.prepare(request)
+            await response.write(first)
+            while data := await asyncio.to_thread(part.next):
+                await response.write(data)
+            await response.write_eof()
+        return response
+
+
+def _begin(pid: int, asked: ReadQuery) -> tuple[files.Part, bytes]:
+    part = files.Part(pid, asked.path, asked.offset, asked.limit)
+    try:
+        return part, part.next()
+    except BaseException:
+        part.__exit__()
+        raise
 
 
 async def _write(request: web.Request) -> web.Response:
-    """Write a regular file, or append to it."""
+    """Write a regular file, or append to it. A body that breaks off changes nothing."""
     loop, asked = _loop(request), parameters(request, WriteQuery)
-    data, mode = await content(request), int(asked.mode, 8)
-    await _alter(loop, asked.path, files.write, asked.path, data, mode=mode, append=asked.append)
+    with tempfile.SpooledTemporaryFile(files.CHUNK, dir=request.app[HOST].images.folder) as spool:
+        try:
+            async for data in chunks(request):
+                await asyncio.to_thread(spool.write, data)  # to the disk, under no name, what is larger than a chunk
+        except OSError as error:
+            raise beneath.refused(error, asked.path) from error
+        spool.seek(0)
+        await _alter(loop, asked.path, files.write, asked.path, spool, mode=int(asked.mode, 8), append=asked.append)
     return reply(request, {})
 
 

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,9 +18,13 @@ from sandbox.messages import FileEvent, FileInfo
 from sandbox.pipes import in_thread, put
 from sandbox.sdk.transport import Transport, encoded
 
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+
 BYTES = "application/octet-stream"
 TAR = "application/x-tar"
 CHUNK = 1 << 18
+READ_MOST = 1 << 30  # bytes of a file read into memory, when the caller sets no limit
 TREE_MOST = 1 << 40  # bytes of a downloaded tree, when the caller sets no limit
 
 
@@ -37,14 +42,37 @@ class Files:
     # ----------------------------------------------------------------- single files
 
     async def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """The content of a regular file: at most `limit` bytes (1 GiB) from `offset`."""
+        """The content of a regular file: at most `limit` bytes from `offset`.
+
+        Raises Invalid where no `limit` is given and there is more than 1 GiB, such as a sparse file of the sandbox's.
+        """
+        async with self._content(path, offset, limit) as response:
+            if limit is None and (size := response.content_length or 0) > READ_MOST:
+                raise Invalid(f"{path} holds {size} bytes, too many at once", remedy="give a limit, or use stream()")
+            return await response.read()
+
+    async def stream(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        """The same bytes in parts as they come, at most 256 KiB each. The host reads no faster than the caller.
+
+        The file's size is that of the beginning: what is written behind it meanwhile does not come. Raises when the
+        stream breaks off before its end.
+        """
+        async with self._content(path, offset, limit) as response:
+            async for data in response.content.iter_chunked(CHUNK):
+                yield data
+
+    def _content(self, path: str, offset: int, limit: int | None) -> AbstractAsyncContextManager[ClientResponse]:
         part = {"limit": str(limit)} if limit is not None else {}
-        return await self._client.raw("GET", self._url("files", path=path, offset=str(offset), **part), None, "")
+        return self._client.request("GET", self._url("files", path=path, offset=str(offset), **part), None, "")
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644, append: bool = False) -> None:
-        """Write a regular file; missing parents are made. Text is UTF-8. `mode` is for a new file."""
+        """Write a regular file, of at most 256 MiB at once; missing parents are made. Text is UTF-8.
+
+        `mode` is for a new file. Nothing is changed before all of `data` has arrived.
+        """
         url = self._url("files", path=path, mode=f"{mode:o}", append="1" if append else "0")
-        await self._client.raw("PUT", url, data.encode() if isinstance(data, str) else bytes(data), BYTES)
+        raw = data.encode() if isinstance(data, str) else bytes(data)
+        await self._client.raw("PUT", url, raw if len(raw) <= CHUNK else _slices(raw), BYTES)
 
     async def append(self, path: str, data: bytes | str) -> None:
         """Write at the end of a regular file, which is made when it is missing."""
@@ -152,6 +180,12 @@ class Files:
 
 
 # --------------------------------------------------------------------------- pipes between threads and the loop
+
+
+async def _slices(data: bytes) -> AsyncIterator[memoryview]:
+    view = memoryview(data)
+    for start in range(0, len(view), CHUNK):
+        yield view[start : start + CHUNK]
 
 
 async def _chunks(reader: int, progress: Callable[[int], Any] | None) -> AsyncIterator[bytes]:
