@@ -11,7 +11,7 @@ A loop device passes a flush on as fsync, and a write of its own at once, so the
 a disk would see. After a power cut a disk holds every write before the last flush that it answered, and of those after
 it any subset, in whole sectors of 4096 bytes.
 
-Guarantee: :func:`states` yields only such states. The recorder is a process of its own: it never waits for a file
+Guarantee: :func:`cuts` yields only such states. The recorder is a process of its own: it never waits for a file
 system that waits for it.
 """
 
@@ -27,9 +27,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from blake3 import blake3
 
 SECTOR = 4096
 WRITE, FLUSH = 1, 2
@@ -166,17 +168,6 @@ class _Server:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A power cut: what the disk holds of the log when the power goes at `position`."""
-
-    position: int  # of the log: everything before was answered
-    base: int  # everything before this place is on the disk
-    extra: tuple[int, ...]  # places of the writes after it that are on the disk as well
-    torn: bool = False  # the last of these only in part
-    name: str = ""
-
-
-@dataclass(frozen=True)
 class Event:
     place: int
     kind: int
@@ -187,6 +178,19 @@ class Event:
     @property
     def end(self) -> int:
         return self.data + self.length
+
+
+Span = tuple[Event, int, int]  # of the data of a write: bytes from the first number up to the second
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A power cut: what the disk holds of the log when the power goes at `position`."""
+
+    position: int  # of the log: everything before was answered
+    base: int  # everything before this place is on the disk
+    extra: tuple[Span, ...]  # what of the writes after it is on the disk as well
+    name: str = ""
 
 
 def events(log: Path) -> Iterator[Event]:
@@ -202,25 +206,49 @@ def events(log: Path) -> Iterator[Event]:
             place += _RECORD.size + length
 
 
-def cuts(log: Path, chance: random.Random) -> Iterator[Cut]:
-    """A power cut behind every write and every flush, each with one legal fate of the writes that were not flushed."""
+#: What may become of the writes that no flush has confirmed when the power goes behind the last of them.
+FATES = ("all", "none", "last", "overtaken", "torn", "some", "sectors")
+
+
+def cuts(log: Path, chance: random.Random, fates: int = 1) -> Iterator[Cut]:
+    """Power cuts behind every write and every flush, in order; `fates` different ones behind each write."""
     base = 0
-    pending: list[int] = []
+    pending: list[Event] = []
     for event in events(log):
         if event.kind == FLUSH:
             base, pending = event.end, []
             yield Cut(event.end, base, (), name="flushed")
             continue
-        pending.append(event.place)
-        name = chance.choice(("all", "none", "some", "last", "torn"))
-        chosen = {
-            "all": pending,
-            "none": [],
-            "some": [place for place in pending if chance.random() < 0.5],
-            "last": pending[-1:],
-            "torn": pending,
-        }[name]
-        yield Cut(event.end, base, tuple(chosen), name == "torn", name)
+        pending.append(event)
+        for name in chance.sample(FATES, min(fates, len(FATES))):
+            yield Cut(event.end, base, tuple(survivors(name, pending, chance)), name)
+
+
+def survivors(fate: str, pending: Sequence[Event], chance: random.Random) -> Iterator[Span]:
+    """What of the writes that were not flushed reaches the disk."""
+    for event in pending:
+        last = event is pending[-1]
+        match fate:
+            case "all":
+                reached = event.length
+            case "none":
+                reached = 0
+            case "last":  # before all others
+                reached = event.length if last else 0
+            case "overtaken":  # the first one comes last
+                reached = 0 if event is pending[0] else event.length
+            case "torn":
+                half = event.length // 2 // SECTOR * SECTOR
+                reached = half if last and event.length > SECTOR else event.length
+            case "some":
+                reached = event.length if chance.random() < 0.5 else 0
+            case _:  # any sectors of any write
+                for first in range(0, event.length, SECTOR):
+                    if chance.random() < 0.5:
+                        yield event, first, min(first + SECTOR, event.length)
+                continue
+        if reached:
+            yield event, 0, reached
 
 
 class Disk:
@@ -228,35 +256,67 @@ class Disk:
 
     def __init__(self, image: Path, log: Path) -> None:
         self._image = image  # everything before `_base` is in it
-        self._base = 0
+        self._file = open(image, "r+b", buffering=0)  # noqa: SIM115 - closed by close()
         self._log = open(log, "rb")  # noqa: SIM115 - closed by close()
-        self._events = {event.place: event for event in events(log)}
-        self._order = sorted(self._events)
+        self._writes = [event for event in events(log) if event.kind == WRITE]
         self._next = 0
+        self._sum = 0  # over the marks of all sectors that ever changed
 
     def close(self) -> None:
+        self._file.close()
         self._log.close()
+
+    def state(self, cut: Cut) -> int:
+        """Equal for two cuts that leave the same bytes on the disk."""
+        self._advance(cut.base)
+        return self._sum + self._difference(self._overlay(cut))
 
     def make(self, cut: Cut, into: Path) -> None:
         """Write what the disk holds after `cut`."""
-        with open(self._image, "r+b") as file:
-            while self._next < len(self._order) and self._order[self._next] < cut.base:
-                self._apply(self._events[self._order[self._next]], file.fileno())
-                self._next += 1
+        self._advance(cut.base)
         subprocess.run(["cp", "--sparse=always", str(self._image), str(into)], check=True)
         with open(into, "r+b") as file:
-            for place in cut.extra:
-                torn = cut.torn and place == cut.extra[-1]
-                self._apply(self._events[place], file.fileno(), torn=torn)
+            for number, content in self._overlay(cut).items():
+                os.pwrite(file.fileno(), content, number * SECTOR)
 
-    def _apply(self, event: Event, fd: int, *, torn: bool = False) -> None:
-        if event.kind != WRITE:
-            return
-        self._log.seek(event.data)
-        data = self._log.read(event.length)
-        if torn and len(data) > SECTOR:
-            data = data[: len(data) // 2 // SECTOR * SECTOR]
-        os.pwrite(fd, data, event.offset)
+    def _advance(self, base: int) -> None:
+        while self._next < len(self._writes) and self._writes[self._next].place < base:
+            event = self._writes[self._next]
+            changed = self._applied([(event, 0, event.length)])
+            self._sum += self._difference(changed)
+            for number, content in changed.items():
+                os.pwrite(self._file.fileno(), content, number * SECTOR)
+            self._next += 1
+
+    def _overlay(self, cut: Cut) -> dict[int, bytes]:
+        return self._applied(cut.extra)
+
+    def _applied(self, spans: Iterable[Span]) -> dict[int, bytes]:
+        """The sectors that these parts of writes touch, as they are afterwards."""
+        sectors: dict[int, bytes] = {}
+        for event, first, end in spans:
+            self._log.seek(event.data + first)
+            data, place = self._log.read(end - first), event.offset + first
+            while data:
+                number, inside = divmod(place, SECTOR)
+                part, data = data[: SECTOR - inside], data[SECTOR - inside :]
+                if len(part) < SECTOR:
+                    old = sectors[number] if number in sectors else self._sector(number)
+                    part = old[:inside] + part + old[inside + len(part) :]
+                sectors[number] = part
+                place = (number + 1) * SECTOR
+        return sectors
+
+    def _sector(self, number: int) -> bytes:
+        return os.pread(self._file.fileno(), SECTOR, number * SECTOR)
+
+    def _difference(self, changed: dict[int, bytes]) -> int:
+        """What the sum over all sectors changes by. A sum does not ask in which order they were written."""
+        return sum(_mark(number, new) - _mark(number, self._sector(number)) for number, new in changed.items())
+
+
+def _mark(number: int, content: bytes) -> int:
+    return int.from_bytes(blake3(number.to_bytes(8, "little") + content).digest(), "little")
 
 
 if __name__ == "__main__":

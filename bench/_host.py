@@ -28,8 +28,10 @@ READY = 120.0  # seconds
 class BenchHost:
     """A daemon over the directories below `directory`."""
 
-    def __init__(self, directory: Path, image: Path) -> None:
+    def __init__(self, directory: Path, image: Path, module: str = "daemon") -> None:
         self.directory = directory
+        self.module = module  # what is started: the daemon, or a module that starts it
+        self.environment: dict[str, str] = {}  # besides ours
         self.state = directory / "state"
         self.run = Path(f"/run/pagurus-bench-{os.getpid()}-{secrets.token_hex(4)}")
         self.socket = self.run / "pagurus.sock"
@@ -46,13 +48,14 @@ class BenchHost:
             gate.settimeout(0.2)
             environment = {
                 **os.environ,
+                **self.environment,
                 "PAGURUS_STATE": str(self.state),
                 "PAGURUS_RUN": str(self.run),
                 "NOTIFY_SOCKET": "@" + gate.getsockname()[1:].decode(),
             }
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "daemon", *options], env=environment, stdout=log, stderr=log
+                    [sys.executable, "-m", self.module, *options], env=environment, stdout=log, stderr=log
                 )
             while True:
                 with contextlib.suppress(TimeoutError):

@@ -2,78 +2,59 @@
 
 ::
 
-    pagurus bench powercut [--json] [--cuts N] [--turns T] [--daemons D] [--seed S] [--image NAME]
+    pagurus bench powercut [--json] [--cuts N] [--fates F] [--turns T] [--daemons D] [--seed S] [--image NAME]
 
 A real daemon works on a state directory that lies on a recorded block device (:mod:`bench._blockdev`): ext4, and in it
 the catalogue, the pages, the packed images and the pool's btrfs. It creates a sandbox, takes checkpoints of files, of
-processes and of both, labels, forks, restores, removes and collects; whatever it answers is noted with the place in
-the log of writes. Then the power is cut behind the writes of that log (N of them, spread evenly; 0: every one): the
-disk holds all that was flushed, and of the rest any part. Each such disk is mounted and examined: the journal of ext4,
-btrfs, both SQLite files, every row that says durable, byte by byte; on D of them a real daemon is started as well and
-asked to verify everything.
+processes and of both, labels, forks, restores, exports, imports, removes and collects; whatever it answers is noted
+with the place in the log of writes, and so is every transaction of its catalogue (:mod:`bench._traced`). Then the power
+is cut behind the writes of that log (N of them, spread evenly; 0: every one): the disk holds all that was flushed, and
+of the rest what one of F different fates leaves: all, none, only the newest, all but the oldest, the newest in part,
+any of them, any sectors of them. Each such disk is mounted and examined: the journal of ext4, btrfs, both SQLite files,
+every row that says durable, byte by byte; on D of them a real daemon is started as well and asked to verify everything.
+Cuts that leave the same bytes are examined once and judged each for itself.
 
-`old_or_new`: cuts after which the catalogue is one that the answers allow: all that was answered as durable is there,
-nothing whose removal was answered, and of what was under way either. `whole`: cuts after which everything that the
-catalogue calls durable is on the disk as it was stored. `broken`: the others, with what was wrong.
+`old_or_new`: cuts after which the catalogue is one that there was, not older than the last transaction confirmed as
+durable and not younger than the last one begun, and one that the answers allow (:mod:`bench._story`). `old`: those of
+them on which a transaction that had begun is not there, `new`: the others. `whole`: cuts after which everything that
+the catalogue calls durable is on the disk as it was stored. `broken`: the others, with what was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import ctypes
 import json
 import os
 import random
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from bench._blockdev import FLUSH, Cut, Disk, Recorder, available, cuts, events
-from bench._host import IMAGE, BenchHost, image
-from daemon.capture import Places
-from daemon.catalogue import CheckpointRow
-from sandbox import Client, Sandbox, dumpfile, snapshots
+from bench import _traced
+from bench._blockdev import FATES, FLUSH, Cut, Disk, Recorder, available, cuts, events
+from bench._examine import CLONES, Examiner, finish, host_on, mounted
+from bench._host import IMAGE, image
+from bench._story import NEVER, Found, Ledger, Story
+from sandbox import Client, Sandbox
 from sandbox.errors import PagurusError
-from sandbox.messages import CheckpointState
-from sandbox.pages import PageStore
 from sandbox.pool import Pool
 
 DISK_SIZE = 900 << 20
 POOL_SIZE = 320 << 20
-NEVER = 1 << 62
+WORKERS = 2  # disks examined at a time, where the kernel mounts several copies of one btrfs
 _NEW_MOUNTS, _PRIVATE = 0x20000, 1 << 18 | 1 << 14
-
-
-@dataclass
-class Life:
-    """Of one checkpoint: the places of the log at which it was answered as durable, its removal asked for, answered."""
-
-    durable: int = NEVER
-    leaving: int = NEVER
-    gone: int = NEVER
-
-
-@dataclass
-class Story:
-    """What the daemon answered, and when."""
-
-    checkpoints: dict[str, Life] = field(default_factory=dict)
-    labels: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)  # (asked, answered, label)
-    end: int = NEVER  # what comes later is the bench tidying up
-
-    def life(self, checkpoint: str) -> Life:
-        return self.checkpoints.setdefault(checkpoint, Life())
 
 
 # ---------------------------------------------------------------------------- recording
@@ -109,8 +90,12 @@ async def work(client: Client, recorder: Recorder, turns: int) -> Story:
             assert fork.sandbox is not None, fork.error
             other = fork.sandbox
             leaf, _ = await asyncio.gather(durable(other, "date > /other"), durable(sandbox, "date > /mine"))
+            stream = [part async for part in client.store.stream(leaf)]
             story.life(leaf).leaving = recorder.position()
             await other.remove()
+            while leaf in {info.id for info in await client.store.checkpoints()}:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.02)  # that it is not listed does not say that it could not come back
+            await _import(client, recorder, story, leaf, stream)
     await asyncio.sleep(2.5)  # what is done in the background
     story.end = recorder.position()
     return story
@@ -132,40 +117,14 @@ async def _remove(client: Client, recorder: Recorder, story: Story, name: str) -
     life.leaving = NEVER
 
 
-@contextlib.contextmanager
-def mounted(disk: Path, point: Path) -> Iterator[None]:
-    subprocess.run(["mount", "-o", "loop", str(disk), str(point)], check=True)
-    try:
-        yield
-    finally:
-        deadline = time.monotonic() + 20
-        while subprocess.run(["umount", str(point)], capture_output=True, check=False).returncode:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{point} stays busy: {_users(point)}")
-            time.sleep(0.05)
+async def _import(client: Client, recorder: Recorder, story: Story, name: str, stream: list[bytes]) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for part in stream:
+            yield part
 
-
-def _users(point: Path) -> list[str]:
-    """Who holds something below a mount point."""
-    found = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=False).stdout.splitlines()
-    found = [line for line in found if str(point) in line]
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            held = {os.readlink(link) for link in (entry / "fd").iterdir()} if entry.name.isdigit() else set()
-            files = sorted(link for link in held if link.startswith(str(point)))
-            mounts = "its mounts" if f"{point}/" in (entry / "mountinfo").read_text() else ""
-            if files or mounts:
-                found.append(f"{entry.name} {(entry / 'cmdline').read_bytes()[:60]!r} {files[:3]} {mounts}")
-    return found
-
-
-def host_on(point: Path, directory: Path, tree: Path) -> BenchHost:
-    """A daemon whose state lies on the mounted disk and whose log does not."""
-    scratch = directory / f"host-{time.monotonic_ns()}"
-    scratch.mkdir()
-    host = BenchHost(scratch, tree)
-    host.state = point / "state"
-    return host
+    life = story.again(name, recorder.position())
+    await client.store.receive(parts())
+    life.durable = recorder.position()
 
 
 def prepare(directory: Path, tree: Path) -> Path:
@@ -184,172 +143,135 @@ def prepare(directory: Path, tree: Path) -> Path:
     return disk
 
 
-async def record(directory: Path, tree: Path, turns: int) -> tuple[Story, Path]:
-    """Let a daemon work on a recorded disk. Returns what it answered, and the log."""
+async def record(directory: Path, tree: Path, turns: int) -> tuple[Story, Ledger, Path]:
+    """Let a daemon work on a recorded disk. Returns what it answered, what it committed, and the log."""
     disk = await asyncio.to_thread(prepare, directory, tree)
+    trace = directory / "trace"
     subprocess.run(["cp", "--sparse=always", disk, directory / "first"], check=True)  # noqa: ASYNC221
     with Recorder(disk, directory) as recorder, mounted(recorder.disk, directory / "point"):
-        host = host_on(directory / "point", directory, tree)
+        host = host_on(directory / "point", directory, tree, "bench._traced")
+        host.environment = {_traced.TRACE: str(trace), _traced.LOG: str(recorder.log)}
         try:
             await asyncio.to_thread(host.start)
             async with host.client() as client:
                 story = await work(client, recorder, turns)
         finally:
             await asyncio.to_thread(finish, host)
-    return story, recorder.log
+    return story, Ledger.read(trace), recorder.log
 
 
-def finish(host: BenchHost) -> None:
-    """End a daemon, its sandboxes and its mounts, but for the disk itself."""
-    state = host.state
-    host.kill()
-    host.start("--stop-sandboxes")
-    host.stop()
-    Pool(state).close()
-    host.state = host.directory / "state"  # what clean() removes is not the disk
-    host.clean()
+# ---------------------------------------------------------------------------- replaying
 
 
-# ---------------------------------------------------------------------------- examining
+@dataclass
+class Result:
+    """Counts, and what was wrong."""
+
+    ledger: Ledger
+    story: Story
+    old: int = 0
+    new: int = 0
+    whole: int = 0
+    fates: collections.Counter[str] = field(default_factory=collections.Counter)
+    broken: list[str] = field(default_factory=list)
+
+    def judge(self, cut: Cut, found: Found) -> None:
+        """What this disk means behind this cut."""
+        self.fates[cut.name] += 1
+        wrong = [found.unreadable] if found.unreadable else self.ledger.wrong(found.mark, cut.position)
+        if not found.unreadable:
+            wrong += self.story.wrong(found.rows, cut.position)
+        if not wrong:
+            newest = self.ledger.newest(cut.position) == found.mark
+            self.new += newest
+            self.old += not newest
+        self.whole += not (found.damage or found.unreadable)
+        if wrong or found.damage:
+            said = "; ".join([*wrong, *found.damage][:4])
+            self.broken.append(f"cut at {cut.position} ({cut.name}): {said}")
+            print(self.broken[-1], file=sys.stderr)
 
 
-class Examiner:
-    """Mounts disks as power cuts left them and tells what is wrong with each."""
+class Examination:
+    """Examines disks on threads of its own, each content once."""
 
-    def __init__(self, directory: Path, tree: Path, story: Story) -> None:
-        self.directory, self.tree, self.story = directory, tree, story
-        self.point = directory / "point"
+    def __init__(self, directory: Path, tree: Path, disk: Disk) -> None:
+        self._directory, self._tree, self._disk = directory, tree, disk
+        self.workers = min(WORKERS, os.cpu_count() or 1) if CLONES.exists() else 1
+        self._pool = ThreadPoolExecutor(self.workers)
+        self._places = threading.Semaphore(self.workers + 1)
+        self._mine = threading.local()
+        self._known: dict[int, Future[Found]] = {}
+        self.examined = 0
 
-    def examine(self, disk: Path, cut: Cut, *, daemon: bool) -> tuple[list[str], list[str]]:
-        """(what of the catalogue is neither old nor new, what it calls durable and is not whole)"""
-        with mounted(disk, self.point):
-            state = self.point / "state"
-            # The disks look like one to btrfs: let it forget the one before.
-            subprocess.run(["btrfs", "device", "scan", "--forget"], check=False, capture_output=True)
-            pool = Pool(state).ensure()
-            try:
-                rows = load(state / "catalogue.sqlite")
-                wrong = self.history(rows, cut.position)
-                torn = contents(rows, state)
-            finally:
-                pool.close()
-            if daemon:
-                torn += self.started(state)
-        return wrong, torn
+    def begin(self, cut: Cut, *, daemon: bool) -> Future[Found]:
+        """Examine the disk as `cut` left it. Cuts come in the order of the log."""
+        state = self._disk.state(cut)
+        if state in self._known and not daemon:
+            return self._known[state]
+        self._places.acquire()
+        # A file of its own each time: a loop device that is just being let go still has the last one in its cache.
+        made = self._directory / f"cut-{self.examined}"
+        self.examined += 1
+        self._disk.make(cut, made)
+        self._known[state] = future = self._pool.submit(self._examine, made, daemon)
+        return future
 
-    def history(self, rows: dict[str, CheckpointRow], position: int) -> list[str]:
-        """What the answers until `position` do not allow."""
-        wrong = []
-        for name, life in self.story.checkpoints.items():
-            row = rows.get(name)
-            there = row is not None and row.state is CheckpointState.DURABLE
-            if life.durable <= position < life.leaving and not there:
-                wrong.append(f"{name} was answered as durable and is {row.state if row else 'not there'}")
-            if life.gone <= position and row is not None:
-                wrong.append(f"{name} was answered as removed and is there")
-        for name, changes in self.story.labels.items():
-            row = rows.get(name)
-            known = [text for _, answered, text in changes if answered <= position]
-            begun = [text for asked, _, text in changes if asked <= position]
-            if row is not None and known and row.label not in {known[-1], *begun}:
-                wrong.append(f"{name} was labelled {known[-1]!r} and is labelled {row.label!r}")
-        return wrong
-
-    def started(self, state: Path) -> list[str]:
-        """What a real daemon says that starts on this disk."""
-        host = host_on(state.parent, self.directory, self.tree)
+    def _examine(self, made: Path, daemon: bool) -> Found:
         try:
-            host.start()
-            return asyncio.run(self._verify(host))
+            if not hasattr(self._mine, "examiner"):
+                self._mine.examiner = Examiner(self._directory, self._tree, str(threading.get_ident()))
+            found: Found = self._mine.examiner.examine(made, daemon=daemon)
+            return found
         finally:
-            finish(host)
+            made.unlink()
+            self._places.release()
 
-    async def _verify(self, host: BenchHost) -> list[str]:
-        async with host.client() as client:
-            found = [f"{r.checkpoint}: {'; '.join(r.damage)}" for r in await client.store.verify() if r.damage]
-            infos = {info.id: info for info in await client.store.checkpoints()}
-            found += [f"{i.id}: {i.error}" for i in infos.values() if "lost with the power: " in (i.error or "")]
-            for info in await client.sandboxes():
-                await (await client.get(info.id)).restore(verify=True)  # from the latest whole one, whatever was cut
-        return found
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._disk.close()
 
 
-def load(path: Path) -> dict[str, CheckpointRow]:
-    """The checkpoints of a catalogue as a new daemon would find them. Raises when SQLite cannot make sense of it."""
-    if not path.exists():
-        return {}
-    database = sqlite3.connect(path)
-    try:
-        (verdict,) = database.execute("PRAGMA integrity_check").fetchone()
-        if verdict != "ok":
-            raise ValueError(f"{path.name}: {verdict}")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        blobs = [row[0] for row in database.execute("SELECT row FROM checkpoints")] if version else []
-    finally:
-        database.close()
-    rows = [msgspec.msgpack.decode(blob, type=CheckpointRow) for blob in blobs]
-    return {row.id: row for row in rows}
-
-
-def contents(rows: dict[str, CheckpointRow], state: Path) -> list[str]:
-    """What the catalogue calls durable and the disk does not hold as it was stored."""
-    places = Places(state / "pool/sandboxes", state / "pool/checkpoints", state / "none", state / "checkpoints")
-    wrong: list[str] = []
-    store = PageStore(state / "pages")
-    try:
-        durable = [row for row in rows.values() if row.state is CheckpointState.DURABLE]
-        for owner in {row.dump for row in durable} - {None}:
-            try:
-                dumpfile.verify(places.packed(owner or ""), store)
-            except PagurusError as error:
-                wrong.append(f"process images {owner}: {error}")
-        for owner in {row.files for row in durable} - {None}:
-            snapshot = places.snapshot(owner or "")
-            if not snapshot.is_dir():
-                wrong.append(f"file snapshot {owner} is missing")
-            elif places.digest(owner or "").exists():
-                expected = snapshots.Digest.load(places.digest(owner or ""))
-                wrong += [f"{owner}: {each}" for each in snapshots.damage(snapshot, expected)]
-        again = store.add(os.urandom(4096))  # and it goes on from there
-        store.verify(again.numbers)
-    finally:
-        store.close()
-    return wrong
-
-
-def replay(directory: Path, tree: Path, story: Story, log: Path, options: argparse.Namespace) -> dict[str, Any]:
+def replay(
+    directory: Path, tree: Path, story: Story, ledger: Ledger, log: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Cut the power, look, count."""
     chance = random.Random(options.seed)
-    every = [cut for cut in cuts(log, chance) if cut.position <= story.end]
+    every = [cut for cut in cuts(log, chance, options.fates) if cut.position <= story.end]
     count = len(every) if not options.cuts else min(options.cuts, len(every))
     chosen = [every[min(len(every) - 1, int((n + chance.random()) * len(every) / count))] for n in range(count)]
     daemons = set(chance.sample(range(count), min(options.daemons, count)))
-    disk, examiner = Disk(directory / "first", log), Examiner(directory, tree, story)
-    result: dict[str, Any] = {"old_or_new": 0, "whole": 0, "broken": []}
-    fates: dict[str, int] = {}
+    result, examination = Result(ledger, story), Examination(directory, tree, Disk(directory / "first", log))
+    waiting: collections.deque[tuple[Cut, Future[Found]]] = collections.deque()
     try:
-        for number, cut in enumerate(chosen):
-            # A file of its own each time: a loop device that is just being let go still has the last one in its cache.
-            made = directory / f"cut-{number}"
-            disk.make(cut, made)
-            try:
-                wrong, torn = examiner.examine(made, cut, daemon=number in daemons)
-            except (OSError, ValueError, sqlite3.Error, PagurusError, subprocess.CalledProcessError) as error:
-                wrong, torn = [f"{type(error).__name__}: {error}"], ["could not be examined"]
-            finally:
-                made.unlink()
-            result["old_or_new"] += not wrong
-            result["whole"] += not torn
-            fates[cut.name] = fates.get(cut.name, 0) + 1
-            if wrong or torn:
-                result["broken"].append(f"cut at {cut.position} ({cut.name}): {'; '.join([*wrong, *torn][:4])}")
-                print(result["broken"][-1], file=sys.stderr)
-            if number % 50 == 49:
-                print(f"{number + 1} of {count} cuts, {len(result['broken'])} broken", file=sys.stderr)
+        for number, cut in enumerate(chosen, 1):
+            waiting.append((cut, examination.begin(cut, daemon=number - 1 in daemons)))
+            while waiting and waiting[0][1].done():
+                cut, found = waiting.popleft()
+                result.judge(cut, found.result())
+            if number % 200 == 0:
+                print(f"{number} of {count} cuts, {len(result.broken)} broken", file=sys.stderr)
+        for cut, found in waiting:
+            result.judge(cut, found.result())
     finally:
-        disk.close()
-    flushes = sum(event.kind == FLUSH for event in events(log))
-    facts = {"writes": len(every) - flushes, "flushes": flushes, "cuts": count, "daemons": len(daemons), "fates": fates}
-    return {**facts, "answers": len(story.checkpoints), **result}
+        examination.close()
+    recorded = [event for event in events(log) if event.end <= story.end]
+    flushes = sum(event.kind == FLUSH for event in recorded)
+    return {
+        "writes": len(recorded) - flushes,
+        "flushes": flushes,
+        "transactions": sum(each.begun <= story.end for each in ledger.transactions[1:]),
+        "answers": len(story.checkpoints),
+        "cuts": count,
+        "disks": examination.examined,
+        "daemons": len(daemons),
+        "fates": dict(sorted(result.fates.items())),
+        "old_or_new": result.old + result.new,
+        "old": result.old,
+        "new": result.new,
+        "whole": result.whole,
+        "broken": result.broken,
+    }
 
 
 def alone() -> None:
@@ -366,9 +288,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     tree = image(options.image)
     directory = Path(tempfile.mkdtemp(prefix="pagurus-powercut-", dir="/dev/shm"))
     try:
-        story, log = asyncio.run(record(directory, tree, options.turns))
+        story, ledger, log = asyncio.run(record(directory, tree, options.turns))
         print(f"recorded {log.stat().st_size >> 20} MiB of writes", file=sys.stderr)
-        result = replay(directory, tree, story, log, options)
+        result = replay(directory, tree, story, ledger, log, options)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return {**result, "seed": options.seed, "seconds": round(time.monotonic() - began, 1)}
@@ -379,6 +301,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.add_argument(
         "--cuts", type=int, default=300, help="power cuts examined, spread over all writes; 0: every one"
+    )
+    parser.add_argument(
+        "--fates", type=int, default=1, help=f"of the unflushed writes, behind each write; {len(FATES)}: every kind"
     )
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--daemons", type=int, default=8, help="cuts on which a real daemon is started as well")

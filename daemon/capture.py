@@ -50,7 +50,7 @@ from sandbox.extents import added_bytes
 from sandbox.held import held_files
 from sandbox.messages import Verdict
 from sandbox.pages import Collected
-from sandbox.pool import Pool
+from sandbox.pool import Pool, sync
 
 log = logging.getLogger("pagurus.capture")
 
@@ -217,6 +217,22 @@ class Capturer:
         row.stored_bytes += stored.new_bytes
         row.dump_bytes = stored.raw_bytes
 
+    async def unpacked(self, dump: str) -> str:
+        """What keeps a checkpoint without raw images from being durable; "" when all of `dump` is packed and synced."""
+        return await asyncio.to_thread(self._unpacked, dump)
+
+    def _unpacked(self, dump: str) -> str:
+        packed = self.places.packed(dump)
+        if not packed.exists():
+            return f"its process images {dump}"
+        try:
+            dumpfile.verify(packed, self.checkpointer.pages)
+        except CheckpointFailed as error:
+            return f"its process images {dump} are damaged: {error.message}"
+        sync(packed)  # whoever packed it may have died before its name was on the disk
+        sync(packed.parent)
+        return ""
+
     async def sync_files(self, row: CheckpointRow, parent: CheckpointRow) -> None:
         """Make the snapshot of `row` survive power loss, together with whatever else waits for that, and account."""
         if row.files == row.id:
@@ -265,15 +281,17 @@ class Capturer:
         gone = self.checkpointer.recent.keep(dump, self.places.dump(dump), busy=self._readers.__contains__)
         await asyncio.to_thread(recent.remove, gone)
 
-    def discard(self, checkpoint: str) -> None:
-        """Remove all content of a checkpoint that was never published, or is published no more."""
-        shutil.rmtree(self.places.dump(checkpoint), ignore_errors=True)
-        self.checkpointer.recent.drop(checkpoint)
-        self.places.packed(checkpoint).unlink(missing_ok=True)
-        self.places.digest(checkpoint).unlink(missing_ok=True)
-        snapshot = self.places.snapshot(checkpoint)
-        if snapshot.exists():
-            self.remove_tree(snapshot)
+    def discard(self, checkpoint: str, *, files: bool = True, images: bool = True) -> None:
+        """Remove the content of a checkpoint that was never published, or is published no more: all, or half of it."""
+        if images:
+            shutil.rmtree(self.places.dump(checkpoint), ignore_errors=True)
+            self.checkpointer.recent.drop(checkpoint)
+            self.places.packed(checkpoint).unlink(missing_ok=True)
+        if files:
+            self.places.digest(checkpoint).unlink(missing_ok=True)
+            snapshot = self.places.snapshot(checkpoint)
+            if snapshot.exists():
+                self.remove_tree(snapshot)
 
     def writable(self, files_of: str | None, tree: str) -> None:
         """Make the tree `tree` with the content of a checkpoint's files (None: empty)."""

@@ -56,6 +56,7 @@ class Services:
     tally: Tally = field(default_factory=Tally)
     numbers: Any = field(default_factory=lambda: itertools.count(1))
     settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
+    lost: Callable[[CheckpointRow], None] = lambda row: None  # told when one turns out not to be whole
     again: Callable[[], None] = lambda: None  # asked now and then to store what could not be made durable
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:

@@ -33,6 +33,7 @@ from daemon.network.networks import Networks
 from daemon.owners import Making
 from daemon.schedule import Stage
 from daemon.store import Store
+from daemon.storing import nearest, store
 from daemon.turns import TurnLoop
 from daemon.verify import Verifier
 from daemon.why import explained
@@ -86,6 +87,7 @@ class Host:
         self.store = Store(self)
         services.settled = self._settled
         services.again = self._store_again
+        services.lost = self.fall_back
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]
 
@@ -93,15 +95,31 @@ class Host:
         self.keeper.changed(row.sandbox)
         self.verifier.later(row, parent)
 
+    def fall_back(self, row: CheckpointRow) -> None:
+        """A checkpoint is not whole: what stands on it stands on the nearest that is, and owes all that came since."""
+        for loop in self.loops.values():
+            if loop.row.head == row.id:
+                loop.row.head = nearest(self.services.checkpoints, row.id)
+                self.services.catalogue.later([put_sandbox(loop.row)])
+                if loop.container is not None:
+                    self.services.capturer.taint(loop.container, f"{row.id} is lost", files=True, processes=True)
+
     def store_later(self, row: CheckpointRow) -> None:
-        """Make a captured checkpoint durable in the background."""
-        loop = self.loops.get(row.sandbox)
-        if loop is None:
-            return
+        """Make a captured checkpoint durable in the background, whether its sandbox is there or not."""
         flight = Flight(row, self.services.checkpoints.get(row.parent or "", row))
         flight.captured.set_result(None)
         self.services.flights[row.id] = flight
-        self.services.spawn(loop.store(flight), f"store {row.id}")
+        self.services.spawn(self._store(flight), f"store {row.id}")
+
+    async def _store(self, flight: Flight) -> None:
+        if (loop := self.loops.get(flight.row.sandbox)) is not None:
+            await loop.store(flight)
+            return
+        try:
+            await store(self.services, flight)
+        finally:
+            flight.land()
+            self.services.flights.pop(flight.row.id, None)
 
     def _store_again(self) -> None:
         """There may be room now for what could not be made durable."""

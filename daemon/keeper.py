@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from daemon import retention
 from daemon.catalogue import CheckpointRow, drop_checkpoint, put_checkpoint
@@ -60,9 +60,13 @@ class Keeper:
 
     def held(self) -> set[str]:
         """Checkpoints that living sandboxes, restores, forks and captures stand on, whoever they belong to."""
+        rows = self._services.checkpoints
         living = {checkpoint for loop in self._loops.values() for checkpoint in (loop.row.head, loop.row.origin)}
         flying = {row.id for flight in self._services.flights.values() for row in (flight.row, flight.parent)}
-        return living | flying | set(self._pins)
+        # Only its own row makes content durable: it stays until then where others share that.
+        shared = {owner for row in rows.values() for owner in (row.files, row.dump) if owner not in (None, row.id)}
+        owed = {each for each in shared if each in rows and rows[each].state is CheckpointState.CAPTURED}
+        return living | flying | owed | set(self._pins)
 
     @contextlib.contextmanager
     def pin(self, row: CheckpointRow) -> Iterator[None]:
@@ -132,7 +136,7 @@ class Keeper:
         async with self._removing:
             if row.id in self.held() or row.state is CheckpointState.PENDING:
                 users = [name for name, loop in self._loops.items() if row.id in (loop.row.head, loop.row.origin)]
-                why = f"{', '.join(users)} stands on it" if users else "it is being taken or read"
+                why = f"{', '.join(users)} stands on it" if users else "it is being taken, stored or read"
                 raise Conflict(
                     f"checkpoint {row.id} cannot be removed: {why}",
                     remedy="remove or restore the sandbox first" if users else "try again in a moment",
@@ -154,6 +158,11 @@ class Keeper:
         async with self._removing:
             return await self._forget(gone)
 
+    async def removed(self) -> None:
+        """Returns when the content of everything that has no row any more is gone too: its id is free again."""
+        async with self._removing:
+            return
+
     async def _forget(self, gone: list[CheckpointRow]) -> int:
         checkpoints = self._services.checkpoints
         gone = [row for row in gone if row.id in checkpoints]
@@ -164,18 +173,18 @@ class Keeper:
             del checkpoints[row.id]
         for child, parent in orphans.items():
             checkpoints[child].parent = parent
-        needed = self.content(checkpoints.values())
+        files, images = {row.files for row in checkpoints.values()}, {row.dump for row in checkpoints.values()}
         heirs = [put_checkpoint(checkpoints[child]) for child in orphans]
         await self._services.catalogue.write([*heirs, *(drop_checkpoint(row.id) for row in gone)], durable=True)
-        unused = ({row.id for row in gone} | self.content(gone)) - needed
-        await asyncio.to_thread(self._discard, unused)
-        self._garbage += sum(max(row.stored_bytes, 1) for row in gone if row.dump in unused)
+        await asyncio.to_thread(self._discard, {row.id for row in gone} | self.content(gone), files, images)
+        self._garbage += sum(max(row.stored_bytes, 1) for row in gone if row.dump and row.dump not in images)
         self._counts["removed"] += len(gone)
         return len(gone)
 
-    def _discard(self, checkpoints: Iterable[str]) -> None:
-        for checkpoint in checkpoints:
-            self._services.capturer.discard(checkpoint)
+    def _discard(self, owners: Iterable[str], files: Set[str | None], images: Set[str | None]) -> None:
+        """Remove the content of `owners` but for those `files` and process `images` that others share."""
+        for owner in owners:
+            self._services.capturer.discard(owner, files=owner not in files, images=owner not in images)
 
     async def collect_pages(self) -> None:
         """Free the pages that no packed dump refers to. Beside everything else that goes on."""

@@ -23,6 +23,7 @@ import itertools
 import logging
 import os
 import shutil
+from collections.abc import Set
 from pathlib import Path
 
 from daemon import mounts
@@ -35,9 +36,10 @@ from daemon.gateway.service import GatewayService
 from daemon.gateway.upstream import Config
 from daemon.host import Host
 from daemon.schedule import Stage
+from daemon.storing import LOST, UNSTORED, USABLE, nearest
 from daemon.warden import watch
 from ebpf.inspector import Inspector
-from sandbox import btrfs
+from sandbox import btrfs, dumpfile, snapshots
 from sandbox.checkpoint import Checkpointer
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import Invalid, PagurusError
@@ -50,7 +52,6 @@ log = logging.getLogger("pagurus.recovery")
 LIMITS = {Stage.DUMP: 2, Stage.SNAPSHOT: 4, Stage.HASH: 1, Stage.COMPRESS: 1}
 RATES = {Stage.COMPRESS: 256e6}  # bytes of process images a second: the rest of the disk belongs to the sandboxes
 DRAIN = 10.0  # seconds that a stop waits for checkpoints under way
-USABLE = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
 
 
 async def open_host(state: Path, run: Path) -> Host:
@@ -143,12 +144,7 @@ async def recover(host: Host) -> None:
     services = host.services
     sandboxes, checkpoints = services.catalogue.load()
     services.numbers = itertools.count(max((row.number for row in checkpoints), default=0) + 1)
-    changes: list[Statement] = []
-    for row in checkpoints:
-        services.checkpoints[row.id] = row
-        if row.state in USABLE and (missing := await asyncio.to_thread(_missing, host, row)):
-            row.state, row.error = CheckpointState.FAILED, f"lost with the power: {missing}"
-            changes.append(put_checkpoint(row))
+    changes = await _examine(host, checkpoints)
     pending = [row for row in checkpoints if row.state is CheckpointState.PENDING]
     for attachment in host.attachments:
         await attachment.open(sandboxes)
@@ -162,6 +158,8 @@ async def recover(host: Host) -> None:
     for row in checkpoints:
         if row.state is CheckpointState.CAPTURED and row.id in services.checkpoints:
             host.store_later(row)
+        elif row.state is CheckpointState.DURABLE and host.places.dump(row.id).exists():
+            await services.capturer.release(row.id)  # the former daemon was killed before it let go of them
     services.spawn(host.keeper.run(), "keeper")
     services.spawn(watch(host), "warden")
     for loop in host.loops.values():
@@ -173,13 +171,37 @@ async def recover(host: Host) -> None:
         log.info("adopted %d sandboxes, %d dead", alive, len(sandboxes) - alive)
 
 
-def _missing(host: Host, row: CheckpointRow) -> str:
-    """What of a checkpoint's content is not there; "" when all is."""
-    if row.files is not None and not host.places.snapshot(row.files).is_dir():
+async def _examine(host: Host, checkpoints: list[CheckpointRow]) -> list[Statement]:
+    """Compare the rows with what is on the disk. Returns the changes to publish."""
+    changes: list[Statement] = []
+    unpacked: dict[str, str] = {}  # process images of which the raw ones are gone -> what is wrong with the packed ones
+    for row in checkpoints:
+        host.services.checkpoints[row.id] = row
+        if row.state in USABLE and (missing := await _missing(host, row, unpacked)):
+            said = LOST if row.state is CheckpointState.DURABLE else UNSTORED
+            row.state, row.error = CheckpointState.FAILED, f"{said}{missing}"
+            log.error("%s: %s", row.id, row.error, extra={"sandbox": row.sandbox, "turn": row.turn})
+            changes.append(put_checkpoint(row))
+    for row in checkpoints:
+        if row.state is CheckpointState.PENDING and row.parent is not None:
+            row.parent = nearest(host.services.checkpoints, row.parent)
+    return changes
+
+
+async def _missing(host: Host, row: CheckpointRow, unpacked: dict[str, str]) -> str:
+    """What of a checkpoint's content is not there; "" when all is. What says durable is not read for that."""
+    if row.files is not None and not await asyncio.to_thread(host.places.snapshot(row.files).is_dir):
         return f"its file snapshot {row.files}"
-    if row.dump is not None and not host.services.capturer.process_images(row.dump).exists():
-        return f"its process images {row.dump}"
-    return ""
+    if row.dump is None:
+        return ""
+    raw, packed = host.places.dump(row.dump), host.places.packed(row.dump)
+    if await asyncio.to_thread(raw.is_dir):
+        return ""
+    if row.state is CheckpointState.DURABLE:
+        return "" if await asyncio.to_thread(packed.exists) else f"its process images {row.dump}"
+    if row.dump not in unpacked:
+        unpacked[row.dump] = await host.services.capturer.unpacked(row.dump)
+    return unpacked[row.dump]
 
 
 async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
@@ -198,7 +220,7 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
         await _sweep(spec)
     if container is None:
         row.state = SandboxState.DEAD
-        row.head = _usable(host, row.head)
+    row.head = nearest(host.services.checkpoints, row.head)
     host.admit(row, container)
     if container is None:
         await detach_all(host.attachments, row, Container(spec))
@@ -220,14 +242,6 @@ async def _sweep(spec: ContainerSpec) -> None:
         await container.destroy()
 
 
-def _usable(host: Host, head: str) -> str:
-    """The nearest ancestor of `head` whose content is whole. The root has none, so there always is one."""
-    row = host.services.checkpoints.get(head)
-    while row is not None and row.state not in USABLE and row.parent is not None:
-        row = host.services.checkpoints.get(row.parent)
-    return head if row is None else row.id
-
-
 async def _resume(host: Host, row: CheckpointRow) -> None:
     """A checkpoint that the former daemon had promised: nothing was done to the sandbox since."""
     loop = host.loops.get(row.sandbox)
@@ -246,7 +260,8 @@ async def _collect(host: Host) -> None:
     unneeded = host.keeper.unneeded()
     gone = {row.id for row in unneeded}
     kept = [row for row in rows.values() if row.id not in gone]
-    needed = host.keeper.content(kept) | {row.id for row in kept if row.state is CheckpointState.PENDING}
+    begun = {row.id for row in kept if row.state is CheckpointState.PENDING}
+    files, images = begun | {row.files for row in kept}, begun | {row.dump for row in kept}
     trees = {loop.row.tree for loop in host.loops.values()}
     trees |= {name for loop in host.loops.values() for name in mounts.scratch(loop.row)}
     for directory in _entries(host.run_dir):
@@ -254,7 +269,7 @@ async def _collect(host: Host) -> None:
             directory.unlink()  # nothing of ours is a file there
         elif directory.name not in host.loops and directory.name != "empty":
             await _destroy_stray(host, directory)
-    await asyncio.to_thread(_remove_strays, places, needed, trees)
+    await asyncio.to_thread(_remove_strays, places, files, images, trees)
     await host.keeper.forget(unneeded)
 
 
@@ -270,20 +285,22 @@ async def _destroy_stray(host: Host, directory: Path) -> None:
     log.info("collected a half-made sandbox", extra={"sandbox": directory.name})
 
 
-def _remove_strays(places: Places, needed: set[str], trees: set[str | None]) -> None:
+def _remove_strays(places: Places, files: Set[str | None], images: Set[str | None], trees: Set[str | None]) -> None:
+    """Remove what no row names: as somebody's file tree, as the files or as the process images of a checkpoint."""
     for tree in _entries(places.trees):
         if tree.name not in trees:
             btrfs.delete_subvolume(tree)
     for snapshot in _entries(places.snapshots):
-        if snapshot.name not in needed:
+        if snapshot.name not in files:
             btrfs.delete_subvolume(snapshot)
     for dump in _entries(places.dumps):
         # Names with a dot are the checkpointer's own, but for images on their way out.
-        if dump.name not in needed and (not dump.name.startswith(".") or dump.name.startswith(GONE)):
+        if dump.name not in images and (not dump.name.startswith(".") or dump.name.startswith(GONE)):
             shutil.rmtree(dump, ignore_errors=True)
-    for packed in _entries(places.stored):
-        if packed.name.split(".")[0] not in needed:
-            packed.unlink(missing_ok=True)
+    for stored in _entries(places.stored):
+        needed = {dumpfile.SUFFIX: images, snapshots.SUFFIX: files}.get(stored.suffix, set())  # else half written
+        if stored.stem not in needed:
+            stored.unlink(missing_ok=True)
 
 
 def _entries(directory: Path) -> list[Path]:

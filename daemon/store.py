@@ -189,6 +189,7 @@ class Store:
                 f"the image of the checkpoint is not here: {head.image} with the content {head.image_digest[:16]}…",
                 remedy=f"export the image {head.image} there and import it here; a name alone is not enough",
             ) from error
+        await self._host.keeper.removed()  # or the removal of its former content would take the new one along
         if head.id in self._host.services.checkpoints:
             return None
         if head.id in self._arriving:

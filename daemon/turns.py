@@ -25,8 +25,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-import msgspec
-
 from daemon import metrics, states
 from daemon.capture import NeedsDump, failure
 from daemon.catalogue import CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
@@ -37,6 +35,7 @@ from daemon.judge import Judgement
 from daemon.processes import Programs
 from daemon.schedule import Stage
 from daemon.sessions import Sessions
+from daemon.storing import store
 from sandbox import users
 from sandbox.errors import Conflict, Invalid, PagurusError
 from sandbox.messages import (
@@ -53,7 +52,6 @@ log = logging.getLogger("pagurus.turns")
 
 COMMAND_KEPT = 200  # characters of a command that the catalogue keeps
 THINK_WEIGHT = 0.3  # of the newest think time in the running mean
-PACK_PATIENCE = 5.0  # seconds after which a checkpoint should be durable though nobody waits
 
 
 class Group:
@@ -442,54 +440,11 @@ class TurnLoop:
         await asyncio.to_thread(self.services.capturer.discard, row.id)
 
     async def store(self, flight: Flight) -> None:
-        """From captured to durable, in the order of the line of checkpoints."""
-        row, services = flight.row, self.services
+        """From captured to durable."""
         try:
-            if (before := services.flights.get(flight.parent.id)) is not None:
-                await asyncio.shield(before.durable)
-            if row.dump == row.id:
-                hashed = await self._background(flight, Stage.HASH, lambda: services.capturer.hash(row))
-                await self._background(flight, Stage.COMPRESS, lambda: services.capturer.pack(row, hashed))
-                del hashed  # it holds the raw images
-            await services.capturer.sync_files(row, flight.parent)
-            self._need_durable_content(row)
-            # Nobody may read "durable" before it is: the row is changed when its copy is on the disk.
-            durable = msgspec.structs.replace(row, state=CheckpointState.DURABLE, durable_at=time.time(), error=None)
-            await services.catalogue.write([put_checkpoint(durable)], durable=True)
-            row.state, row.durable_at, row.error = durable.state, durable.durable_at, None
-            metrics.durable(row)
-            services.tally.stored_bytes += row.stored_bytes
-            services.tally.full_bytes += row.full_bytes
-            if row.dump == row.id:
-                await services.capturer.release(row.id)
-            services.settled(row, flight.parent)
-        except (PagurusError, OSError) as error:
-            if row.state is CheckpointState.DURABLE:  # and remains so: only its raw images could not be put aside
-                log.warning("%s is stored, but: %s", row.id, error, extra={"sandbox": self.row.id, "turn": row.turn})
-                return
-            row.state, row.durable_at = CheckpointState.CAPTURED, None
-            row.error = f"captured, but not durable: {error}"
-            log.warning("%s: %s", row.id, row.error, extra={"sandbox": self.row.id, "turn": row.turn})
-            services.catalogue.later([put_checkpoint(row)])
+            await store(self.services, flight, durable_answers=self.row.durable_answers)
         finally:
             self._land(flight)
-
-    async def _background(self, flight: Flight, stage: Stage, work: Callable[[], Awaitable[Any]]) -> Any:
-        flight.ticket = self.services.engine.submit(
-            stage,
-            sandbox=self.row.id,
-            deadline=self.services.engine.now() + PACK_PATIENCE,
-            work=work,
-            waited=flight.durable_waited or (flight.waited and self.row.durable_answers),
-            cost=max(1.0, flight.row.dump_bytes),
-        )
-        return await flight.ticket.done
-
-    def _need_durable_content(self, row: CheckpointRow) -> None:
-        for owner in {row.files, row.dump} - {None, row.id}:
-            shared = self.services.checkpoints.get(owner or "")
-            if shared is not None and shared.state is not CheckpointState.DURABLE:
-                raise PagurusError(f"it shares content with {owner}, which is not durable")
 
     def _land(self, flight: Flight) -> None:
         flight.land()

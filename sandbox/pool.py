@@ -111,9 +111,9 @@ class Pool:
         mixed = ["--mixed"] if size < MIXED_BELOW else []
         _run("mkfs.btrfs", "-q", "-f", *mixed, "--metadata", "single", "--data", "single", str(unfinished))
         for path in (unfinished, self.state):
-            _sync(path)
+            sync(path)
         unfinished.rename(self.file)
-        _sync(self.state)
+        sync(self.state)
 
     def _mount(self) -> None:
         # Discards give the space of deleted checkpoints back to the host's disk.
@@ -230,7 +230,8 @@ class Pool:
                     os.close(fd)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """A file's content, or a directory's names, survive the loss of power."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 from daemon_host import image_tree, missing
 
-from bench._blockdev import _RECORD, FLUSH, SECTOR, WRITE, Disk, available, cuts, events
+from bench._blockdev import _RECORD, FATES, FLUSH, SECTOR, WRITE, Disk, available, cuts, events
+from bench._story import EMPTY, NEVER, Ledger, Life, Story, Transaction
+from daemon.catalogue import CheckpointRow
+from sandbox import Verdict
+from sandbox.messages import CheckpointState
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -20,29 +24,41 @@ def written(log: Path, records: list[tuple[int, int, bytes]]) -> None:
     log.write_bytes(b"".join(_RECORD.pack(kind, offset, len(data)) + data for kind, offset, data in records))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_cut_keeps_what_was_flushed_and_any_part_of_the_rest(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
-    records, number = [], 0
+def some_log(chance: random.Random, log: Path) -> list[tuple[int, int, bytes]]:
+    """Writes and flushes of a disk of 20 sectors; some writes overlap, some change nothing."""
+    records = []
     for _ in range(60):
         if chance.random() < 0.25:
             records.append((FLUSH, 0, b""))
         else:
-            number += 1
-            data = bytes([number]) * SECTOR * chance.randrange(1, 4)
+            data = bytes([chance.randrange(4)]) * SECTOR * chance.randrange(1, 4)
             records.append((WRITE, chance.randrange(16) * SECTOR, data))
-    log, image = tmp_path / "log", tmp_path / "image"
     written(log, records)
+    return records
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("fates", [1, len(FATES)])
+def test_a_cut_keeps_what_was_flushed_and_any_part_of_the_rest(tmp_path: Path, seed: int, fates: int) -> None:
+    chance = random.Random(seed)
+    log, image = tmp_path / "log", tmp_path / "image"
+    records = some_log(chance, log)
     image.write_bytes(bytes(20 * SECTOR))
-    assert [(e.kind, e.offset, e.length) for e in events(log)] == [(k, o, len(d)) for k, o, d in records]
-    disk, flushed, pending = Disk(image, log), bytearray(20 * SECTOR), []
-    for (kind, offset, data), cut in zip(records, cuts(log, chance), strict=True):
-        if kind == FLUSH:
-            for where, what in pending:
-                flushed[where : where + len(what)] = what
-            pending = []
-        else:
-            pending.append((offset, data))
+    every = list(events(log))
+    assert [(e.kind, e.offset, e.length) for e in every] == [(k, o, len(d)) for k, o, d in records]
+    behind = {event.end: record for event, record in zip(every, records, strict=True)}
+    disk, states = Disk(image, log), {}
+    kinds: dict[int, list[str]] = {event.end: [] for event in every}
+    for cut in cuts(log, chance, fates):
+        kinds[cut.position].append(cut.name)
+        flushed, pending = bytearray(20 * SECTOR), []
+        for event in every:
+            kind, offset, data = behind[event.end]
+            if event.end <= cut.base and kind == WRITE:
+                flushed[offset : offset + len(data)] = data
+            elif cut.base < event.end <= cut.position:
+                pending.append((offset, data))
+        state = disk.state(cut)
         disk.make(cut, tmp_path / "cut")
         found = (tmp_path / "cut").read_bytes()
         for sector in range(20):
@@ -52,7 +68,63 @@ def test_a_cut_keeps_what_was_flushed_and_any_part_of_the_rest(tmp_path: Path, s
                 if where <= sector * SECTOR < where + len(what):
                     legal.add(what[sector * SECTOR - where :][:SECTOR])
             assert found[here] in legal
+        assert states.setdefault(state, found) == found  # equal states are equal disks,
+    assert len(states) == len(set(states.values()))  # and equal disks are equal states
     disk.close()
+    for event in every:
+        expected = ["flushed"] if event.kind == FLUSH else sorted(FATES)
+        assert len(kinds[event.end]) == (1 if event.kind == FLUSH else fates)
+        assert fates == 1 or sorted(kinds[event.end]) == expected
+
+
+def row(name: str, *, label: str | None = None, state: CheckpointState = CheckpointState.DURABLE) -> CheckpointRow:
+    return CheckpointRow(id=name, sandbox="s", number=1, state=state, verdict=Verdict.FILES, label=label)
+
+
+def test_what_came_back_is_one_of_the_catalogues_that_there_were() -> None:
+    ledger = Ledger(
+        [
+            Transaction(begun=10, committed=20, durable=True, mark="a"),
+            Transaction(begun=30, committed=40, durable=False, mark="b"),
+            Transaction(begun=50, committed=60, durable=True, mark="c"),
+            Transaction(begun=70, committed=80, durable=True, mark="a"),  # as it was before
+        ]
+    )
+    allowed = {
+        5: {EMPTY},
+        15: {EMPTY, "a"},
+        25: {"a"},
+        35: {"a", "b"},
+        45: {"a", "b"},  # committed, but nobody asked for it to be durable
+        55: {"a", "b", "c"},
+        65: {"c"},
+        75: {"c", "a"},
+        85: {"a"},
+    }
+    for position, marks in allowed.items():
+        assert {found for found in (EMPTY, "a", "b", "c", "none of them") if not ledger.wrong(found, position)} == marks
+    assert [ledger.newest(position) for position in (5, 15, 45, 55, 85)] == [EMPTY, "a", "b", "c", "a"]
+
+
+def test_what_came_back_is_what_clients_were_told() -> None:
+    story = Story()
+    story.checkpoints["c"] = [Life(durable=10, leaving=20, gone=30), Life(begun=40, durable=50)]
+    story.labels["c"] = [(11, 12, "one"), (14, 16, "two")]
+    here, absent = {"c": row("c", label="two")}, {}
+    verdicts = {
+        5: (True, True),  # (may be there, may be absent)
+        15: (True, False),
+        25: (True, True),
+        35: (False, True),
+        45: (True, True),
+        55: (True, False),
+    }
+    for position, expected in verdicts.items():
+        assert (not story.wrong(here, position), not story.wrong(absent, position)) == expected
+    assert story.wrong({"c": row("c", label="two", state=CheckpointState.CAPTURED)}, 15)
+    assert not story.wrong({"c": row("c", label="one")}, 15)  # "two" was asked for, but not answered
+    assert story.wrong({"c": row("c", label="one")}, 17)
+    assert Life().durable == NEVER
 
 
 @pytest.mark.skipif(bool(missing() or available()), reason=missing() or available())
@@ -60,10 +132,11 @@ def test_a_daemon_that_loses_its_power_keeps_what_it_called_durable() -> None:
     """A few of the cuts that `pagurus bench powercut` makes: every one of them is the bench's business."""
     if image_tree().name != "debian" or not image_tree().exists():
         pytest.skip("the bench runs on the image debian")
-    program = [sys.executable, "-m", "bench.powercut", "--json", "--cuts", "6", "--turns", "4", "--daemons", "1"]
+    program = [sys.executable, "-m", "bench.powercut", "--json", "--cuts", "6", "--turns", "5", "--daemons", "1"]
     done = subprocess.run(program, capture_output=True, text=True, cwd=CHECKOUT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["old_or_new"] == result["whole"] == result["cuts"] == 6
+    assert result["old_or_new"] == result["old"] + result["new"] == result["whole"] == result["cuts"] == 6
+    assert result["transactions"] > 10
     assert result["answers"] >= 5
     assert result["flushes"] > 50
