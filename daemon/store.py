@@ -1,8 +1,8 @@
 """Acts on checkpoints that lie in the store: list, label, remove, verify, export, import, pull.
 
 Owns: the order of each act and its pins. Does not own: keeping (:mod:`daemon.keeper`), hashing (:mod:`daemon.verify`),
-streams (:mod:`daemon.transfer`). Guarantee: what an act reads stays while it reads; an import is visible when it is
-durable and complete, and not before.
+streams (:mod:`daemon.exports`, :mod:`daemon.imports`). Guarantee: what an act reads stays while it reads; an import is
+visible when it is durable and complete, and not before.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from daemon import transfer
+from daemon import exports
 from daemon.capture import failure
 from daemon.catalogue import CheckpointRow, Template, put_checkpoint
-from daemon.transfer import Importer
+from daemon.imports import Importer
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import CheckpointInfo, CheckpointState
 from sandbox.messages.store import CheckpointReport, Imported, PullRequest
@@ -83,12 +83,12 @@ class Store:
         if since is not None:
             base = await self._durable(since)
             with self._host.keeper.pin(base):
-                of_base = await asyncio.to_thread(transfer.contents, base, self._host.places, self._pages)
+                of_base = await asyncio.to_thread(exports.contents, base, self._host.places, self._pages)
             known = of_base if known is None else Have(known.pages + of_base.pages, known.contents + of_base.contents)
         head = await asyncio.to_thread(self._head, row)
         with self._host.keeper.pin(row):
             async with self._streams:
-                parts = transfer.export(row, head, self._host.places, self._pages, known, manifest=manifest)
+                parts = exports.export(row, head, self._host.places, self._pages, known, manifest=manifest)
                 yield _threaded(parts)
 
     async def _durable(self, checkpoint: str) -> CheckpointRow:
@@ -141,7 +141,7 @@ class Store:
         contents: set[bytes] = set()
         for row in rows:
             with contextlib.suppress(PagurusError, OSError):  # removed meanwhile, or damaged: it is not had
-                found = await asyncio.to_thread(transfer.contents, row, self._host.places, self._pages)
+                found = await asyncio.to_thread(exports.contents, row, self._host.places, self._pages)
                 here = found.sets()
                 pages |= here[0]
                 contents |= here[1]

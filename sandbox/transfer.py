@@ -1,7 +1,7 @@
 """A checkpoint as one stream: the format, its writer and its reader.
 
 Owns: frames, what each holds, the bounds of each, the hash over all. Does not own: where content comes from or goes to
-(:mod:`daemon.transfer`). Everything here is pure: bytes in, values out, and the other way round.
+(:mod:`daemon.exports`, :mod:`daemon.imports`). Everything here is pure: bytes in, values out, and the other way round.
 
 ::
 
