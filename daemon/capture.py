@@ -123,9 +123,11 @@ class Capturer:
         began = time.monotonic()
         row.files, row.dump, row.ipc = parent.files, parent.dump, row.ipc or parent.ipc
         row.files_bytes, row.dump_bytes, row.held = parent.files_bytes, parent.dump_bytes, parent.held
-        alone = not busy and set(container.tasks()) <= {container.init_pid}
+        tasks = set(container.tasks())
+        alone = not busy and tasks <= {container.init_pid}
+        fresh = not busy and not row.ipc and tasks - container.apart.pids() <= {container.init_pid}
         try:
-            if row.verdict.processes and not (alone and not row.ipc):
+            if row.verdict.processes and not fresh:
                 await self._dump(container, tree, row)
             elif alone:
                 await asyncio.to_thread(self._snapshot_alone, container, tree, row)
@@ -162,16 +164,27 @@ class Capturer:
             _need_life(container)
 
     def _snapshot_frozen(self, container: Any, tree: str, row: CheckpointRow, rules: Rules) -> None:
+        """Of the files, while nothing runs. Of processes too, where only such live as are no part of checkpoints."""
         btrfs.flush(self.places.tree(tree))  # takes the flush out of the frozen window
         began = time.monotonic()
         container.cgroup.freeze()
         try:
             _await_frozen(container.cgroup.path)
-            if look(self.inspector, container, rules)[1].verdict.processes:
+            others = set(container.kept_tasks()) - {container.init_pid}
+            if row.verdict.processes:
+                row.ipc = self.inspector.ipc_objects(container.cgroup.id) != 0
+                if others or row.ipc:
+                    raise NeedsDump("there are processes or IPC objects since the verdict")
+                row.dump, row.dump_bytes, row.held = None, 0, None
+                self.inspector.mark(container.cgroup.id, files=False, processes=True)
+            elif look(self.inspector, container, rules)[1].verdict.processes:
                 raise NeedsDump("processes moved since the verdict")
-            if held_files(container).files != row.held:
+            elif others and held_files(container).files != row.held:
                 raise NeedsDump("a file changed that a process holds open")
-            self._snapshot(container, tree, row)
+            if row.verdict.files:
+                self._snapshot(container, tree, row)
+            if row.verdict.processes:
+                _need_life(container)
         finally:
             container.cgroup.thaw()
             row.frozen_ms = 1000 * (time.monotonic() - began)

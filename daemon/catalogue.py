@@ -83,6 +83,7 @@ class ProgramRow(msgspec.Struct, kw_only=True):
     started_at: float
     pid: int = 0  # inside the sandbox; 0: being started
     exit_status: int | None = None  # wait status, once seen
+    apart: list[tuple[int, int]] = []  # its processes, if they are no part of checkpoints: see daemon.apart
     answer: AnswerRow | None = None  # session: the last one given
     answered: list[str] = []  # session: keys before it
 

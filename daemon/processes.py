@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from daemon import apart
 from daemon.catalogue import ProgramRow, put_sandbox
 from sandbox import attendant
-from sandbox.attendant import Attendant, Data, Gone, Mode, Program, Until
+from sandbox.attendant import Attendant, Data, Gone, Mode, Program, Started, Until
 from sandbox.container import PATH
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError
 from sandbox.messages import (
@@ -137,7 +138,9 @@ class Programs:
 
         async def run() -> ExecResult:
             nonlocal made
-            made = await self.launch(ProgramKind.PROCESS, argv, request, log_limit=request.log_limit)
+            made = await self.launch(
+                ProgramKind.PROCESS, argv, request, excluded=request.excluded, log_limit=request.log_limit
+            )
             if not request.stdin:
                 await (await self.attendant(made.id)).close_stdin()
             return ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=0.0)
@@ -158,8 +161,10 @@ class Programs:
             )
         return await self.info(row.id)
 
-    async def launch(self, kind: ProgramKind, argv: list[str], request: Any, **more: Any) -> ProgramRow:
-        """Start a program with its attendant, and have a row for it. Behind the gate."""
+    async def launch(
+        self, kind: ProgramKind, argv: list[str], request: Any, *, excluded: bool = False, **more: Any
+    ) -> ProgramRow:
+        """Start a program with its attendant, and have a row for it. Behind the gate. `excluded`: see daemon.apart."""
         loop = self._loop
         loop.need_alive()
         await self._make_room()
@@ -184,15 +189,24 @@ class Programs:
         self.put(row)
         await self.publish()  # before it runs: what has no row could not be found again
         try:
-            _, pid = await attendant.start(loop.container, row.id, program)
+            started = await attendant.start(loop.container, row.id, program)
+            identities = await self._keep_apart(started) if excluded else []
         except BaseException:
             self._drop(row.id)
             loop.services.catalogue.later([put_sandbox(loop.row)])
             raise
-        row = msgspec.structs.replace(row, pid=pid)
+        row = msgspec.structs.replace(row, pid=started.program, apart=identities)
         self.put(row)
         await self.publish()
         return row
+
+    async def _keep_apart(self, started: Started) -> list[apart.Identity]:
+        container = self._loop.container
+        try:
+            return await asyncio.to_thread(apart.first, container, self._loop.services.inspector, started)
+        except BaseException:
+            await asyncio.to_thread(kill_started, started.host_pid, container.tasks)
+            raise
 
     async def _make_room(self) -> None:
         rows = list(self._loop.row.programs.values())
@@ -244,6 +258,7 @@ class Programs:
             started_at=row.started_at,
             exit_code=None if row.exit_status is None else exit_code(row.exit_status),
             written=written,
+            excluded=bool(row.apart),
         )
 
     async def wait(self, program: str, timeout: float) -> ProcessInfo:

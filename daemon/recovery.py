@@ -26,7 +26,7 @@ import shutil
 from collections.abc import Set
 from pathlib import Path
 
-from daemon import mounts
+from daemon import apart, mounts
 from daemon.attachments import attach_all, detach_all
 from daemon.capture import GONE, Capturer, Places
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
@@ -227,6 +227,7 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
     else:
         container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
         host.services.inspector.watch(container.cgroup.id)
+        await asyncio.to_thread(apart.again, container, host.services.inspector, list(row.programs.values()))
         host.services.capturer.taint(container, "the daemon was restarted", files=True, processes=True)
         try:
             await attach_all(host.attachments, row, container)

@@ -25,7 +25,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from daemon import metrics, states
+from daemon import apart, metrics, states
 from daemon.capture import NeedsDump, failure
 from daemon.catalogue import CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
 from daemon.flights import Flight, Services
@@ -345,7 +345,7 @@ class TurnLoop:
         head = self.services.checkpoints[self.row.head]
         row = self.services.new_checkpoint(self.row, Verdict.NONE, label)
         row.files, row.dump, row.ipc, row.held = head.files, head.dump, head.ipc, head.held
-        row.programs = self.row.programs
+        row.programs = apart.kept(self.row.programs)
         row.files_bytes, row.dump_bytes = head.files_bytes, head.dump_bytes
         row.full_bytes = row.files_bytes + row.dump_bytes
         row.started_at = row.captured_at = time.time()
@@ -367,7 +367,7 @@ class TurnLoop:
 
     def resume(self, row: CheckpointRow) -> Flight:
         """Take the checkpoint that `row` describes: begun now, or by a daemon that died."""
-        row.programs = self.row.programs
+        row.programs = apart.kept(self.row.programs)
         flight = Flight(row, self.services.checkpoints[self.row.head])
         self.services.checkpoints[row.id] = row
         self.services.flights[row.id] = flight

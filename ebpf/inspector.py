@@ -40,6 +40,7 @@ _IPC_UNKNOWN = layout.CONSTANTS["IPC_UNKNOWN"]
 _AGENT, _AGENT_TREE = 8, 8 | 16
 _ITERATORS = ("sweep", "tell")
 _KEPT_REASONS = 16
+_SWEEPS = 8  # tries to find all threads of an agent; one that is not found counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +236,10 @@ class Inspector:
             host.wanted_slot, host.wanted_how = slot, _AGENT_TREE if children else _AGENT
             host.wanted_pid = pid
             try:
-                self._sweep()
+                for _ in range(_SWEEPS):  # one of its threads may start another behind the sweep's back
+                    self._sweep()
+                    if all(seen.pid != pid for seen in self._census(cgroup_id)[0]):
+                        break
             finally:
                 host.wanted_pid = 0
 
@@ -243,6 +247,12 @@ class Inspector:
         """All tasks that count, one by one. Costs a walk over the tasks of the host."""
         with self._lock:
             return self._census(cgroup_id)[0]
+
+    def ipc_objects(self, cgroup_id: int) -> int:
+        """How many System V objects and message queues there are now; -1 when that cannot be told."""
+        with self._lock:
+            found = self._census(cgroup_id)[1]
+        return -1 if found == _IPC_UNKNOWN else found
 
     def has_tmpfs(self, cgroup_id: int) -> None:
         """Tell that a tmpfs is mounted in the sandbox: changes of names may belong to the process dump."""

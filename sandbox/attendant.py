@@ -140,8 +140,17 @@ class Program:
     first: int = 7  # session: the first of two descriptors
 
 
-async def start(container: Any, name: str, program: Program) -> tuple[int, int]:
-    """Start an attendant under `name`; returns its pid and the program's, inside the sandbox."""
+@dataclass(frozen=True)
+class Started:
+    """An attendant and its program. What it says itself comes from inside the sandbox."""
+
+    host_pid: int  # of the attendant, as the shim says
+    attendant: int  # inside the sandbox, as the attendant says
+    program: int  # the same
+
+
+async def start(container: Any, name: str, program: Program) -> Started:
+    """Start an attendant under `name`, and it the program."""
     if not program.argv or not program.argv[0]:
         raise Invalid("an empty command", sandbox=container.spec.id)
     argv = [
@@ -156,10 +165,10 @@ async def start(container: Any, name: str, program: Program) -> tuple[int, int]:
         str(program.first),
         *program.argv,
     ]
-    said = await _first_words(container, argv, program)
+    pid, said = await _first_words(container, argv, program)
     match = re.fullmatch(rb"ok (\d{1,9}) (\d{1,9})\n", said)
     if match is not None:
-        return int(match[1]), int(match[2])
+        return Started(pid, int(match[1]), int(match[2]))
     failed = re.fullmatch(rb"error (\S{1,40}) (\d{1,5})\n", said)
     if failed is None:
         if not container.alive:
@@ -168,23 +177,23 @@ async def start(container: Any, name: str, program: Program) -> tuple[int, int]:
     raise _refusal(container, failed[1].decode("ascii", "replace"), int(failed[2]), program.argv[0])
 
 
-async def _first_words(container: Any, argv: Sequence[str], program: Program) -> bytes:
-    """Start it, adopted by pid 1; what it says on its stdout until it closes that."""
-    (_, stream), fds = await container._start_command(0, 0, program.cwd, argv, program.env)
+async def _first_words(container: Any, argv: Sequence[str], program: Program) -> tuple[int, bytes]:
+    """Start it, adopted by pid 1; its pid on the host, and what it says on its stdout until it closes that."""
+    (pid, stream), fds = await container._start_command(0, 0, program.cwd, argv, program.env)
     said = Drain(fds[1], 256)
     try:
         async with asyncio.timeout(_PATIENCE):
             await said.at_end()
     except TimeoutError:
         signal.pidfd_send_signal(fds[0], signal.SIGKILL)
-        return b""
+        return int(pid), b""
     finally:
         said.close()
         os.close(fds[0])
         os.close(fds[2])
         with contextlib.suppress(PagurusError):
             await container._call("release", stream)
-    return bytes(said.kept)
+    return int(pid), bytes(said.kept)
 
 
 def _refusal(container: Any, stage: str, number: int, program: str) -> PagurusError:

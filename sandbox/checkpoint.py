@@ -8,6 +8,7 @@ Guarantee: a capture is complete or CheckpointFailed is raised and the sandbox r
 ::
 
     capture = syncfs ▸ freeze ▸ dump to tmpfs ▸ on_frozen ▸ thaw          (dump.py over criu.py)
+            ▸ without the processes that are apart                        (prune.py)
     store   = pages by content ▸ dump file, synced                        (pages.py, dumpfile.py; after the thaw)
     restore = images to tmpfs ▸ adapt ▸ CRIU in the cgroup ▸ attach       (restore.py)
     verify  = restore held   ▸ dump again ▸ compare ▸ let run            (digest.py)
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import adapt, criu, digest, dump, dumpfile, fill, paths, watches
+from sandbox import adapt, criu, digest, dump, dumpfile, fill, paths, prune, watches
 from sandbox import restore as restoring
 from sandbox.dumpfile import StoredDump
 from sandbox.errors import NotEqual, PagurusError, Unsupported
@@ -115,6 +116,8 @@ class Checkpointer:
         await asyncio.to_thread(_begin, container.tree, dest)
         try:
             done = await self._dump(container, dest, on_frozen)
+            if done.apart:
+                done.raw_bytes = await asyncio.to_thread(_without, dest, done.apart)
         except BaseException:
             self._counts["failures"] += 1
             await asyncio.to_thread(shutil.rmtree, dest, ignore_errors=True)
@@ -322,6 +325,13 @@ class Checkpointer:
 def _begin(tree: Path, dest: Path) -> None:
     dump.sync_tree(tree)
     dest.mkdir(mode=0o700, parents=True)
+
+
+@going_first()
+def _without(directory: Path, numbers: frozenset[int]) -> int:
+    """Take these processes out of a dump; returns its size."""
+    prune.prune(directory, numbers)
+    return sum(entry.stat().st_size for entry in os.scandir(directory))
 
 
 def _empty(directory: Path) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from sandbox import btrfs, paths
 from sandbox.alive import ended, is_doomed, is_readable
+from sandbox.apart import Apart
 from sandbox.cgroup import Cgroup, parse_bytes
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead, Unsupported
 from sandbox.identity import machine_id
@@ -95,6 +96,7 @@ class Container:
         self._log = ""  # the shim's own words, kept when it is destroyed
         #: Called with `netns`, from a thread, when a restore has made a new one and before anything runs in it.
         self.followers: list[Callable[[Path], None]] = []
+        self.apart = Apart()  # processes that are no part of its checkpoints
         self.address: str | None = None  # IPv4, of the link that the daemon gave it; None without a network
 
     # ---------------------------------------------------------------- making
@@ -226,6 +228,11 @@ class Container:
     def tasks(self) -> list[int]:
         """Host pids of the sandbox's processes."""
         return self.cgroup.pids()
+
+    def kept_tasks(self) -> list[int]:
+        """Those of them that are part of its checkpoints."""
+        apart = self.apart.pids()
+        return [pid for pid in self.tasks() if pid not in apart]
 
     @property
     def netns(self) -> Path:
@@ -454,6 +461,7 @@ class Container:
         if self._shim is not None and self._shim.connected:
             await self._until_init_forgotten()
         self._drop_init()
+        self.apart.clear()
 
     async def _until_init_forgotten(self) -> None:
         """The shim answers after it has noticed pid 1's death and reaped it."""
@@ -483,6 +491,7 @@ class Container:
                 os.kill(pid, signal.SIGKILL)
             await ended(pid)
         self._drop_init()
+        self.apart.clear()
         if self._reaped is not None:
             self._reaped.close()
             self._reaped = None
@@ -497,6 +506,7 @@ class Container:
             self._shim.close()
             self._shim = None
         self._drop_init()
+        self.apart.clear()
         if self._reaped is not None:
             self._reaped.close()
             self._reaped = None

@@ -29,6 +29,7 @@ Not compared, with the reason:
   to rebuild them and leaves set;
 - the name of an accepted Unix socket, which is its listener's: CRIU gives it none, since the listener has it;
 - signals that a running timer of the process made pending: it goes on ticking while the processes are held;
+- the settings of a terminal whose other side (CRIU's next odd number) nobody has: it is hung up, nobody can ask;
 - locked termios bits of terminals, and what follows the 19 control characters: CRIU writes uninitialised memory there;
 - how neighbouring mappings of the same thing are split (the kernel merges them as it likes);
 - file tree: ctime and atime, bookkeeping xattrs of overlayfs, holes of sparse files.
@@ -292,7 +293,9 @@ class _Canonical:
                 self.facts.pop(f"{label} {name}", None)
         elif kind == "tty":
             info = self._tty.get(body["tty_info_id"], {})
-            unset = ("id", "rdev", "dev", "termios_locked")
+            unset = {"id", "rdev", "dev", "termios_locked"}
+            if info.get("type") == "PTY" and not body["tty_info_id"] & 1 and body["tty_info_id"] | 1 not in self._tty:
+                unset |= {"termios", "winsize"}
             kept = {k: v for k, v in info.items() if k not in unset}
             if "termios" in kept:
                 kept["termios"] = {**kept["termios"], "c_cc": _control_characters(kept["termios"]["c_cc"])}

@@ -26,6 +26,7 @@ from typing import Any
 from sandbox import criu, imagefile
 from sandbox.errors import CheckpointFailed
 from sandbox.held import Held, held_files
+from sandbox.process import inner_pid
 from sandbox.shim import Refused
 
 EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
@@ -69,6 +70,7 @@ class Dumped:
     tasks: int
     raw_bytes: int
     held: Held = field(default_factory=Held)
+    apart: frozenset[int] = frozenset()  # numbers in the sandbox of the processes that are to be taken out of it
 
 
 async def worker(container: Any, cache: Path) -> criu.Worker:
@@ -131,6 +133,7 @@ async def dump(
         tasks=tasks,
         raw_bytes=raw,
         held=frozen.held,
+        apart=frozen.apart,
     )
 
 
@@ -165,6 +168,7 @@ class _Frozen:
         self._on_frozen = on_frozen
         self.pids: list[int] = []
         self.held = Held()
+        self.apart: frozenset[int] = frozenset()
         self.took_ms = 0.0
 
     def __call__(self, pid: int) -> None:
@@ -173,6 +177,7 @@ class _Frozen:
         if self._on_frozen is not None:
             self._on_frozen()
         self.held = held_files(self._container)
+        self.apart = frozenset(filter(None, map(inner_pid, self._container.apart.pids())))
         if self._last is not None:
             self._last(pid)
         self.took_ms = (time.monotonic() - began) * 1e3

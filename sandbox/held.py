@@ -25,7 +25,7 @@ class Tasks(Protocol):
 
     init_pid: int | None
 
-    def tasks(self) -> list[int]: ...
+    def kept_tasks(self) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def held_files(container: Tasks) -> Held:
         return Held()
     root = f"/proc/{init}/root"
     files: dict[str, tuple[Identity, Identity | None]] = {}
-    for pid in container.tasks():
+    for pid in container.kept_tasks():
         for link in _links(pid):
             with contextlib.suppress(OSError):  # the process or the descriptor went away meanwhile
                 target = os.readlink(link)

@@ -285,7 +285,7 @@ class Task:
     started: int  # clock ticks since boot: tells a process from a later one of the same number
 
 
-def _task(pid: int) -> Task | None:
+def task_of(pid: int) -> Task | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -297,7 +297,7 @@ def _task(pid: int) -> Task | None:
 def started_by(root: int, candidates: list[int]) -> list[Task]:
     """Of `candidates`, those in the session of `root` or below it. Processes that made a session of their own and
     whose parent has ended are not found: they are what a command leaves behind on purpose."""
-    tasks = [task for task in map(_task, candidates) if task is not None]
+    tasks = [task for task in map(task_of, candidates) if task is not None]
     found = {task.pid for task in tasks if root in (task.pid, task.session)}
     while more := {task.pid for task in tasks if task.pid not in found and task.parent in found}:
         found |= more
@@ -328,7 +328,7 @@ def end_started(root: int, pids: Callable[[], list[int]]) -> None:
     for task in found:
         _signal(task, signal.SIGTERM)
     deadline = time.monotonic() + _GRACE
-    while any(_task(task.pid) for task in found) and time.monotonic() < deadline:
+    while any(task_of(task.pid) for task in found) and time.monotonic() < deadline:
         time.sleep(0.01)
     kill_started(root, pids)
     for task in found:
@@ -368,11 +368,15 @@ def _ignores(pid: int, number: signal.Signals) -> bool:
 
 def host_pid(inner: int, pids: list[int]) -> int | None:
     """Which of these processes of a sandbox has this pid inside it."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                if line.startswith("NSpid:") and line.split()[-1] == str(inner):
-                    return pid
+    return next((pid for pid in pids if inner_pid(pid) == inner), None)
+
+
+def inner_pid(pid: int) -> int | None:
+    """The number that a process has in the innermost namespace it is in; None when it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
     return None
 
 
@@ -380,7 +384,7 @@ def _signal(task: Task, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(task.pid)
         try:
-            now = _task(task.pid)
+            now = task_of(task.pid)
             if now is not None and now.started == task.started:
                 signal.pidfd_send_signal(pidfd, number)
         finally:

@@ -41,6 +41,7 @@ class ProcessRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     stdin: bool = False  # a pipe to write to; else its stdin is empty
     log_limit: LogLimit = 1 << 20  # bytes kept of each output, the newest
     ends_turn: bool = True  # judge and checkpoint once it has started
+    excluded: bool = False  # it is no part of checkpoints: after a restore, and in a fork, it is not there
 
 
 class TerminalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -65,6 +66,7 @@ class ProcessInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     started_at: float  # seconds since the epoch
     exit_code: int | None = None  # 128 + signal number when killed by one
     written: int = 0  # bytes of stdin that it was given
+    excluded: bool = False  # it is no part of checkpoints
     turn: int | None = None  # the turn that its start ended
     verdict: Verdict | None = None
     checkpoint: str | None = None

@@ -52,10 +52,13 @@ class Processes:
         stdin: Literal["pipe"] | None = None,
         log_limit: int = 1 << 20,
         ends_turn: bool = True,
+        excluded: bool = False,
     ) -> Process:
         """Start a program and return at once. Of each output the newest `log_limit` bytes are kept.
 
-        Starting is a turn: once it is captured, a restore brings the process back.
+        Starting is a turn: once it is captured, a restore brings the process back. Not one that is `excluded`: that it
+        runs makes no checkpoint, and after a restore or in a fork it is not there. For an agent that keeps its state
+        in files or is told its record again: start it anew then. What it does to files, and what it starts, counts.
         """
         request = ProcessRequest(
             command=command if isinstance(command, str) else list(command),
@@ -65,6 +68,7 @@ class Processes:
             stdin=stdin == "pipe",
             log_limit=log_limit,
             ends_turn=ends_turn,
+            excluded=excluded,
         )
         info = await self._client.call("POST", self._path, ProcessInfo, request, keyed=True)
         return Process(self._client, self._path, info)
