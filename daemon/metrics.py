@@ -54,6 +54,26 @@ _durable = Histogram(
     "pagurus_checkpoint_durable_seconds", "From the verdict to durable.", buckets=_SLOW, registry=REGISTRY
 )
 _restore = Histogram("pagurus_restore_seconds", "Restores in place.", buckets=_SLOW, registry=REGISTRY)
+_asked = Counter(
+    "pagurus_gateway_requests",
+    "Requests of agents: of the main loop, beside it (side), that ask no model (other), or not understood (none).",
+    ("kind", "result"),
+    registry=REGISTRY,
+)
+_held = Histogram(
+    "pagurus_gateway_held_seconds",
+    "Time for which an answer of the main loop was ready and waited for its checkpoint.",
+    buckets=_FAST,
+    registry=REGISTRY,
+)
+_upstream_errors = Counter(
+    "pagurus_gateway_upstream_errors",
+    "Answers that a model did not give: it could not be asked, broke off, or said no (status).",
+    ("cause",),
+    registry=REGISTRY,
+)
+_exchanges = Counter("pagurus_gateway_exchanges_stored", "Whole answers that were journalled.", registry=REGISTRY)
+_tokens_rejected = Counter("pagurus_gateway_tokens_rejected", "Tokens of no sandbox, shown outside.", registry=REGISTRY)
 
 
 def request(route: str, status: int, seconds: float) -> None:
@@ -86,6 +106,28 @@ def restored(seconds: float) -> None:
     _restore.observe(seconds)
 
 
+def gateway_request(kind: str, result: str) -> None:
+    """A request of an agent: main, side, other or none; answered, recorded, upstream_error, refused or gone."""
+    _asked.labels(kind, result).inc()
+
+
+def gateway_held(seconds: float) -> None:
+    _held.observe(seconds)
+
+
+def gateway_upstream_error(cause: str) -> None:
+    """A model gave no answer: unreachable, or status."""
+    _upstream_errors.labels(cause).inc()
+
+
+def gateway_stored() -> None:
+    _exchanges.inc()
+
+
+def gateway_token_rejected() -> None:
+    _tokens_rejected.inc()
+
+
 def exposition(host: Any) -> bytes:
     """The text that Prometheus reads."""
     scrape = CollectorRegistry()
@@ -112,6 +154,10 @@ class _Host:
         yield CounterMetricFamily("pagurus_full_bytes", "Bytes that full dumps would have added.", tally.full_bytes)
         yield _by("pagurus_queue_length", "Jobs that wait.", "stage", {s.value: engine.queued(s) for s in Stage})
         yield _by("pagurus_queue_running", "Jobs under way.", "stage", {s.value: engine.running(s) for s in Stage})
+        if (gateway := self._host.gateway) is not None:
+            text = "Bytes of the records of sandboxes that asked since the daemon started."
+            yield GaugeMetricFamily("pagurus_gateway_journal_bytes", text, gateway.statistics().journal_bytes)
+            yield GaugeMetricFamily("pagurus_gateway_asking", "Models that are being asked.", len(gateway.desk.answers))
         networks = self._host.networks
         yield GaugeMetricFamily("pagurus_networks", "Sandboxes with a network.", networks.count)
         asked = dict(zip(("allowed", "refused"), networks.names(), strict=True))

@@ -29,6 +29,7 @@ from typing import Any
 
 from aiohttp import web
 
+from daemon import metrics
 from daemon.catalogue import CheckpointRow
 from daemon.gateway import replay, wire
 from daemon.gateway.answer import Answer, cut, deliver, is_open, pump
@@ -187,7 +188,9 @@ class Line:
             began = time.monotonic()
             if error := await self._captured(loop, step):
                 extra["x-pagurus-checkpoint-error"] = error
-            counts.held_ms += 1000 * (time.monotonic() - began)
+            held = time.monotonic() - began
+            counts.held_ms += 1000 * held
+            metrics.gateway_held(held)
             extra |= {"x-pagurus-turn": str(step.turn), "x-pagurus-checkpoint": step.checkpoint or ""}
         response = await deliver(answer, request, extra)
         if response is None or self._readers.get(step.id) is not request:
@@ -331,10 +334,12 @@ class Line:
         async def keep() -> None:
             if answer.status >= 300:
                 await journal.failed(step.id, answer.status)
+                metrics.gateway_upstream_error("status")
                 return
             durable = self.settings.hold == "durable"
             await journal.answered(step.id, answer.recorded(), durable=durable)
             step.answered = True
+            metrics.gateway_stored()
             self.bytes += answer.size
 
         try:
@@ -344,6 +349,7 @@ class Line:
                 await pump(answer, response, keep)
         except PagurusError as error:
             counts.upstream_failures += 1
+            metrics.gateway_upstream_error("unreachable")
             log.warning("exchange %d: %s", step.id, error, extra={"sandbox": self.desk.book.owner.get(step.id)})
             await journal.failed(step.id, error.status)
             answer.fail(error)

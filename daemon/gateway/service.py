@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from daemon import metrics
 from daemon.catalogue import SandboxRow
 from daemon.gateway import listener, replay, wire
 from daemon.gateway.answer import is_open
@@ -263,6 +264,7 @@ class GatewayService:
     async def serve(self, sandbox: str, request: web.BaseRequest) -> web.StreamResponse:
         """A request of the agent of `sandbox`."""
         await self.ready.wait()
+        kind = "none"
         try:
             line = await self.line(sandbox)
             with line.share.request():
@@ -270,12 +272,17 @@ class GatewayService:
                 route = wire.find(request.method, request.path)
                 async with line.share.body(request) as raw:
                     asked = await self._understand(route, raw, request, line.settings)
+                    kind = asked.kind
                     if asked.main:
                         await self._commands[sandbox].settle()
-                    return await line.serve(asked, request)
+                    response = await line.serve(asked, request)
+                    metrics.gateway_request(kind, _result(response))
+                    return response
         except PagurusError as error:
             self.desk.counts.refused += 1
-            if not is_open(request):
+            open_ = is_open(request)
+            metrics.gateway_request(kind, "refused" if open_ else "gone")
+            if not open_:
                 return web.Response(status=499)
             if isinstance(error, TooMany):  # whoever floods the gateway waits for his refusal
                 await asyncio.sleep(0.2)
@@ -302,6 +309,7 @@ class GatewayService:
             sandbox = await self.sandbox_of(request)
         except PagurusError as error:
             self.desk.counts.refused += 1
+            metrics.gateway_token_rejected()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STALLED):
                     await self._wrong.take()  # guessing is slow
@@ -357,3 +365,12 @@ class GatewayService:
     def statistics(self) -> GatewayStatistics:
         self.desk.counts.journal_bytes = sum(line.bytes for line in self.lines.values())
         return self.desk.counts
+
+
+def _result(response: web.StreamResponse) -> str:
+    """What became of a request, for the metrics."""
+    if response.status == 499:
+        return "gone"
+    if response.status >= 300:
+        return "upstream_error"
+    return "recorded" if response.headers.get("x-pagurus-answer") == "record" else "answered"

@@ -75,6 +75,11 @@ class Asked:
     retry: bool = False  # the client says that it asks again
 
     @property
+    def kind(self) -> str:
+        """Of the main loop, beside it, or one that asks no model."""
+        return "main" if self.main else "side" if self.route.conversation is not None else "other"
+
+    @property
     def conversation(self) -> list[Any]:
         """The parts of the conversation, in order. A text alone has no parts."""
         said = self.body.get(self.route.conversation or "")
