@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
+from daemon import apart
+from daemon.catalogue import ProgramRow
 from sandbox import Client, Sandbox
-from sandbox.errors import NotFound
-from sandbox.messages import ProgramState, Verdict
+from sandbox.apart import Apart
+from sandbox.attendant import Started
+from sandbox.errors import Conflict, NotFound
+from sandbox.messages import ProgramKind, ProgramState, Verdict
+from sandbox.process import task_of
 from sandbox.sdk.processes import Process
 from tests.daemon_host import IMAGE, Daemon
 
@@ -111,3 +119,57 @@ async def test_the_next_daemon_keeps_it_apart(daemon: Daemon) -> None:
         await sandbox.restore(head, verify=True)
         assert await sandbox.processes.list() == []
         await sandbox.remove()
+
+
+# --------------------------------------------------------------------------- who may be one
+
+
+class Scene:
+    """A container and an inspector that only remember; the processes are real ones of the host."""
+
+    def __init__(self, *pids: int) -> None:
+        self.excluded: list[int] = []
+        self.apart = Apart()
+        self.spec = SimpleNamespace(id="s-1")
+        self.cgroup = SimpleNamespace(id=7)
+        self.pids = [*pids]
+
+    def tasks(self) -> list[int]:
+        return self.pids
+
+    def exclude(self, _cgroup: int, pid: int) -> None:
+        self.excluded.append(pid)
+
+
+def test_a_program_must_be_the_child_of_its_attendant() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        me = os.getpid()
+        scene = Scene(me, other.pid)
+        try:
+            with pytest.raises(Conflict):  # what claims to be the attendant of a process is that process' child
+                apart.first(scene, scene, Started(host_pid=other.pid, attendant=other.pid, program=me))
+            assert scene.excluded == []
+            found = apart.first(scene, scene, Started(host_pid=me, attendant=me, program=other.pid))
+            assert scene.excluded == [me, other.pid]
+            assert scene.apart.pids() == {me, other.pid}
+            row = ProgramRow(id="p-1", kind=ProgramKind.PROCESS, command="sleep", started_at=0.0, apart=found)
+        finally:
+            other.kill()
+    assert scene.apart.pids() == {me}
+    later = Scene(me)
+    apart.again(later, later, [row])  # the program has ended meanwhile
+    assert later.excluded == [me]
+    assert apart.kept({"p-1": row}) == {}
+    for each in (scene, later):
+        each.apart.clear()
+
+
+def test_a_later_process_of_the_same_number_is_not_it() -> None:
+    me = os.getpid()
+    task = task_of(me)
+    assert task is not None
+    scene = Scene(me)
+    row = ProgramRow(id="p-1", kind=ProgramKind.PROCESS, command="x", started_at=0.0, apart=[(me, task.started - 1)])
+    apart.again(scene, scene, [row])
+    assert scene.excluded == []
+    assert scene.apart.pids() == frozenset()

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pagurus.docker_cli import understand
 from sandbox import Client, Conflict, Invalid, PagurusError, Sandbox, SandboxDead
@@ -295,3 +296,69 @@ async def _restored(host: Client, sandbox: str) -> bool:
     with contextlib.suppress(PagurusError):
         return (await host.statistics()).restores > 0
     return False
+
+
+# --------------------------------------------------------------------------- metrics
+
+
+async def counted(daemon: Daemon) -> dict[tuple[str, ...], float]:
+    """What Prometheus reads of the gateway: (name, values of its labels) -> value."""
+    connector = aiohttp.UnixConnector(str(daemon.socket))
+    async with aiohttp.ClientSession(connector=connector) as session, session.get("http://host/metrics") as answer:
+        text = await answer.text()
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("pagurus_gateway_") and not sample.name.endswith(("_created", "_bucket"))
+    }
+
+
+async def test_prometheus_counts_what_was_asked(daemon: Daemon, sandbox: Sandbox, upstream: Upstream) -> None:
+    agent = await hire(daemon, sandbox)
+    before = await counted(daemon)
+    await agent.ask()
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {agent.token}"}) as session:
+        path = f"{agent.base}/v1/chat/completions"
+        for body in ({"messages": []}, {"messages": [1], "max_tokens": 1}, [], {"messages": [2]}):
+            upstream.status = 429 if body == {"messages": [2]} else 200
+            async with session.post(path, json=body) as answer:
+                await answer.read()
+        again = {"x-stainless-retry-count": "1"}
+        upstream.status = 200
+        async with session.post(path, json={"messages": []}, headers=again) as answer:
+            assert answer.headers["x-pagurus-answer"] == "record"
+        async with session.get(f"{agent.base}/v1/models") as answer:
+            await answer.read()
+        async with session.get(f"{agent.base}/v1/models", headers={"Authorization": "Bearer nobody"}) as answer:
+            assert answer.status == 401
+
+    async def changed() -> dict[tuple[str, ...], float]:
+        after = await counted(daemon)
+        gauges = {"pagurus_gateway_held_seconds_sum", "pagurus_gateway_journal_bytes", "pagurus_gateway_asking"}
+        assert gauges <= {name for name, *_ in after}
+        return {
+            name: value - before.get(name, 0.0)
+            for name, value in after.items()
+            if name[0] not in gauges and value != before.get(name, 0.0)
+        }
+
+    expected = {
+        ("pagurus_gateway_requests_total", "main", "answered"): 2,
+        ("pagurus_gateway_requests_total", "main", "recorded"): 1,
+        ("pagurus_gateway_requests_total", "main", "upstream_error"): 1,
+        ("pagurus_gateway_requests_total", "side", "answered"): 1,
+        ("pagurus_gateway_requests_total", "other", "answered"): 1,
+        ("pagurus_gateway_requests_total", "none", "refused"): 1,
+        ("pagurus_gateway_held_seconds_count",): 4,
+        ("pagurus_gateway_exchanges_stored_total",): 3,
+        ("pagurus_gateway_upstream_errors_total", "status"): 1,
+        ("pagurus_gateway_tokens_rejected_total",): 1,
+    }
+
+    async def as_expected() -> bool:
+        return await changed() == expected
+
+    with contextlib.suppress(TimeoutError):  # a request is counted a moment after its answer was heard
+        await until(as_expected, "all of it is counted", 60)
+    assert await changed() == expected
