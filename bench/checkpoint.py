@@ -176,7 +176,7 @@ class Ours:
         return capture.dir, taken[0]
 
     async def restore(self, container: Container, images: Path, tree: Path, times: Times) -> None:
-        await self.checkpointer.forget(container)
+        await self.checkpointer.forget(container, restoring=True)
         await container.kill()
         await asyncio.to_thread(os.sync)
         with times.taken("restore_ms"):

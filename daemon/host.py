@@ -429,7 +429,7 @@ class Host:
         row, old_tree, old_container = loop.row, loop.row.tree, loop.container
         new_tree = f"{row.id}.{secrets.token_hex(3)}"
         if old_container is not None:
-            await self.services.capturer.checkpointer.forget(old_container)
+            await self.services.capturer.checkpointer.forget(old_container, restoring=True)
             await old_container.kill()
         try:
             await asyncio.to_thread(self.services.capturer.writable, target.files, new_tree)
@@ -462,6 +462,7 @@ class Host:
         """A restore failed half-way: nothing of the container is trusted any more."""
         container, loop.container = loop.container, None
         if container is not None:
+            await self.services.capturer.checkpointer.forget(container)
             self.services.inspector.unwatch(container.cgroup.id)
             await detach_all(self.attachments, loop.row, container)
             await container.destroy()

@@ -299,6 +299,11 @@ class Cgroup:
     def freeze(self) -> None:
         _write(self.path / "cgroup.freeze", 1)
 
+    def join(self, pid: int) -> None:
+        """Take a process of the host into all groups that the sandbox's processes are in."""
+        for path in dict.fromkeys((self.path, *self.v1.values())):
+            _write(path / "cgroup.procs", pid)
+
     def thaw(self) -> None:
         _write(self.path / "cgroup.freeze", 0)
 

@@ -23,7 +23,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from sandbox.held import Held, held_files
 from sandbox.identity import machine_id
 from sandbox.pages import Collected, PageStore
 from sandbox.recent import Recent
-from sandbox.shim import going_first
+from sandbox.shim import Refused, going_first
 
 __all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
 
@@ -77,7 +77,9 @@ class Checkpointer:
         self._run = run or paths.run()
         self._store = PageStore((state or paths.state()) / "pages")
         self._warm: dict[str, criu.Worker] = {}
+        self._waiting: dict[str, restoring.Waiting] = {}  # for the next restore
         self._warming: dict[str, asyncio.Task[None]] = {}
+        self._readying: dict[str, asyncio.Task[None]] = {}
         self._dropping: set[asyncio.Future[None]] = set()
         self._watched: dict[str, list[str]] = {}  # sandbox -> paths that its processes watch, as last seen
         self._numbers = itertools.count(1)
@@ -150,24 +152,42 @@ class Checkpointer:
         return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=found)
 
     async def warm(self, container: Any) -> None:
-        """Have the next dump's CRIU process ready. Optional."""
+        """Have the CRIU processes of the next dump and of the next restore ready. Optional."""
+        await self._warm_dump(container)
+        await self._warm_restore(container)
+
+    async def _warm_dump(self, container: Any) -> None:
         kept = self._warm.get(container.spec.id)
         if kept is None or not kept.alive():
             self._warm[container.spec.id] = await dump.worker(container, self.cache)
 
-    def _warm_later(self, container: Any) -> None:
-        async def attempt() -> None:
-            with contextlib.suppress(PagurusError, OSError):  # the sandbox may be gone; the next dump will say so
-                await self.warm(container)
+    async def _warm_restore(self, container: Any) -> None:
+        kept = self._waiting.get(container.spec.id)
+        if kept is None or not kept.worker.alive():
+            with contextlib.suppress(Refused):  # the shim of an older version
+                self._waiting[container.spec.id] = await restoring.wait(container, self.cache)
 
-        self._warming[container.spec.id] = asyncio.create_task(attempt())
+    def _warm_later(self, container: Any) -> None:
+        async def attempt(step: Callable[[Any], Awaitable[None]]) -> None:
+            with contextlib.suppress(PagurusError, OSError):  # the sandbox may be gone; the next dump will say so
+                await step(container)
+
+        self._warming[container.spec.id] = asyncio.create_task(attempt(self._warm_dump))
+        self._readying[container.spec.id] = asyncio.create_task(attempt(self._warm_restore))
 
     async def _warmed(self, sandbox: str) -> criu.Worker | None:
-        """Take the warm process of a sandbox, once one that is being started has started."""
+        """Take the warm process for a dump of a sandbox, once one that is being started has started."""
         task = self._warming.pop(sandbox, None)
         if task is not None:
             await asyncio.gather(task, return_exceptions=True)
         return self._warm.pop(sandbox, None)
+
+    async def _waited(self, sandbox: str) -> restoring.Waiting | None:
+        """Likewise, for a restore."""
+        task = self._readying.pop(sandbox, None)
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
+        return self._waiting.pop(sandbox, None)
 
     async def _worker(self, container: Any) -> criu.Worker:
         kept = await self._warmed(container.spec.id)
@@ -175,12 +195,18 @@ class Checkpointer:
             return kept
         return await dump.worker(container, self.cache)
 
-    async def forget(self, container: Any) -> None:
-        """End the warm process of a container: before its processes are killed or it is destroyed."""
+    async def forget(self, container: Any, *, restoring: bool = False) -> None:
+        """End the warm processes of a container: before its processes are killed or it is destroyed.
+
+        With `restoring` the one for the restore that follows stays.
+        """
         self._watched.pop(container.spec.id, None)
         kept = await self._warmed(container.spec.id)
         if kept is not None:
             kept.close()
+        waiting = None if restoring else await self._waited(container.spec.id)
+        if waiting is not None:
+            waiting.worker.close()
 
     # ---------------------------------------------------------------- store
 
@@ -233,7 +259,8 @@ class Checkpointer:
         """
         del fork  # what differs is read off the container's spec
         began = time.monotonic()
-        await self.forget(container)
+        await self.forget(container, restoring=True)
+        waiting = await self._waited(container.spec.id)
         source = stored.path if isinstance(stored, StoredDump) else stored
         images = self._restores / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
         adapted: adapt.Adapted | None = None
@@ -241,7 +268,7 @@ class Checkpointer:
             container.cgroup.lift()
             hold = restoring.Hold(container) if verify else None
             pipes = await asyncio.to_thread(_outside_pipes, source)
-            async with restoring.worker(container, self.cache, pipes) as process:
+            async with restoring.worker(container, self.cache, pipes, waiting) as process:
                 adapted = await self._images(container, source, images)
                 ready = time.monotonic()
                 pid = await restoring.restore(container, adapted, process, hold=hold)
@@ -314,10 +341,11 @@ class Checkpointer:
 
     async def close(self) -> None:
         """Let go of the store and the warm processes. Captures stay."""
-        await asyncio.gather(*self._warming.values(), *self._dropping, return_exceptions=True)
-        for process in self._warm.values():
+        await asyncio.gather(*self._warming.values(), *self._readying.values(), *self._dropping, return_exceptions=True)
+        for process in (*self._warm.values(), *(each.worker for each in self._waiting.values())):
             process.close()
         self._warm.clear()
+        self._waiting.clear()
         await asyncio.to_thread(self._store.close)
 
 

@@ -49,7 +49,7 @@ from sandbox.shim import Refused, Shim, ShimGone, launch
 
 ID_RANGE = 65_536
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-NAMESPACES = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "mnt": 0x00020000, "pid": 0x20000000}
+NAMESPACES = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "cgroup": 0x02000000}
 _STDIN, _PARENTED = 1, 2
 
 
@@ -224,6 +224,11 @@ class Container:
             await readable(pidfd)
         finally:
             os.close(pidfd)
+
+    @property
+    def shim_pid(self) -> int:
+        """The host pid of the sandbox's shim."""
+        return self._shim_pid
 
     def tasks(self) -> list[int]:
         """Host pids of the sandbox's processes."""
@@ -402,12 +407,14 @@ class Container:
         join: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         stderr: int | None = None,
+        waits: bool = False,
     ) -> int:
         """Start a host program (CRIU) as a child of the shim, in the shim's mount namespace; returns its host pid.
 
         ``fds[i]`` becomes its descriptor ``3 + i``. `in_cgroup`: inside the sandbox's groups and in fresh ipc and uts
         namespaces, so that what it restores is; otherwise outside all groups. `join`: namespaces of pid 1 to enter
-        ("net", "ipc", "uts"). `stderr`: the descriptor for its stdout and stderr, else the shim's log.
+        ("net", "ipc", "uts", "cgroup"). `stderr`: the descriptor for its stdout and stderr, else the shim's log.
+        `waits`: the groups are joined later, by `cgroup.join`; a shim of before that is Refused.
         """
         passed, targets = list(fds), list(range(3, 3 + len(fds)))
         if stderr is not None:
@@ -418,7 +425,7 @@ class Container:
         variables = [f"{name}={value}" for name, value in {"PATH": PATH, **(env or {})}.items()]
         listed = ",".join(map(str, targets))
         (pid,), (pidfd,) = await self._call(
-            "host", int(in_cgroup), flags, listed, len(argv), *argv, *variables, fds=passed
+            "wait" if waits else "host", int(in_cgroup), flags, listed, len(argv), *argv, *variables, fds=passed
         )
         os.close(pidfd)
         return int(pid)

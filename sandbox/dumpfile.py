@@ -25,7 +25,8 @@ import zstandard
 from blake3 import blake3
 
 from sandbox.errors import CheckpointFailed, NoSpace
-from sandbox.pages import PAGE, Hashed, PageStore, _sync_directory, hash_pages
+from sandbox.pages import PAGE, Hashed, PageStore, hash_pages
+from sandbox.segments import sync_directory
 
 SUFFIX = ".dump"
 FORMAT = 1
@@ -209,4 +210,4 @@ def publish_bytes(path: Path, content: bytes) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)

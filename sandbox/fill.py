@@ -29,9 +29,10 @@ import ctypes
 import functools
 import mmap
 import os
+import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ PAGE = 4096
 LEAST = 4 << 20  # bytes in all
 RUN_LEAST = 32 << 10  # bytes of a run
 HUGE = 2 << 20
-STEP_LEAST = 8 << 20  # bytes that one thread takes at a time: asking for huge pages makes all processors wait once
+STEP = 16 << 20  # bytes that a thread takes at a time: what was zeroed is still in the cache when it is written
 THREADS = 4
 QUICK = 0.003  # seconds that a huge page may take
 VECTORS = 1024  # of a system call
@@ -289,7 +290,6 @@ class _Part:
 
 def write(fill: Fill, processes: dict[int, int], sandbox: str) -> None:
     """Write all memory into the tasks, given by their numbers inside and on the host. They must not run. Blocks."""
-    threads = min(THREADS, os.cpu_count() or 1)
     with contextlib.ExitStack() as opened:
         work = []
         for memory in fill.memories:
@@ -299,22 +299,20 @@ def write(fill: Fill, processes: dict[int, int], sandbox: str) -> None:
             for run in memory.runs:
                 work += [
                     _Part(process, base + run.offset + start - run.address, start, end - start)
-                    for start, end in steps(run.address, run.address + run.size, threads)
+                    for start, end in steps(run.address, run.address + run.size)
                 ]
         try:
-            failed = _share(work, threads, _huge_pages() and _quick(work))
+            failed = _Pipeline(work, huge=_huge_pages() and _quick(work)).run(min(THREADS, os.cpu_count() or 1))
         except OSError as error:
             failed = [error]
     if failed:
         raise RestoreFailed(f"memory could not be written: {failed[0]}", sandbox=sandbox)
 
 
-def steps(first: int, last: int, threads: int) -> Iterator[tuple[int, int]]:
-    """Divide an address range into a part for each thread, at borders of huge pages; a small one into fewer."""
-    step = max(STEP_LEAST, -(-(last - first) // threads) + HUGE)
+def steps(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Divide an address range into parts, at borders of huge pages."""
     while first < last:
-        end = (first + step) // HUGE * HUGE
-        end = last if end >= last else end
+        end = min((first + STEP) // HUGE * HUGE, last)
         yield first, end
         first = end
 
@@ -325,35 +323,53 @@ def _quick(work: list[_Part]) -> bool:
         first = -(-part.address // HUGE) * HUGE
         if first + HUGE <= part.address + part.size:
             began = time.monotonic()
-            part.process.enlarge(part, first, first + HUGE)
+            part.process.enlarge_at(part, first, first + HUGE)
             return time.monotonic() - began < QUICK
     return False
 
 
-def _share(work: list[_Part], threads: int, huge: bool) -> list[OSError]:
-    """Do all work by several threads; returns what failed."""
-    queue = iter(work)
-    failed: list[OSError] = []
-    lock = threading.Lock()
+class _Pipeline:
+    """One thread asks for huge pages, the others write where there are some already; at last all write.
 
-    def take() -> None:
+    Requests for huge pages of one process exclude each other, so that several threads would only wait in turn; but
+    they do not keep anybody from writing.
+    """
+
+    def __init__(self, work: list[_Part], *, huge: bool):
+        self._work = work
+        self._huge = huge
+        self._ready: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
+        self._failed: list[OSError] = []
+
+    def run(self, threads: int) -> list[OSError]:
+        """Returns what failed."""
+        helpers = [threading.Thread(target=self._write) for _ in range(threads - 1)]
+        for helper in helpers:
+            helper.start()
         with going_first():
-            while not failed:
-                with lock:
-                    one = next(queue, None)
-                if one is None:
-                    return
-                try:
-                    one.process.write(one, huge)
-                except OSError as error:
-                    failed.append(error)
+            for part in self._work:
+                if self._huge:
+                    self._attempt(part.process.enlarge, part)
+                self._ready.put(part)
+            for _ in range(threads):
+                self._ready.put(None)
+        self._write()
+        for helper in helpers:
+            helper.join()
+        return self._failed
 
-    helpers = [threading.Thread(target=take) for _ in range(threads)]
-    for helper in helpers:
-        helper.start()
-    for helper in helpers:
-        helper.join()
-    return failed
+    def _write(self) -> None:
+        with going_first():
+            while (part := self._ready.get()) is not None:
+                self._attempt(part.process.write, part)
+
+    def _attempt(self, step: Callable[[_Part], None], part: _Part) -> None:
+        """One failure fails the restore: what comes after it need not be done."""
+        if not self._failed:
+            try:
+                step(part)
+            except OSError as error:
+                self._failed.append(error)
 
 
 def _address(mapped: mmap.mmap) -> int:
@@ -385,13 +401,16 @@ class _Process:
     def __exit__(self, *_: object) -> None:
         os.close(self._pidfd)
 
-    def write(self, part: _Part, huge: bool) -> None:
-        first, last = -(-part.address // HUGE) * HUGE, (part.address + part.size) // HUGE * HUGE
-        if last > first and huge:
-            self.enlarge(part, first, last)
+    def write(self, part: _Part) -> None:
         self._copy([(part.source, part.address, part.size)])
 
-    def enlarge(self, part: _Part, first: int, last: int) -> None:
+    def enlarge(self, part: _Part) -> None:
+        """Ask for huge pages wherever the part spans whole ones."""
+        first, last = -(-part.address // HUGE) * HUGE, (part.address + part.size) // HUGE * HUGE
+        if last > first:
+            self.enlarge_at(part, first, last)
+
+    def enlarge_at(self, part: _Part, first: int, last: int) -> None:
         """Ask for huge pages at [first, last). The kernel wants one page of each to be there. May do nothing."""
         move = part.source - part.address
         self._copy([(address + move, address, PAGE) for address in range(first, last, HUGE)])

@@ -1,7 +1,8 @@
 """Content-addressed store of memory pages, shared by all sandboxes of a host.
 
-Owns: ``<state>/pages``: append-only segment files of compressed blocks, and the index (SQLite) from the blake3
-hash of a page to its number. Does not own: dump files (they refer to pages by number), checkpoints, policy.
+Owns: ``<state>/pages``: compressed blocks in append-only segment files, and the index (SQLite) from the blake3 hash of
+a page to its number. Does not own: bytes of segment files (:mod:`sandbox.segments`), dump files (they refer to pages by
+number), checkpoints, policy.
 
 Layout. New pages are gathered, 64 to a block; a block is compressed with zstd and appended to the newest
 segment; page number = block number * 64 + slot. Number 0 is the zero page, which is stored nowhere. Numbers of
@@ -35,6 +36,7 @@ import zstandard
 from blake3 import blake3
 
 from sandbox.errors import CheckpointFailed, Conflict
+from sandbox.segments import Hole, Segments
 
 PAGE = 4096
 SLOTS = 64  # pages in a block: 256 KiB compress well and one read serves neighbours
@@ -108,6 +110,7 @@ class PageStore:
         self._lock = threading.RLock()
         self._append = threading.RLock()
         self._collecting = threading.Lock()
+        self._segments = Segments(directory)
         self._guard = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,29 +215,21 @@ class PageStore:
         blocks: list[tuple[int, int, int, int, int, bytes]] = []
         pages: list[tuple[int, bytes]] = []
         items = list(fresh.items())
-        fd = os.open(self._segment_path(segment), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with self._segments.appending(segment, start) as end:
             for first in range(0, len(items), SLOTS):
                 chunk = items[first : first + SLOTS]
                 packed = compressor.compress(b"".join(view[i * PAGE : (i + 1) * PAGE] for _, i in chunk))
-                _pwrite(fd, packed, start + written)
+                end.write(packed)
                 number = self._next_block + len(blocks)
                 blocks.append((number, segment, start + written, len(packed), len(chunk), blake3(packed).digest()))
                 pages.extend((number * SLOTS + slot, digest) for slot, (digest, _) in enumerate(chunk))
                 written += len(packed)
-            os.fdatasync(fd)
-            if start == 0:
-                _sync_directory(self.directory)
+            end.sync()
             with self._lock, self._transaction():
                 self._db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", blocks)
                 self._db.executemany("INSERT INTO pages VALUES (?, ?)", pages)
                 self._db.execute("INSERT OR REPLACE INTO segments VALUES (?, ?)", (segment, start + written))
                 self._met.update(block[0] for block in blocks)
-        except BaseException:
-            os.ftruncate(fd, start)  # a full disk must get its space back
-            raise
-        finally:
-            os.close(fd)
         self._next_block += len(blocks)
         made = {digest: number for number, digest in pages}
         with self._lock:
@@ -262,16 +257,11 @@ class PageStore:
             return 1, 0
         return (row[0] + 1, 0) if row[1] >= SEGMENT_LIMIT else (row[0], row[1])
 
-    def _segment_path(self, segment: int) -> Path:
-        return self.directory / f"{segment:08d}.segment"
-
     def _drop_unknown_segments(self) -> None:
         """A crash may leave a segment file that the index never came to know, or one that it has forgotten."""
         with self._lock:
             known = {row[0] for row in self._db.execute("SELECT id FROM segments")}
-        for path in self.directory.glob("*.segment"):
-            if int(path.stem) not in known:
-                path.unlink()
+        self._segments.keep_only(known)
 
     # ----------------------------------------------------------------- reading
 
@@ -317,10 +307,8 @@ class PageStore:
         if row is None:
             raise CheckpointFailed(f"page block {number} is not in the store", remedy="the checkpoint is damaged")
         segment, offset, length, count, digest = row
-        path = self._segment_path(segment)
         try:
-            with open(path, "rb") as file:
-                packed = os.pread(file.fileno(), length, offset)
+            packed = self._segments.read(segment, offset, length)
             if digest is not None and blake3(packed).digest() != digest:
                 raise ValueError("it has changed on disk")
             data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=SLOTS * PAGE)
@@ -329,7 +317,8 @@ class PageStore:
         except (OSError, zstandard.ZstdError, ValueError) as error:
             self._condemn(number)
             raise CheckpointFailed(
-                f"page block {number} in {path} is damaged: {error}", remedy="the checkpoint is damaged"
+                f"page block {number} in {self._segments.path(segment)} is damaged: {error}",
+                remedy="the checkpoint is damaged",
             ) from error
         return data
 
@@ -435,22 +424,9 @@ class PageStore:
                         "DELETE FROM segments WHERE id != (SELECT MAX(id) FROM segments)"
                         " AND id NOT IN (SELECT segment FROM blocks)"
                     )
-            self._punch([(segment, offset, length) for _, segment, length, _, offset in rows])
+            self._segments.punch(Hole(segment, offset, length) for _, segment, length, _, offset in rows)
             self._drop_unknown_segments()
         return Collected(len(rows), sum(row[2] for row in rows), sum(row[3] for row in rows))
-
-    def _punch(self, holes: Sequence[tuple[int, int, int]]) -> None:
-        """Give space back inside segments that live on (the index has forgotten what was there)."""
-        by_segment: dict[int, list[tuple[int, int]]] = {}
-        for segment, offset, length in holes:
-            by_segment.setdefault(segment, []).append((offset, length))
-        for segment, spans in by_segment.items():
-            path = self._segment_path(segment)
-            if not path.exists():
-                continue
-            with open(path, "r+b") as file:
-                for offset, length in spans:
-                    _punch_hole(file.fileno(), offset, length)
 
     def _punch_gaps(self) -> None:
         """What a collection forgot but did not punch before it was killed."""
@@ -464,9 +440,9 @@ class PageStore:
             gaps = []
             for segment, offset, length in [*rows, *((segment, size, 0) for segment, size in sizes)]:
                 if offset > ends[segment]:
-                    gaps.append((segment, ends[segment], offset - ends[segment]))
+                    gaps.append(Hole(segment, ends[segment], offset - ends[segment]))
                 ends[segment] = offset + length
-            self._punch(gaps)
+            self._segments.punch(gaps)
 
     def statistics(self) -> dict[str, int]:
         with self._lock:
@@ -488,27 +464,3 @@ def _open_index(path: Path) -> sqlite3.Connection:
         database.close()
         raise
     return database
-
-
-def _pwrite(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _punch_hole(fd: int, offset: int, length: int) -> None:
-    """fallocate(PUNCH_HOLE | KEEP_SIZE); a file system without it keeps the space, nothing else changes."""
-    import ctypes
-
-    keep_size, punch_hole = 1, 2
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate(fd, keep_size | punch_hole, ctypes.c_long(offset), ctypes.c_long(length))

@@ -7,7 +7,9 @@ limits (the container; limits are applied after the restore), comparing (:mod:`s
 Guarantee: :func:`restore` returns the host pid of a complete, attached process tree, or raises RestoreFailed and
 leaves no process of it behind. The images given are never changed.
 
-CRIU runs inside the sandbox's cgroups and in a cgroup namespace rooted there, so the restored tasks need no move.
+CRIU runs inside the sandbox's cgroups and in a cgroup namespace rooted there, so the restored tasks need no move. One
+may wait beside a living sandbox for its next restore: outside the groups, so that it is no part of the sandbox, but in
+its cgroup namespace, and it sees what is mounted at the root later (native/mounts.c).
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ from sandbox.adapt import Adapted
 from sandbox.cgroup import hierarchy
 from sandbox.dump import EXTERNAL_MOUNT, EXTERNAL_NETNS
 from sandbox.errors import RestoreFailed
+from sandbox.shim import going_first
 
 TIMEOUT = 120.0
 LOG = "restore.log"
+SPARE_SINKS = 2  # pipes to the outside that a waiting CRIU can restore: two outputs
 NETNS_FD = 4  # number of the network namespace's descriptor in CRIU (3 is the socket)
 CLONE_NEWNET = 0x40000000
 Times = list[tuple[str, int, int]]  # path in the sandbox, atime, mtime in ns
@@ -50,37 +54,88 @@ REMEDIES: tuple[tuple[str, str], ...] = (
 )
 
 
-@contextlib.asynccontextmanager
-async def worker(container: Any, cache: Path, pipes: list[int]) -> AsyncIterator[Process]:
-    """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand.
-
-    `pipes` are the ones of :func:`sandbox.adapt.outside_pipes`. It starts up while the caller writes the images.
-    """
-    fds = [os.open(container.netns, os.O_RDONLY | os.O_CLOEXEC)]
-    try:
-        for _ in pipes:
-            fds.append(await container.sink())
-
-        async def spawn(argv: Any, passed: Any) -> int:
-            return await container.spawn_host(argv, fds=passed, in_cgroup=True, join=())
-
-        process = await criu.Worker.spawn(criu.program(cache, cgroup_namespace=True), spawn, fds)
-        keys = [EXTERNAL_NETNS, *(f"pipe:[{pipe}]" for pipe in pipes)]
-        try:
-            yield Process(process, {key: NETNS_FD + index for index, key in enumerate(keys)})
-        finally:
-            process.close()
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
 @dataclass(frozen=True)
 class Process:
     """CRIU, and the number in it of each descriptor that it inherited, by CRIU's key."""
 
     worker: criu.Worker
     inherited: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A CRIU process for one restore of a container, with its network namespace and `sinks` pipes in hand."""
+
+    worker: criu.Worker
+    sinks: int
+
+    def process(self, pipes: list[int]) -> Process:
+        """`pipes` are the ones of :func:`sandbox.adapt.outside_pipes`, no more than there are sinks."""
+        keys = [EXTERNAL_NETNS, *(f"pipe:[{pipe}]" for pipe in pipes)]
+        return Process(self.worker, {key: NETNS_FD + index for index, key in enumerate(keys)})
+
+    def fits(self, container: Any, pipes: list[int]) -> bool:
+        """Whether it can restore: it lives, has the pipes, and sees what is mounted at the root now. Blocks."""
+        seen = f"/proc/{self.worker.pid}/root{container.root}"
+        with contextlib.suppress(OSError):
+            return (
+                len(pipes) <= self.sinks
+                and self.worker.alive()
+                and os.stat(seen).st_dev == os.stat(f"/proc/{container.shim_pid}/root{container.root}").st_dev
+            )
+        return False
+
+
+async def wait(container: Any, cache: Path) -> Waiting:
+    """A CRIU process beside the living container, for its next restore. Raises Refused where the shim is too old."""
+    return await _spawn(container, cache, SPARE_SINKS, waits=True)
+
+
+@contextlib.asynccontextmanager
+async def worker(container: Any, cache: Path, pipes: list[int], waiting: Waiting | None) -> AsyncIterator[Process]:
+    """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand.
+
+    The `waiting` one where it will do, else one that starts up while the caller writes the images.
+    """
+    if waiting is not None and not await asyncio.to_thread(_joined, waiting, container, pipes):
+        waiting.worker.close()
+        waiting = None
+    if waiting is None:
+        waiting = await _spawn(container, cache, len(pipes), waits=False)
+    try:
+        yield waiting.process(pipes)
+    finally:
+        waiting.worker.close()
+
+
+@going_first()
+def _joined(waiting: Waiting, container: Any, pipes: list[int]) -> bool:
+    """Whether the process fits, and is in the container's groups now."""
+    if not waiting.fits(container, pipes):
+        return False
+    try:
+        container.cgroup.join(waiting.worker.pid)
+    except OSError:  # it has died
+        return False
+    return True
+
+
+async def _spawn(container: Any, cache: Path, sinks: int, *, waits: bool) -> Waiting:
+    fds = [os.open(container.netns, os.O_RDONLY | os.O_CLOEXEC)]
+    try:
+        for _ in range(sinks):
+            fds.append(await container.sink())
+
+        async def spawn(argv: Any, passed: Any) -> int:
+            # One that waits is outside the group, whose namespace it must have: pid 1's.
+            join = ("cgroup",) if waits else ()
+            return await container.spawn_host(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
+
+        argv = criu.program(cache, cgroup_namespace=not waits)
+        return Waiting(await criu.Worker.spawn(argv, spawn, fds), sinks)
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 async def restore(container: Any, images: Adapted, process: Process, *, hold: Hold | None = None) -> int:

@@ -148,7 +148,7 @@ class History:
         def die(_: object) -> None:
             raise Killed
 
-        self.store._punch = die  # type: ignore[assignment,method-assign]
+        self.store._segments.punch = die  # type: ignore[assignment,method-assign]
         with contextlib.suppress(Killed):
             self.collect()
         self.store.close()

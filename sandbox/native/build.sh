@@ -6,7 +6,7 @@ prefix=$1
 here=$(dirname "$(readlink -f "$0")")
 mkdir -p "$prefix/bin" "$prefix/layer"
 cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-shim.new" \
-    "$here"/shim.c "$here"/mounts.c "$here"/spawn.c "$here"/confine.c
+    "$here"/shim.c "$here"/mounts.c "$here"/unneeded.c "$here"/spawn.c "$here"/confine.c
 mv "$prefix/bin/pagurus-shim.new" "$prefix/bin/pagurus-shim"
 cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-criu-run.new" "$here"/criu-run.c
 mv "$prefix/bin/pagurus-criu-run.new" "$prefix/bin/pagurus-criu-run"

@@ -69,8 +69,9 @@ int main(int argc, char **argv)
 		flags |= CLONE_NEWCGROUP;
 	if (unshare(flags))
 		return fail("unshare");
-	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
-		return fail("make mounts private");
+	/* Not private: what is unmounted or mounted on the sandbox's root meanwhile is so here. */
+	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))
+		return fail("make mounts slaves");
 	if (cover_run(argv[1]))
 		return 1;
 	/* CRIU silently restores a lower nofile limit when its own hard limit is lower. */

@@ -124,6 +124,13 @@ const char *mount_overlay(struct shim *s, const char *tree, const char *image) {
     return NULL;
 }
 
+/* What is mounted at the root from now on is also seen by programs that were started before, with a mount namespace of
+ * their own: a CRIU that waits for a restore. */
+const char *share_root(const struct shim *s) {
+    if (mount(s->root, s->root, NULL, MS_BIND, NULL) < 0) return "root mount";
+    return mount(NULL, s->root, NULL, MS_SHARED, NULL) < 0 ? "share root" : NULL;
+}
+
 /* An idmapped clone of the directory FROM at bind->source, which exists: what the sandbox gets is a bind of it. */
 const char *make_bind(struct shim *s, const char *from, bool read_only, struct bind *bind) {
     int tree = tree_clone(from);

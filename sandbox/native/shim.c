@@ -182,6 +182,7 @@ static void command_setup(void) {
     shim.uid_base = (uid_t)base;
     shim.open_files = (uint64_t)files;
     const char *stage = make_idmap(&shim);
+    if (!stage) stage = share_root(&shim);
     if (stage) return refuse(stage, errno);
     answer(NULL, 0, "ok\n");
 }
@@ -192,6 +193,8 @@ static int unmount(void);
 static void command_mount(void) {
     if (fields != 3) return refuse("mount", EINVAL);
     if (shim.mounted) return refuse("mount", EBUSY);
+    if (!shim.left) leave_unneeded(&shim, field[1], field[2]);
+    shim.left = true;
     const char *stage = mount_overlay(&shim, field[1], field[2]);
     if (!stage && (stage = make_targets(&shim)) != NULL) {
         int error = errno;
@@ -389,8 +392,9 @@ static void command_kept(void) {
     answer(fds, count, "ok\n");
 }
 
-/* host IN_CGROUP JOIN TARGETS COUNT ARGUMENT... VARIABLE...; TARGETS: "0,1,7", one for each descriptor */
-static void command_host(void) {
+/* host IN_CGROUP JOIN TARGETS COUNT ARGUMENT... VARIABLE...; TARGETS: "0,1,7", one for each descriptor
+ * IN_CGROUP: 0 outside all groups, 1 in the sandbox's groups and fresh namespaces */
+static void run_host(bool waits) {
     long in_cgroup, join;
     struct host_command c = {.count = passed_count};
     struct started out = {.pidfd = -1};
@@ -404,7 +408,8 @@ static void command_host(void) {
         if (c.target[i] < 0 || c.target[i] >= 512) return refuse("host targets", EINVAL);
         if (*rest == ',') rest++;
     }
-    c.in_cgroup = in_cgroup;
+    c.in_cgroup = in_cgroup && !waits;
+    c.fresh = in_cgroup;
     c.join = (int)join;
     start_host(&shim, &c, &out);
     if (out.failure.stage[0]) return refuse(out.failure.stage, out.failure.error);
@@ -412,6 +417,11 @@ static void command_host(void) {
     answer(&out.pidfd, 1, "ok\n%d\n", out.pid);
     close(out.pidfd);
 }
+
+static void command_host(void) { run_host(false); }
+
+/* wait: as host, but the program is to join the sandbox's groups later, when it is needed */
+static void command_wait(void) { run_host(true); }
 
 static void command_exit(void) {
     if (shim.init) return refuse("exit", EBUSY);
@@ -423,7 +433,7 @@ static void command_exit(void) {
 static const struct { const char *name; void (*run)(void); } commands[] = {
     {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"mount", command_mount}, {"umount", command_umount},
     {"start", command_start}, {"attach", command_attach}, {"exec", command_exec}, {"release", command_release},
-    {"sink", command_sink}, {"keep", command_keep}, {"kept", command_kept}, {"host", command_host}, {"network", command_network}, {"exit", command_exit},
+    {"sink", command_sink}, {"keep", command_keep}, {"kept", command_kept}, {"host", command_host}, {"wait", command_wait}, {"network", command_network}, {"exit", command_exit},
 };
 
 /* ------------------------------------------------------------------ loop */

@@ -2,6 +2,7 @@
  *
  * shim.c     socket, commands, children, drained pipes
  * mounts.c   idmapped overlay; the sandbox's view of its root
+ * unneeded.c the host's mounts that our namespace lets go of
  * spawn.c    pid 1, adopted commands, host programs
  * confine.c  capabilities, seccomp, limits
  */
@@ -38,7 +39,7 @@ struct shim {
     uid_t uid_base;
     uint64_t open_files;
     int idmap;                /* user namespace that maps 0.. to uid_base.. */
-    bool mounted;
+    bool mounted, left;       /* left: the mounts of the host that nobody here needs */
     int bind_count;
     struct bind bind[BINDS_MAX];
     bool spared;              /* last in the OOM killer's queue; what we start must not inherit that */
@@ -72,6 +73,7 @@ struct command {
 struct host_command {
     char **argv, **envp;
     bool in_cgroup;
+    bool fresh;               /* in ipc and uts namespaces of its own, which what it restores inherits */
     int join;                 /* CLONE_NEW* of pid 1's namespaces */
     int count;
     int fd[PASSED_MAX], target[PASSED_MAX];
@@ -91,10 +93,14 @@ pid_t pid_of(int pidfd);
 /* mounts.c: 0 or a stage name with errno set */
 const char *make_idmap(struct shim *s);
 const char *mount_overlay(struct shim *s, const char *tree, const char *image);
+const char *share_root(const struct shim *s);
 const char *make_bind(struct shim *s, const char *from, bool read_only, struct bind *bind);
 const char *make_targets(const struct shim *s);
 const char *open_binds(const struct shim *s, int sources[BINDS_MAX]);
 const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]);
+
+/* unneeded.c */
+void leave_unneeded(const struct shim *s, const char *tree, const char *image);
 
 /* confine.c: likewise */
 void prepare_filter(void);

@@ -322,9 +322,9 @@ static void become_host(struct shim *s, const struct host_command *c, int status
     if (c->join && setns(s->init_pidfd, c->join) < 0) give_up(status, "join namespaces");
     /* What is restored without host name and System V IPC of its own (a dump that was taken from inside
      * those namespaces has neither) inherits them from CRIU: they must be fresh ones, not the host's. */
-    if (c->in_cgroup && unshare(CLONE_NEWUTS | CLONE_NEWIPC) < 0) give_up(status, "fresh namespaces");
-    if (c->in_cgroup && sethostname(s->hostname, strlen(s->hostname)) < 0) give_up(status, "hostname");
-    if (c->in_cgroup && setdomainname(s->machine, strlen(s->machine)) < 0) give_up(status, "machine id");
+    if (c->fresh && unshare(CLONE_NEWUTS | CLONE_NEWIPC) < 0) give_up(status, "fresh namespaces");
+    if (c->fresh && sethostname(s->hostname, strlen(s->hostname)) < 0) give_up(status, "hostname");
+    if (c->fresh && setdomainname(s->machine, strlen(s->machine)) < 0) give_up(status, "machine id");
     int moved[PASSED_MAX];
     int high = fcntl(status, F_DUPFD_CLOEXEC, 512);
     if (high < 0) give_up(status, "descriptors");
