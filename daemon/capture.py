@@ -32,7 +32,6 @@ import logging
 import os
 import select
 import shutil
-import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -57,7 +56,6 @@ log = logging.getLogger("pagurus.capture")
 SPACE_KEPT = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
 GONE = ".gone-"  # prefix of raw images that are being removed
 FREEZE_MOST = 5.0  # seconds
-PF_EXITING = 0x4  # of the flags in /proc/PID/stat
 EXACT_MOST = 64 << 20  # bytes of an upper up to which its size is measured anew at each checkpoint
 
 
@@ -373,14 +371,7 @@ def _need_life(container: Any) -> None:
     Whoever kills a whole sandbox from outside may be seen between the end of its services and the end of
     pid 1. What is left then must not become a checkpoint: it is not what the agent left behind.
     """
-    pid = container.init_pid
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        pending = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "Pnd:" in line]
-    except OSError:
-        fields, pending = [], []
-    killed = any(int(mask, 16) & 1 << (signal.SIGKILL - 1) for mask in pending)
-    if not fields or int(fields[6]) & PF_EXITING or killed or not container.alive:
+    if not container.alive:
         raise SandboxDead("it was killed before its state was captured", remedy="restore it", sandbox=container.spec.id)
 
 

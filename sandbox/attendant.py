@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sandbox import starting
 from sandbox.beneath import openat2, sandbox_root
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead
 from sandbox.process import Drain
@@ -179,7 +180,7 @@ async def start(container: Any, name: str, program: Program) -> Started:
 
 async def _first_words(container: Any, argv: Sequence[str], program: Program) -> tuple[int, bytes]:
     """Start it, adopted by pid 1; its pid on the host, and what it says on its stdout until it closes that."""
-    (pid, stream), fds = await container._start_command(0, 0, program.cwd, argv, program.env)
+    (pid, stream), fds = await starting.start(container, 0, 0, program.cwd, argv, program.env)
     said = Drain(fds[1], 256)
     try:
         async with asyncio.timeout(_PATIENCE):

@@ -1,7 +1,8 @@
 """The mechanism of one sandbox: namespaces, limits, root, processes.
 
 Owns: the order in which a sandbox is made and unmade, and everything that acts on a living one. Does not own: policy,
-catalogue, checkpoints (:mod:`sandbox.checkpoint` works on a Container).
+catalogue, checkpoints (:mod:`sandbox.checkpoint` works on a Container), why a command did not start
+(:mod:`sandbox.starting`).
 Guarantee: `create` and `prepare` leave either a whole sandbox or nothing: no process, mount, group or namespace.
 `destroy` may be called in any state, any number of times.
 
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -26,11 +26,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox import btrfs, paths
+from sandbox import btrfs, paths, starting
 from sandbox.alive import ended, is_doomed, is_readable
 from sandbox.apart import Apart
 from sandbox.cgroup import Cgroup, parse_bytes
-from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead, Unsupported
+from sandbox.errors import Conflict, Invalid, PagurusError, SandboxDead, Unsupported
 from sandbox.identity import machine_id
 from sandbox.messages import Limits
 from sandbox.process import (
@@ -46,11 +46,10 @@ from sandbox.process import (
 )
 from sandbox.process import pidfd_tells_exit as _pidfd_tells_exit
 from sandbox.shim import Refused, Shim, ShimGone, launch
+from sandbox.starting import ID_RANGE
 
-ID_RANGE = 65_536
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACES = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "cgroup": 0x02000000}
-_STDIN, _PARENTED = 1, 2
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,6 @@ class ContainerSpec:
     run_dir: Path  # <run>/sandboxes/<id>
     limits: Limits = field(default_factory=Limits)
     binds: tuple[Bind, ...] = ()
-
-
-class Killed(Conflict):
-    """A command was killed from within the sandbox before it ran."""
 
 
 class Container:
@@ -198,7 +193,7 @@ class Container:
 
     async def _call(self, *fields: str | bytes | int, fds: Sequence[int] = ()) -> tuple[list[str], list[int]]:
         if self._shim is None:
-            raise SandboxDead("no shim", remedy=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
+            raise self.dead("no shim")
         return await self._shim.call(*fields, fds=fds)
 
     # ---------------------------------------------------------------- observing
@@ -273,12 +268,12 @@ class Container:
         """
         began = time.monotonic()
         parented = not _pidfd_tells_exit()
-        flags = (_STDIN if stdin else 0) | (_PARENTED if parented else 0)
+        flags = (starting.STDIN if stdin else 0) | (starting.PARENTED if parented else 0)
         variables = {"PATH": PATH, "HOME": "/root" if uid == 0 else "/", **(env or {})}
         before = self.cgroup.oom_kills()
 
         async def launch_command() -> Command:
-            (pid, stream), fds = await self._start_command(flags, uid, cwd, argv, variables, gid, groups)
+            (pid, stream), fds = await starting.start(self, flags, uid, cwd, argv, variables, gid, groups)
             return Command(
                 self._handles(int(pid), int(stream), fds[0], parented),
                 fds,
@@ -290,7 +285,7 @@ class Container:
         launching = asyncio.ensure_future(launch_command())
         try:
             command = await asyncio.shield(launching)
-        except Killed:  # by another command of the sandbox: its end is a result like any other
+        except starting.Killed:  # by another command of the sandbox: its end is a result like any other
             return Completed(exit_code=128 + signal.SIGKILL, stdout=b"", stderr=b"", duration=time.monotonic() - began)
         except asyncio.CancelledError:
             with contextlib.suppress(PagurusError):  # what is being started must be ended, not lost
@@ -312,64 +307,8 @@ class Container:
             oom_killed=self.cgroup.oom_kills() > before,
         )
 
-    async def _start_command(
-        self,
-        flags: int,
-        uid: int,
-        cwd: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        gid: int | None = None,
-        groups: Sequence[int] = (),
-    ) -> tuple[list[str], list[int]]:
-        if not argv or not argv[0]:
-            raise Invalid("an empty command", sandbox=self.spec.id)
-        if not 0 <= uid < ID_RANGE:
-            raise Invalid(f"no such user in a sandbox: {uid}", sandbox=self.spec.id)
-        gids = ",".join(map(str, (uid if gid is None else gid, *groups)))
-        variables = [f"{name}={value}" for name, value in env.items()]
-        before = self.cgroup.oom_kills()
-        try:
-            return await self._call("exec", flags, uid, gids, cwd, len(argv), *argv, *variables)
-        except ShimGone as error:
-            raise self._dead("its shim is gone") from error
-        except Refused as error:
-            if error.stage == "killed" and self.alive and self.cgroup.oom_kills() == before:
-                raise Killed("killed while it was started", remedy="try again", sandbox=self.spec.id) from error
-            raise self._exec_error(error, argv[0], cwd) from error
-
-    def _exec_error(self, error: Refused, program: str, cwd: str) -> PagurusError:
-        """What a refusal of the shim means to the caller."""
-        here = self.spec.id
-        match error.stage, error.errno:
-            case "exec", errno.ESRCH:
-                return self._dead("pid 1 is gone")
-            case "exec", errno.ENOENT | errno.ENOTDIR:
-                return CommandNotFound(f"{program}: no such program", remedy="check the name and PATH", sandbox=here)
-            case "exec", errno.EACCES | errno.ENOEXEC | errno.EISDIR | errno.ELOOP:
-                return CommandNotFound(
-                    f"{program}: cannot be executed ({os.strerror(error.errno)})", remedy="chmod +x?", sandbox=here
-                )
-            case "exec", errno.E2BIG:
-                return Invalid(f"{program}: arguments too long", remedy="pass large input by stdin", sandbox=here)
-            case "cwd", _:
-                return Invalid(f"working directory {cwd}: {os.strerror(error.errno)}", sandbox=here)
-            case "fork", errno.EAGAIN:
-                limit = self.spec.limits.processes
-                return Conflict(
-                    f"no process left: all {limit} are in use",
-                    remedy="end some, or raise Limits.processes",
-                    sandbox=here,
-                )
-            case ("fork" | "exec", errno.ENOMEM) | ("killed", _):
-                if not self.alive:
-                    return self._dead("pid 1 is gone")
-                return NoSpace("not enough memory to start a command", remedy="raise Limits.memory", sandbox=here)
-            case "join namespaces", _:
-                return self._dead("pid 1 is gone")
-        return Conflict(f"cannot start {program}: {error}", sandbox=here)
-
-    def _dead(self, why: str) -> SandboxDead:
+    def dead(self, why: str) -> SandboxDead:
+        """The error for whoever wants something of a sandbox that has ended."""
         return SandboxDead(why, remedy=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
 
     def _handles(self, pid: int, stream: int, pidfd: int, parented: bool) -> Handles:
@@ -433,7 +372,7 @@ class Container:
     async def host_exited(self, pid: int) -> int:
         """Wait status of a program of `spawn_host`. Ask for it before the connection is lost."""
         if self._shim is None:
-            raise self._dead("no shim")
+            raise self.dead("no shim")
         status = await self._shim.exited(pid)
         self._shim.forget(pid)
         return status
