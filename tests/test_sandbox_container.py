@@ -8,6 +8,7 @@ import os
 import pickle
 import stat
 import sys
+import time
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from pathlib import Path
@@ -210,7 +211,7 @@ async def test_timeout_kills_what_was_started(maker: Maker) -> None:
     before = set(sb.tasks())
     done = await sb.exec(["sh", "-c", "echo begun; (sleep 1001; true) & setsid sleep 1002 & sleep 1003"], timeout=0.3)
     assert (done.timed_out, done.exit_code, done.stdout) == (True, 143, b"begun\n")
-    assert set(await _settled(sb)) == before
+    assert await _settled(sb, before) == before
 
 
 async def test_cancelled_command_is_killed(maker: Maker) -> None:
@@ -221,7 +222,7 @@ async def test_cancelled_command_is_killed(maker: Maker) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await _settled(sb) == [sb.init_pid]
+    assert await _settled(sb, {sb.init_pid}) == {sb.init_pid}
     assert await shell(sb, "echo on") == "on\n"
 
 
@@ -313,10 +314,14 @@ async def test_adoption_after_the_daemon_died(maker: Maker) -> None:
         await Container.adopt(sb.spec)
 
 
-async def _settled(sb: Container) -> list[int]:
-    """The sandbox's processes without those that pid 1 has still to reap: it does so before it adopts a new one."""
-    await sb.exec(["true"])
-    return [pid for pid in sb.tasks() if not _zombie(pid)]
+async def _settled(sb: Container, wanted: set[int | None]) -> set[int | None]:
+    """The sandbox's processes, once they are `wanted`: a killed one takes a moment to die, and pid 1 to reap it."""
+    deadline = time.monotonic() + 20
+    while True:
+        seen: set[int | None] = {pid for pid in sb.tasks() if not _zombie(pid)}
+        if seen == wanted or time.monotonic() > deadline:
+            return seen
+        await asyncio.sleep(0.01)
 
 
 def _zombie(pid: int) -> bool:
@@ -509,7 +514,7 @@ async def test_command_cancelled_while_it_starts_is_killed(maker: Maker) -> None
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert await _settled(sb) == [sb.init_pid]
+    assert await _settled(sb, {sb.init_pid}) == {sb.init_pid}
 
 
 async def test_unreachable_shim_is_cleaned_up(maker: Maker, either_hierarchy: str) -> None:
