@@ -164,6 +164,15 @@ class Template(msgspec.Struct, kw_only=True):
         return cls(**{name: getattr(row, name) for name in cls.__struct_fields__})
 
 
+class KeptStep(msgspec.Struct, kw_only=True):
+    """Of a checkpoint that is kept as the outcome of a step of an image build."""
+
+    key: str
+    title: str = ""
+    size: int = 0  # bytes that the step added
+    used_at: float = 0.0
+
+
 class CheckpointRow(msgspec.Struct, kw_only=True):
     """A checkpoint. `files` and `dump` name the checkpoints whose content it uses, so that one
     that captured only half of the state shares the other half with an ancestor."""
@@ -193,7 +202,8 @@ class CheckpointRow(msgspec.Struct, kw_only=True):
     held: HeldFiles | None = None  # the files that survivors held at the dump
     error: str | None = None
     programs: dict[str, ProgramRow] = {}  # those of the state that it holds
-    template: Template | None = None  # imported: stays until somebody removes it
+    template: Template | None = None  # imported, or a step of a build: stays until somebody removes it
+    step: KeptStep | None = None
 
     def info(self) -> CheckpointInfo:
         return CheckpointInfo(**{name: getattr(self, name) for name in CheckpointInfo.__struct_fields__})

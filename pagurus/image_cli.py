@@ -7,6 +7,7 @@ need root and no daemon; the others speak to the daemon, which knows what is in 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,9 @@ import typer
 
 from pagurus import output
 from pagurus.common import ImageName, Json, NewImage, call
-from sandbox import Network
+from sandbox import Client, Network
 from sandbox.errors import Invalid
-from sandbox.messages import ImageInfo
+from sandbox.messages import ImageInfo, StepInfo
 
 application = typer.Typer(help="Images that sandboxes start from.", no_args_is_help=True)
 Replace = Annotated[bool, typer.Option("--replace", help="Let the name point to the new image when it exists.")]
@@ -25,7 +26,11 @@ Replace = Annotated[bool, typer.Option("--replace", help="Let the name point to 
 @application.command("list")
 def list_images(json: Json = False) -> None:
     """The images of this host."""
-    found = call(lambda host: host.images.list())
+
+    async def work(host: Client) -> tuple[list[ImageInfo], Sequence[StepInfo]]:
+        return await host.images.list(), await host.images.steps()
+
+    found, steps = call(work)
     if json:
         output.as_json(found)
         return
@@ -33,6 +38,35 @@ def list_images(json: Json = False) -> None:
         ("image", "digest", "size", "used by", "source", "made"),
         [(i.name, i.digest[:12], output.size(i.size), i.used_by, i.source, output.when(i.created_at)) for i in found],
     )
+    if steps:
+        size = output.size(sum(step.size for step in steps))
+        print(f"{len(steps)} steps of builds are kept: {size} (pagurus image steps, pagurus image prune)")
+
+
+application.command("ls", hidden=True)(list_images)
+
+
+@application.command()
+def steps(json: Json = False) -> None:
+    """The steps of builds that are kept, the one used last first."""
+    found = call(lambda host: host.images.steps())
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("step", "key", "checkpoint", "size", "used"),
+        [(s.title, s.key[:12], s.checkpoint, output.size(s.size), output.when(s.used_at)) for s in found],
+    )
+
+
+@application.command()
+def prune(json: Json = False) -> None:
+    """Remove the kept steps of builds. The next builds carry every step out again; images stay."""
+    gone = call(lambda host: host.images.prune())
+    if json:
+        output.as_json(gone)
+        return
+    print(f"{gone.steps} steps, {output.size(gone.bytes)}")
 
 
 @application.command("import")
@@ -99,6 +133,7 @@ def build(
     target: Annotated[str | None, typer.Option(help="Stop at this stage.")] = None,
     network: Annotated[str, typer.Option(help="What RUN may reach: none or open.")] = "none",
     replace: Replace = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Carry out steps that are kept, too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the output.")] = False,
 ) -> None:
     """Build a Dockerfile, every step in a sandbox. Needs no Docker Engine."""
@@ -114,7 +149,15 @@ def build(
     _made(
         call(
             lambda host: host.images.build(
-                name, context, file=file, arguments=pairs, target=target, network=reach, replace=replace, output=show
+                name,
+                context,
+                file=file,
+                arguments=pairs,
+                target=target,
+                network=reach,
+                replace=replace,
+                cache=not no_cache,
+                output=show,
             )
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,23 +39,30 @@ async def test_a_checkpoint_becomes_an_image(host: Client, sb) -> None:
         await fork.sandbox.remove()
 
 
-async def test_an_archive_becomes_an_image(host: Client, sb, tmp_path: Path) -> None:
-    archive = tmp_path / "root.tar"
+async def _tiny(host: Client, sb, folder: Path) -> tuple[Path, list[int]]:
+    """An image with a shell and nothing else, as an archive and as the image ``tiny``."""
+    archive = folder / "root.tar"
     with tarfile.open(archive, "w") as tar:
         for name in ("bin", "lib", "lib64"):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = tarfile.SYMTYPE, f"usr/{name}"
             tar.addfile(member)
-        await sb.files.download("/usr/bin/dash", tmp_path / "dash")
-        tar.add(tmp_path / "dash/dash", "usr/bin/sh")
+        await sb.files.download("/usr/bin/dash", folder / "dash")
+        tar.add(folder / "dash/dash", "usr/bin/sh")
         for library in ("/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"):
             data = await sb.files.read(library)
-            (tmp_path / "library").write_bytes(data)
-            (tmp_path / "library").chmod(0o755)
-            tar.add(tmp_path / "library", f"usr{library}")
+            (folder / "library").write_bytes(data)
+            (folder / "library").chmod(0o755)
+            tar.add(folder / "library", f"usr{library}")
     seen: list[int] = []
     made = await host.images.upload("tiny", archive, progress=seen.append)
-    assert seen[-1] == archive.stat().st_size and made.size > 100_000
+    assert made.size > 100_000
+    return archive, seen
+
+
+async def test_an_archive_becomes_an_image(host: Client, sb, tmp_path: Path) -> None:
+    archive, seen = await _tiny(host, sb, tmp_path)
+    assert seen[-1] == archive.stat().st_size
     async with host.create("tiny") as child:
         assert (await child.exec("echo $((6 * 7))")).text == "42\n"
     with pytest.raises(Conflict):
@@ -138,3 +146,65 @@ async def test_a_build_that_fails_leaves_nothing(host: Client, tmp_path: Path, t
         await host.images.build("broken", tmp_path)
     assert [image.name for image in await host.images.list()] == [image.name for image in images]
     assert await host.sandboxes() == sandboxes
+
+
+async def test_an_equal_build_runs_nothing(host: Client, sb, tmp_path: Path) -> None:
+    """Kept steps: found again by content, from the first change on carried out, gone with `prune`."""
+    await _tiny(host, sb, tmp_path)
+    folder = tmp_path / "context"
+    (folder / "app").mkdir(parents=True)
+    (folder / "app/main").write_text("main 1\n")
+    text = """FROM tiny AS made
+ARG TEXT=none
+ENV NAME=stage
+WORKDIR /work
+COPY app .
+RUN read line < main; echo "$NAME $TEXT $line" > said
+FROM made
+COPY --from=made /work/said /copied/
+RUN echo done > /done
+USER 65534:7
+"""
+    (folder / "Dockerfile").write_text(text)
+    await host.images.prune()
+    before = {sandbox.id for sandbox in await host.sandboxes()}
+
+    async def build(**options: Any) -> tuple[str, list[str]]:
+        said: list[str] = []
+        made = await host.images.build("built", folder, output=said.append, replace=True, **options)
+        assert {sandbox.id for sandbox in await host.sandboxes()} == before
+        return made.digest, said
+
+    first, said = await build(arguments={"TEXT": "given"})
+    assert not any("kept" in line for line in said)
+    kept = await host.images.steps()
+    assert {step.title.split()[0] for step in kept} == {"WORKDIR", "COPY", "RUN"} and len(kept) == 5
+    again, said = await build(arguments={"TEXT": "given"})
+    assert again == first and said[-1] == "nothing was run: every step is kept from an earlier build"
+    assert said[:2] == ["FROM made", "COPY /work/said /copied/ (kept)"]
+    async with host.create("built") as sandbox:
+        shown = "read line < /copied/said; echo $line; read line < /done; echo $line"
+        assert (await sandbox.exec(shown)).text == "stage given main 1\ndone\n"
+
+    # What is copied changes: what stands before it is kept, what follows is carried out.
+    (folder / "app/main").write_text("main 2\n")
+    (folder / "Dockerfile").write_text(text + "WORKDIR /end\n")
+    changed, said = await build(arguments={"TEXT": "given"})
+    assert changed != first and "WORKDIR /work (kept)" in said and sum("(kept)" in line for line in said) == 1
+    async with host.create("built", user=0) as sandbox:
+        assert (await sandbox.exec(shown)).text == "stage given main 2\ndone\n"
+    # A stage of which nothing is missing is not begun.
+    (folder / "Dockerfile").write_text(text + "USER root\nRUN echo later > /done\n")
+    _, said = await build(arguments={"TEXT": "given"})
+    assert "FROM tiny AS made" not in said and said[-1] == "RUN echo later > /done"
+    _, said = await build(target="made", cache=False)
+    assert not any("kept" in line for line in said)
+
+    gone = await host.images.prune()
+    assert gone.steps >= 8 and gone.bytes > 0 and not await host.images.steps()
+    assert not [info for info in await host.store.checkpoints() if (info.label or "").startswith("build")]
+    _, said = await build(target="made")
+    assert not any("kept" in line for line in said)
+    await host.images.prune()
+    await host.images.remove("built")
+    await host.images.remove("tiny")

@@ -18,6 +18,7 @@ from daemon.api import (
     processes,
     sandboxes,
     sessions,
+    steps,
     store,
     tokens,
 )
@@ -31,7 +32,21 @@ from daemon.host import Host
 from daemon.idempotency import Answers
 from daemon.tokens import Tokens
 
-AREAS = (sandboxes, commands, files, checkpoints, store, gateway, network, tokens, images, processes, sessions, ports)
+AREAS = (
+    sandboxes,
+    commands,
+    files,
+    checkpoints,
+    store,
+    gateway,
+    network,
+    tokens,
+    images,
+    steps,
+    processes,
+    sessions,
+    ports,
+)
 RAW_MOST = 256 << 20  # bytes of a raw body that a handler reads at once; structs are bounded by their route
 
 

@@ -29,7 +29,15 @@ from sandbox.messages.gateway import (
     UpstreamInfo,
 )
 from sandbox.messages.ignore import IgnoreRules
-from sandbox.messages.images import CommitRequest, ImageConfig, ImageInfo
+from sandbox.messages.images import (
+    CommitRequest,
+    ImageConfig,
+    ImageInfo,
+    KeepStep,
+    StepInfo,
+    StepsRemoved,
+    StepsWanted,
+)
 from sandbox.messages.network import Network, NetworkCounters, NetworkStatistics, NetworkStatus, Refusal
 from sandbox.messages.processes import (
     LogChunk,
@@ -79,6 +87,7 @@ __all__ = [
     "IgnoreRules",
     "ImageConfig",
     "ImageInfo",
+    "KeepStep",
     "LabelsRequest",
     "Limits",
     "LogChunk",
@@ -106,6 +115,9 @@ __all__ = [
     "SideRule",
     "SignalRequest",
     "Statistics",
+    "StepInfo",
+    "StepsRemoved",
+    "StepsWanted",
     "TerminalRequest",
     "TokenInfo",
     "TurnInfo",

@@ -38,3 +38,38 @@ class CommitRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     name: ImageName
     config: ImageConfig | None = None  # None: that of the image below
     replace: bool = False  # let the name point to the new image when it exists
+
+
+StepKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class StepInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: a step of a build that is kept, so that an equal one need not be carried out."""
+
+    key: str  # of everything that it was made of
+    checkpoint: str
+    title: str = ""  # the instruction
+    size: int = 0  # bytes that it added
+    created_at: float = 0.0
+    used_at: float = 0.0
+
+
+class StepsWanted(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/steps/find"""
+
+    keys: Annotated[list[StepKey], msgspec.Meta(max_length=10_000)] = []
+
+
+class KeepStep(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: PUT /v1/steps"""
+
+    key: StepKey
+    checkpoint: Annotated[str, msgspec.Meta(max_length=100)]
+    title: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class StepsRemoved(msgspec.Struct, kw_only=True):
+    """daemon -> SDK: what a removal of kept steps freed, or will soon."""
+
+    steps: int = 0
+    bytes: int = 0

@@ -1,10 +1,16 @@
 """Images from Dockerfiles, built in sandboxes: ``host.images.build``.
 
-Owns: carrying out the stages of a Dockerfile, each in a sandbox of its own that is gone at the end. Does not own: the
-language (:mod:`sandbox.dockerfile`). Guarantee: a RUN has no more rights than any command in a sandbox; nothing outside
-the context directory is read; a failure names the line and leaves no image and no sandbox behind.
+Owns: carrying out the stages of a Dockerfile in sandboxes that are gone at the end. Does not own: the language
+(:mod:`sandbox.dockerfile`), the keys of steps (:mod:`sandbox.sdk.plan`), the context (:mod:`sandbox.sdk.context`), what
+was built before (the daemon keeps it). Guarantee: a RUN has no more rights than any command in a sandbox; nothing
+outside the context directory is read; a failure names the line and leaves no image and no sandbox behind. A step that
+is kept under its key is not carried out again, and a stage of which nothing is missing is not begun.
 
-Not here: a cache of steps, RUN --mount, ADD from an address, here-documents. Those are refused.
+::
+
+    parse ▸ plan: the key of each step ▸ which are kept? ▸ from the last kept one on: carry out ▸ checkpoint ▸ keep
+
+Not here: RUN --mount, ADD from an address, here-documents. Those are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +19,6 @@ import asyncio
 import contextlib
 import secrets
 import shlex
-import shutil
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -23,9 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox import dockerfile
 from sandbox.dockerfile import Instruction, Stage
-from sandbox.errors import CommandNotFound, Invalid, NotFound
-from sandbox.messages import ImageConfig, ImageInfo, Limits, Network
+from sandbox.errors import CheckpointFailed, CommandNotFound, Invalid, NotFound, PagurusError
+from sandbox.messages import ImageInfo, Limits, Network
+from sandbox.sdk import context, plan
+from sandbox.sdk.context import Ignored
 from sandbox.sdk.handle import Sandbox
+from sandbox.sdk.plan import State, Step
 
 if TYPE_CHECKING:
     from sandbox.sdk.client import Client
@@ -37,38 +45,17 @@ Output = Callable[[str], Any]
 
 
 @dataclass
-class _State:
-    """What the instructions of a stage have set so far."""
+class _Stage:
+    """A stage that is planned, and later built as far as somebody needs it."""
 
-    env: dict[str, str]
-    arguments: dict[str, str] = field(default_factory=dict)
-    workdir: PurePosixPath = field(default_factory=lambda: PurePosixPath("/"))
-    user: str = ""
-    shell: tuple[str, ...] = ("/bin/sh", "-c")
-    entrypoint: list[str] = field(default_factory=list)
-    cmd: list[str] = field(default_factory=list)
-    labels: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, config: ImageConfig) -> _State:
-        return cls(
-            dict(config.env),
-            workdir=PurePosixPath("/", config.workdir),
-            user=config.user,
-            entrypoint=list(config.entrypoint),
-            cmd=list(config.cmd),
-            labels=dict(config.labels),
-        )
-
-    def config(self) -> ImageConfig:
-        return ImageConfig(
-            env=self.env,
-            workdir=str(self.workdir),
-            user=self.user,
-            entrypoint=self.entrypoint,
-            cmd=self.cmd,
-            labels=self.labels,
-        )
+    title: str
+    base: _Stage | str  # a former stage, or an image
+    state: State  # behind all of its steps
+    key: str  # of the tree behind all of its steps
+    steps: list[Step] = field(default_factory=list)
+    checkpoint: str | None = None  # of that tree, once there is one
+    sandbox: Sandbox | None = None  # that stands on it
+    shown: bool = False
 
 
 class Builder:
@@ -77,31 +64,57 @@ class Builder:
     def __init__(
         self,
         host: Client,
-        context: Path,
+        folder: Path,
         stages: list[Stage],
         *,
         network: Network,
         limits: Limits,
+        cache: bool = True,
         output: Output | None = None,
     ) -> None:
         self._host = host
-        self._context = context
+        self._context = folder
         self._stages = stages
         self._network = network
         self._limits = limits
+        self._cache = cache
         self._output = output or (lambda line: None)
-        self._done: dict[str, tuple[Sandbox, _State]] = {}
+        self._planned: dict[str, _Stage] = {}
+        self._origins: dict[int, _Stage | None] = {}  # line of a COPY --from -> its stage; None: an image
+        self._kept: dict[str, str] = {}  # key of a step -> the checkpoint behind it
+        self._keeping: list[asyncio.Future[None]] = []
+        self._carried_out = 0
         self._undo = contextlib.AsyncExitStack()
 
     async def build(self, name: str, *, target: str | None = None, replace_name: bool = False) -> ImageInfo:
         """Carry out the stages up to `target` (the last one) and give what came out the name `name`."""
         last = self._position(target)
         async with self._undo:
-            for number in sorted(_needed(self._stages, last)):
-                await self._stage(number, self._stages[number])
-            sandbox, state = self._done[str(last)]
-            checkpoint = await sandbox.checkpoint(f"image {name}")
-            return await self._host.images.commit(checkpoint, name, config=state.config(), replace=replace_name)
+            try:
+                for number in sorted(_needed(self._stages, last)):
+                    await self._plan(number, self._stages[number])
+                keys = [step.key for stage in self._planned.values() for step in stage.steps if step.key is not None]
+                if self._cache and keys:
+                    found = await self._host.images.find_steps(list(dict.fromkeys(keys)))
+                    self._kept = {step.key: step.checkpoint for step in found}
+                made = await self._commit(self._planned[str(last)], name, replace_name)
+            finally:
+                await asyncio.gather(*self._keeping)
+        if not self._carried_out:
+            self._output("nothing was run: every step is kept from an earlier build")
+        return made
+
+    async def _commit(self, stage: _Stage, name: str, replace_name: bool) -> ImageInfo:
+        commit, config = self._host.images.commit, stage.state.config()
+        checkpoint = await self._checkpoint(stage)
+        try:
+            return await commit(checkpoint, name, config=config, replace=replace_name)
+        except NotFound:
+            if checkpoint not in self._kept.values():
+                raise
+        self._kept.clear()  # somebody removed what was kept, just now
+        stage.checkpoint = None
+        return await commit(await self._checkpoint(stage), name, config=config, replace=replace_name)
 
     def _position(self, target: str | None) -> int:
         if target is None:
@@ -111,24 +124,50 @@ class Builder:
                 return number
         raise Invalid(f"the Dockerfile has no stage {target}")
 
-    async def _stage(self, number: int, stage: Stage) -> None:
-        self._output(f"FROM {stage.base}" + (f" AS {stage.name}" if stage.name != str(number) else ""))
-        if (before := self._done.get(stage.base.lower())) is not None:
-            origin, inherited = before
-            (fork,) = await origin.fork()
-            sandbox, state = await self._undo.enter_async_context(fork.sandbox), replace(inherited, arguments={})
-        else:
-            sandbox, state = await self._from_image(stage.base)
-        for instruction in stage.instructions:
-            await self._step(sandbox, state, instruction)
-        self._done[str(number)] = self._done[stage.name] = (sandbox, state)
+    # ----------------------------------------------------------------- planning
 
-    async def _from_image(self, base: str) -> tuple[Sandbox, _State]:
-        if base == SCRATCH:
+    async def _plan(self, number: int, stage: Stage) -> None:
+        base: _Stage | str = self._planned.get(stage.base.lower(), stage.base)
+        if isinstance(base, _Stage):
+            state, key = replace(base.state, arguments={}), base.key
+        else:
+            image = await self._image(base)
+            state, key = State.of(image.config), plan.image_key(image.digest)
+        title = f"FROM {stage.base}" + (f" AS {stage.name}" if stage.name != str(number) else "")
+        planned = _Stage(title, base, state, key)
+        for instruction in stage.instructions:
+            planned.state = planned.state.after(instruction)
+            changing = instruction.kind in plan.CHANGING
+            if changing:
+                planned.key = plan.step_key(
+                    planned.key,
+                    instruction,
+                    planned.state,
+                    content=await self._content(instruction),
+                    network=self._network,
+                    limits=self._limits,
+                )
+            planned.steps.append(Step(instruction, planned.state, planned.key if changing else None))
+        self._planned[str(number)] = self._planned[stage.name] = planned
+
+    async def _content(self, instruction: Instruction) -> str:
+        """What an instruction copies: a digest, or the key of the tree that it copies from."""
+        if instruction.kind not in ("COPY", "ADD"):
+            return ""
+        if (origin := instruction.flags.get("from")) is not None:
+            known = self._origins[instruction.line] = self._planned.get(origin.lower())
+            return known.key if known is not None else plan.image_key((await self._image(origin)).digest)
+        return await asyncio.to_thread(self._digest, instruction)
+
+    def _digest(self, instruction: Instruction) -> str:
+        ignored = context.ignored(self._context)
+        paths = context.matching(self._context, list(instruction.words[:-1]), ignored, instruction)
+        return context.digest(self._context, paths, ignored)
+
+    async def _image(self, name: str) -> ImageInfo:
+        if name == SCRATCH:
             await self._need_scratch()
-        image = await self._host.images.get(base)
-        made = self._host.create(base, network=self._network, limits=self._limits)
-        return await self._undo.enter_async_context(made), _State.of(image.config)
+        return await self._host.images.get(name)
 
     async def _need_scratch(self) -> None:
         with contextlib.suppress(NotFound):
@@ -140,40 +179,94 @@ class Builder:
             empty.flush()
             await self._host.images.upload(SCRATCH, empty.name, replace=True)
 
-    # ----------------------------------------------------------------- instructions
+    # ----------------------------------------------------------------- stages
 
-    async def _step(self, sandbox: Sandbox, state: _State, instruction: Instruction) -> None:
-        kind, words = instruction.kind, instruction.words
-        self._output(f"{kind} {' '.join(words) or ' '.join(f'{k}={v}' for k, v in instruction.pairs.items())}")
-        if kind == "ARG":
-            state.arguments.update(instruction.pairs)
-        elif kind == "ENV":
-            state.env = {**state.env, **instruction.pairs}
-        elif kind == "LABEL":
-            state.labels = {**state.labels, **instruction.pairs}
-        elif kind == "WORKDIR":
-            state.workdir = state.workdir / words[0]
+    async def _checkpoint(self, stage: _Stage) -> str:
+        """A checkpoint of the tree behind a stage. Where it is kept, nothing is carried out."""
+        if stage.checkpoint is None:
+            last = next((step.key for step in reversed(stage.steps) if step.key is not None), None)
+            if last is None and isinstance(stage.base, _Stage):
+                stage.checkpoint = await self._checkpoint(stage.base)
+            elif last in self._kept:
+                stage.checkpoint = self._kept[last]
+            if stage.checkpoint is not None:
+                self._show(stage, len(stage.steps))
+        if stage.checkpoint is None:
+            sandbox = await self._sandbox(stage)
+            if stage.checkpoint is None:
+                stage.checkpoint = (await sandbox.checkpoint()).id
+        return stage.checkpoint
+
+    async def _sandbox(self, stage: _Stage) -> Sandbox:
+        """A sandbox that stands on the tree behind a stage."""
+        if stage.sandbox is None:
+            stage.sandbox, done = await self._begin(stage)
+            self._show(stage, done)
+            for step in stage.steps[done:]:
+                await self._step(stage, stage.sandbox, step)
+        return stage.sandbox
+
+    async def _begin(self, stage: _Stage) -> tuple[Sandbox, int]:
+        """A sandbox that stands on the last kept step of a stage or on its base; how many steps are behind it."""
+        for done in range(len(stage.steps), 0, -1):
+            checkpoint = self._kept.get(stage.steps[done - 1].key or "")
+            if checkpoint is not None:
+                with contextlib.suppress(PagurusError):  # removed just now: the step before it, then
+                    return await self._fork(checkpoint), done
+        if isinstance(stage.base, _Stage):
+            return await self._fork(await self._checkpoint(stage.base)), 0
+        return await self._create(stage.base), 0
+
+    async def _fork(self, checkpoint: str) -> Sandbox:
+        (fork,) = await self._host.fork(checkpoint)
+        return await self._undo.enter_async_context(fork.sandbox)
+
+    async def _create(self, image: str) -> Sandbox:
+        made = self._host.create(image, network=self._network, limits=self._limits)
+        return await self._undo.enter_async_context(made)
+
+    def _show(self, stage: _Stage, done: int) -> None:
+        if stage.shown:
+            return
+        stage.shown = True
+        self._output(stage.title)
+        for step in stage.steps[:done]:
+            self._output(step.title + (" (kept)" if step.key is not None else ""))
+
+    # ----------------------------------------------------------------- steps
+
+    async def _step(self, stage: _Stage, sandbox: Sandbox, step: Step) -> None:
+        instruction, state = step.instruction, step.state
+        self._output(step.title)
+        if step.key is None:
+            return
+        self._carried_out += 1
+        if instruction.kind == "WORKDIR":
             await sandbox.files.mkdir(str(state.workdir))
-        elif kind == "USER":
-            state.user = words[0]
-        elif kind == "SHELL":
-            state.shell = words
-        elif kind in ("CMD", "ENTRYPOINT"):
-            command = [*state.shell, *words] if instruction.shell else list(words)
-            if kind == "CMD":
-                state.cmd = command
-            else:
-                state.entrypoint, state.cmd = command, []
-        elif kind == "RUN":
+        elif instruction.kind == "RUN":
             await self._run(sandbox, state, instruction)
         else:
             await self._copy(sandbox, state, instruction)
-
-    async def _run(self, sandbox: Sandbox, state: _State, instruction: Instruction) -> None:
-        command = [*state.shell, *instruction.words] if instruction.shell else list(instruction.words)
-        env = {**state.arguments, **state.env}
+        stage.checkpoint = None
         try:
-            await self._exec(sandbox, command, instruction, env=env, cwd=state.workdir, user=state.user or 0)
+            stage.checkpoint = (await sandbox.checkpoint()).id
+        except CheckpointFailed as error:  # something that still runs; the last checkpoint of all must succeed
+            self._output(f"line {instruction.line}: this step is not kept: {error.message}")
+            return
+        self._keeping.append(asyncio.ensure_future(self._keep(step.key, stage.checkpoint, step.title)))
+
+    async def _keep(self, key: str, checkpoint: str, title: str) -> None:
+        try:
+            await self._host.images.keep_step(key, checkpoint, title)
+        except PagurusError as error:  # a full disk, a daemon that goes: the image does not depend on it
+            self._output(f"{title}: not kept for the next build: {error.message}")
+
+    async def _run(self, sandbox: Sandbox, state: State, instruction: Instruction) -> None:
+        command = state.command(instruction)
+        try:
+            await self._exec(
+                sandbox, command, instruction, env=state.variables, cwd=state.workdir, user=state.user or 0
+            )
         except (Invalid, CommandNotFound) as error:  # no such user, working directory, shell
             here = f"line {instruction.line}: "
             raise Invalid(here + error.message.removeprefix(here), remedy=error.remedy) from error
@@ -210,13 +303,13 @@ class Builder:
 
     # ----------------------------------------------------------------- copying
 
-    async def _copy(self, sandbox: Sandbox, state: _State, instruction: Instruction) -> None:
+    async def _copy(self, sandbox: Sandbox, state: State, instruction: Instruction) -> None:
         *sources, target = instruction.words
         place = state.workdir / target
         into = target.endswith("/") or target in (".", "..") or len(sources) > 1
         copied: list[str] = []
         async with self._source(instruction) as (root, ignored):
-            for path in await asyncio.to_thread(_matching, root, sources, ignored, instruction):
+            for path in await asyncio.to_thread(context.matching, root, sources, ignored, instruction):
                 copied += await self._copy_one(sandbox, path, root, ignored, place, into, instruction)
         for flag, program in (("chown", "chown"), ("chmod", "chmod")):
             if (wanted := instruction.flags.get(flag)) and copied:
@@ -229,12 +322,12 @@ class Builder:
         sandbox: Sandbox,
         path: Path,
         root: Path,
-        ignored: Callable[[Path], bool],
+        ignored: Ignored,
         place: PurePosixPath,
         into: bool,
         instruction: Instruction,
     ) -> list[str]:
-        kind = await asyncio.to_thread(_kind, path)
+        kind = await asyncio.to_thread(context.kind, path)
         if instruction.kind == "ADD" and kind == "archive":
             aside = f"/.pagurus-add-{secrets.token_hex(4)}"
             await sandbox.files.upload(path, aside)
@@ -245,7 +338,7 @@ class Builder:
             return []
         if kind == "directory":
             with tempfile.TemporaryDirectory() as chosen:
-                kept = await asyncio.to_thread(_gather, path, root, ignored, Path(chosen))
+                kept = await asyncio.to_thread(context.gather, path, root, ignored, Path(chosen))
                 await sandbox.files.upload(chosen, str(place))
             return [str(place / name) for name in kept]
         if into:
@@ -258,16 +351,14 @@ class Builder:
         return [str(place)]
 
     @contextlib.asynccontextmanager
-    async def _source(self, instruction: Instruction) -> AsyncIterator[tuple[Path, Callable[[Path], bool]]]:
+    async def _source(self, instruction: Instruction) -> AsyncIterator[tuple[Path, Ignored]]:
         """The directory that sources are relative to: the context, or what the sources name of another stage."""
         origin = instruction.flags.get("from")
         if origin is None:
-            yield self._context, await asyncio.to_thread(_ignored, self._context)
+            yield self._context, await asyncio.to_thread(context.ignored, self._context)
             return
-        if (found := self._done.get(origin.lower())) is not None:
-            sandbox = found[0]
-        else:
-            sandbox, _ = await self._from_image(origin)
+        known = self._origins[instruction.line]
+        sandbox = await (self._create(origin) if known is None else self._sandbox(known))
         with tempfile.TemporaryDirectory() as folder:
             for source in instruction.words[:-1]:
                 if any(char in source for char in "*?["):
@@ -295,63 +386,10 @@ def _needed(stages: list[Stage], last: int) -> set[int]:
     return needed
 
 
-def _ignored(context: Path) -> Callable[[Path], bool]:
-    """Whether a path below the context is left out by its .dockerignore."""
-    from docker.utils.build import PatternMatcher
-
-    file = context / ".dockerignore"
-    lines = file.read_text().splitlines() if file.is_file() else []
-    matcher = PatternMatcher([line.strip() for line in lines if line.strip() and not line.startswith("#")])
-    return lambda path: bool(lines) and matcher.matches(str(path.relative_to(context)))
-
-
-def _matching(root: Path, sources: list[str], ignored: Callable[[Path], bool], instruction: Instruction) -> list[Path]:
-    found: list[Path] = []
-    for source in sources:
-        parts = PurePosixPath("/", source).parts[1:]
-        if ".." in parts:
-            raise Invalid(f"line {instruction.line}: {source} lies outside the context")
-        pattern = "/".join(parts)
-        matches = sorted(root.glob(pattern)) if pattern else [root]
-        matches = [path for path in matches if path == root or not ignored(path)]
-        if any(not path.resolve().is_relative_to(root.resolve()) for path in matches):
-            raise Invalid(f"line {instruction.line}: {source} leads out of the context")
-        if not matches:
-            raise Invalid(f"line {instruction.line}: {source} is not in the context")
-        found += matches
-    return found
-
-
-def _kind(path: Path) -> str:
-    if path.is_dir():
-        return "directory"
-    return "archive" if tarfile.is_tarfile(path) else "file"
-
-
-def _gather(path: Path, root: Path, ignored: Callable[[Path], bool], chosen: Path) -> list[str]:
-    """Copy a directory's content but for what is ignored; the relative names."""
-    kept = []
-    for entry in sorted(path.rglob("*")):
-        relative = entry.relative_to(path)
-        if any(ignored(parent) for parent in (entry, *entry.parents) if parent != root and parent.is_relative_to(root)):
-            continue
-        target = chosen / relative
-        if entry.is_dir() and not entry.is_symlink():
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copystat(entry, target)
-        elif entry.is_symlink() or entry.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(entry, target, follow_symlinks=False)
-        else:
-            continue
-        kept.append(str(relative))
-    return kept
-
-
 async def build(
     host: Client,
     name: str,
-    context: str | Path,
+    folder: str | Path,
     *,
     file: str | Path | None = None,
     arguments: dict[str, str] | None = None,
@@ -359,17 +397,19 @@ async def build(
     network: Network | None = None,
     limits: Limits | None = None,
     replace: bool = False,
+    cache: bool = True,
     output: Output | None = None,
 ) -> ImageInfo:
     """See :meth:`sandbox.sdk.images.Images.build`."""
-    folder = Path(context)
-    text = await asyncio.to_thread(Path(file).read_text if file else (folder / "Dockerfile").read_text)
+    place = Path(folder)
+    text = await asyncio.to_thread(Path(file).read_text if file else (place / "Dockerfile").read_text)
     builder = Builder(
         host,
-        folder,
+        place,
         dockerfile.parse(text, arguments),
         network=network or Network.none(),
         limits=limits or Limits(),
+        cache=cache,
         output=output,
     )
     return await builder.build(name, target=target, replace_name=replace)

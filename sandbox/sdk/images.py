@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -12,7 +12,18 @@ from urllib.parse import quote
 import msgspec
 
 from sandbox.errors import Invalid
-from sandbox.messages import CheckpointInfo, CommitRequest, ImageConfig, ImageInfo, Limits, Network
+from sandbox.messages import (
+    CheckpointInfo,
+    CommitRequest,
+    ImageConfig,
+    ImageInfo,
+    KeepStep,
+    Limits,
+    Network,
+    StepInfo,
+    StepsRemoved,
+    StepsWanted,
+)
 from sandbox.sdk.transport import encoded
 
 if TYPE_CHECKING:
@@ -20,6 +31,7 @@ if TYPE_CHECKING:
 
 TAR = "application/x-tar"
 CHUNK = 1 << 20
+TITLE_MOST = 200  # characters of a kept step's instruction
 
 
 class Images:
@@ -73,13 +85,15 @@ class Images:
         network: Network | None = None,
         limits: Limits | None = None,
         replace: bool = False,
+        cache: bool = True,
         output: Callable[[str], Any] | None = None,
     ) -> ImageInfo:
         """Build a Dockerfile, every step in a sandbox; no Docker Engine is needed.
 
         `context`: the directory that COPY reads. `file`: the Dockerfile, when it is not in there. `network`: what
-        RUN may reach (nothing, unless said). `output` is called with each line. Raises Invalid with the line of the
-        Dockerfile that failed, or that is not supported.
+        RUN may reach (nothing, unless said). `cache`: do not carry out again what the host keeps of an earlier build,
+        by its content; what is carried out is kept in any case. `output` is called with each line. Raises Invalid with
+        the line of the Dockerfile that failed, or that is not supported.
         """
         from sandbox.sdk import build
 
@@ -93,8 +107,26 @@ class Images:
             network=network,
             limits=limits,
             replace=replace,
+            cache=cache,
             output=output,
         )
+
+    async def steps(self) -> Sequence[StepInfo]:
+        """The steps of builds that the host keeps, the one used last first."""
+        return await self._client.call("GET", "/v1/steps", list[StepInfo])
+
+    async def prune(self) -> StepsRemoved:
+        """Remove the kept steps, but for those that living sandboxes stand on."""
+        return await self._client.call("DELETE", "/v1/steps", StepsRemoved)
+
+    async def find_steps(self, keys: Sequence[str]) -> Sequence[StepInfo]:
+        """The kept steps with one of these keys (see :mod:`sandbox.sdk.plan`)."""
+        return await self._client.call("POST", "/v1/steps/find", list[StepInfo], StepsWanted(keys=[*keys]))
+
+    async def keep_step(self, key: str, checkpoint: str, title: str) -> StepInfo:
+        """Keep a checkpoint as the outcome of a step of a build, once it is durable."""
+        request = KeepStep(key=key, checkpoint=checkpoint, title=title[:TITLE_MOST])
+        return await self._client.call("PUT", "/v1/steps", StepInfo, request)
 
     async def remove(self, name: str) -> None:
         """Remove a name. The tree stays while another name or a sandbox needs it."""
