@@ -138,8 +138,8 @@ def _digest(content: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _group() -> Iterator[Path]:
-    cgroup = hierarchy().unified / f"bench-inspector-{os.getpid()}"
+def _group(name: str) -> Iterator[Path]:
+    cgroup = hierarchy().unified / f"bench-{name}"
     cgroup.mkdir()
     try:
         yield cgroup
@@ -152,7 +152,7 @@ def measure(folder: Path, rounds: int, load: Callable[[], Inspector], seed: int 
     rng = random.Random(seed)
     measured = Measured(steps={})
     workload = Workload(folder)
-    with _group() as cgroup:
+    with _group(folder.name) as cgroup:
         for number in range(-1, rounds):  # the first one warms the caches
             wall, cpu = [0.0, 0.0], [0.0, 0.0]
             os.sync()

@@ -148,8 +148,9 @@ class Stage:
 class Arena:
     """Makes sandboxes of the generator's image, watched by one inspector."""
 
-    def __init__(self, pool: Pool, image: Path, run: Path, inspector: Inspector):
+    def __init__(self, pool: Pool, image: Path, run: Path, inspector: Inspector, tag: str = "torture"):
         self.pool, self.image, self.run, self.inspector = pool, image, run, inspector
+        self.tag = tag  # in the names of all that it makes
         self.lost_events = 0
         self._numbers = itertools.count()
         self._enter: Enter | None = None
@@ -164,7 +165,7 @@ class Arena:
 
     @contextlib.asynccontextmanager
     async def sandbox(self, place: str = WORK) -> AsyncIterator[Container]:
-        name = f"torture-{secrets.token_hex(5)}"
+        name = f"{self.tag}-{secrets.token_hex(5)}"
         tree = self.pool.sandboxes / name
         self.pool.create_tree(tree)
         spec = ContainerSpec(
@@ -217,7 +218,7 @@ class Arena:
         self.inspector.mark(container.cgroup.id)
         self._forget_snapshot(container)
         held = held_files(container).files
-        snapshot = self.pool.checkpoints / f"torture-{secrets.token_hex(5)}"
+        snapshot = self.pool.checkpoints / f"{self.tag}-{secrets.token_hex(5)}"
         btrfs.snapshot(container.spec.tree, snapshot, readonly=True)
         self._snapshots[container.spec.id] = Trees(
             before=snapshot / "upper",

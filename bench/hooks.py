@@ -4,10 +4,11 @@
 
     pagurus bench hooks [--json] [--rounds N] [--folder DIRECTORY] [--object FILE]
 
-Each round measures eight calls three times: without an inspector, attached while the caller is in no watched group,
-and attached in a watched one. `added` is the median over rounds of the difference; `programs` is what the kernel
-accounts for each BPF program meanwhile (kernel.bpf_stats_enabled, whose own clock is in it), of all tasks of the host.
-Processor time bears other load better than wall time does, but not for nothing: compare figures of one run.
+Each round measures eight calls four times: without an inspector, loaded while no sandbox is watched (`idle`), attached
+while the caller is in no watched group (`outside`), and in a watched one. `added` is the median over rounds of the
+difference; `programs` is what the kernel accounts for each BPF program meanwhile (kernel.bpf_stats_enabled, whose own
+clock is in it), of all tasks of the host. Processor time bears other load better than wall time does, but not for
+nothing: compare figures of one run, and let no other daemon run meanwhile, whose inspector would be in `detached`.
 """
 
 from __future__ import annotations
@@ -88,12 +89,13 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     program = build(folder)
     group = hierarchy().unified / f"bench-hooks-{os.getpid()}"
     group.mkdir()
-    taken: dict[str, list[dict[str, float]]] = {"detached": [], "outside": [], "watched": []}
+    taken: dict[str, list[dict[str, float]]] = {"detached": [], "idle": [], "outside": [], "watched": []}
     programs: dict[str, dict[str, float]] = {}
     try:
         for _ in range(options.rounds):
             taken["detached"].append(measure(program, options.folder or folder, None))
             with Inspector.load(path=options.object) as inspector:
+                taken["idle"].append(measure(program, options.folder or folder, None))
                 inspector.watch(group.stat().st_ino, contained=False)
                 taken["outside"].append(measure(program, options.folder or folder, None))
                 taken["watched"].append(measure(program, options.folder or folder, group))
@@ -115,12 +117,13 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             )
             for name in names
         }
-        for where in ("outside", "watched")
+        for where in ("idle", "outside", "watched")
     }
     return {
         "tier": tier,
         "rounds": options.rounds,
         "detached_ns": {name: round(statistics.median(one[name] for one in taken["detached"]), 1) for name in names},
+        "added_idle_ns": added["idle"],
         "added_outside_ns": added["outside"],
         "added_watched_ns": added["watched"],
         "programs": dict(sorted(programs.items(), key=lambda item: -item[1]["runs"] * item[1]["ns"])),

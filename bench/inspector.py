@@ -10,6 +10,8 @@ sandboxes and compares each verdict with the truth (_oracle); repeats a part wit
 other tier that loads; counts 23 events of each kind; measures the verdict beside 30 noisy sandboxes, and a
 syscall-heavy workload with and without the inspector (_overhead).
 
+What a run that was killed left is removed by the next one (_leftovers).
+
 `cases` counts cases and programs. A no-effect case is one after which nothing differs; changes that the program
 itself set back (`set_back`) are not among them: capturing those is no mistake, and `set_back_captured` says how often
 it happens. `overhead_ratio` is of wall time. A failure is named; `--only NAME --seed S` repeats it alone.
@@ -33,7 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import _overhead
+from bench import _leftovers, _overhead
 from bench._torture import Arena, Tally, build, calls, cases, matrix, programs
 from bench._torture_cases import GROUP, Call, Case
 from daemon.inspection import Assessor
@@ -169,14 +171,12 @@ class Bench:
     """What all parts of a run share."""
 
     options: argparse.Namespace
-    folder: Path
+    place: _leftovers.Run
     pool: Pool
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.image = build(self.folder)
-        self.run = self.folder / "run"
-        self.run.mkdir()
+        self.image = build(self.place.folder)
         self.calls: list[Call] = calls(self.image)
         self.every = 10 if self.options.quick else 1
 
@@ -195,7 +195,7 @@ class Bench:
 
     @contextlib.contextmanager
     def arena(self, inspector: Inspector) -> Iterator[Arena]:
-        arena = Arena(self.pool, self.image, self.run, inspector)
+        arena = Arena(self.pool, self.image, self.place.sandboxes, inspector, self.place.tag)
         try:
             yield arena
         finally:
@@ -238,7 +238,7 @@ async def measure(bench: Bench) -> dict[str, Any]:
         others[str(name)] = Tally()
         with load(name) as inspector:
             await bench.tortured(inspector, part, f"cases on tier {name}", others[str(name)])
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=bench.pool.path) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"bench-{bench.place.tag}-", dir=bench.pool.path) as folder:
         cost = await asyncio.to_thread(_overhead.measure, Path(folder), options.rounds, lambda: load(first))
     return {
         "tier": tier,
@@ -314,10 +314,13 @@ async def only(bench: Bench) -> dict[str, Any]:
         return {"tier": inspector.tier, **results(tally, Tally(), {})}
 
 
-async def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    bench = Bench(options, folder, await asyncio.to_thread(Pool(paths.state()).ensure))
-    short_slice()
-    return await (only(bench) if options.only else measure(bench))
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    pool = await asyncio.to_thread(Pool(paths.state()).ensure)
+    await _leftovers.remove()
+    with _leftovers.run(pool) as place:
+        bench = Bench(options, place, pool)
+        short_slice()
+        return await (only(bench) if options.only else measure(bench))
 
 
 def main(arguments: list[str]) -> int:
@@ -336,8 +339,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.quick:
         options.programs, options.rounds = 200, 3
-    with tempfile.TemporaryDirectory(prefix="pagurus-inspector-") as folder:
-        result = asyncio.run(run(options, Path(folder)))
+    result = asyncio.run(run(options))
     print(json.dumps(result, indent=None if options.json else 2))
     failed = ("false_negatives", "tiny_false_negatives", "miscounted")
     missed_elsewhere = any(each["false_negatives"] for each in result["other_tiers"].values())

@@ -174,7 +174,7 @@ def _at_once(before: Path | None, now: Path, lowers: tuple[Path, ...], path: str
 def _facts(path: Path) -> Facts | None:
     try:
         return Facts.of(os.lstat(path))
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # not there; or a name that a program chose, which no path can hold
         return None
 
 

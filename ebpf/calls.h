@@ -91,8 +91,8 @@ static __always_inline void call_processes(struct sandbox *s, struct task *t, st
 	explain_proc(nr, NULL, NULL);
 }
 
-static __always_inline void call(struct sandbox *s, struct task *t, struct task_struct *p, struct pt_regs *regs,
-				 u64 nr, u8 kind, long result)
+static __always_inline void call(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
+				 struct pt_regs *regs, u64 nr, u8 kind, long result)
 {
 	if (result < 0) {
 		if (kind == K_CONNECT && result == -EINPROGRESS)
@@ -120,7 +120,7 @@ static __always_inline void call(struct sandbox *s, struct task *t, struct task_
 	case K_META_FD:
 	case K_UTIMENSAT:
 	case K_UTIMES:
-		call_files(s, t, p, regs, nr, kind, result);
+		call_files(s, t, c, p, regs, nr, kind, result);
 		return;
 	case K_LISTEN:
 	case K_BIND:
@@ -130,7 +130,7 @@ static __always_inline void call(struct sandbox *s, struct task *t, struct task_
 		call_sockets(s, t, p, regs, nr, kind, result);
 		return;
 	case K_IOCTL:
-		call_ioctl(s, t, p, regs, nr);
+		call_ioctl(s, t, c, p, regs, nr);
 		return;
 	case K_NONE:
 	case K_SIGRETURN:

@@ -26,20 +26,23 @@ static __always_inline struct file *file_at(struct task_struct *p, u32 fd)
 {
 	struct files_struct *files = p->files;
 	struct fdtable *table;
-	struct file *file = NULL;
 
 	if (!files)
 		return NULL;
 	table = files->fdt;
 	if (!table || fd >= table->max_fds)
 		return NULL;
-	bpf_probe_read_kernel(&file, sizeof(file), &table->fd[fd]);
-	return file;
+	return pointer_at((void *)table->fd + 8ull * fd);
+}
+
+static __always_inline struct inode *inode_at(struct file *file)
+{
+	return LOAD(struct file, file, f_inode);
 }
 
 static __always_inline struct dentry *entry_at(struct file *file)
 {
-	return BPF_CORE_READ(file, f_path.dentry);
+	return LOAD(struct file, file, f_path.dentry);
 }
 
 #define AT_CALL(nr) ((nr >= 257 && nr <= 268) || nr == 280 || nr == 316 || nr == 437 || nr == 452 || nr >= 463)
@@ -122,9 +125,10 @@ static __always_inline void created_by_birth(struct sandbox *s, struct task *t)
 }
 
 /* Metadata through a descriptor: netted out when the file is gone later. */
-static __always_inline void metadata_of(struct sandbox *s, struct task *t, struct task_struct *p, struct file *file)
+static __always_inline void metadata_of(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
+					struct file *file)
 {
-	struct inode *inode = BPF_CORE_READ(file, f_inode);
+	struct inode *inode = inode_at(file);
 	struct facts f;
 
 	facts_found(&f, inode);
@@ -141,8 +145,9 @@ static __always_inline void metadata_of(struct sandbox *s, struct task *t, struc
 	if (inode) {
 		struct inode_key key = key_of(inode);
 
-		if (!BPF_CORE_READ(inode, i_nlink))
+		if (!LOAD(struct inode, inode, i_nlink))
 			nameless(s, t, &key);
+		see(&c->shaped, &key, s->files_epoch);
 		if (!touch(s, t, &key, TOUCHED_METADATA))
 			return;
 	}
@@ -152,9 +157,9 @@ static __always_inline void metadata_of(struct sandbox *s, struct task *t, struc
 /* Terminals, but for the multiplexer: what it opens is new. */
 static __always_inline bool is_terminal(struct inode *inode)
 {
-	u32 device = BPF_CORE_READ(inode, i_rdev), major = device >> 20;
+	u32 device = LOAD(struct inode, inode, i_rdev), major = device >> 20;
 
-	if ((BPF_CORE_READ(inode, i_mode) & 0170000) != 0020000)
+	if ((LOAD(struct inode, inode, i_mode) & 0170000) != 0020000)
 		return false;
 	return major == 4 || (major == 5 && (device & 0xfffff) != 2) || (major >= 136 && major <= 143);
 }
@@ -165,17 +170,17 @@ static __always_inline bool foreign_pipe(struct task_struct *p, struct inode *in
 	for (u32 fd = 0; fd < 3; fd++) {
 		struct file *own = file_at(p, fd);
 
-		if (own && BPF_CORE_READ(own, f_inode) == inode)
+		if (own && inode_at(own) == inode)
 			return false;
 	}
 	return true;
 }
 
-static __always_inline void opened(struct sandbox *s, struct task *t, struct task_struct *p, struct file *file,
-				   u64 nr, u64 flags)
+static __always_inline void opened(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
+				   struct file *file, u64 nr, u64 flags)
 {
-	struct inode *inode = BPF_CORE_READ(file, f_inode);
-	u32 mode = BPF_CORE_READ(file, f_mode), type = BPF_CORE_READ(inode, i_mode) & 0170000;
+	struct inode *inode = inode_at(file);
+	u32 mode = LOAD(struct file, file, f_mode), type = LOAD(struct inode, inode, i_mode) & 0170000;
 	struct facts f;
 
 	if (type == 0010000) {
@@ -223,7 +228,7 @@ static __always_inline void opened(struct sandbox *s, struct task *t, struct tas
 		created(s, t, real_inode(&f));
 		explain_file(nr, entry_at(file), NULL);
 	} else if (flags & O_TRUNC) {
-		metadata_of(s, t, p, file);
+		metadata_of(s, t, c, p, file);
 		explain_file(nr, entry_at(file), NULL);
 	}
 }
@@ -257,24 +262,24 @@ static __always_inline void written_nameless(struct sandbox *s, struct task *t, 
 	nameless(s, t, &key);
 }
 
-static __always_inline void written(struct sandbox *s, struct task *t, struct task_struct *p, u32 fd, u64 nr)
+static __always_inline void written(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
+				    u32 fd, u64 nr)
 {
 	struct file *file = file_at(p, fd);
 	struct inode *inode, *real;
+	struct inode_key key;
 	struct facts f;
 
 	if (!file) { /* closed meanwhile by another thread */
 		count(files_of(s)->unknown);
 		return;
 	}
-	inode = BPF_CORE_READ(file, f_inode);
-	if (!BPF_CORE_READ(inode, i_nlink))
+	inode = inode_at(file);
+	if (!LOAD(struct inode, inode, i_nlink))
 		written_nameless(s, t, inode);
-	if (t->written.inode == (u64)inode && t->written.epoch == s->files_epoch &&
-	    t->written.ino == BPF_CORE_READ(inode, i_ino) &&
-	    t->written.generation == BPF_CORE_READ(inode, i_generation))
+	if (seen_before(&c->written, inode, s->files_epoch))
 		return;
-	if (!has_content(BPF_CORE_READ(inode, i_mode)))
+	if (!has_content(LOAD(struct inode, inode, i_mode)))
 		return;
 	facts_found(&f, inode);
 	if (f.magic == MAGIC_PROC) {
@@ -299,10 +304,13 @@ static __always_inline void written(struct sandbox *s, struct task *t, struct ta
 		explain_file(WHY_DATA, entry_at(file), NULL);
 		return;
 	}
-	see(&t->written, &f, s->files_epoch);
+	key = key_from(&f);
+	see(&c->written, &key, s->files_epoch);
+	if (seen_before(&c->dirtied, real, s->files_epoch))
+		return;
 	if (real != inode)
 		facts_found(&f, real);
-	dirtied(s, t, &f, entry_at(file));
+	dirtied(s, t, c, &f, entry_at(file));
 }
 
 static __always_inline bool ioctl_changes(u32 command)
@@ -337,14 +345,14 @@ static __always_inline bool ioctl_changes_terminal(u32 command)
 	return false;
 }
 
-static __always_inline void call_ioctl(struct sandbox *s, struct task *t, struct task_struct *p,
+static __always_inline void call_ioctl(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
 				       struct pt_regs *regs, u64 nr)
 {
 	struct file *file;
 
 	if (ioctl_changes_terminal(ARG1)) {
 		file = file_at(p, ARG0);
-		if (!(t->apart & APART_AGENT) && (!file || is_terminal(BPF_CORE_READ(file, f_inode)))) {
+		if (!(t->apart & APART_AGENT) && (!file || is_terminal(inode_at(file)))) {
 			count(procs_of(s)->channels);
 			explain_proc(nr, file ? entry_at(file) : NULL, NULL);
 		}
@@ -359,7 +367,7 @@ static __always_inline void call_ioctl(struct sandbox *s, struct task *t, struct
 	count(files_of(s)->hidden);
 	file = file_at(p, ARG0);
 	if (file)
-		metadata_of(s, t, p, file);
+		metadata_of(s, t, c, p, file);
 	else
 		count(files_of(s)->unknown);
 }
@@ -386,7 +394,7 @@ static __always_inline bool of_new_file(struct sandbox *s, struct task *t)
 	return true;
 }
 
-static __always_inline void call_files(struct sandbox *s, struct task *t, struct task_struct *p,
+static __always_inline void call_files(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
 				       struct pt_regs *regs, u64 nr, u8 kind, long result)
 {
 	struct file *file;
@@ -412,16 +420,16 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 			return;
 		}
 		if (nr == NR_OPENAT2)
-			flags |= BPF_CORE_READ(file, f_flags) & O_TMPFILE_BIT;
-		opened(s, t, p, file, nr, flags);
+			flags |= LOAD(struct file, file, f_flags) & O_TMPFILE_BIT;
+		opened(s, t, c, p, file, nr, flags);
 		return;
 	case K_WRITE:
 		if (result > 0 || nr == NR_FALLOCATE)
-			written(s, t, p, ARG0, nr);
+			written(s, t, c, p, ARG0, nr);
 		return;
 	case K_WRITE_2:
 		if (result > 0)
-			written(s, t, p, ARG2, nr);
+			written(s, t, c, p, ARG2, nr);
 		return;
 	case K_CREATE:
 		created_by_birth(s, t);
@@ -437,7 +445,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		if (!ARG1) {
 			file = file_at(p, ARG0);
 			if (file)
-				metadata_of(s, t, p, file);
+				metadata_of(s, t, c, p, file);
 			else
 				count(files_of(s)->metadata);
 			return;
@@ -457,13 +465,87 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 	case K_META_FD:
 		file = file_at(p, ARG0);
 		if (file)
-			metadata_of(s, t, p, file);
+			metadata_of(s, t, c, p, file);
 		else
 			count(files_of(s)->metadata);
 		return;
 	}
 	named(s, p);
 	explain_path(s, t, p, regs, nr);
+}
+
+/* ------------------------------------------------------------------ calls that change nothing that is not known yet */
+
+/* A file of the tree, or a directory, that was opened to read. */
+static __always_inline bool opened_to_read(struct task_struct *p, u32 fd, u64 flags)
+{
+	struct file *file = file_at(p, fd);
+	u32 type;
+
+	if (!file || flags & O_TRUNC || LOAD(struct file, file, f_mode) & (FMODE_CREATED | FMODE_WRITE))
+		return false;
+	type = LOAD(struct inode, inode_at(file), i_mode) & 0170000;
+	return type == 0100000 || type == 0040000;
+}
+
+/* Written since the mark by somebody in this sandbox; or no content to write. */
+static __always_inline bool written_before(struct sandbox *s, struct processor *c, struct task_struct *p, u32 fd)
+{
+	struct file *file = file_at(p, fd);
+	struct inode *inode;
+
+	if (!file)
+		return false;
+	inode = inode_at(file);
+	if (!LOAD(struct inode, inode, i_nlink))
+		return false;
+	return seen_before(&c->written, inode, s->files_epoch) || !has_content(LOAD(struct inode, inode, i_mode));
+}
+
+/* The same of metadata. */
+static __always_inline bool shaped_before(struct sandbox *s, struct processor *c, struct task_struct *p, u32 fd)
+{
+	struct file *file = file_at(p, fd);
+	struct super_block *of;
+	struct inode *inode;
+
+	if (!file)
+		return false;
+	inode = inode_at(file);
+	of = LOAD(struct inode, inode, i_sb);
+	inode = real_of(inode, LOAD(struct super_block, of, s_magic));
+	return inode && LOAD(struct inode, inode, i_nlink) && seen_before(&c->shaped, inode, s->files_epoch);
+}
+
+/* A call of a task whose record needs no look: whether all that it did was counted already, or counts nothing. */
+static __always_inline bool nothing_new(struct sandbox *s, struct processor *c, struct task_struct *p,
+					struct pt_regs *regs, long result)
+{
+	u64 nr = regs->orig_ax;
+	u8 kind;
+
+	if (nr >= SYSCALLS || p->ptrace || task_compat(p) || interrupted(result))
+		return false;
+	kind = syscall_kinds[nr];
+	if (result < 0)
+		return kind != K_CONNECT; /* which may go on */
+	switch (kind) {
+	case K_NONE:
+		return true;
+	case K_OPEN:
+		return (nr == NR_OPENAT && opened_to_read(p, result, ARG2)) ||
+		       (nr == NR_OPEN && opened_to_read(p, result, ARG1));
+	case K_WRITE:
+		return nr != NR_FALLOCATE && (!result || written_before(s, c, p, ARG0));
+	case K_META_FD:
+		return nr != NR_FTRUNCATE && shaped_before(s, c, p, ARG0);
+	case K_UTIMENSAT:
+		if (ARG1 || !shaped_before(s, c, p, ARG0))
+			return false;
+		count(files_of(s)->hidden);
+		return true;
+	}
+	return false;
 }
 
 #endif

@@ -8,8 +8,8 @@ static __always_inline struct inode_key key_of(const struct inode *inode)
 	struct inode_key key = {};
 
 	key.inode = (u64)inode;
-	key.ino = BPF_CORE_READ(inode, i_ino);
-	key.generation = BPF_CORE_READ(inode, i_generation);
+	key.ino = LOAD(struct inode, inode, i_ino);
+	key.generation = LOAD(struct inode, inode, i_generation);
 	return key;
 }
 
@@ -20,17 +20,17 @@ static __always_inline struct inode_key key_from(const struct facts *f)
 	return key;
 }
 
-static __always_inline bool seen_before(struct seen *seen, const struct facts *f, u64 epoch)
+static __always_inline bool seen_before(const struct seen *seen, const struct inode *inode, u64 epoch)
 {
-	return seen->inode == f->inode && seen->ino == f->ino && seen->generation == f->generation &&
-	       seen->epoch == epoch;
+	return seen->inode == (u64)inode && seen->epoch == epoch && seen->ino == LOAD(struct inode, inode, i_ino) &&
+	       seen->generation == LOAD(struct inode, inode, i_generation);
 }
 
-static __always_inline void see(struct seen *seen, const struct facts *f, u64 epoch)
+static __always_inline void see(struct seen *seen, const struct inode_key *key, u64 epoch)
 {
-	seen->inode = f->inode;
-	seen->ino = f->ino;
-	seen->generation = f->generation;
+	seen->inode = key->inode;
+	seen->ino = key->ino;
+	seen->generation = key->generation;
 	seen->epoch = epoch;
 }
 
@@ -61,20 +61,6 @@ static __always_inline void nameless(struct sandbox *s, struct task *t, struct i
 		count(procs_of(s)->channels);
 }
 
-static __always_inline void dirtied(struct sandbox *s, struct task *t, const struct facts *f, struct dentry *entry)
-{
-	struct inode_key key;
-
-	if (seen_before(&t->dirtied, f, s->files_epoch))
-		return;
-	see(&t->dirtied, f, s->files_epoch);
-	key = key_from(f);
-	if (touch(s, t, &key, TOUCHED_DATA)) {
-		count(files_of(s)->data);
-		explain_file(WHY_DATA, entry, NULL);
-	}
-}
-
 static __always_inline struct dentry *entry_of(const struct inode *inode)
 {
 	struct hlist_node *first = BPF_CORE_READ(inode, i_dentry.first);
@@ -82,31 +68,52 @@ static __always_inline struct dentry *entry_of(const struct inode *inode)
 	return first ? (void *)first - bpf_core_field_offset(struct dentry, d_u.d_alias) : NULL;
 }
 
+/* `entry`: of the file; NULL: one of those that the inode has. */
+static __always_inline void dirtied(struct sandbox *s, struct task *t, struct processor *c, const struct facts *f,
+				    struct dentry *entry)
+{
+	struct inode_key key = key_from(f);
+
+	see(&c->dirtied, &key, s->files_epoch);
+	if (touch(s, t, &key, TOUCHED_DATA)) {
+		count(files_of(s)->data);
+		explain_file(WHY_DATA, entry ? entry : entry_of((void *)f->inode), NULL);
+	}
+}
+
 static __always_inline int marked(const struct inode *inode)
 {
 	struct task_struct *p = bpf_get_current_task_btf();
-	struct task *t = task_of(p);
+	struct processor *c;
 	struct sandbox *s;
 	struct facts f;
+	struct task *t;
 
+	if (is_nobodys(p) || !has_content(inode->i_mode))
+		return 0;
+	c = this_processor();
+	if (!c)
+		return 0;
+	s = quiet_sandbox(c, p);
+	if (s && inode->i_nlink && seen_before(&c->dirtied, inode, s->files_epoch))
+		return 0;
+	t = task_of(p);
 	if (!t && helps_a_program(p))
 		t = task_of(p->group_leader);
-	if (!t || t->apart & APART_HOST || !has_content(inode->i_mode))
+	if (!t || t->apart & APART_HOST)
 		return 0;
 	s = sandbox_of(t);
-	if (!s)
+	if (!s || ours(s, t))
 		return 0;
-	if (!inode->i_nlink && !ours(s, t)) {
-		struct inode_key key = key_of(inode);
+	belongs_to(c, s->cgroup_id, t->slot);
+	facts_given(&f, inode);
+	if (!inode->i_nlink) {
+		struct inode_key key = key_from(&f);
 
 		nameless(s, t, &key);
 	}
-	if (t->dirtied.inode == (u64)inode && t->dirtied.ino == inode->i_ino &&
-	    t->dirtied.generation == inode->i_generation && t->dirtied.epoch == s->files_epoch)
-		return 0;
-	facts_given(&f, inode);
-	if (home_of(&f) == PERSISTENT && !ours(s, t))
-		dirtied(s, t, &f, entry_of(inode));
+	if (home_of(&f) == PERSISTENT && !seen_before(&c->dirtied, inode, s->files_epoch))
+		dirtied(s, t, c, &f, NULL);
 	return 0;
 }
 
@@ -125,15 +132,13 @@ SEC("tp_btf/btrfs_inode_new")
 int BPF_PROG(on_inode_new, const struct inode *inode)
 {
 	struct task *t = task_of(bpf_get_current_task_btf());
-	struct inode_key key;
 
 	if (!t)
 		return 0;
-	key = key_of(inode);
-	t->birth = key.inode;
-	t->birth_ino = key.ino;
-	t->birth_generation = key.generation;
-	t->birth_mode = BPF_CORE_READ(inode, i_mode);
+	not_quiet(); /* until the call has ended */
+	t->birth = (u64)inode;
+	t->birth_ino = inode->i_ino;
+	t->birth_generation = inode->i_generation;
 	return 0;
 }
 
@@ -152,7 +157,7 @@ int BPF_PROG(on_inode_evict, const struct inode *inode)
 	if (!v)
 		return 0;
 	s = bpf_map_lookup_elem(&sandboxes, &v->slot);
-	if (s && v->epoch == s->files_epoch && (v->flags & TOUCHED_BORN) && BPF_CORE_READ(inode, i_nlink) == 0) {
+	if (s && v->epoch == s->files_epoch && (v->flags & TOUCHED_BORN) && inode->i_nlink == 0) {
 		b = files_of(s);
 		if (v->flags & TOUCHED_NAMED)
 			count(b->temporary);
@@ -180,6 +185,7 @@ static __always_inline int aimed_at(struct dentry *entry)
 	facts_given(&f, inode);
 	if (f.magic == MAGIC_OVERLAY)
 		return 0;
+	not_quiet(); /* until the call has ended */
 	t->target = key_from(&f);
 	t->targets++;
 	return 0;

@@ -7,7 +7,8 @@
  * explanations only. Verdicts read the mapped array; no event stream lies on their path.
  *
  *   task_newtask ─▶ a task's record (slot, epoch of birth) in task storage: the filter of all hooks
- *   sys_exit ─────▶ name-space, metadata, data, IPC and foreign calls that succeeded; progress
+ *   sys_exit ─────▶ name-space, metadata, data, IPC and foreign calls that succeeded; progress.
+ *                   Most calls change nothing new: what the processor remembers of the task tells so
  *   sched_switch ─▶ survivors that ran without finishing a system call
  *   writeback_mark_inode_dirty ──▶ content dirtied by any path: write, O_DIRECT, mappings, io_uring
  *   btrfs_inode_* ▶ births and ends of inodes: what was made and is gone again nets to nothing
@@ -69,13 +70,20 @@ int BPF_PROG(on_uring, struct io_kiocb *request)
 	return 0;
 }
 
-SEC("tp_btf/sys_exit")
-int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
+/* Whether, in this epoch, the next call needs the record only when it changes something, or is interrupted. */
+static __always_inline bool is_quiet(struct sandbox *s, struct task *t, u64 epoch)
 {
-	struct task_struct *p = bpf_get_current_task_btf();
+	if (t->apart & APART_DEAD || t->stashed || t->traced || ours(s, t))
+		return false;
+	return t->apart || t->born == epoch || t->ran == epoch;
+}
+
+/* A call that may have changed something, or the first one after another task ran on this processor. */
+static __always_inline int looked_at(struct processor *c, struct task_struct *p, struct pt_regs *regs, long result)
+{
+	u64 nr, epoch, now = generation; /* before the look at the record */
 	struct task *t = task_of(p);
 	struct sandbox *s;
-	u64 nr;
 	u8 kind = K_UNKNOWN;
 
 	if (!t || t->apart & APART_DEAD)
@@ -83,6 +91,7 @@ int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
 	s = sandbox_of(t);
 	if (!s)
 		return 0;
+	belongs_to(c, s->cgroup_id, t->slot);
 	nr = regs->orig_ax;
 	if (task_compat(p))
 		kind = K_UNKNOWN;
@@ -96,10 +105,33 @@ int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
 			progress(s, t, p, regs, result, kind);
 	}
 	if (kind != K_NONE && !ours(s, t))
-		call(s, t, p, regs, nr, kind, result);
+		call(s, t, c, p, regs, nr, kind, result);
 	if (t->birth)
 		t->birth = 0;
 	if (t->targets)
 		t->targets = 0;
+	epoch = s->procs_epoch; /* once: the next mark makes all of this void */
+	c->quiet = is_quiet(s, t, epoch) ? epoch : 0;
+	c->task = (u64)p;
+	c->started = p->start_time;
+	c->generation = now;
 	return 0;
+}
+
+SEC("tp_btf/sys_exit")
+int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
+	struct processor *c;
+	struct sandbox *s;
+
+	if (is_nobodys(p))
+		return 0;
+	c = this_processor();
+	if (!c)
+		return 0;
+	s = quiet_sandbox(c, p);
+	if (s && nothing_new(s, c, p, regs, result))
+		return 0;
+	return looked_at(c, p, regs, result);
 }

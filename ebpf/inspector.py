@@ -14,6 +14,8 @@ Owns: the loaded kernel half (inspector.bpf.c) and its maps. Does not own: what 
 or when to mark. The caller marks the file half before it snapshots the tree (an effect in between is counted once
 more), the process half while the sandbox is frozen for its dump, and taints the half whose capture failed.
 
+The hooks are attached while at least one sandbox is watched: a host without any pays nothing.
+
 Guarantee: an effect is in the counts, or the Effects say `overflow` or `unknown`. No iteration, no event stream and
 no system call lies on the path of a verdict; explanations may be lost, and are counted when they are.
 
@@ -115,10 +117,9 @@ class Inspector:
                 f"not {ctypes.sizeof(layout.Sandbox)})",
                 remedy="run `make native` again",
             )
-        for program in loaded.programs:
-            if program not in _ITERATORS:
-                loaded.attach(program)
         inspector = cls(loaded, sizes, missing, found, {name: loaded.attach_iterator(name) for name in _ITERATORS})
+        inspector._attach()  # a kernel that refuses says so now
+        inspector._detach()
         inspector._sweep()  # notes how deep in pid namespaces we are
         return inspector
 
@@ -155,6 +156,8 @@ class Inspector:
                 raise Unsupported(
                     f"{self._sizes.sandboxes} sandboxes are watched already", remedy="raise Sizes.sandboxes"
                 )
+            if not self._slots:
+                self._attach()  # before there is anything that they could miss
             state = self._table[slot]
             files_epoch, procs_epoch = state.files_epoch + 1, state.procs_epoch + 1
             ctypes.memset(ctypes.addressof(state), 0, ctypes.sizeof(state))
@@ -179,6 +182,8 @@ class Inspector:
             if slot is not None:
                 libbpf.delete(self._slots_fd, cgroup_id)
                 self._table[slot].cgroup_id = 0
+                if not self._slots:
+                    self._detach()
 
     def watched(self) -> list[int]:
         """The cgroups that are watched."""
@@ -336,6 +341,16 @@ class Inspector:
         if not procs.memory or procs.tmpfs or procs.mounts or before is None:
             return ipc, False
         return ipc, memory.listing(state.init_pid) == before
+
+    def _attach(self) -> None:
+        for program in self._object.programs:
+            if program not in _ITERATORS:
+                self._object.attach(program)
+
+    def _detach(self) -> None:
+        for program in self._object.programs:
+            if program not in _ITERATORS:
+                self._object.detach(program)
 
     def _sweep(self) -> None:
         libbpf.run_iterator(self._iterators["sweep"])

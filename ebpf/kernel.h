@@ -3,6 +3,27 @@
 #ifndef PAGURUS_KERNEL_H
 #define PAGURUS_KERNEL_H
 
+/*
+ * a35b9af4ec2c (6.2) added bpf_rdonly_cast: a load through it is one instruction, where bpf_probe_read_kernel is a call
+ * of several functions. Only for structures of vmlinux: their numbers in a module's BTF mean something else.
+ */
+extern void *bpf_rdonly_cast(const void *object, __u32 type) __ksym __weak;
+
+#define AS(type, pointer) ((type *)bpf_rdonly_cast(pointer, bpf_core_type_id_kernel(type)))
+#define LOAD(type, pointer, field)                                                                        \
+	(&bpf_rdonly_cast ? AS(type, pointer)->field : BPF_CORE_READ((type *)(pointer), field))
+
+/* The pointer that lies at an address. */
+static __always_inline void *pointer_at(const void *address)
+{
+	void *found = NULL;
+
+	if (&bpf_rdonly_cast)
+		return AS(struct hlist_head, address)->first;
+	bpf_probe_read_kernel(&found, sizeof(found), address);
+	return found;
+}
+
 /* 7f203bc89eb6 (6.1) replaced cgroup.ancestor_ids by pointers. */
 struct cgroup___ids {
 	u64 ancestor_ids[0];
@@ -113,14 +134,14 @@ static __always_inline void facts_given(struct facts *f, const struct inode *ino
 
 static __always_inline void facts_found(struct facts *f, const struct inode *inode)
 {
-	struct super_block *sb = BPF_CORE_READ(inode, i_sb);
+	struct super_block *sb = LOAD(struct inode, inode, i_sb);
 
 	f->inode = (u64)inode;
-	f->ino = BPF_CORE_READ(inode, i_ino);
-	f->generation = BPF_CORE_READ(inode, i_generation);
-	f->mode = BPF_CORE_READ(inode, i_mode);
-	f->magic = BPF_CORE_READ(sb, s_magic);
-	f->flags = BPF_CORE_READ(sb, s_flags);
+	f->ino = LOAD(struct inode, inode, i_ino);
+	f->generation = LOAD(struct inode, inode, i_generation);
+	f->mode = LOAD(struct inode, inode, i_mode);
+	f->magic = LOAD(struct super_block, sb, s_magic);
+	f->flags = LOAD(struct super_block, sb, s_flags);
 }
 
 /* Where an inode's metadata live. */
@@ -228,16 +249,22 @@ static __always_inline bool uring_writes(u8 opcode)
  * The inode that really holds the bytes: of an overlay, the one in the upper layer. NULL while a file has
  * not been copied up, or when the overlay's types are unknown: then nothing is netted, which is safe.
  */
-static __always_inline struct inode *real_inode(const struct facts *f)
+static __always_inline struct inode *real_of(struct inode *inode, u64 magic)
 {
-	if (f->magic != MAGIC_OVERLAY)
-		return (void *)f->inode;
+	if (magic != MAGIC_OVERLAY)
+		return inode;
 	if (bpf_core_type_exists(struct ovl_inode)) {
-		struct ovl_inode *ovl = (void *)f->inode - bpf_core_field_offset(struct ovl_inode, vfs_inode);
+		void *ovl = (void *)inode - bpf_core_field_offset(struct ovl_inode, vfs_inode);
+		void *upper = pointer_at(ovl + bpf_core_field_offset(struct ovl_inode, __upperdentry));
 
-		return BPF_CORE_READ(ovl, __upperdentry, d_inode);
+		return upper ? LOAD(struct dentry, upper, d_inode) : NULL;
 	}
 	return NULL;
+}
+
+static __always_inline struct inode *real_inode(const struct facts *f)
+{
+	return real_of((void *)f->inode, f->magic);
 }
 
 /* A task that the kernel runs on behalf of a program: workers of io_uring. Created without an event. */

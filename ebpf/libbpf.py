@@ -41,6 +41,8 @@ def _open() -> ctypes.CDLL:
         ("bpf_object__next_program", c_void_p, [c_void_p, c_void_p]),
         ("bpf_program__name", c_char_p, [c_void_p]),
         ("bpf_program__set_autoload", c_int, [c_void_p, ctypes.c_bool]),
+        ("bpf_program__set_expected_attach_type", c_int, [c_void_p, c_uint32]),
+        ("bpf_program__set_attach_target", c_int, [c_void_p, c_int, c_char_p]),
         ("bpf_program__attach", c_void_p, [c_void_p]),
         ("bpf_program__attach_iter", c_void_p, [c_void_p, c_void_p]),
         ("bpf_link__fd", c_int, [c_void_p]),
@@ -55,6 +57,8 @@ def _open() -> ctypes.CDLL:
         ("btf__load_vmlinux_btf", c_void_p, []),
         ("btf__free", None, [c_void_p]),
         ("btf__find_by_name_kind", ctypes.c_int32, [c_void_p, c_char_p, c_uint32]),
+        ("btf__type_by_id", c_void_p, [c_void_p, c_uint32]),
+        ("btf__name_by_offset", c_char_p, [c_void_p, c_uint32]),
         ("ring_buffer__new", c_void_p, [c_int, RING_CALLBACK, c_void_p, c_void_p]),
         ("ring_buffer__consume", c_int, [c_void_p]),
         ("ring_buffer__free", None, [c_void_p]),
@@ -117,6 +121,12 @@ class Object:
     def leave_out(self, program: str) -> None:
         check(self._lib.bpf_program__set_autoload(self.programs.pop(program), False), f"leave out {program}")
 
+    def aim(self, program: str, attach_type: int, target: str) -> None:
+        """Before the load: attach to another target, of this type."""
+        found = self.programs[program]
+        check(self._lib.bpf_program__set_expected_attach_type(found, attach_type), f"aim {program}")
+        check(self._lib.bpf_program__set_attach_target(found, 0, target.encode()), f"aim {program} at {target}")
+
     def load(self) -> None:
         check(self._lib.bpf_object__load(self._object), f"load {self.path}")
 
@@ -129,7 +139,15 @@ class Object:
         return self._lib.bpf_map__max_entries(found), self._lib.bpf_map__value_size(found)
 
     def attach(self, program: str) -> None:
+        """Nothing happens when it is attached already."""
+        if program in self._links:
+            return
         self._links[program] = check(self._lib.bpf_program__attach(self.programs[program]), f"attach {program}")
+
+    def detach(self, program: str) -> None:
+        """Undo :meth:`attach`. Nothing happens when it is not attached."""
+        if (link := self._links.pop(program, None)) is not None:
+            self._lib.bpf_link__destroy(link)
 
     def attach_iterator(self, program: str) -> int:
         """Attach; returns the link's descriptor for :func:`run_iterator`."""

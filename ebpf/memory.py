@@ -46,7 +46,7 @@ def listing(init_pid: int) -> Listing | None:
         if len(mounts) > MOUNTS_MOST:
             return None
         root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
+    except OSError:  # pid 1 ended meanwhile
         return None
     try:
         for number, device, point in mounts:
@@ -125,7 +125,7 @@ def _content(directory: int, name: str, budget: list[int]) -> tuple[object, ...]
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOATIME, dir_fd=directory)
     try:
         flags = array.array("l", [0])
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a file system without flags
             fcntl.ioctl(file, _GETFLAGS, flags)
         digest = hashlib.blake2b(digest_size=16)
         while part := os.read(file, 1 << 16):

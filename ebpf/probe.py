@@ -12,20 +12,25 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 
-from ebpf import libbpf
+from ebpf import btf, libbpf
 
 BTF = Path("/sys/kernel/btf/vmlinux")
-_TYPEDEF = 8  # BTF_KIND_TYPEDEF
 
 # Programs that may be absent: the tracepoint they need, and what that means.
-_OPTIONAL = {
+OPTIONAL = {
     "on_inode_new": ("btrfs_inode_new", "no btrfs: files made and removed in one turn count as changes"),
     "on_inode_evict": ("btrfs_inode_evict", "no btrfs: files made and removed in one turn count as changes"),
     "on_uring": ("io_uring_submit_req", "no io_uring tracepoint: sandboxes must deny io_uring (they do)"),
 }
 
 # The fentry tier has these besides. They make verdicts more exact; nothing is missed without them.
-_FENTRY = ("on_setattr", "on_setxattr", "on_removexattr")
+# Their functions got the first argument with idmapped mounts; where they lack it, the second is another thing.
+FENTRY = {
+    "on_setattr": "security_inode_setattr",
+    "on_setxattr": "security_inode_setxattr",
+    "on_removexattr": "security_inode_removexattr",
+}
+_ARGUMENTS = ("struct mnt_idmap *", "struct dentry *")
 _WITHOUT_FENTRY = "attributes set by path on a file that is gone again count until the trees are compared"
 
 TIERS = ("tracepoint", "fentry")  # best last
@@ -33,26 +38,23 @@ TIERS = ("tracepoint", "fentry")  # best last
 
 def kernel_has(tracepoint: str) -> bool:
     """True when the kernel itself, not a module, has the tracepoint."""
-    lib = libbpf.library()
-    btf = lib.btf__load_vmlinux_btf()
-    if not btf:
-        return False
-    try:
-        return lib.btf__find_by_name_kind(btf, f"btf_trace_{tracepoint}".encode(), _TYPEDEF) > 0
-    finally:
-        lib.btf__free(btf)
+    return btf.of_tracepoint(tracepoint) is not None
 
 
 def why_not_fentry(path: Path) -> str:
     """Why the programs of the fentry tier do not run here; "" when they do. Loads and attaches them alone."""
+    for function in FENTRY.values():
+        given = btf.of_function(function)
+        if given is None or given[: len(_ARGUMENTS)] != _ARGUMENTS:
+            return f"{function} takes other arguments here" if given else f"there is no {function}"
     candidate, doing = libbpf.Object(path), "load"
     try:
         for program in list(candidate.programs):
-            if program not in _FENTRY:
+            if program not in FENTRY:
                 candidate.leave_out(program)
         candidate.load()
         doing = "attach"
-        for program in _FENTRY:
+        for program in FENTRY:
             candidate.attach(program)
     except OSError as error:
         return f"{doing}: {os.strerror(error.errno) if error.errno else error}"
@@ -77,12 +79,12 @@ def load_best(
         raise OSError(errno.EPERM, f"this kernel does not take the fentry tier: {reason}")
     candidate = libbpf.Object(path)
     try:
-        for program, (tracepoint, loss) in _OPTIONAL.items():
+        for program, (tracepoint, loss) in OPTIONAL.items():
             if not kernel_has(tracepoint):
                 candidate.leave_out(program)
                 missing[program] = loss
         if reason:
-            for program in _FENTRY:
+            for program in FENTRY:
                 candidate.leave_out(program)
             if tier is None:
                 missing["fentry"] = f"no fentry tier ({reason}): {_WITHOUT_FENTRY}"

@@ -41,12 +41,36 @@ struct task {
 	u64 ran;
 	u64 at_nr, at_ip, at_sp;	/* the interrupted system call it sits in */
 	u64 birth, birth_ino;		/* inode made by the system call that is running */
-	u32 birth_generation, birth_mode;
+	u32 birth_generation;
 	u64 targets;			/* inodes whose attributes it changed: known where fentry programs load */
 	struct inode_key target;	/* the last of them */
+};
+
+/*
+ * What a processor remembers of the task whose call it saw last: most calls need no more, and no look at its record.
+ * What makes a running task another one's, or nobody's, raises `generation`. Programs on tracepoints are not preempted.
+ */
+struct processor {
+	u64 quiet;	/* epoch of the process half in which a call that changes nothing needs no look; or 0 */
+	u64 task;	/* with the time of its start: nobody else */
+	u64 started;
+	u64 generation;
+	u64 cgroup_id;	/* the sandbox that `quiet` and the inodes are about */
+	u32 slot;
+	u32 pad;
 	struct seen dirtied;	/* last inode dirtied */
 	struct seen written;	/* last inode written through a descriptor: of an overlay, not the real one */
+	struct seen shaped;	/* last inode whose metadata were changed through a descriptor; the real one */
 };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct processor);
+} processors SEC(".maps");
+
+volatile u64 generation = 1;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
@@ -147,6 +171,51 @@ static __always_inline struct task *task_of(struct task_struct *p)
 	return p->bpf_storage ? bpf_task_storage_get(&tasks, p, NULL, 0) : NULL;
 }
 
+static __always_inline struct processor *this_processor(void)
+{
+	u32 first = 0;
+
+	return bpf_map_lookup_elem(&processors, &first);
+}
+
+/* What it has seen is of this sandbox from now on. */
+static __always_inline void belongs_to(struct processor *c, u64 cgroup_id, u32 slot)
+{
+	if (c->cgroup_id == cgroup_id && c->slot == slot)
+		return;
+	c->quiet = 0;
+	c->cgroup_id = cgroup_id;
+	c->slot = slot;
+	c->dirtied.inode = c->written.inode = c->shaped.inode = 0;
+}
+
+/* The sandbox of the running task, when nothing about its record needs a look. */
+static __always_inline struct sandbox *quiet_sandbox(struct processor *c, struct task_struct *p)
+{
+	u32 slot = c->slot;
+	struct sandbox *s;
+
+	if (!c->quiet || c->task != (u64)p || c->started != p->start_time || c->generation != generation)
+		return NULL;
+	s = bpf_map_lookup_elem(&sandboxes, &slot);
+	return s && s->cgroup_id == c->cgroup_id && s->procs_epoch == c->quiet ? s : NULL;
+}
+
+/* The next call on this processor needs the record of its task. */
+static __always_inline void not_quiet(void)
+{
+	struct processor *c = this_processor();
+
+	if (c)
+		c->quiet = 0;
+}
+
+/* Most tasks of a host belong to no sandbox; they have no record, and are no help of one that has. */
+static __always_inline bool is_nobodys(struct task_struct *p)
+{
+	return !p->bpf_storage && !helps_a_program(p);
+}
+
 static __always_inline struct sandbox *sandbox_of(struct task *t)
 {
 	u32 slot = t->slot;
@@ -200,8 +269,6 @@ static __always_inline void explain(struct sandbox *s, struct task *t, u64 *expl
 	struct task_struct *p = bpf_get_current_task_btf();
 	struct explanation *e;
 
-	if (*explained >= EXPLAINED_AT_MOST)
-		return;
 	count(*explained);
 	e = bpf_ringbuf_reserve(&explanations, sizeof(*e), 0);
 	if (!e) {
@@ -222,8 +289,13 @@ static __always_inline void explain(struct sandbox *s, struct task *t, u64 *expl
 	bpf_ringbuf_submit(e, BPF_RB_NO_WAKEUP);
 }
 
-#define explain_file(what, entry, name) explain(s, t, &files_of(s)->explained, what, entry, name)
-#define explain_proc(what, entry, name) explain(s, t, &procs_of(s)->explained, what, entry, name)
+/* The entry is looked for only where it will be told. */
+#define explain_in(bucket, what, entry, name) do {                                                        \
+	if ((bucket)->explained < EXPLAINED_AT_MOST)                                                      \
+		explain(s, t, &(bucket)->explained, what, entry, name);                                   \
+} while (0)
+#define explain_file(what, entry, name) explain_in(files_of(s), what, entry, name)
+#define explain_proc(what, entry, name) explain_in(procs_of(s), what, entry, name)
 
 /* Made progress since the mark. Born since the mark counts as fresh already. */
 static __always_inline void ran(struct sandbox *s, struct task *t)

@@ -96,7 +96,7 @@ static __always_inline struct task *adopt(struct task_struct *p, u32 slot, bool 
 	t->born = s->procs_epoch;
 	t->ran = t->on = 0;
 	t->traced = t->stashed = false;
-	t->birth = t->targets = t->dirtied.inode = t->written.inode = 0;
+	t->birth = t->targets = 0;
 	if (apart == APART_INIT)
 		s->ipc_before = IPC_UNKNOWN; /* a new init, a new namespace */
 	if (!apart) {
@@ -255,6 +255,7 @@ int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct 
 		s = sandbox_of(t);
 		if (s) {
 			release(s, t);
+			count(generation);
 			count(s->untracked);
 		}
 	}
@@ -267,6 +268,7 @@ int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct 
 	if (threadgroup && BPF_CORE_READ(p, signal, nr_threads) > 1)
 		count(s->untracked);
 	adopt(p, *found, false, 0);
+	count(generation);
 	return 0;
 }
 
@@ -282,8 +284,10 @@ int sweep(struct bpf_iter__task *ctx)
 	own = bpf_map_lookup_elem(&sandboxes, &host);
 	if (!own)
 		return 0;
-	if (ctx->meta->seq_num == 0)
+	if (ctx->meta->seq_num == 0) {
 		own->init_level = BPF_CORE_READ(bpf_get_current_task_btf(), thread_pid, level) + 1;
+		count(generation); /* the hooks may have been attached just now, and have missed a lot */
+	}
 	if (!p || BPF_CORE_READ(p, exit_state))
 		return 0;
 	found = slot_of_cgroup(BPF_CORE_READ(p, cgroups, dfl_cgrp));
@@ -295,6 +299,7 @@ int sweep(struct bpf_iter__task *ctx)
 	t = task_of(p);
 	if (!t || t->apart & APART_DEAD || t->slot != *found || t->cgroup_id != s->cgroup_id)
 		t = adopt(p, *found, false, 0);
+	count(generation);
 	if (t && own->wanted_pid && own->wanted_slot == *found &&
 	    number_at(group_pid(p), own->init_level - 1) == own->wanted_pid)
 		exclude(s, t, own->wanted_how);

@@ -6,9 +6,14 @@ field, and the oracle's facts are taken away, and each time the torture must say
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import os
 import shutil
+import signal
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,13 +23,14 @@ from container_support import pool  # noqa: F401 - a fixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import _oracle, _overhead
+from bench import _leftovers, _oracle, _overhead
 from bench import inspector as bench
 from bench._torture import Arena, Case, Tally, build, calls, matrix, programs
 from bench._torture_cases import ACTORS, GROUP, PLACES, Call
 from daemon.judge import Judgement
 from ebpf.inspector import Inspector
 from sandbox import paths
+from sandbox.cgroup import PARENT, hierarchy
 from sandbox.messages import Effects, Verdict
 from sandbox.pool import Pool
 
@@ -218,6 +224,55 @@ def test_only_repeats_a_case_alone(
     assert result["cases"] == 1
     assert result["verdicts"].keys() <= {"processes", "both"}
     assert "differs: ['tmpfs /tmpfs/fresh']" in printed.err
+
+
+DIES = """
+import argparse, asyncio, os, signal
+from bench import _leftovers, inspector as bench
+from sandbox.pool import Pool
+
+async def main():
+    pool = Pool().ensure()
+    with _leftovers.run(pool) as place:
+        made = bench.Bench(argparse.Namespace(quick=True, json=False), place, pool)
+        with bench.load() as inspector, made.arena(inspector) as arena:
+            async with arena.sandbox() as container:
+                await arena.do(container, "start_survivor")
+                await arena.do(container, "create", way="setns")
+                arena.mark(container)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def named(parent: Path, pattern: str) -> list[Path]:
+    return list(parent.glob(pattern))
+
+
+async def test_what_a_killed_run_left_is_removed_by_the_next(
+    pool: Pool,  # noqa: F811
+    inspector: Inspector,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PAGURUS_STATE": str(pool.state)}
+    dead = await asyncio.create_subprocess_exec(sys.executable, "-c", DIES, env=environment)
+    assert await dead.wait() == -signal.SIGKILL
+    (folder,) = named(tmp_path, "pagurus-inspector-*")
+    tag = folder.name.removeprefix("pagurus-inspector-")
+    parents = (hierarchy().unified / PARENT, pool.sandboxes, pool.checkpoints)
+    assert all(named(parent, f"{tag}-*") for parent in parents)
+    (group,) = named(parents[0], f"{tag}-*")
+    assert len(_oracle.processes_below(group)) == 2
+    with _leftovers.run(pool) as alive:
+        (alive.folder / "kept").touch()
+        assert await _leftovers.remove() == [tag]
+        assert (alive.folder / "kept").exists()
+    assert not any(named(parent, f"{tag}-*") for parent in parents)
+    assert named(tmp_path, "pagurus-inspector-*") == []
+    assert await _leftovers.remove() == []
 
 
 @settings(max_examples=10)

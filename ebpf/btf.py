@@ -1,0 +1,79 @@
+"""The kernel's own types: what a hook is given, by name.
+
+Owns: reading argument types from BTF. Does not own: which hooks are wanted (ebpf/probe.py).
+Guarantee: a function or tracepoint that the running kernel lacks is None; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ebpf import libbpf
+
+_PTR, _STRUCT, _UNION, _ENUM, _TYPEDEF, _FUNC, _PROTO = 2, 4, 5, 6, 8, 12, 13
+_QUALIFIERS = {9, 10, 11, 18}  # volatile, const, restrict, type tags
+
+
+class _Type(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_uint32), ("info", ctypes.c_uint32), ("type", ctypes.c_uint32))
+
+    @property
+    def kind(self) -> int:
+        return int(self.info >> 24 & 0x1F)
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_uint32), ("type", ctypes.c_uint32))
+
+
+@contextmanager
+def _kernel() -> Iterator[int]:
+    lib = libbpf.library()
+    btf = libbpf.check(lib.btf__load_vmlinux_btf(), "read the kernel's types")
+    try:
+        yield btf
+    finally:
+        lib.btf__free(btf)
+
+
+@functools.cache
+def of_tracepoint(name: str) -> tuple[str, ...] | None:
+    """Types of the arguments of a tracepoint. Example: ``of_tracepoint("sys_exit")[0] == "struct pt_regs *"``."""
+    found = _arguments(f"btf_trace_{name}", _TYPEDEF)
+    return None if found is None else found[1:]  # the first one is the kernel's own
+
+
+@functools.cache
+def of_function(name: str) -> tuple[str, ...] | None:
+    """Types of the arguments of a function that is no inline one."""
+    return _arguments(name, _FUNC)
+
+
+def _arguments(name: str, kind: int) -> tuple[str, ...] | None:
+    lib = libbpf.library()
+    with _kernel() as btf:
+        number = lib.btf__find_by_name_kind(btf, name.encode(), kind)
+        if number < 0:
+            return None
+        while (found := _Type.from_address(lib.btf__type_by_id(btf, number))).kind != _PROTO:
+            number = found.type
+        first = ctypes.addressof(found) + ctypes.sizeof(_Type)
+        given = (_Argument * (found.info & 0xFFFF)).from_address(first)
+        return tuple(_name(btf, each.type) for each in given)
+
+
+def _name(btf: int, number: int) -> str:
+    """As C writes it, without qualifiers. Example: ``struct dentry *``."""
+    lib = libbpf.library()
+    if number == 0:
+        return "void"
+    found = _Type.from_address(lib.btf__type_by_id(btf, number))
+    if found.kind in _QUALIFIERS:
+        return _name(btf, found.type)
+    if found.kind == _PTR:
+        return f"{_name(btf, found.type)} *".replace("* *", "**")
+    prefix = {_STRUCT: "struct ", _UNION: "union ", _ENUM: "enum "}.get(found.kind, "")
+    return prefix + str(lib.btf__name_by_offset(btf, found.name).decode())
