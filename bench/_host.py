@@ -1,6 +1,7 @@
 """A daemon of a bench's own: its state, its pool, its socket, gone at the end; and what is left when it is gone.
 
-Owns: starting, killing, measuring and cleaning up one daemon process. Does not own: any load on it.
+Owns: starting, killing, measuring and cleaning up one daemon process. Does not own: any load on it. The tests start
+theirs by the same :func:`launch`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from daemon.network.networks import Networks
@@ -23,6 +25,38 @@ from sandbox.pool import Pool
 
 IMAGE = "bench"
 READY = 120.0  # seconds
+
+
+def launch(
+    state: Path,
+    run: Path,
+    log: Path,
+    *options: str,
+    module: str = "daemon",
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """A daemon over these directories, as soon as it serves. Blocks; one that does not serve is killed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gate:
+        gate.bind(f"\0pagurus-launch-{secrets.token_hex(8)}")
+        gate.settimeout(0.2)
+        known = {
+            **os.environ,
+            **(environment or {}),
+            "PAGURUS_STATE": str(state),
+            "PAGURUS_RUN": str(run),
+            "NOTIFY_SOCKET": "@" + gate.getsockname()[1:].decode(),
+        }
+        with log.open("ab") as said:
+            program = [sys.executable, "-m", module, *options]
+            process = subprocess.Popen(program, env=known, stdout=said, stderr=said)
+        deadline = time.monotonic() + READY
+        while process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                if gate.recv(64) == b"READY=1":
+                    return process
+    process.kill()
+    process.wait()
+    raise RuntimeError(f"the daemon does not start:\n{log.read_text(errors='replace')[-3000:]}")
 
 
 class BenchHost:
@@ -43,26 +77,10 @@ class BenchHost:
     def start(self, *options: str) -> float:
         """Start it; returns the seconds until it served. Blocks."""
         began = time.monotonic()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gate:
-            gate.bind(f"\0pagurus-bench-{secrets.token_hex(8)}")
-            gate.settimeout(0.2)
-            environment = {
-                **os.environ,
-                **self.environment,
-                "PAGURUS_STATE": str(self.state),
-                "PAGURUS_RUN": str(self.run),
-                "NOTIFY_SOCKET": "@" + gate.getsockname()[1:].decode(),
-            }
-            with self.log.open("ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", self.module, *options], env=environment, stdout=log, stderr=log
-                )
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    if gate.recv(64) == b"READY=1":
-                        return time.monotonic() - began
-                if self.process.poll() is not None or time.monotonic() - began > READY:
-                    raise RuntimeError(f"the daemon does not start:\n{self.log.read_text()[-3000:]}")
+        self.process = launch(
+            self.state, self.run, self.log, *options, module=self.module, environment=self.environment
+        )
+        return time.monotonic() - began
 
     def client(self) -> Client:
         return Client(self.socket, patience=60.0)

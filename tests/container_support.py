@@ -5,16 +5,20 @@ The image is the base image of ``make setup`` (or the directory that PAGURUS_TES
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from sandbox import btrfs, paths
+from sandbox import btrfs, cgroup, paths
+from sandbox.cgroup import Hierarchy, hierarchy
 from sandbox.container import Container, ContainerSpec
 from sandbox.messages import Limits
 from sandbox.pool import Pool
@@ -30,8 +34,9 @@ def base_image() -> Path:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A pool for all tests of a module. What one module leaves over is nothing to the next."""
     if os.geteuid() != 0:
         pytest.skip("sandboxes need root")
     if not paths.shim().exists():
@@ -107,3 +112,47 @@ async def shell(container: Container, script: str, **options: object) -> str:
     done = await container.exec(["/bin/sh", "-c", script], **options)  # type: ignore[arg-type]
     assert done.exit_code == 0, (done.exit_code, done.stdout, done.stderr)
     return done.stdout.decode()
+
+
+async def settled(container: Container, wanted: set[int | None]) -> set[int | None]:
+    """Its processes, once they are `wanted`: a killed one takes a moment to die, and pid 1 to reap it."""
+    deadline = time.monotonic() + 240
+    while True:
+        seen: set[int | None] = {pid for pid in container.tasks() if not zombie(pid)}
+        if seen == wanted or time.monotonic() > deadline:
+            return seen
+        await asyncio.sleep(0.01)
+
+
+def zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def traces(name: str, run_dir: Path) -> list[str]:
+    """Whatever a sandbox could leave behind on the host."""
+    host = hierarchy()
+    found = [str(m / "pagurus" / name) for m in (host.unified, *host.v1.values()) if (m / "pagurus" / name).exists()]
+    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and not zombie(int(entry.name)):
+            with contextlib.suppress(OSError):
+                if name in Path(entry.path, "cgroup").read_text() or name in Path(entry.path, "mountinfo").read_text():
+                    found.append(entry.path)
+    return found + ([str(run_dir)] if run_dir.exists() else [])
+
+
+@pytest.fixture(params=["as it is", "pure v2"])
+def either_hierarchy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The host's hierarchy, and the same host seen as pure v2 (its controllers, here in v1, then do nothing)."""
+    if request.param == "pure v2" and not hierarchy().pure:
+        pure = Hierarchy(hierarchy().unified)
+        monkeypatch.setattr(cgroup, "hierarchy", lambda: pure)
+        monkeypatch.setattr(cgroup, "V2_CONTROLLERS", ())
+        monkeypatch.setattr(cgroup.Cgroup, "apply", lambda self, limits: None)
+        monkeypatch.setattr(cgroup.Cgroup, "oom_kills", lambda self: 0)
+        cgroup.prepare_host.cache_clear()
+    yield request.param
+    cgroup.prepare_host.cache_clear()

@@ -6,20 +6,30 @@ Owns: starting, killing and cleaning up. Not a test module. Needs root, btrfs, B
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import os
+import random
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
-import sys
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
+from bench._host import launch
 from sandbox import Client, paths
 from sandbox.pool import Pool
 
 IMAGE = "debian"
+#: Shell: until a `sleep` that was put into the background has come to rest: what it does from then on is nothing.
+ASLEEP = "until grep -q '(sleep) S' /proc/[0-9]*/stat 2>/dev/null; do :; done"
+PATIENCE = 240.0  # seconds; for what happens by itself, on a machine that may be very busy
+T = TypeVar("T")
 
 
 def image_tree() -> Path:
@@ -59,26 +69,11 @@ class Daemon:
         (self.state / "images" / IMAGE).symlink_to(image_tree())
 
     def start(self, *options: str) -> Daemon:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gate:
-            gate.bind(f"\0pagurus-test-{os.getpid()}-{id(self)}")
-            gate.settimeout(60)
-            environment = {
-                **os.environ,
-                "PAGURUS_STATE": str(self.state),
-                "PAGURUS_RUN": str(self.run),
-                "NOTIFY_SOCKET": "@" + gate.getsockname()[1:].decode(),
-            }
-            with self.log.open("ab") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "daemon", *options], env=environment, stdout=log, stderr=log
-                )
-            try:
-                assert gate.recv(64) == b"READY=1"
-            except TimeoutError:
-                raise AssertionError(f"the daemon does not start:\n{self.log.read_text()[-4000:]}") from None
+        assert self.process is None, "it runs already"
+        self.process = launch(self.state, self.run, self.log, *options)
         return self
 
-    def client(self, *, patience: float = 20.0) -> Client:
+    def client(self, *, patience: float = 120.0) -> Client:
         """`patience`: seconds for which it waits for the next daemon; 0 where the test wants to see the failure."""
         return Client(self.socket, patience=patience)
 
@@ -93,7 +88,7 @@ class Daemon:
         """SIGTERM, and its exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(timeout=60)
+        status = self.process.wait(timeout=240)
         self.process = None
         return status
 
@@ -130,3 +125,33 @@ def kill_everything(sandbox: str) -> None:
     for task in tasks_of(sandbox):
         with contextlib.suppress(ProcessLookupError):
             os.kill(task, signal.SIGKILL)
+
+
+def init_of(sandbox: str) -> int:
+    """Host pid of a sandbox's pid 1."""
+    for pid in tasks_of(sandbox):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            if status.partition("NSpid:")[2].partition("\n")[0].split()[1:] == ["1"]:
+                return pid
+    raise AssertionError(f"no pid 1 in {sandbox}")
+
+
+async def until(condition: Callable[[], T | Awaitable[T]], what: str = "", seconds: float = PATIENCE) -> T:
+    """What `condition` (plain or async) returns once that is true. For what nobody tells."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        found: T = await value if inspect.isawaitable(value) else value  # type: ignore[assignment]
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"never: {what or condition}"
+        await asyncio.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port to listen on, below those that the kernel gives to callers: nobody takes it while a daemon is away."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

@@ -6,12 +6,11 @@ and writes what it heard to /heard, a JSON object a line.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sandbox import PagurusError, Sandbox
+from tests.daemon_host import until
 
 AGENT = r"""
 import json, os, sys, time, urllib.error, urllib.request
@@ -56,19 +55,6 @@ async def heard(sandbox: Sandbox) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (await sandbox.files.read("/heard")).splitlines()]
     except PagurusError:
         return []
-
-
-async def until(condition: Callable[[], Any | Awaitable[Any]], what: str, seconds: float = 240.0) -> Any:
-    """What `condition` returns once that is true."""
-    async with asyncio.timeout(seconds):
-        while True:
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return value
-            await asyncio.sleep(0.02)
-    raise AssertionError(f"never: {what}")
 
 
 async def done(sandbox: Sandbox, seconds: float = 240.0) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ class Upstream:
         self.status = 200
         self.gate = asyncio.Event()  # answers wait for it
         self.gate.set()
+        self.holds = 0  # from the request of this number on the gate is closed; 0: it is left alone
         self.asked_once = asyncio.Event()
         self.sent = 0  # bytes of an endless stream
         self._runner: web.AppRunner | None = None
@@ -75,6 +76,8 @@ class Upstream:
         self.asked.append((request.path, body))
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.asked_once.set()
+        if len(self.asked) == self.holds:
+            self.gate.clear()
         await self.gate.wait()
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status, headers={"retry-after": "0"})

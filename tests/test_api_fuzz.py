@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.fuzz import Target, admin, free_port, fuzz
+from bench.fuzz import Target, admin, fuzz
 from sandbox import Client
-from tests.daemon_host import IMAGE, Daemon, missing
+from tests.daemon_host import IMAGE, Daemon, free_port, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 EXAMPLES = 3  # of each operation and kind

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from daemon.idempotency import Answers
 from sandbox import Client, Forbidden, Limits, NotFound, TooMany, Unauthorized, errors
 from sandbox.errors import Invalid, PagurusError
 from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
-from tests.daemon_host import IMAGE, Daemon, missing
+from tests.daemon_host import IMAGE, Daemon, free_port, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 CONNECTIONS = 40
@@ -32,9 +31,7 @@ CONNECTIONS = 40
 
 @pytest.fixture(scope="module")
 def address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture(scope="module")
@@ -184,16 +181,19 @@ async def test_quotas_hold_also_for_what_is_being_made(daemon: Daemon, host: Cli
 
 
 async def test_rate_and_calls_at_once(daemon: Daemon, host: Client, address: str) -> None:
-    slow = await token(host, quota=TokenQuota(requests_per_s=3))
+    slow = await token(host, quota=TokenQuota(requests_per_s=0.05))  # one at once, then one in 20 s
     async with outside(daemon, address, slow.text) as client:
         found = await asyncio.gather(*(client.sandboxes() for _ in range(12)), return_exceptions=True)
         assert 0 < sum(isinstance(each, TooMany) for each in found) < 12
+        assert {type(each) for each in found} == {list, TooMany}
     few = await token(host, quota=TokenQuota(execs=1))
     async with outside(daemon, address, few.text) as client, client.create(IMAGE) as sandbox:
-        running = asyncio.ensure_future(sandbox.exec("sleep 0.5"))
-        await asyncio.sleep(0.2)
+        running = asyncio.ensure_future(sandbox.exec("echo x > /begun; until test -e /enough; do sleep 0.05; done"))
+        beside = await host.get(sandbox.id)  # by somebody without a limit
+        await until(lambda: beside.files.exists("/begun"), "the command runs")
         with pytest.raises(TooMany):
             await sandbox.exec("true")
+        await beside.files.write("/enough", b"")
         assert (await running).exit_code == 0
 
 
@@ -259,12 +259,13 @@ async def test_connections_are_bounded(daemon: Daemon, host: Client) -> None:
         each.close()
         with contextlib.suppress(ConnectionError):
             await each.wait_closed()
-    for _ in range(50):
+
+    async def accepts() -> bool:
         with contextlib.suppress(PagurusError):
-            assert (await host.health())["status"] == "ok"
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError("the daemon does not accept any more")
+            return (await host.health())["status"] == "ok"
+        return False
+
+    await until(accepts, "the daemon accepts again")
 
 
 # --------------------------------------------------------------------------- keys
@@ -305,7 +306,8 @@ async def test_a_key_is_carried_out_once_also_by_the_next_daemon(
     assert (await keyed(raw, "/v1/sandboxes", "make", image=IMAGE))[1]["id"] == made["id"]
     status, body, _ = await keyed(raw, path, "three", command=f"touch /begun; sleep 0.5; {count}")
     assert (status, body["code"]) == (409, "interrupted")
-    await asyncio.sleep(0.6)
+    # The command of the killed daemon ended by itself, once: the first, the second, and this one.
+    await sandbox.exec("until test $(wc -l < /count) -ge 3; do sleep 0.05; done")
     assert (await sandbox.exec("wc -l < /count")).text.strip() == "3"
     await sandbox.remove()
 

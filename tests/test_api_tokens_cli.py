@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_host import Daemon, missing
+from tests.daemon_host import Daemon, free_port, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -27,8 +27,6 @@ def pagurus(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_a_token_is_made_used_and_revoked(tmp_path: Path) -> None:
-    from bench.fuzz import free_port
-
     daemon, port = Daemon(tmp_path / "host"), free_port()
     try:
         daemon.start("--listen", f"127.0.0.1:{port}", "--tls-self-signed")

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from container_support import pool  # noqa: F401 - a fixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +46,7 @@ def tiers() -> list[str | None]:
 
 
 @pytest.fixture(scope="module", params=tiers(), ids=str)
-def inspector(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Inspector]:  # noqa: F811
+def inspector(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Inspector]:
     if not paths.inspector_object().exists():
         pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
     with bench.load(request.param) as loaded:
@@ -55,7 +54,7 @@ def inspector(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Inspector]
 
 
 @pytest.fixture
-async def arena(pool: Pool, image: Path, inspector: Inspector, tmp_path: Path) -> AsyncIterator[Arena]:  # noqa: F811
+async def arena(pool: Pool, image: Path, inspector: Inspector, tmp_path: Path) -> AsyncIterator[Arena]:
     made = Arena(pool, image, tmp_path, inspector)
     try:
         yield made
@@ -210,7 +209,7 @@ def test_names_of_cases_are_unique(image: Path) -> None:
 
 
 def test_only_repeats_a_case_alone(
-    pool: Pool,  # noqa: F811
+    pool: Pool,
     image: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -15,7 +15,7 @@ import pytest
 
 from bench._torture_enter import Enter, compiled
 from sandbox.cgroup import PARENT, hierarchy
-from tests.daemon_host import IMAGE, Daemon, missing, tasks_of
+from tests.daemon_host import IMAGE, Daemon, init_of, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -29,15 +29,6 @@ def enter(tmp_path: Path) -> Iterator[Enter]:
         yield helper
     finally:
         helper.close()
-
-
-def init_of(sandbox: str) -> int:
-    """Host pid of its pid 1."""
-    for pid in tasks_of(sandbox):
-        status = Path(f"/proc/{pid}/status").read_text()
-        if status.partition("NSpid:")[2].partition("\n")[0].split()[1:] == ["1"]:
-            return pid
-    raise AssertionError(f"no pid 1 in {sandbox}")
 
 
 async def test_a_gap_hides_nothing(daemon: Daemon, enter: Enter) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from daemon_host import Daemon
+from tests.daemon_host import ASLEEP, Daemon
 
 HOOK = (
     "mkdir -p /etc/pagurus/fork.d && printf '#!/bin/sh\\necho $PAGURUS_CHECKPOINT $PAGURUS_SEED > /seed\\n'"
     " > /etc/pagurus/fork.d/10-seed && chmod +x /etc/pagurus/fork.d/10-seed"
 )
-SERVICE = "setsid sleep 1000000 > /dev/null 2>&1 &"
+SERVICE = f"setsid sleep 1000000 > /dev/null 2>&1 & {ASLEEP}"
 
 
 async def test_forks_renew_themselves_and_their_origin_does_not(sb: Any) -> None:
@@ -35,7 +35,8 @@ async def test_forks_renew_themselves_and_their_origin_does_not(sb: Any) -> None
 async def test_a_restore_soon_after_a_checkpoint_reads_the_raw_images(daemon: Daemon, sb: Any) -> None:
     await sb.exec(SERVICE)
     last = await sb.checkpoint("kept", wait="durable")  # shares its dump with the turn's, unless the service ran since
-    kept = [path.name for path in (daemon.run / "captures" / ".recent").iterdir()]
+    mine = {info.id for info in await sb.tree()}
+    kept = [path.name for path in (daemon.run / "captures" / ".recent").iterdir() if path.name in mine]
     assert kept
     hidden = []
     for name in kept:  # they are not read

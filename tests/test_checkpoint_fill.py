@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_programs import CHECK, python_program
-from checkpoint_support import Bench, bench, shell
-from container_support import maker, pool
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox import criu, fill, imagefile, paths
 from sandbox.errors import RestoreFailed
 from sandbox.fill import PAGE
-
-__all__ = ["bench", "maker", "pool"]
+from tests.checkpoint_programs import CHECK, python_program
+from tests.checkpoint_support import Bench, shell
 
 # Private, shared by fork, huge-page advised, read-only and punched memory, each with its own content.
 LAYOUT = (

@@ -7,15 +7,12 @@ import stat
 from pathlib import Path
 
 import pytest
-from checkpoint_programs import CHECK, LISTENER
-from checkpoint_support import Bench, bench, shell
-from container_support import maker, pool
 
 from sandbox.container import Container
 from sandbox.errors import RestoreFailed
 from sandbox.identity import HOOKS, machine_id, run_fork_hooks
-
-__all__ = ["bench", "maker", "pool"]
+from tests.checkpoint_programs import CHECK, LISTENER
+from tests.checkpoint_support import Bench, shell
 
 
 async def fork(bench: Bench, source: Container, *, script: str = "true") -> tuple[Container, Container]:

@@ -14,16 +14,13 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
-from checkpoint_programs import ALL, CHECK, TCP, python_program
-from checkpoint_support import Bench, bench, shell
-from container_support import maker, pool
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox import connections
 from sandbox.connections import CLOSE_WAIT, ESTABLISHED, Connection
-
-__all__ = ["bench", "maker", "pool"]
+from tests.checkpoint_programs import ALL, CHECK, TCP, python_program
+from tests.checkpoint_support import Bench, shell
 
 T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
@@ -74,7 +71,7 @@ def outside() -> Iterator[Callable[[Path], socket.socket]]:
 
     def listen(netns: Path) -> socket.socket:
         made.append(inside(netns, lambda: socket.create_server(("127.0.0.1", 7000))))
-        made[-1].settimeout(10)
+        made[-1].settimeout(120)
         return made[-1]
 
     yield listen

@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_programs import CHECK, python_program
-from checkpoint_support import Bench, bench, shell
-from container_support import maker, pool
 
 from sandbox import dump
 from sandbox.container import Container
 from sandbox.dump import REMEDIES
 from sandbox.errors import CheckpointFailed
-
-__all__ = ["bench", "maker", "pool"]
+from tests.checkpoint_programs import CHECK, python_program
+from tests.checkpoint_support import Bench, shell
 
 # Takes a descriptor from the host, and gives everything away that cannot be dumped when it is told to.
 HOLDER = python_program("""

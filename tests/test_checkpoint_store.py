@@ -44,7 +44,7 @@ def image(directory: Path, name: str, pages: list[bytes], **images: bytes) -> Pa
     return made
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
 @given(st.lists(st.integers(0, 300), max_size=3 * SLOTS), st.integers(1, 5))
 def test_what_goes_in_comes_out(store: PageStore, numbers: list[int], times: int) -> None:
     data = b"".join(page(number) for number in numbers) * times

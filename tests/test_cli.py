@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon_host import Daemon, missing
+
+from tests.daemon_host import Daemon, missing
 
 needs_host = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -22,13 +23,9 @@ def pagurus(*arguments: str, host: Daemon | None = None, stdin: bytes = b"") -> 
     return subprocess.run(command, env=environment, input=stdin, capture_output=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path_factory.mktemp("host") / "d")
-    try:
-        yield daemon.start()
-    finally:
-        daemon.clean()
+@pytest.fixture
+def host(daemon: Daemon) -> Daemon:
+    return daemon
 
 
 @pytest.fixture

@@ -85,8 +85,9 @@ async def test_a_share_lets_a_job_start_when_it_is_paid_for() -> None:
     began = engine.now()
     for number in range(3):
         engine.submit(Stage.COMPRESS, sandbox=str(number), deadline=began + 60, work=work, cost=1050.0)
-    assert await engine.drain(timeout=10)
-    assert started[1] - began >= 0.045
+    assert await engine.drain(timeout=240)
+    assert started[1] - began >= 0.045  # the first had a burst of 1000, and overdrew it by 50
+    assert started[2] - began >= 1.095  # the second by 1050 more
     found = engine.statistics()["compress"]
     assert (found["queued"], found["running"], found["started"]) == (0, 0, 3)
-    assert found["wait_ms_p99"] >= found["wait_ms_p50"] >= 45
+    assert found["wait_ms_p99"] >= found["wait_ms_p50"] > 0

@@ -14,6 +14,7 @@ import pytest
 
 from sandbox import Client, archive
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
+from tests.daemon_host import PATIENCE
 
 
 async def test_parts_of_files(sb) -> None:
@@ -242,12 +243,13 @@ async def test_a_watch_tells_what_happens_below_it(sb) -> None:
     while not armed.is_set():  # the watch is open as soon as it has told something
         await sb.exec("touch /w/armed", ends_turn=False)
         await asyncio.sleep(0.05)
-    await sb.exec(
-        "mkdir -p /w/a/b; echo x > /w/a/b/f; mv /w/a/b/f /w/g; rm /w/g; mkdir /w/late; sleep 0.3; echo y > /w/late/z"
-    )
+    await sb.exec("mkdir -p /w/a/b; echo x > /w/a/b/f; mv /w/a/b/f /w/g; rm /w/g; mkdir /w/late")
+    while ("modified", "late/z") not in events:  # a new directory is watched as soon as it was noticed
+        await sb.exec("echo y >> /w/late/z", ends_turn=False)
+        await asyncio.sleep(0.05)
     before = await sb.checkpoint()
     await sb.restore(before)  # the tree that was watched is gone
-    await asyncio.wait_for(watching, 20)
+    await asyncio.wait_for(watching, PATIENCE)
     for wanted in [
         ("created", "a"),
         ("created", "a/b"),

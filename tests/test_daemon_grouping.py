@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict
 from sandbox.messages import Verdict
+from tests.daemon_host import until
 
 
 async def test_several_acts_are_one_turn(sb: Sandbox) -> None:
@@ -35,9 +34,7 @@ async def test_a_client_that_dies_ends_the_turn(host: Client, sb: Sandbox) -> No
     await sb.exec("echo x > /x")
     assert turn._socket is not None
     turn._socket._response.close()  # no farewell
-    async with asyncio.timeout(30):
-        while not await sb.turns():  # noqa: ASYNC110 - the daemon notices that we are gone
-            await asyncio.sleep(0.02)
+    await until(sb.turns, "the daemon notices that we are gone")
     await turn._stack.aclose()
     (ended,) = await sb.turns()
     assert ended.verdict in (Verdict.FILES, Verdict.BOTH)

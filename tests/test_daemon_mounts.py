@@ -13,6 +13,7 @@ from daemon import mounts
 from sandbox import Client, Mount
 from sandbox.errors import Invalid
 from sandbox.messages import Verdict
+from tests.daemon_host import ASLEEP, until
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,8 @@ async def test_mounts_live_through_restores_forks_and_daemons(daemon, host: Clie
     wanted = [Mount.read_only(str(tmp_path / "data"), "/srv/data"), Mount.scratch("/scratch", size="64MiB")]
     async with host.create("debian", mounts=wanted) as sb:
         first = await sb.exec(
-            "cat /srv/data/f; touch /srv/data/x; echo kept > /scratch/k; echo 1 > /state; (sleep 999 >/dev/null 2>&1 &)"
+            "cat /srv/data/f; touch /srv/data/x; echo kept > /scratch/k; echo 1 > /state; "
+            f"(sleep 999 >/dev/null 2>&1 &); {ASLEEP}"
         )
         assert first.text == "of the host\n" and b"Read-only" in first.stderr
         assert first.verdict is Verdict.BOTH
@@ -88,8 +90,5 @@ async def test_mounts_live_through_restores_forks_and_daemons(daemon, host: Clie
         await fork.sandbox.remove()
         left = [path.name for path in (daemon.state / "pool/sandboxes").iterdir()]
         assert [name for name in left if "scratch" in name] == [f"{sb.id}.scratch1"]
-    for _ in range(50):
-        if not any("scratch" in path.name for path in (daemon.state / "pool/sandboxes").iterdir()):
-            break
-        await asyncio.sleep(0.1)
-    assert not any("scratch" in path.name for path in (daemon.state / "pool/sandboxes").iterdir())
+    trees = daemon.state / "pool/sandboxes"
+    await until(lambda: not any("scratch" in path.name for path in trees.iterdir()), "its scratch is gone")

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from daemon_host import image_tree, missing
 
 from bench._blockdev import _RECORD, FATES, FLUSH, SECTOR, WRITE, Disk, available, cuts, events
 from bench._story import EMPTY, NEVER, Ledger, Life, Story, Transaction
 from daemon.catalogue import CheckpointRow
 from sandbox import Verdict
 from sandbox.messages import CheckpointState
+from tests.daemon_host import image_tree, missing
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 

@@ -11,7 +11,7 @@ from sandbox import Client, Sandbox
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NotFound
 from sandbox.messages import ProgramState, Verdict
 from sandbox.sdk.processes import Process, Terminal
-from tests.daemon_host import Daemon
+from tests.daemon_host import PATIENCE, Daemon, until
 
 COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $n $line; done"
 
@@ -19,7 +19,7 @@ COUNTER = "n=0; while read -r line; do n=$((n+1)); echo $n $line; done"
 async def printed(process: Process, wanted: bytes) -> bytes:
     """What its stdout kept, once `wanted` is in it."""
     found = b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         async for chunk in process.stream():
             found += chunk.data if chunk.stream == "stdout" else b""
             if wanted in found:
@@ -119,7 +119,7 @@ async def test_users_by_name_and_number(sb: Sandbox) -> None:
 
 
 async def test_a_deadline_asks_before_it_kills(sb: Sandbox) -> None:
-    done = await sb.exec("trap 'echo tidy; exit 3' TERM; sleep 1000 & wait", timeout=0.5)
+    done = await sb.exec("trap 'echo tidy; exit 3' TERM; sleep 1000 & wait", timeout=2.0)
     assert (done.timed_out, done.exit_code, done.text) == (True, 3, "tidy\n")
 
 
@@ -127,9 +127,13 @@ async def test_metrics(sb: Sandbox) -> None:
     before = await sb.metrics()
     await sb.exec("head -c 3000000 /dev/urandom > /big; i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done")
     await sb.processes.start(["sleep", "1000"])
+
+    async def two_more() -> bool:  # what the command was is reaped by itself
+        return (await sb.metrics()).processes == before.processes + 2
+
+    await until(two_more, "the process and its attendant are counted")
     after = await sb.metrics()
     assert after.cpu_seconds > before.cpu_seconds
-    assert after.processes == before.processes + 2  # it and its attendant
     assert after.disk_bytes is not None and before.disk_bytes is not None
     assert after.disk_bytes >= before.disk_bytes + 3_000_000
     assert after.memory_limit_bytes == 1 << 30 and after.disk_limit_bytes == 4 << 30
@@ -149,7 +153,7 @@ async def test_labels(host: Client, sb: Sandbox) -> None:
 
 async def shows(terminal: Terminal, wanted: bytes) -> bytes:
     found = b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while wanted not in found:
             data = await terminal.read()
             assert data is not None, found
@@ -172,9 +176,11 @@ async def test_a_terminal(sb: Sandbox) -> None:
         async for _ in terminal:
             pass
         assert terminal.exit_code == 5
-    async with asyncio.timeout(30):
-        while len(await sb.turns()) == turns:  # noqa: ASYNC110 - the daemon notices that we have left
-            await asyncio.sleep(0.02)
+
+    async def another() -> bool:
+        return len(await sb.turns()) > turns
+
+    await until(another, "the daemon notices that we have left")
     last = (await sb.turns())[-1]
     assert last.command.startswith("(terminal)") and last.verdict in (Verdict.FILES, Verdict.BOTH)
 

@@ -12,25 +12,21 @@ import subprocess
 import sys
 
 import pytest
-from daemon_host import IMAGE, Daemon, missing
 
 from sandbox import PagurusError, SandboxDead, SandboxState, Verdict
 from sandbox.cgroup import Cgroup
 from sandbox.messages import CheckpointState
 from sandbox.shim import Shim
+from tests.daemon_host import ASLEEP, IMAGE, Daemon, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
-SERVICE = "setsid sleep 1000000 >/dev/null 2>&1 &"
+SERVICE = f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}"
 
 
 @pytest.fixture
-def daemon(tmp_path_factory: pytest.TempPathFactory):
-    daemon = Daemon(tmp_path_factory.mktemp("host"))
-    try:
-        yield daemon.start()
-    finally:
-        daemon.clean()
+def daemon(own: Daemon) -> Daemon:
+    return own
 
 
 async def test_sandboxes_outlive_a_killed_daemon(daemon: Daemon) -> None:
@@ -81,7 +77,7 @@ async def test_a_sandbox_that_a_checkpoint_held_still_goes_on(daemon: Daemon) ->
     await asyncio.to_thread(daemon.start)
     async with daemon.client() as host:
         sandbox = await host.get(sandbox.id)
-        result = await sandbox.exec("echo on", timeout=20)
+        result = await sandbox.exec("echo on", timeout=240)
         assert (result.text, result.timed_out) == ("on\n", False)
         assert (await sandbox.durable(result)).state is CheckpointState.DURABLE
 
@@ -136,7 +132,8 @@ async def test_killed_under_load_nothing_is_lost_and_nothing_left(daemon: Daemon
 
     async with daemon.client(patience=0) as host:
         tasks = [asyncio.ensure_future(work(host, number)) for number in range(4)]
-        await enough.wait()
+        await asyncio.wait({*tasks, ready := asyncio.ensure_future(enough.wait())}, return_when="FIRST_COMPLETED")
+        assert ready.done(), tasks
         daemon.kill()
         await asyncio.gather(*tasks)
     await asyncio.to_thread(daemon.start)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from daemon_host import IMAGE, Daemon, missing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from daemon.retention import Node, new_parents, removable
 from sandbox import Client, Conflict, NotFound
 from sandbox.messages import CheckpointState, Retention
 from sandbox.pages import PAGE, PageStore
+from tests.daemon_host import IMAGE, Daemon, until
 
 STATES = (CheckpointState.DURABLE,) * 6 + (CheckpointState.CAPTURED, CheckpointState.PENDING, CheckpointState.FAILED)
 
@@ -48,7 +48,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Node], dict[str, Retention], set[st
     return nodes, policies, needed
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(histories())
 def test_the_rule_gives_up_nothing_that_is_needed(history: tuple[list[Node], dict[str, Retention], set[str]]) -> None:
     nodes, policies, needed = history
@@ -70,7 +70,7 @@ def test_the_rule_gives_up_nothing_that_is_needed(history: tuple[list[Node], dic
             assert not (policy.labelled and node.label)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(histories())
 def test_the_rule_is_finished_after_once_and_keeps_the_tree_whole(
     history: tuple[list[Node], dict[str, Retention], set[str]],
@@ -181,25 +181,11 @@ def test_no_random_history_loses_a_page_that_a_dump_refers_to(tmp_path: Path, se
 # ------------------------------------------------------------------- a real daemon
 
 
-needs_daemon = pytest.mark.skipif(bool(missing()), reason=missing())
-
-
 @pytest.fixture
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path_factory.mktemp("host"))
-    try:
-        yield daemon.start()
-    finally:
-        daemon.clean()
+def daemon(own: Daemon) -> Daemon:
+    return own
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(30):
-        while not await condition():  # noqa: ASYNC110 - what happens in another process
-            await asyncio.sleep(0.1)
-
-
-@needs_daemon
 async def test_a_policy_thins_the_tree_while_everything_else_goes_on(daemon: Daemon) -> None:
     async with daemon.client() as host:
         sandbox = await host.create(IMAGE, retention=Retention(last=2))
@@ -215,19 +201,17 @@ async def test_a_policy_thins_the_tree_while_everything_else_goes_on(daemon: Dae
         # Kept: what it was created from, the fork's origin, the labelled one, the leaf that was left, the last two.
         kept = {labelled.id, first.id, infos[-1].id, last[-2].id, last[-1].id}
 
-        async def thinned() -> bool:
-            return {info.id for info in await sandbox.tree() if info.label != "created"} == kept
+        async def thinned() -> bool:  # rows go first, content follows
+            left = {info.id for info in await sandbox.tree() if info.label != "created"}
+            return left == kept and {path.name for path in snapshots.iterdir()} <= kept
 
-        await until(thinned)
+        snapshots = daemon.state / "pool" / "checkpoints"
+
+        await until(thinned, "the policy was applied")
         tree = {info.id: info for info in await sandbox.tree()}
         assert tree[last[-2].id].parent == labelled.id  # handed to the nearest ancestor that is left
         with pytest.raises(NotFound):
             await host.checkpoint(infos[1])
-
-        async def collected() -> bool:  # content goes after its row
-            return {path.name for path in (daemon.state / "pool" / "checkpoints").iterdir()} <= kept
-
-        await until(collected)
         for info, text in ((infos[-1], "7\n"), (first, "1\n"), (last[-2], "b2\n")):
             await sandbox.restore(info, verify=True)
             assert await sandbox.files.read("/n") == text.encode()
@@ -242,10 +226,9 @@ async def _nothing_left(daemon: Daemon) -> None:
             (daemon.state / "checkpoints").iterdir()
         )
 
-    await until(empty)
+    await until(empty, "nothing is left")
 
 
-@needs_daemon
 async def test_what_is_removed_by_hand_frees_its_pages_while_the_daemon_runs(daemon: Daemon) -> None:
     async with daemon.client() as host, host.create(IMAGE) as sandbox:
         noise = 'python3 -c \'import os,time; x=os.urandom(8<<20); open("/up","w"); time.sleep(1e6)\' >/dev/null 2>&1'
@@ -254,7 +237,7 @@ async def test_what_is_removed_by_hand_frees_its_pages_while_the_daemon_runs(dae
         )
         with pytest.raises(Conflict, match="stands on it"):
             await host.store.remove(info)
-        await sandbox.exec("pkill python3; rm /up")
+        await sandbox.exec("pkill python3; while pgrep python3; do sleep 0.01; done; rm /up")
         after = await sandbox.checkpoint("after", wait="durable")
         segments = list((daemon.state / "pages").glob("*.segment"))
         before = sum(path.stat().st_blocks for path in segments) * 512
@@ -267,7 +250,6 @@ async def test_what_is_removed_by_hand_frees_its_pages_while_the_daemon_runs(dae
         await sandbox.restore(after, verify=True)
 
 
-@needs_daemon
 @pytest.mark.parametrize("round_", range(2))
 async def test_killed_while_checkpoints_are_removed_nothing_is_torn(daemon: Daemon, round_: int) -> None:
     """kill -9 at random instants of thinning and collecting: every checkpoint that is left is whole."""
@@ -278,7 +260,7 @@ async def test_killed_while_checkpoints_are_removed_nothing_is_torn(daemon: Daem
         await sandbox.durable(started)
     for strike in range(3):
         with contextlib.suppress(Exception):  # the daemon dies in the middle of it
-            async with daemon.client() as host:
+            async with daemon.client(patience=0) as host:
                 await _turns_until_killed(host, sandbox.id, daemon, chance.uniform(2.0, 3.5))
         if daemon.process is not None:
             daemon.kill()

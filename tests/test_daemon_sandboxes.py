@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from daemon_host import IMAGE, Daemon, kill_everything, missing, tasks_of
 
 from sandbox import (
     Client,
@@ -23,31 +22,11 @@ from sandbox import (
     sync,
 )
 from sandbox.messages import CheckpointState
+from tests.daemon_host import ASLEEP, IMAGE, Daemon, kill_everything, missing, tasks_of
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
-SERVICE = "setsid sh -c 'echo $$ > /run/pid; exec sleep 1000000' >/dev/null 2>&1 &"
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory):
-    daemon = Daemon(tmp_path_factory.mktemp("host"))
-    try:
-        yield daemon.start()
-    finally:
-        daemon.clean()
-
-
-@pytest.fixture
-async def host(daemon: Daemon):
-    async with daemon.client() as client:
-        yield client
-
-
-@pytest.fixture
-async def sb(host: Client):
-    async with host.create(IMAGE) as sandbox:
-        yield sandbox
+SERVICE = f"setsid sh -c 'echo $$ > /run/pid; exec sleep 1000000' >/dev/null 2>&1 & {ASLEEP}"
 
 
 # --------------------------------------------------------------------------- commands

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon_host import IMAGE, Daemon, missing
 
 from sandbox import CheckpointFailed, Limits, NoSpace, Verdict, btrfs
 from sandbox.messages import CheckpointState
 from sandbox.pool import RESERVE, Pool
+from tests.daemon_host import IMAGE, Daemon, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -86,7 +86,7 @@ async def test_a_sandbox_that_fills_the_pool_harms_no_checkpoint(tmp_path_factor
             before = await sandbox.durable(await sandbox.exec("echo kept > /kept"))
             flood = await sandbox.exec(
                 "for s in 256M 16M 1M 4K; do while fallocate -l $s /flood.$s.$((n += 1)) 2>/dev/null; do :; done; done",
-                timeout=120,
+                timeout=240,
             )
             assert flood.verdict in (Verdict.FILES, Verdict.BOTH)
             with pytest.raises(CheckpointFailed, match=r"MiB more are needed"):
@@ -105,6 +105,6 @@ async def test_a_sandbox_that_fills_the_pool_harms_no_checkpoint(tmp_path_factor
             (child,) = await host.fork(after, 1)
             assert child.sandbox is not None, child.error
             await child.sandbox.remove()
-            assert pool.usage().free > 512 << 20
+            await until(lambda: pool.usage().free > 512 << 20, "the flooded tree is gone")
     finally:
         daemon.clean()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from daemon_host import IMAGE, Daemon, image_tree, missing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from sandbox.errors import Protocol
 from sandbox.messages import CheckpointInfo, CheckpointState, Verdict
 from sandbox.pages import PAGE
 from sandbox.transfer import Entry, Have, Head, ImageFile, Reader, Tree, Writer, read_have, write_have
+from tests.daemon_host import IMAGE, Daemon, image_tree, missing
 
 HEAD = Head(
     id="c-00112233aabb",

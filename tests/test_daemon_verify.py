@@ -8,33 +8,17 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon_host import IMAGE, Daemon, missing
 
 from sandbox import Client, Sandbox
 from sandbox.messages import CheckpointInfo
+from tests.daemon_host import IMAGE, Daemon, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 HOLDER = 'python3 -c \'import os, time; x = os.urandom(2 << 20); open("/up", "w"); time.sleep(1e6)\' >/dev/null 2>&1'
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path_factory.mktemp("host"))
-    try:
-        yield daemon.start()
-    finally:
-        daemon.clean()
-
-
-@pytest.fixture
-async def host(daemon: Daemon):
-    async with daemon.client() as client:
-        yield client
 
 
 async def stored(daemon: Daemon, sandbox: Sandbox) -> CheckpointInfo:
@@ -42,9 +26,7 @@ async def stored(daemon: Daemon, sandbox: Sandbox) -> CheckpointInfo:
     await sandbox.files.write("/needle", f"{sandbox.id} has a needle in its file " * 300)
     result = await sandbox.exec(f"setsid {HOLDER} & while [ ! -e /up ]; do sleep 0.01; done; rm /up")
     info = await sandbox.durable(result)
-    async with asyncio.timeout(30):
-        while not (daemon.state / "checkpoints" / f"{info.id}.tree").exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until((daemon.state / "checkpoints" / f"{info.id}.tree").exists, "its files are hashed")
     return info
 
 

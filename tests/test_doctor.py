@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from daemon_host import missing
 
 from daemon import doctor
+from tests.daemon_host import missing
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the probes need root")
 

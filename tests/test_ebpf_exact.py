@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,8 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from container_support import pool  # noqa: F401 - a fixture
-from ebpf_support import image_with_probe
 
 from bench._torture import Arena
 from daemon.judge import judge
@@ -21,6 +18,8 @@ from sandbox.container import Container
 from sandbox.errors import NotFound
 from sandbox.messages import Effects, Verdict
 from sandbox.pool import Pool
+from tests.daemon_host import until
+from tests.ebpf_support import image_with_probe
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def inspector(pool: Pool) -> Iterator[Inspector]:  # noqa: F811
+def inspector(pool: Pool) -> Iterator[Inspector]:
     if not paths.inspector_object().exists():
         pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
     with Inspector.load() as loaded:
@@ -37,12 +36,12 @@ def inspector(pool: Pool) -> Iterator[Inspector]:  # noqa: F811
 
 
 @pytest.fixture
-def arena(pool: Pool, image: Path, inspector: Inspector, tmp_path: Path) -> Arena:  # noqa: F811
+def arena(pool: Pool, image: Path, inspector: Inspector, tmp_path: Path) -> Arena:
     return Arena(pool, image, tmp_path, inspector)
 
 
 async def probe(container: Container, word: str, times: int = 1) -> None:
-    done = await container.exec(["/probe", "/work", str(times), word], timeout=30)
+    done = await container.exec(["/probe", "/work", str(times), word], timeout=120)
     assert done.exit_code == 0, (word, done.exit_code, done.stderr)
 
 
@@ -61,11 +60,10 @@ def agent_of(container: Container) -> int | None:
     return None
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that a process of the sandbox does by itself."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - nothing tells us
-            await asyncio.sleep(0.001)
+async def mark(arena: Arena, container: Container) -> None:
+    """A mark once nobody runs: what has yet to begin its wait would count as having run since."""
+    await arena.settle(container)
+    arena.mark(container)
 
 
 @asynccontextmanager
@@ -113,7 +111,7 @@ async def test_twenty_three_of_a_kind_count_twenty_three(arena: Arena) -> None:
             await arena.do(container, "kill_all", "reset")
             await (arena.do if before.startswith("start_") else probe)(container, before)
             if word == "data":
-                done = await container.exec(["/effects", "/work", "count_creates"], timeout=30)
+                done = await container.exec(["/effects", "/work", "count_creates"], timeout=120)
                 assert done.exit_code == 0
                 word = "data"
                 for number in range(23):
@@ -121,7 +119,7 @@ async def test_twenty_three_of_a_kind_count_twenty_three(arena: Arena) -> None:
                         f"/proc/{container.init_pid}/root/work/c{number}",
                         f"/proc/{container.init_pid}/root/work/n{number}",
                     )
-            arena.mark(container)
+            await mark(arena, container)
             effects = await seen(arena, container, word, 23)
             if count(effects) != 23:
                 wrong[word] = count(effects)
@@ -131,7 +129,7 @@ async def test_twenty_three_of_a_kind_count_twenty_three(arena: Arena) -> None:
 @pytest.mark.parametrize("word", ["foreign", "limits"])
 async def test_what_is_done_to_a_child_that_is_gone_is_nothing(arena: Arena, word: str) -> None:
     async with arena.sandbox() as container:
-        arena.mark(container)
+        await mark(arena, container)
         effects = await seen(arena, container, word, 23)
         assert effects.foreign_writes == 0
         assert judge(effects).verdict is Verdict.NONE
@@ -145,7 +143,7 @@ async def test_a_connection_counts_when_somebody_older_may_be_at_its_other_end(
 ) -> None:
     async with arena.sandbox() as container:
         await arena.do(container, "start_server")
-        arena.mark(container)
+        await mark(arena, container)
         effects = await seen(arena, container, word)
         assert effects.survivors == 1
         assert effects.channels == expected, effects
@@ -154,7 +152,7 @@ async def test_a_connection_counts_when_somebody_older_may_be_at_its_other_end(
 
 async def test_truncation_of_a_file_opened_for_reading_is_seen(arena: Arena) -> None:
     async with arena.sandbox() as container:
-        arena.mark(container)
+        await mark(arena, container)
         assert judge(await seen(arena, container, "truncate_read_only")).verdict is Verdict.FILES
 
 
@@ -163,7 +161,7 @@ async def test_truncation_of_a_file_opened_for_reading_is_seen(arena: Arena) -> 
 
 async def test_ipc_objects_made_and_removed_are_nothing(arena: Arena) -> None:
     async with arena.sandbox() as container:
-        arena.mark(container)
+        await mark(arena, container)
         effects = await seen(arena, container, "ipc_gone", 3)
         assert effects.ipc_changes == 0
         assert judge(effects).verdict is Verdict.NONE
@@ -172,9 +170,9 @@ async def test_ipc_objects_made_and_removed_are_nothing(arena: Arena) -> None:
 @pytest.mark.parametrize("word", ["shm_left", "sem_left", "mqueue_left"])
 async def test_an_ipc_object_that_stays_is_something(arena: Arena, word: str) -> None:
     async with arena.sandbox() as container:
-        arena.mark(container)
+        await mark(arena, container)
         assert judge(await seen(arena, container, word)).verdict is Verdict.PROCESSES
-        arena.mark(container)
+        await mark(arena, container)
         assert judge(await seen(arena, container, "nothing")).verdict is Verdict.NONE
         # Something was there before: what was done to it cannot be told from what is gone.
         assert judge(await seen(arena, container, "ipc_gone")).verdict is Verdict.PROCESSES
@@ -183,13 +181,13 @@ async def test_an_ipc_object_that_stays_is_something(arena: Arena, word: str) ->
 async def test_one_object_for_another_is_something(arena: Arena) -> None:
     async with arena.sandbox() as container:
         await probe(container, "ipc_seven")
-        arena.mark(container)
+        await mark(arena, container)
         assert judge(await seen(arena, container, "ipc_swap")).verdict is Verdict.PROCESSES
 
 
 async def test_a_removed_segment_goes_with_the_last_process_that_maps_it(arena: Arena) -> None:
     async with arena.sandbox() as container:
-        arena.mark(container)
+        await mark(arena, container)
         assert judge(await seen(arena, container, "ipc_held")).verdict is Verdict.NONE
 
 
@@ -210,7 +208,7 @@ async def test_beside_an_agent_everything_else_counts(arena: Arena) -> None:
         effects = await seen(arena, container, "quiet")
         assert (effects.survivors, effects.survivors_new) == (1, 1)
         assert judge(effects).verdict.processes
-        arena.mark(container)
+        await mark(arena, container)
         assert judge(await seen(arena, container, "nothing")).verdict is Verdict.NONE
         assert judge(await seen(arena, container, "directory")).verdict is Verdict.FILES
 
@@ -245,7 +243,7 @@ async def test_exclusion_needs_a_watched_sandbox(inspector: Inspector) -> None:
 async def test_the_census_tells_tasks_apart(arena: Arena) -> None:
     async with arena.sandbox() as container:
         await probe(container, "quiet")
-        arena.mark(container)
+        await mark(arena, container)
         await probe(container, "agent")
         tasks = arena.inspector.tasks(container.cgroup.id)
         old = [task for task in tasks if task.name == "probe"]

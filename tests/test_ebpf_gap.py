@@ -6,36 +6,14 @@ both halves of each sandbox that it adopts: the gap gets the safest verdict.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 from sandbox.messages import Verdict
-from tests.daemon_host import IMAGE, Daemon, missing, tasks_of
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon of this test alone: it is killed."""
-    if reason := missing():
-        pytest.skip(reason)
-    daemon = Daemon(tmp_path / "host")
-    try:
-        yield daemon.start()
-    finally:
-        daemon.clean()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - the sandbox has nobody to tell
-            await asyncio.sleep(0.01)
+from tests.daemon_host import IMAGE, Daemon, init_of, tasks_of, until
 
 
 def root_of(sandbox: str) -> Path:
-    return Path(f"/proc/{tasks_of(sandbox)[0]}/root")
+    return Path(f"/proc/{init_of(sandbox)}/root")
 
 
 async def test_a_writer_at_work_in_the_gap_is_captured(own: Daemon) -> None:

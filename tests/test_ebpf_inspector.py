@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from container_support import pool  # noqa: F401 - a fixture
 
 from bench import inspector as bench
 from bench._torture import Arena, Case, Tally, build, cases, operations, programs
@@ -18,6 +17,7 @@ from ebpf import layout, probe
 from ebpf.inspector import Inspector, Sizes
 from sandbox import criu, paths
 from sandbox.checkpoint import Checkpointer
+from sandbox.container import Container
 from sandbox.errors import Unsupported
 from sandbox.messages import Verdict
 from sandbox.pool import Pool
@@ -31,7 +31,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=probe.TIERS)
-def inspector(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Inspector]:  # noqa: F811
+def inspector(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Inspector]:
     """One of each tier that this kernel takes."""
     if not paths.inspector_object().exists():
         pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
@@ -42,8 +42,14 @@ def inspector(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Inspector]
 
 
 @pytest.fixture
-def arena(pool: Pool, image: Path, inspector: Inspector, tmp_path: Path) -> Arena:  # noqa: F811
+def arena(pool: Pool, image: Path, inspector: Inspector, tmp_path: Path) -> Arena:
     return Arena(pool, image, tmp_path, inspector)
+
+
+async def mark(arena: Arena, container: Container) -> None:
+    """A mark once nobody runs: what has yet to begin its wait would count as having run since."""
+    await arena.settle(container)
+    arena.mark(container)
 
 
 CASES = {case.name: case for case in cases() if not case.name.endswith((" by child", " by thread"))}
@@ -58,7 +64,7 @@ def test_every_operation_is_in_a_case() -> None:
     assert len(list(cases())) >= 200
 
 
-def test_the_best_tier_is_taken_and_what_is_missing_is_said(pool: Pool) -> None:  # noqa: F811
+def test_the_best_tier_is_taken_and_what_is_missing_is_said(pool: Pool) -> None:
     reason = probe.why_not_fentry(paths.inspector_object())
     with Inspector.load() as best:
         assert best.tier == ("tracepoint" if reason else "fentry")
@@ -96,7 +102,7 @@ async def test_counting_is_exact(arena: Arena) -> None:
     assert await bench.count(arena) == {}
 
 
-async def test_absurdly_small_maps_miss_nothing(pool: Pool, image: Path, tmp_path: Path) -> None:  # noqa: F811
+async def test_absurdly_small_maps_miss_nothing(pool: Pool, image: Path, tmp_path: Path) -> None:
     chosen = list(CASES.values())[::5]
     with Inspector.load(sizes=Sizes(sandboxes=1, inodes=4, explanations=4096)) as tiny:
         tally = Tally()
@@ -121,7 +127,7 @@ async def test_one_sandbox_too_many_is_refused_and_unknown(inspector: Inspector)
 async def test_each_half_has_its_own_mark(arena: Arena) -> None:
     async with arena.sandbox() as container:
         identity = container.cgroup.id
-        arena.mark(container)
+        await mark(arena, container)
         effects = await arena.judged(container, ("create", "start_survivor"))
         assert judge(effects).verdict is Verdict.BOTH
         arena.inspector.mark(identity, files=True, processes=False)
@@ -133,7 +139,7 @@ async def test_each_half_has_its_own_mark(arena: Arena) -> None:
 async def test_a_taint_lasts_until_its_half_is_marked(arena: Arena) -> None:
     async with arena.sandbox() as container:
         identity = container.cgroup.id
-        arena.mark(container)
+        await mark(arena, container)
         arena.inspector.taint(identity, "the host wrote files", files=True, processes=False)
         judgement = judge(arena.inspector.read(identity))
         assert (judgement.verdict, judgement.reason) == (Verdict.FILES, "the host wrote files")
@@ -145,7 +151,7 @@ async def test_a_taint_lasts_until_its_half_is_marked(arena: Arena) -> None:
 
 async def test_explanations_name_file_process_and_call(arena: Arena) -> None:
     async with arena.sandbox() as container:
-        arena.mark(container)
+        await mark(arena, container)
         effects = await arena.judged(container, ("make_directory", "write_existing"))
         text = "\n".join(effects.reasons)
         assert "mkdir /work/made.d by effects[" in text
@@ -161,7 +167,7 @@ async def test_tasks_of_a_nested_cgroup_count(arena: Arena) -> None:
         survivor = next(pid for pid in container.tasks() if pid != container.init_pid)
         try:
             (nested / "cgroup.procs").write_text(str(survivor))
-            arena.mark(container)
+            await mark(arena, container)
             assert arena.inspector.read(container.cgroup.id).survivors == 1
             await arena.do(container, "fill_fifo")
             effects = arena.inspector.read(container.cgroup.id)
@@ -185,6 +191,7 @@ async def test_a_dump_is_not_work_of_the_processes(arena: Arena, kind: str, tmp_
     try:
         async with arena.sandbox() as container:
             await arena.do(container, kind)
+            await arena.settle(container)
             for number in range(2):
                 await checkpointer.capture(
                     container,
@@ -212,8 +219,8 @@ async def test_a_survivor_that_only_computes_ran(arena: Arena) -> None:
 
 async def test_a_process_outside_is_not_counted(arena: Arena) -> None:
     async with arena.sandbox() as quiet, arena.sandbox() as busy:
-        arena.mark(quiet)
-        arena.mark(busy)
+        await mark(arena, quiet)
+        await mark(arena, busy)
         await arena.do(busy, "create", "start_survivor")
         assert judge(arena.inspector.read(quiet.cgroup.id)).verdict is Verdict.NONE
         assert judge(arena.inspector.read(busy.cgroup.id)).verdict is Verdict.BOTH

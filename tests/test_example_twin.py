@@ -64,12 +64,11 @@ async def test_same_words_on_random_sequences(tmp_path: Path) -> None:
                     await twin.exec(case.install, cwd=FOLDER)
                     for _ in range(LENGTH):
                         line = command(case, rng)
-                        foreground = line.startswith("./serve") and not line.endswith("&")
-                        real = await sandbox.exec(line, cwd=FOLDER, timeout=1.0 if foreground else 20.0)
                         simulated = await twin.exec(line, cwd=FOLDER)
+                        real = await sandbox.exec(line, cwd=FOLDER, timeout=3.0 if simulated.timed_out else 240.0)
                         assert observe(real) == observe(simulated), (number, line)
                         if line.endswith("&"):
-                            assert (await sandbox.exec(SETTLED, timeout=20.0)).exit_code == 0
+                            assert (await sandbox.exec(SETTLED, timeout=240.0)).exit_code == 0
     finally:
         daemon.clean()
 

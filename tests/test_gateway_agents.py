@@ -22,10 +22,8 @@ from aiohttp import web
 from sandbox import Client, Limits, Sandbox, paths
 from sandbox.messages import Gateway
 from sandbox.messages import Upstream as Address
-from tests.daemon_host import Daemon, kill_everything, missing, tasks_of
-from tests.gateway_agent import until
+from tests.daemon_host import Daemon, free_port, kill_everything, missing, tasks_of, until
 from tests.gateway_upstream import Upstream, chat
-from tests.test_gateway_outside import free_port
 
 AGENTS = paths.prefix() / "agents"
 SETUP = Path(__file__).resolve().parent.parent / "scripts" / "agents.sh"
@@ -150,10 +148,9 @@ async def test_mini_swe_agent_inside_is_killed_restored_and_ends_the_same(host: 
     gateway = Gateway(upstream="scripted")
     expected = await undisturbed(host, upstream)
     async with await workshop(host, gateway) as sandbox:
-        await start_inside(sandbox)
         already = len(upstream.asked)
-        await until(lambda: len(upstream.asked) == already + 2, "it has looked and asks again", PATIENCE)
-        upstream.gate.clear()
+        upstream.holds = already + 3
+        await start_inside(sandbox)
         await until(lambda: len(upstream.asked) == already + 3, "it has repaired and asks again", PATIENCE)
         turn = await until(lambda: _turn(sandbox, 3), "that ended a turn")
         await sandbox.captured(turn)
@@ -230,9 +227,8 @@ async def test_mini_swe_agent_outside_is_killed_restored_and_ends_the_same(
     expected = await undisturbed(host, upstream)
     async with await workshop(host, gateway) as sandbox:
         already = len(upstream.asked)
+        upstream.holds = already + 3
         async with mini(agents, daemon, sandbox, tmp_path / "first") as agent:
-            await until(lambda: len(upstream.asked) == already + 2, "it has looked and asks again", PATIENCE)
-            upstream.gate.clear()
             await until(lambda: len(upstream.asked) == already + 3, "it has repaired and asks again", PATIENCE)
             agent.kill()
         kill_everything(sandbox.id)

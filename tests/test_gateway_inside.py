@@ -16,8 +16,8 @@ import pytest
 from sandbox import Client, PagurusError, Sandbox
 from sandbox.messages import CheckpointState, Gateway, SandboxState, SideRule
 from sandbox.messages import Upstream as Address
-from tests.daemon_host import IMAGE, Daemon, kill_everything, tasks_of
-from tests.gateway_agent import done, start, until
+from tests.daemon_host import IMAGE, Daemon, kill_everything, tasks_of, until
+from tests.gateway_agent import done, start
 from tests.gateway_upstream import Upstream
 
 GATEWAY = Gateway(upstream="scripted")
@@ -79,9 +79,8 @@ async def test_a_durable_answer_waits_for_the_disk(host: Client, upstream: Upstr
 async def test_killed_and_restored_the_agent_hears_the_answer_that_was_on_its_way(
     inside: Sandbox, upstream: Upstream
 ) -> None:
+    upstream.holds = 2
     await start(inside, 4)
-    await until(lambda: len(upstream.asked) == 1, "the first request")
-    upstream.gate.clear()
     await until(lambda: len(upstream.asked) == 2, "the second request")
     checkpoint = await until(lambda: _head(inside), "its checkpoint")
     kill_everything(inside.id)
@@ -97,9 +96,8 @@ async def test_killed_and_restored_the_agent_hears_the_answer_that_was_on_its_wa
 async def test_restored_and_forked_while_the_model_thinks_it_is_asked_once(
     host: Client, inside: Sandbox, upstream: Upstream
 ) -> None:
+    upstream.holds = 2
     await start(inside, 3)
-    await until(lambda: len(upstream.asked) == 1, "the first request")
-    upstream.gate.clear()
     await until(lambda: len(upstream.asked) == 2, "the second request")
     checkpoint = await until(lambda: _head(inside), "its checkpoint")
     kill_everything(inside.id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,10 @@ from pagurus.docker_cli import understand
 from sandbox import Client, Conflict, Invalid, PagurusError, Sandbox, SandboxDead
 from sandbox.messages import Gateway
 from sandbox.messages import Upstream as Address
-from tests.daemon_host import IMAGE, Daemon, kill_everything, missing
-from tests.gateway_agent import until
+from tests.daemon_host import IMAGE, Daemon, free_port, kill_everything, missing, until
 from tests.gateway_upstream import Upstream
 
 OUTSIDE = Gateway(upstream="scripted", agent="outside")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +169,7 @@ async def test_killed_in_the_middle_of_a_command_it_runs_once(host: Client, daem
     await restoring
     await sandbox.files.write("/open", b"")
     await until(lambda: _exists(sandbox, "/count"), "the command runs again")
-    await sandbox.exec("test -e /count && timeout 5 sh -c 'echo go > /gate' || true", ends_turn=False)
+    await sandbox.exec("test -e /count && timeout 20 sh -c 'echo go > /gate' || true", ends_turn=False)
     assert (await running).endswith("1\n")
     assert await sandbox.files.read("/count") == b"x\n"
 
@@ -197,7 +190,7 @@ async def test_killed_daemon_in_the_middle_of_a_command(daemon: Daemon, upstream
         await until(lambda: _restored(mine, sandbox.id), "the sandbox is taken back")
         again = await mine.get(sandbox.id)
         await until(lambda: _exists(again, "/once"), "the command runs again")
-        await again.exec("pkill -x sleep || kill $(grep -l sleep /proc/[0-9]*/comm | cut -d/ -f3)", ends_turn=False)
+        await again.exec("until pkill -x sleep; do sleep 0.05; done", ends_turn=False)
         assert await running == "2\n"  # once before it, once now
         assert await again.files.read("/count") == b"x\nx\n"
         assert await agent.ask() == "answer 2"

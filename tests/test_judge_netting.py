@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from container_support import pool  # noqa: F401 - a fixture
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +23,7 @@ PATIENT = Bounds(seconds=60)
 
 
 @pytest.fixture
-def place(pool: Pool, tmp_path: Path) -> Iterator[Path]:  # noqa: F811
+def place(pool: Pool, tmp_path: Path) -> Iterator[Path]:
     """Links to three trees: `lower`, `before`, and `now`, a snapshot of `before` as the daemon makes them."""
     name = f"netting-{secrets.token_hex(4)}"
     lower, before, now = tmp_path / "lower", pool.sandboxes / name, pool.sandboxes / f"{name}.now"

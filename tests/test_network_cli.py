@@ -41,7 +41,7 @@ async def test_net_shows_and_changes(daemon: Daemon, sb: Sandbox) -> None:
 
     def pagurus(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pagurus", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
 
     shown = pagurus("net", sb.id, "--json")
     assert shown.returncode == 0 and json.loads(shown.stdout)["network"]["mode"] == "none", shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from bench import _internet as world
 from sandbox import Client, Network, Sandbox
 from sandbox.errors import Invalid
-from tests.daemon_host import IMAGE, Daemon, missing
+from tests.daemon_host import IMAGE, Daemon, missing, until
 
 #: Run in a sandbox: tries each "host port", prints a JSON object of what came of it.
 REACH = """
@@ -22,7 +22,7 @@ said = {}
 for each in sys.argv[1:]:
     host, port = each.rsplit(" ", 1)
     try:
-        with socket.create_connection((host, int(port)), 5) as peer:
+        with socket.create_connection((host, int(port)), 60) as peer:
             peer.sendall(b"\\n")
             said[each] = peer.makefile().read().split()[-3]
     except OSError as error:
@@ -32,7 +32,7 @@ print(json.dumps(said))
 #: A connection that stays; SIGUSR1 asks whether it still works, the answer goes to /tmp/said.
 HOLD = """
 import signal, socket, sys, threading
-peer = socket.create_connection((sys.argv[1], 8080), 5)
+peer = socket.create_connection((sys.argv[1], 8080), 60)
 def ask(*_):
     try:
         peer.sendall(b"\\n"); said = peer.makefile().read() or "closed"
@@ -55,7 +55,7 @@ while True:
 
 
 async def reach(sandbox: Sandbox, *destinations: str) -> dict[str, str]:
-    done = await sandbox.exec(["python3", "-c", REACH, *destinations], timeout=60)
+    done = await sandbox.exec(["python3", "-c", REACH, *destinations], timeout=240)
     assert done.exit_code == 0, done
     return json.loads(done.stdout)
 
@@ -64,7 +64,7 @@ async def hold(sandbox: Sandbox, host: str) -> None:
     await sandbox.files.write("/tmp/hold.py", HOLD)
     done = await sandbox.exec(
         f"setsid python3 /tmp/hold.py {host} </dev/null >/tmp/log 2>&1 & echo $! >/tmp/pid;"
-        " for i in $(seq 500); do test -e /tmp/held && exit 0; sleep 0.02; done; cat /tmp/log; exit 1"
+        " for i in $(seq 3000); do test -e /tmp/held && exit 0; sleep 0.02; done; cat /tmp/log; exit 1"
     )
     assert done.exit_code == 0, done
 
@@ -73,9 +73,19 @@ async def held(sandbox: Sandbox) -> str:
     """What the held connection says now."""
     done = await sandbox.exec(
         "rm -f /tmp/said; kill -USR1 $(cat /tmp/pid);"
-        " for i in $(seq 500); do test -s /tmp/said && break; sleep 0.02; done; cat /tmp/said"
+        " for i in $(seq 3000); do test -s /tmp/said && break; sleep 0.02; done; cat /tmp/said"
     )
     return done.stdout.decode()
+
+
+def asked(lines: int) -> str:
+    """Shell: until the program that asks for a name has said so many lines."""
+    return f"until test $(wc -l </tmp/asked) -ge {lines}; do sleep 0.02; done"
+
+
+def listening(port: int) -> str:
+    """Shell: until something listens there."""
+    return f"until grep -q ':{port:04X} .* 0A ' /proc/net/tcp; do sleep 0.02; done"
 
 
 def links() -> set[str]:
@@ -119,12 +129,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, internet: world.Internet) -
             daemon.clean()
 
 
-@pytest.fixture
-async def host(daemon: Daemon) -> AsyncIterator[Client]:
-    async with daemon.client() as client:
-        yield client
-
-
 async def test_a_sandbox_without_a_network_costs_nothing(host: Client, daemon: Daemon) -> None:
     before = links(), tables()
     async with host.create(IMAGE) as sandbox:
@@ -166,7 +170,9 @@ async def test_allowed_names_and_networks_and_nothing_else(host: Client, interne
         counters = status.counters
         assert counters.packets_refused >= 4 and counters.names_refused >= 2 and counters.names_allowed >= 7
         assert counters.packets_out and counters.packets_in and counters.bytes_in and counters.bytes_out
-        said = {refusal.what: refusal.why for refusal in status.refusals}
+        refused = f"tcp {world.WEB}:80", f"tcp {world.OTHER}:80"
+        await until(lambda: _explained(sandbox, *refused), "refusals are heard of")
+        said = {refusal.what: refusal.why for refusal in (await sandbox.network.status()).refusals}
         assert said["name other.test"] == "the policy does not name it"
         assert f"tcp {world.OTHER}:80" in said
         assert "not on the allow list" in said[f"tcp {world.WEB}:80"]
@@ -212,7 +218,7 @@ async def test_forks_inherit_the_policy_and_get_an_address_of_their_own(host: Cl
         await sandbox.files.write(
             "/tmp/serve.py", f"import socket, time\ns = socket.create_server(('{mine}', 99))\ntime.sleep(9999)\n"
         )
-        await sandbox.exec("setsid python3 /tmp/serve.py </dev/null >/dev/null 2>&1 & sleep 0.5")
+        await sandbox.exec(f"setsid python3 /tmp/serve.py </dev/null >/dev/null 2>&1 & {listening(99)}")
         forks = [each.sandbox for each in await sandbox.fork(2)]
         seen = {mine}
         for fork in forks:
@@ -224,8 +230,8 @@ async def test_forks_inherit_the_policy_and_get_an_address_of_their_own(host: Cl
                 "web.test 80": world.WEB,
                 f"{mine} 99": "ConnectionRefusedError",
             }
-            listening = await fork.exec("cat /proc/net/tcp | grep -c ':0063 .* 0A '")
-            assert listening.stdout == b"1\n"
+            served = await fork.exec("cat /proc/net/tcp | grep -c ':0063 .* 0A '")
+            assert served.stdout == b"1\n"
             await fork.remove()
     assert links() == before
 
@@ -239,7 +245,7 @@ async def test_a_restore_closes_what_leads_outside_and_keeps_what_listens(host: 
             "import socket\ns = socket.create_server(('127.0.0.1', 99))\n"
             "while True: c, _ = s.accept(); c.sendall(b'still here\\n'); c.close()\n",
         )
-        await sandbox.exec("setsid python3 /tmp/serve.py </dev/null >/dev/null 2>&1 & sleep 0.5")
+        await sandbox.exec(f"setsid python3 /tmp/serve.py </dev/null >/dev/null 2>&1 & {listening(99)}")
         await hold(sandbox, world.WEB)
         before = await sandbox.checkpoint("connected")
         assert "served" in await held(sandbox)
@@ -264,7 +270,10 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
         await hold(sandbox, world.WEB)
         assert await reach(sandbox, "other.test 80") == {"other.test 80": world.OTHER}
         await sandbox.files.write("/tmp/asks.py", ASKS)
-        await sandbox.exec("setsid python3 /tmp/asks.py </dev/null >/tmp/asked 2>&1 & echo $! >/tmp/asker; sleep 1")
+        patient = {"RES_OPTIONS": "timeout:60"}  # a busy machine takes its time to start a daemon
+        await sandbox.exec(
+            f"setsid python3 /tmp/asks.py </dev/null >/tmp/asked 2>&1 & echo $! >/tmp/asker; {asked(3)}", env=patient
+        )
         await doomed.remove()
         assert stray not in links()
     daemon.kill()
@@ -275,8 +284,9 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
         again = await host.get(sandbox.id)
         assert "served" in await held(again), "it was not cut"
         # Names that were asked for while no daemon lived were answered late, not refused.
-        asked = (await again.exec("sleep 0.5; kill $(cat /tmp/asker); sort /tmp/asked | uniq -c")).stdout.decode()
-        assert asked.split()[1:] == ["answered"], asked
+        count = len((await again.files.read("/tmp/asked")).splitlines())
+        said = (await again.exec(f"{asked(count + 3)}; kill $(cat /tmp/asker); sort -u /tmp/asked")).text
+        assert said == "answered\n"
         assert await reach(again, "other.test 80", f"{world.WEB} 80", f"{world.OTHER} 8080") == {
             "other.test 80": world.OTHER,
             f"{world.WEB} 80": world.WEB,
@@ -291,10 +301,7 @@ async def test_a_flushed_ruleset_comes_back(host: Client, daemon: Daemon) -> Non
     async with host.create(IMAGE, network=Network.allow(cidrs=[world.WEB])) as sandbox:
         await hold(sandbox, world.WEB)
         await asyncio.to_thread(subprocess.run, ["nft", "delete", "table", "inet", name], check=True)
-        for _ in range(200):
-            if world.WEB in await asyncio.to_thread(elements, name, "cidrs"):
-                break
-            await asyncio.sleep(0.05)
+        await until(lambda: world.WEB in elements(name, "cidrs"), "the table is back")
         assert await reach(sandbox, f"{world.WEB} 80", f"{world.HOST} 22") == {
             f"{world.WEB} 80": world.WEB,
             f"{world.HOST} 22": "ConnectionRefusedError",
@@ -319,6 +326,11 @@ async def test_nothing_is_left(daemon: Daemon) -> None:
     daemon.stop()
     assert mine not in tables()
     daemon.start()
+
+
+async def _explained(sandbox: Sandbox, *wanted: str) -> bool:
+    """The kernel tells of refused packets after it has refused them."""
+    return set(wanted) <= {refusal.what for refusal in (await sandbox.network.status()).refusals}
 
 
 def _tables_of(daemon: Daemon) -> set[str]:

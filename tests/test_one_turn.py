@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from daemon_host import IMAGE, Daemon, kill_everything, missing
 
 from sandbox import SandboxDead, Verdict
 from sandbox.messages import CheckpointState
+from tests.daemon_host import IMAGE, Daemon, kill_everything, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -32,17 +32,8 @@ while True:
 ASK = "import socket; print(socket.create_connection(('127.0.0.1', 8080)).recv(99).decode())"
 
 
-@pytest.fixture
-def daemon(tmp_path_factory: pytest.TempPathFactory):
-    daemon = Daemon(tmp_path_factory.mktemp("host"))
-    try:
-        yield daemon.start()
-    finally:
-        daemon.clean()
-
-
-async def test_one_turn(daemon: Daemon) -> None:
-    async with daemon.client() as host, host.create(IMAGE) as sandbox:
+async def test_one_turn(own: Daemon) -> None:
+    async with own.client() as host, host.create(IMAGE) as sandbox:
         # The world before the agent: a service whose configuration is wrong.
         await sandbox.files.write("/srv/service.py", SERVICE)
         await sandbox.files.write("/srv/config.json", '{"port": "eighty"}')

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest_asyncio
-from rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
 from rollout import Batch, Faults, Observation, RolloutConfig, RolloutController
 from rollout.engine.client import Sampling
 from sandbox.errors import NoSpace
+from tests.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
 CONFIG = RolloutConfig(groups=2, size=3, concurrency=64, sampling=Sampling(max_tokens=32, stop_token_ids=[END]))
 Make = Callable[..., RolloutController]

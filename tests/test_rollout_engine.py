@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from rollout_engines import EOS, VOCABULARY, expected_logprobs, publish
 
 from rollout.engine.client import EngineClient, Sampling
 from rollout.engine.launch import VLLM_PYTHON, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from sandbox.errors import EngineFailed, Invalid
+from tests.rollout_engines import EOS, VOCABULARY, expected_logprobs, publish
 
 pytest.importorskip("torch", reason="torch is not installed")
 

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from rollout_fakes import FakeSandbox
 
 from rollout.guard import DEATHS_MOST, RESTORES_MOST, GuardedSandbox
 from sandbox.errors import NotEqual, SandboxDead
+from tests.rollout_fakes import FakeSandbox
 
 
 async def test_a_command_waits_until_the_last_turn_is_captured() -> None:

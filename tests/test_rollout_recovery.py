@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from daemon_host import IMAGE, Daemon, missing
-from rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
 from rollout import Trajectory, run_trajectory
 from rollout.engine.client import Sampling
 from rollout.faults import Strike, When, kill_sandbox
 from sandbox.errors import SandboxDead
+from tests.daemon_host import IMAGE, Daemon, missing
+from tests.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
 NO_DAEMON = pytest.mark.skipif(bool(missing()), reason=missing())
 SAMPLING = Sampling(max_tokens=64, stop_token_ids=[END])
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path_factory.mktemp("host"))
-    try:
-        yield daemon.start()
-    finally:
-        daemon.clean()
 
 
 @pytest_asyncio.fixture(params=["fake", pytest.param("real", marks=NO_DAEMON)])

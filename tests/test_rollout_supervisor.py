@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from rollout_engines import publish
 
 from rollout.engine.client import Sampling
 from rollout.engine.launch import Command, Launch, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from sandbox.errors import Closed, EngineFailed
+from tests.rollout_engines import publish
 
 pytest.importorskip("torch", reason="torch is not installed")
 

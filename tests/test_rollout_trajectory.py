@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from rollout_fakes import END, SCRIPT, FakeHost, FakeSandbox, Letters, Notebook, ScriptedEngine
 
 from rollout import Observation, Trajectory, run_trajectory
 from rollout.engine.client import Sampling
 from rollout.faults import Faults, Strike
 from sandbox.errors import EngineFailed, RestoreFailed
+from tests.rollout_fakes import END, SCRIPT, FakeHost, FakeSandbox, Letters, Notebook, ScriptedEngine
 
 SAMPLING = Sampling(max_tokens=32, stop_token_ids=[END])
 

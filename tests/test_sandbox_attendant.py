@@ -6,15 +6,13 @@ import asyncio
 import signal
 
 import pytest
-from checkpoint_support import Bench, bench
-from container_support import Maker, maker, pool
 
 from sandbox import attendant
 from sandbox.attendant import Attendant, Gone, Mode, Program, Until
 from sandbox.container import PATH, Container
 from sandbox.errors import CommandNotFound
-
-__all__ = ["bench", "maker", "pool"]
+from tests.checkpoint_support import Bench
+from tests.container_support import Maker
 
 ENV = {"PATH": PATH, "HOME": "/root"}
 
@@ -44,7 +42,7 @@ async def script(a: Attendant, key: bytes, text: str) -> tuple[int, bytes, bytes
     serial = int.from_bytes(whole[:4], "little") & 0x7FFFFFFF
     quoted = text.replace("'", "'\\''")
     line = f"{{ eval '{quoted}'; }} </dev/null >&$(((N={serial})*0+7)) 2>&8 7>&- 8>&-\n"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         await a.execute(whole, line.encode(), 1 << 20)
         state = await a.wait(Until.DONE)
         return state.done_status, await everything(a, 0), await everything(a, 1)
@@ -52,7 +50,7 @@ async def script(a: Attendant, key: bytes, text: str) -> tuple[int, bytes, bytes
 
 async def session(container: Container, *argv: str) -> Attendant:
     a = await started(container, "x", Mode.SESSION, *(argv or ("/bin/sh", "-i")))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         await a.execute(bytes(16), b"N=0; PS2=; PS1='\x1e$?.$N\x1f'\n", 0)
         await a.wait(Until.DONE)
     return a
@@ -157,7 +155,7 @@ async def test_a_terminal_with_a_program_in_front_is_dumped_and_restored(bench: 
 async def reads(a: Attendant, wanted: bytes) -> bytes:
     """What it printed, once that is in it."""
     at, found = 0, b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while wanted not in found:
             data = await a.read(0, at, wait=True)
             found, at = found + data.data, data.end

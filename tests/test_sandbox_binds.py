@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_support import Bench, bench, shell
-from container_support import maker, pool
 
 from sandbox.container import Bind
 from sandbox.errors import Unsupported
-
-__all__ = ["bench", "maker", "pool"]
+from tests.checkpoint_support import Bench, shell
 
 
 @pytest.fixture
@@ -43,6 +40,7 @@ async def test_binds_are_seen_and_survive_a_restore(bench: Bench, tmp_path: Path
     )
     assert (scratch / "f").read_text() == "mine\n" and (scratch / "f").stat().st_uid == 0
     await shell(container, "(cd /scratch; exec 7</srv/data/deep/big; sleep 1001 <&7 >/dev/null 2>&1 &)")
+    await shell(container, "until test $(cat /proc/[0-9]*/stat | grep -c '(sleep) S') = 2; do :; done")
     saved = await bench.save(container)
     await shell(container, "echo later > /scratch/g; pkill sleep")
     await bench.kill_and_restore(container, saved, saved.dump)

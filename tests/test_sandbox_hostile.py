@@ -19,10 +19,8 @@ from sandbox.checkpoint import Checkpointer
 from sandbox.messages import Limits
 from sandbox.pool import Pool
 from sandbox.process import Completed
-from tests.container_support import base_image, pool
+from tests.container_support import base_image
 from tests.daemon_host import IMAGE, Daemon
-
-__all__ = ["pool"]
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,6 @@ from sandbox import btrfs
 from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
 from sandbox.extents import NODE, added_bytes
 from sandbox.pool import Pool
-from tests.container_support import pool
-
-__all__ = ["pool"]
 
 
 def test_ensure_twice_and_close_leave_what_they_should(tmp_path: Path) -> None:
