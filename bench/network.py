@@ -28,10 +28,10 @@ from typing import Any
 from bench import _host
 from bench import _internet as world
 from daemon.catalogue import SandboxRow
+from daemon.network.elements import Change, addressed, generation, named, permitted
 from daemon.network.networks import Networks
 from daemon.network.policy import POOL, compile_policy
 from daemon.network.probe import fresh_namespace
-from daemon.network.table import Change, addressed, generation, named, permitted
 from sandbox import Client, Network, Sandbox
 from sandbox.messages import SandboxState
 

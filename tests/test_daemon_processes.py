@@ -186,7 +186,10 @@ async def test_a_terminal(sb: Sandbox) -> None:
 
 
 async def test_a_terminal_waits_for_a_slow_reader_and_loses_nothing(sb: Sandbox) -> None:
-    async with await sb.terminals.open("stty raw; seq 1 200000") as terminal:
+    # Until somebody sits there, only the newest is kept: it begins when it is told to.
+    async with await sb.terminals.open("stty raw -echo; echo up; read -r go; seq 1 200000") as terminal:
+        await shows(terminal, b"up\n")
+        await terminal.write("go\n")
         await asyncio.sleep(0.5)
         found = b"".join([data async for data in terminal])
         assert found == b"".join(b"%d\n" % n for n in range(1, 200_001))

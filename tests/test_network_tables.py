@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,20 +17,11 @@ from hypothesis import strategies as st
 
 from bench import _internet
 from daemon.network import links, watch
+from daemon.network.elements import Change, Element, addressed, generation, named, permitted, service, statements
 from daemon.network.networks import _addresses, _still_named
 from daemon.network.policy import POOL, compile_policy
 from daemon.network.probe import _strict
-from daemon.network.table import (
-    DELSETELEM,
-    Change,
-    Element,
-    Table,
-    addressed,
-    generation,
-    named,
-    permitted,
-    service,
-)
+from daemon.network.table import DELSETELEM, NEWSETELEM, Table
 from sandbox import connections
 from sandbox.messages import Network
 
@@ -180,6 +172,75 @@ def test_elements_are_what_was_written(table: Table) -> None:
     assert table.refusals() == {SOURCE: 0}
     table.apply([Change(element, add=False) for element in elements])
     assert table.stored() == []
+
+
+ELEMENTS = [
+    *addressed(SOURCE, "pgt0-14"),
+    *permitted(SOURCE, compile_policy(Network.allow(cidrs=["10.0.0.0/8", "10.2.0.1", "203.0.113.4:85,udp/53-54"]))),
+    *permitted(IPv4Address("198.18.0.21"), compile_policy(Network.open(cidrs=["10.0.0.0/24:80-90"]))),
+    *generation(SOURCE, 0x7FFFFFFF),
+    *named(SOURCE, IPv4Address("203.0.113.9"), (), 60),
+    *named(SOURCE, IPv4Address("203.0.113.9"), ((6, 443), (17, 443)), 60),
+]
+
+
+def test_elements_in_the_language_of_the_rules() -> None:
+    said = statements("t", ELEMENTS)
+    assert 'add element inet t bound { "pgt0-14" . 198.18.0.20 }\n' in said
+    assert "198.18.0.20 . 10.0.0.0-10.255.255.255" in said and "198.18.0.20 . 10.2.0.1," not in said
+    assert "198.18.0.20 . 203.0.113.4 . 17 . 53-54" in said
+    assert "198.18.0.20 . 203.0.113.9 . 6 . 443 timeout 60s" in said
+    assert "198.18.0.20 : goto allow, 198.18.0.21 : goto open" in said
+    assert "198.18.0.20 : 0x7fffffff" in said and "198.18.0.20 . 0x7fffffff" in said
+
+
+def test_a_table_made_anew_comes_with_its_elements_in_one_transaction(table: Table) -> None:
+    table.remove()
+    with Announcements() as announced:
+        assert table.ensure(ELEMENTS)
+        made = next(each for each in announced if (NEWTABLE, table.name) in each)
+    assert set(table.stored()) == set(ELEMENTS)
+    assert {(NEWRULE, table.name), (NEWSETELEM, table.name)} <= made
+    left = {element.set: element.seconds for element in table.stored()}
+    assert left["cidrs"] == 0 and 1 <= left["names"] <= 61
+    # What was written as text is taken away and renewed as messages.
+    table.apply([Change(each, add=False) for each in ELEMENTS])
+    assert table.stored() == []
+    table.apply([Change(each) for each in ELEMENTS])
+    assert not table.ensure(ELEMENTS[:1]), "it is there: nothing is added"
+    assert set(table.stored()) == set(ELEMENTS)
+
+
+NEWTABLE, NEWRULE, NEWGEN = 0, 6, 15
+
+
+class Announcements:
+    """What the kernel tells of changes to nftables, a set of (kind, table) for each transaction."""
+
+    def __enter__(self) -> Iterator[set[tuple[int, str]]]:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)
+        self._socket.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE
+        self._socket.bind((0, 0))
+        self._socket.setsockopt(270, 1, watch.GROUP)
+        self._socket.settimeout(60)
+        return self._read()
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def _read(self) -> Iterator[set[tuple[int, str]]]:
+        found: set[tuple[int, str]] = set()
+        while True:
+            data = self._socket.recv(1 << 18)
+            while len(data) >= 20:
+                length, kind, *_ = struct.unpack_from("=IHHII", data)
+                if kind & 0xFF == NEWGEN:
+                    yield found
+                    found = set()
+                elif length > 24:
+                    (size,) = struct.unpack_from("=H", data, 20)
+                    found.add((kind & 0xFF, data[24 : 20 + size].rstrip(b"\0").decode(errors="replace")))
+                data = data[length + 3 & ~3 :]
 
 
 def test_a_batch_comes_into_force_as_a_whole_or_not_at_all(table: Table) -> None:

@@ -23,21 +23,23 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import IPv4Address
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
 from daemon.catalogue import SandboxRow
 from daemon.network import links
+from daemon.network.elements import Change, Element, addressed, generation, named, permitted, service
 from daemon.network.links import Link
 from daemon.network.names import TTL_MOST, open_seconds
 from daemon.network.policy import POOL, Policy, compile_policy, judge_answer, judge_name, why_refused
 from daemon.network.refusals import Listener, Memory, Packet
 from daemon.network.resolver import KEPT, Resolver, Upstream
-from daemon.network.table import Change, Element, Table, addressed, generation, named, permitted, service
+from daemon.network.table import Table
 from daemon.network.watch import Watch
 from sandbox.errors import Conflict, PagurusError, Unsupported
 from sandbox.messages import Network, NetworkCounters, NetworkStatistics, NetworkStatus
@@ -141,7 +143,7 @@ class Networks:
         async with self._making:
             if self._ready:
                 return
-            await self._write(partial(self._rebuild, known))
+            await self._write(partial(self.table.ensure, known))
             self._listener.start()
             self._watch.start()
             self._upstream = Upstream()
@@ -153,18 +155,25 @@ class Networks:
 
     async def _renew(self) -> None:
         """Somebody has taken the table away: put it back, as it was."""
-        elements = [each for attached in self._attached.values() for each in (*attached.elements, *attached.named)]
+        elements = self._everything()
         try:
-            if await self._write(partial(self._rebuild, elements)):
+            if await self._write(partial(self.table.ensure, elements)):
                 log.error("somebody removed the table %s (`nft flush ruleset`?): it was put back", self.table.name)
+                put = set(elements)  # a change that was under way has been noted by now
+                late = [Change(each) for each in self._everything() if each not in put]
+                await self._write(lambda: self.table.apply(late))
         except (OSError, PagurusError) as error:
             log.critical("somebody removed the table %s, and it cannot be put back: %s", self.table.name, error)
 
-    def _rebuild(self, elements: Sequence[Element]) -> bool:
-        if not self.table.ensure():
-            return False
-        self.table.apply([Change(each) for each in elements])
-        return True
+    def _everything(self) -> list[Element]:
+        """What is in the table, or ought to be. What names have opened stays open for as long as it would have."""
+        now = asyncio.get_running_loop().time()
+        elements: list[Element] = []
+        for attached in self._attached.values():
+            elements += attached.elements
+            left = {each: ceil(end - now) for each, (_, end) in attached.named.items()}
+            elements += [replace(each, seconds=seconds) for each, seconds in left.items() if seconds > 0]
+        return elements
 
     # ------------------------------------------------------------------ attachment
 

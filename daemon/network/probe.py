@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from daemon.network import links
+from daemon.network.elements import Change, addressed, generation, permitted
 from daemon.network.namespace import CLONE_NEWNET, within
 from daemon.network.policy import POOL, compile_policy
-from daemon.network.table import Change, Table, addressed, generation, nft, permitted
+from daemon.network.table import Table, nft
 from sandbox.errors import Unsupported
 from sandbox.messages import Network
 

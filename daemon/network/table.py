@@ -1,8 +1,9 @@
-"""The elements of this daemon's nftables table: what is allowed to whom, changed in atomic batches.
+"""This daemon's nftables table in the kernel: made with its rules, changed in atomic batches of elements.
 
-Owns: the table's life, encoding of elements, the batch, reading counters. Does not own: what the rules are
-(:mod:`daemon.network.ruleset`), what is allowed (:mod:`daemon.network.policy`).
-Guarantee: the changes of one :meth:`Table.apply` come into force together or not at all. Everything here blocks.
+Owns: the table's life, the batch, reading elements and counters. Does not own: what the rules are
+(:mod:`daemon.network.ruleset`), what the elements are (:mod:`daemon.network.elements`).
+Guarantee: the changes of one :meth:`Table.apply` come into force together or not at all; a table that is made anew
+comes with its elements in one transaction, so no packet meets the rules without them. Everything here blocks.
 
 The rules are written once, as text, by the ``nft`` program: pyroute2 has no words for verdict maps, stateful
 expressions in sets, masquerading or rejecting. The elements, which change all the time, are netlink messages made
@@ -22,11 +23,10 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Any
 
-from daemon.network.policy import Policy, Segment
+from daemon.network.elements import BY_ADDRESS, INTERVALS, Change, Element, statements
 from daemon.network.ruleset import ruleset, version
 from sandbox.errors import Unsupported
 
@@ -39,82 +39,6 @@ INET = 1
 GOTO = -4
 PER_MESSAGE = 200  # elements; a netlink attribute holds 64 KiB
 TIMEOUT = 10.0  # seconds for the kernel's answer
-
-#: Sets whose key begins with the address of the sandbox.
-BY_ADDRESS = ("modes", "generations", "current", "cidrs", "cidr_ports", "names", "name_ports", "refused")
-
-
-@dataclass(frozen=True)
-class Element:
-    """One element of a set or map. `seconds`: how long the kernel keeps it; 0 is for ever."""
-
-    set: str
-    key: bytes
-    end: bytes = b""  # of an interval
-    chain: str = ""  # value in a verdict map
-    mark: int = 0  # value in a map of marks
-    seconds: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True)
-class Change:
-    """Add an element, or take it away."""
-
-    element: Element
-    add: bool = True
-
-
-# ------------------------------------------------------------------ what a sandbox has in the table
-
-
-def addressed(address: IPv4Address, link: str) -> list[Element]:
-    """A sandbox's link and its one address."""
-    return [Element("bound", link.encode().ljust(16, b"\0") + address.packed), Element("refused", address.packed)]
-
-
-def permitted(address: IPv4Address, policy: Policy) -> list[Element]:
-    """What a policy allows from the start."""
-    segments = (_segment(address, segment) for segment in policy.segments)
-    return [Element("modes", address.packed, chain=policy.mode), *segments]
-
-
-def generation(address: IPv4Address, number: int) -> list[Element]:
-    """Under which mark its connections are accepted from now on."""
-    mark = struct.pack("=I", number)
-    return [Element("generations", address.packed, mark=number), Element("current", address.packed + mark)]
-
-
-def _segment(source: IPv4Address, segment: Segment) -> Element:
-    first, last = segment.network.network_address.packed, segment.network.broadcast_address.packed
-    if segment.ports is None:
-        return Element("cidrs", source.packed + first, source.packed + last)
-    protocol, low, high = segment.ports
-    return Element(
-        "cidr_ports",
-        source.packed + first + _service(protocol, low),
-        source.packed + last + _service(protocol, high),
-    )
-
-
-def named(
-    source: IPv4Address, address: IPv4Address, ports: Sequence[tuple[int, int]], seconds: int
-) -> Iterator[Element]:
-    """What an answer of the resolver opens, for some seconds."""
-    if not ports:
-        yield Element("names", source.packed + address.packed, seconds=seconds)
-    for protocol, port in ports:
-        key = source.packed + address.packed + _service(protocol, port)
-        yield Element("name_ports", key, seconds=seconds)
-
-
-def _service(protocol: int, port: int) -> bytes:
-    return struct.pack("!BxxxHxx", protocol, port)  # each part of a key fills whole words
-
-
-def service(key: bytes) -> tuple[int, int]:
-    """Protocol and port in a key."""
-    protocol, port = struct.unpack("!BxxxHxx", key)
-    return protocol, port
 
 
 # ------------------------------------------------------------------ the table
@@ -136,14 +60,15 @@ class Table:
         """Whether there is a table by this name, of whatever version."""
         return self.name in nft("list", "tables", "inet")
 
-    def ensure(self) -> bool:
-        """The table with today's rules. True when it had to be made, so that its sets are empty."""
+    def ensure(self, elements: Sequence[Element] = ()) -> bool:
+        """The table with today's rules. True when it had to be made: then with these elements."""
         mine = version(self.name, self.prefix, self.group)
-        known = nft("list", "sets", "inet") if self.present() else ""
+        there = nft("list", "sets", "inet") if self.present() else ""
         text = ruleset(self.name, self.prefix, self.group)
-        if re.search(rf"\b{mine}\b", known):
+        if re.search(rf"\b{mine}\b", there):
             return False
-        nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n{text}")
+        known = statements(self.name, elements)
+        nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n{text}{known}")
         return True
 
     def remove(self) -> None:
@@ -315,6 +240,8 @@ def _stored(name: str, key: bytes, message: Any) -> Element:
     chain = message.get_nested("NFTA_SET_ELEM_DATA", "NFTA_DATA_VERDICT", "NFTA_VERDICT_CHAIN")
     mark = struct.unpack("=I", value)[0] if name == "generations" and value else 0
     left = message.get_attr("NFTA_SET_ELEM_EXPIRATION")  # milliseconds
+    if name in INTERVALS:
+        end = end or key  # a single one may be told without it
     return Element(name, key, bytes(end or b""), chain or "", mark, 0 if left is None else 1 + int(left) // 1000)
 
 
