@@ -26,8 +26,6 @@ from sandbox import Client, paths
 from sandbox.pool import Pool
 
 IMAGE = "debian"
-#: Shell: until a `sleep` that was put into the background has come to rest: what it does from then on is nothing.
-ASLEEP = "until grep -q '(sleep) S' /proc/[0-9]*/stat 2>/dev/null; do :; done"
 PATIENCE = 240.0  # seconds; for what happens by itself, on a machine that may be very busy
 T = TypeVar("T")
 
@@ -52,6 +50,15 @@ def missing() -> str:
     if shutil.which("mkfs.btrfs") is None:
         absent.append("mkfs.btrfs")
     return f"missing: {', '.join(absent)}; run `make setup`" if absent else ""
+
+
+def asleep(program: str) -> str:
+    """Shell: until a program that was put into the background has come to rest. What still starts would count as at
+    work in the next turn, and be found half started by a restore."""
+    return f"until grep -q '({program}) S' /proc/[0-9]*/stat 2>/dev/null; do :; done"
+
+
+ASLEEP = asleep("sleep")
 
 
 class Daemon:

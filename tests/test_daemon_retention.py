@@ -17,7 +17,7 @@ from daemon.retention import Node, new_parents, removable
 from sandbox import Client, Conflict, NotFound
 from sandbox.messages import CheckpointState, Retention
 from sandbox.pages import PAGE, PageStore
-from tests.daemon_host import IMAGE, Daemon, until
+from tests.daemon_host import ASLEEP, IMAGE, Daemon, asleep, until
 
 STATES = (CheckpointState.DURABLE,) * 6 + (CheckpointState.CAPTURED, CheckpointState.PENDING, CheckpointState.FAILED)
 
@@ -190,7 +190,7 @@ async def test_a_policy_thins_the_tree_while_everything_else_goes_on(daemon: Dae
     async with daemon.client() as host:
         sandbox = await host.create(IMAGE, retention=Retention(last=2))
         server = "python3 -c 'import time; x=bytearray(3<<20); time.sleep(1e6)' >/dev/null 2>&1 &"
-        first = await sandbox.durable(await sandbox.exec(f"echo 1 > /n; setsid {server}"))
+        first = await sandbox.durable(await sandbox.exec(f"echo 1 > /n; setsid {server} {asleep('python3')}"))
         labelled = await sandbox.checkpoint("kept", wait="durable")
         (child,) = [fork.sandbox for fork in await host.fork(first, 1)]
         assert child is not None
@@ -233,7 +233,7 @@ async def test_what_is_removed_by_hand_frees_its_pages_while_the_daemon_runs(dae
     async with daemon.client() as host, host.create(IMAGE) as sandbox:
         noise = 'python3 -c \'import os,time; x=os.urandom(8<<20); open("/up","w"); time.sleep(1e6)\' >/dev/null 2>&1'
         info = await sandbox.durable(
-            await sandbox.exec(f"setsid {noise} & while [ ! -e /up ]; do sleep 0.01; done; pkill -x sleep; true")
+            await sandbox.exec(f"setsid {noise} & while [ ! -e /up ]; do sleep 0.01; done; {asleep('python3')}")
         )
         with pytest.raises(Conflict, match="stands on it"):
             await host.store.remove(info)
@@ -256,7 +256,7 @@ async def test_killed_while_checkpoints_are_removed_nothing_is_torn(daemon: Daem
     chance = random.Random(round_)
     async with daemon.client() as host:
         sandbox = await host.create(IMAGE, retention=Retention(last=3))
-        started = await sandbox.exec("setsid sleep 1000000 >/dev/null 2>&1 &")
+        started = await sandbox.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}")
         await sandbox.durable(started)
     for strike in range(3):
         with contextlib.suppress(Exception):  # the daemon dies in the middle of it

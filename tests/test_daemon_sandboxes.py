@@ -142,8 +142,9 @@ async def test_diff_tells_what_changed_since_a_checkpoint(sb) -> None:
 async def test_each_kind_of_turn_captures_its_kind(sb) -> None:
     look = await sb.exec("cat /etc/passwd; ls /")
     repair = await sb.exec("echo fixed > /etc/motd")
-    service = await sb.exec("setsid sleep 1000000 >/dev/null 2>&1 &")
-    both = await sb.exec("echo x > /x; setsid sleep 1000001 >/dev/null 2>&1 &")
+    service = await sb.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}")
+    second = "setsid sleep 1000001 >/dev/null 2>&1 & until grep -q '(sleep) S' /proc/$!/stat; do :; done"
+    both = await sb.exec(f"echo x > /x; {second}")
     assert look.verdict is Verdict.NONE
     assert repair.verdict is Verdict.FILES
     assert service.verdict is Verdict.PROCESSES

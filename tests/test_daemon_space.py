@@ -12,7 +12,7 @@ import pytest
 from sandbox import CheckpointFailed, Limits, NoSpace, Verdict, btrfs
 from sandbox.messages import CheckpointState
 from sandbox.pool import RESERVE, Pool
-from tests.daemon_host import IMAGE, Daemon, missing, until
+from tests.daemon_host import ASLEEP, IMAGE, Daemon, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -82,7 +82,7 @@ async def test_a_sandbox_that_fills_the_pool_harms_no_checkpoint(tmp_path_factor
         pool = await asyncio.to_thread(Pool(daemon.state, size=SIZE).ensure)
         await asyncio.to_thread(daemon.start)
         async with daemon.client() as host, host.create(IMAGE, limits=Limits(disk=None)) as sandbox:
-            await sandbox.exec("setsid sleep 1000000 >/dev/null 2>&1 &")
+            await sandbox.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}")
             before = await sandbox.durable(await sandbox.exec("echo kept > /kept"))
             flood = await sandbox.exec(
                 "for s in 256M 16M 1M 4K; do while fallocate -l $s /flood.$s.$((n += 1)) 2>/dev/null; do :; done; done",

@@ -14,7 +14,7 @@ import pytest
 
 from sandbox import Client, Sandbox
 from sandbox.messages import CheckpointInfo
-from tests.daemon_host import IMAGE, Daemon, missing, until
+from tests.daemon_host import ASLEEP, IMAGE, Daemon, asleep, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -24,7 +24,9 @@ HOLDER = 'python3 -c \'import os, time; x = os.urandom(2 << 20); open("/up", "w"
 async def stored(daemon: Daemon, sandbox: Sandbox) -> CheckpointInfo:
     """A durable checkpoint of files and processes whose files have been hashed."""
     await sandbox.files.write("/needle", f"{sandbox.id} has a needle in its file " * 300)
-    result = await sandbox.exec(f"setsid {HOLDER} & while [ ! -e /up ]; do sleep 0.01; done; rm /up")
+    result = await sandbox.exec(
+        f"setsid {HOLDER} & while [ ! -e /up ]; do sleep 0.01; done; {asleep('python3')}; rm /up"
+    )
     info = await sandbox.durable(result)
     await until((daemon.state / "checkpoints" / f"{info.id}.tree").exists, "its files are hashed")
     return info
@@ -113,7 +115,7 @@ async def test_a_dump_after_the_damage_stores_its_pages_anew(daemon: Daemon, hos
         segment = max((daemon.state / "pages").glob("*.segment"))
         flip(segment, segment.stat().st_size - (1 << 20))
         assert "damaged" in await damage(host, info)
-        again = await sandbox.durable(await sandbox.exec("setsid sleep 1000000 >/dev/null 2>&1 &"))
+        again = await sandbox.durable(await sandbox.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}"))
         assert again.stored_bytes > 100_000  # a block at least had to be stored once more
         assert await damage(host, again) == ""
         await sandbox.restore(again, verify=True)
