@@ -9,6 +9,7 @@ before the API answers (adoption by a new daemon); ``detach`` is called before t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -43,8 +44,8 @@ async def attach_all(attachments: Sequence[Attachment], row: SandboxRow, contain
         for attachment in attachments:
             done.append(attachment)
             await attachment.attach(row, container)
-    except BaseException:
-        await detach_all(done, row, container)
+    except BaseException:  # also when cancelled, and though it may be cancelled again: nothing stays half fastened
+        await asyncio.shield(detach_all(done, row, container))
         raise
 
 

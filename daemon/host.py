@@ -2,7 +2,8 @@
 
 Owns: the set of sandboxes and checkpoints, their names and id ranges, and every act that makes or
 ends a sandbox. Does not own: what happens inside one (:mod:`daemon.turns`), HTTP (`daemon.app`),
-which checkpoints are kept (`daemon.keeper`), what is left after a crash (`daemon.recovery`).
+which checkpoints are kept (`daemon.keeper`), how a state comes back (`daemon.restoring`), what is left
+after a crash (`daemon.recovery`).
 
 Guarantee: an act either succeeds or leaves nothing behind but an error that names the sandbox and
 the remedy. A sandbox is published only when it runs, so what a crash leaves half made has no row
@@ -22,25 +23,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from daemon import access, ignore, metrics, mounts, owners, states
+from daemon import ignore, metrics, mounts, owners, states
 from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
 from daemon.engine import quantile
 from daemon.flights import Flight, Services
+from daemon.idranges import IdRanges
 from daemon.keeper import Keeper
 from daemon.network.networks import Networks
 from daemon.owners import Making
+from daemon.restoring import Restorer
 from daemon.schedule import Stage
 from daemon.store import Store
 from daemon.storing import nearest, store
 from daemon.turns import TurnLoop
 from daemon.verify import Verifier
 from daemon.why import explained
-from sandbox import digest, treediff
-from sandbox.container import Container, ContainerSpec
-from sandbox.errors import Conflict, ImageNotFound, Invalid, NotEqual, NotFound, PagurusError, RestoreFailed
-from sandbox.identity import run_fork_hooks
+from sandbox import treediff
+from sandbox.container import Container
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.image import Image
 from sandbox.messages import (
     Change,
@@ -48,7 +50,6 @@ from sandbox.messages import (
     CheckpointState,
     CreateRequest,
     ForkEntry,
-    Mount,
     Network,
     NetworkStatus,
     RestoreRequest,
@@ -61,9 +62,6 @@ from sandbox.messages import (
 
 log = logging.getLogger("pagurus.host")
 
-UID_FIRST = 0x2000_0000  # beyond what distributions and user databases hand out
-UID_RANGE = 65_536
-UID_LAST = 0x7000_0000
 FORKS_AT_ONCE = 4
 FORKS_MOST = 1024
 
@@ -77,8 +75,7 @@ class Host:
         self.images = images
         self.run_dir = run_dir  # one directory for each sandbox below it
         self.loops: dict[str, TurnLoop] = {}
-        self._ids_in_use: set[int] = set()
-        self._next_id = UID_FIRST
+        self._ids = IdRanges()
         self._making = asyncio.Semaphore(FORKS_AT_ONCE)
         self.gateway: Any = None  # daemon.gateway.service.GatewayService, where the daemon has one
         self.making = Making(self.loops)
@@ -90,6 +87,7 @@ class Host:
         services.lost = self.fall_back
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]
+        self.restorer = Restorer(services, places, images, run_dir, self.attachments)
 
     def _settled(self, row: CheckpointRow, parent: CheckpointRow) -> None:
         self.keeper.changed(row.sandbox)
@@ -207,7 +205,7 @@ class Host:
             workdir=workdir,
             user=image.config.user if request.user is None else str(request.user),
             labels=request.labels,
-            mounts=await self._mounts(request),
+            mounts=await mounts.admitted(request.mounts, [self.run_dir.parent, self.places.stored.parent]),
             durable_answers=request.durable_answers,
             gateway=request.gateway,
             retention=request.retention,
@@ -263,7 +261,7 @@ class Host:
         try:
             with self._made(row):
                 async with self._making:
-                    await self._make(row, self._tree_below(row), origin, [])
+                    await self._make(row, self.restorer.tree_below(row), origin, [])
         except (PagurusError, OSError) as error:
             return ForkEntry(error=str(error))
         return ForkEntry(sandbox=row.info())
@@ -273,19 +271,19 @@ class Host:
         async with contextlib.AsyncExitStack() as undo:
             self.services.capturer.need()
             row.tree = f"{row.id}.0"
-            undo.push_async_callback(self._drop_tree, row.tree)
+            undo.push_async_callback(self.restorer.drop_tree, row.tree)
             undo.push_async_callback(asyncio.to_thread, mounts.drop, row, self.places)
             await asyncio.to_thread(mounts.make, row, self.places)
             await asyncio.to_thread(self.services.capturer.writable, origin.files, row.tree)
-            container = await Container.prepare(self._spec(row, image))
+            container = await Container.prepare(self.restorer.spec_over(row, image))
             undo.push_async_callback(container.destroy)
             self.services.inspector.watch(container.cgroup.id)  # before anything runs in it
             undo.callback(self.services.inspector.unwatch, container.cgroup.id)
             await attach_all(self.attachments, row, container)
             undo.push_async_callback(detach_all, self.attachments, row, container)
-            await self._bring_back(container, origin, verify=False, fork=True)
+            await self.restorer.bring_back(container, origin, verify=False, fork=True)
             self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
-            await self._renew(row, container, origin)
+            await self.restorer.renew(row, container, origin)
             row.state = states.after(row.state, states.Event.START, sandbox=row.id)
             await self.services.catalogue.write([put_sandbox(row), *changes], durable=True)
             undo.pop_all()
@@ -298,7 +296,7 @@ class Host:
             id=f"s-{number}",
             state=SandboxState.CREATING,
             created_at=time.time(),
-            uid_base=self._free_id_range(),
+            uid_base=self._ids.take(),
             hostname=number,
             tree=None,
             head="",
@@ -312,8 +310,8 @@ class Host:
         try:
             with self.making.admitted(row):
                 yield
-        except BaseException:
-            self._ids_in_use.discard(row.uid_base)
+        except BaseException:  # also when cancelled: what failed keeps no range
+            self._ids.release(row.uid_base)
             raise
 
     def _root_checkpoint(self, row: SandboxRow) -> CheckpointRow:
@@ -322,31 +320,6 @@ class Host:
         root.state, root.parent, root.label = CheckpointState.DURABLE, None, "created"
         root.started_at = root.captured_at = root.durable_at = root.created_at
         return root
-
-    def _free_id_range(self) -> int:
-        for _ in range((UID_LAST - UID_FIRST) // UID_RANGE):
-            base = self._next_id
-            self._next_id = base + UID_RANGE if base + UID_RANGE < UID_LAST else UID_FIRST
-            if base not in self._ids_in_use:
-                self._ids_in_use.add(base)
-                return base
-        raise Conflict("all user id ranges of this host are in use", remedy="remove some sandboxes")
-
-    def _spec(self, row: SandboxRow, image: Path) -> ContainerSpec:
-        return ContainerSpec(
-            id=row.id,
-            image=image,
-            tree=self.places.tree(row.tree or ""),
-            uid_base=row.uid_base,
-            hostname=row.hostname,
-            limits=row.limits,
-            run_dir=self.run_dir / row.id,
-            binds=mounts.binds(row, self.places),
-        )
-
-    def _tree_below(self, row: SandboxRow) -> Path:
-        """The image tree that a sandbox stands on, whatever its name means by now."""
-        return self.images.tree(row.image_digest) if row.image_digest else self.images.path(row.image)
 
     def image_below(self, checkpoint: CheckpointRow) -> Image:
         """The image that the files of a checkpoint lie upon. Reads the disk."""
@@ -363,18 +336,10 @@ class Host:
         rows += [row.template for row in self.services.checkpoints.values() if row.template is not None]
         return collections.Counter(row.image_digest for row in rows)
 
-    def spec(self, row: SandboxRow) -> ContainerSpec:
-        """What the container of an existing sandbox is made of."""
-        try:
-            return self._spec(row, self._tree_below(row))
-        except ImageNotFound as error:  # one that runs goes on; a dead one says so when it is restored
-            log.error("its image is gone: %s", error, extra={"sandbox": row.id})
-            return self._spec(row, self.images.trees / (row.image_digest or "gone") / "tree")
-
     def _admit(self, row: SandboxRow, container: Any) -> TurnLoop:
         loop = TurnLoop(row, container, self.services)
         self.loops[row.id] = loop
-        self._ids_in_use.add(row.uid_base)
+        self._ids.claim(row.uid_base)
         if container is not None:
             self._mourn(loop)
         return loop
@@ -406,11 +371,13 @@ class Host:
             try:
                 with self.keeper.pin(target):
                     await self.services.catalogue.write([put_sandbox(loop.row)])
-                    differences = await self._replace(loop, target, verify=request.verify)
-            except BaseException as error:
+                    differences = await self.restorer.replace(loop, target, verify=request.verify)
+            except BaseException as error:  # also when cancelled: whatever it was, nothing runs any more
                 loop.step(states.Event.RESTORE_FAILED)
                 self.services.catalogue.later([put_sandbox(loop.row)])
-                raise self._restore_error(error, loop.row, target) from error
+                if isinstance(error, PagurusError | OSError):
+                    raise self.restorer.failure(error, loop.row, target) from error
+                raise
             self._mourn(loop)
         self.services.tally.restores += 1
         total = 1000 * (time.monotonic() - began)
@@ -424,68 +391,6 @@ class Host:
             differences=differences,
         )
 
-    async def _replace(self, loop: TurnLoop, target: CheckpointRow, *, verify: bool) -> list[str]:
-        """Kill, change the tree, bring the processes back, publish."""
-        row, old_tree, old_container = loop.row, loop.row.tree, loop.container
-        new_tree = f"{row.id}.{secrets.token_hex(3)}"
-        if old_container is not None:
-            await self.services.capturer.checkpointer.forget(old_container, restoring=True)
-            await old_container.kill()
-        try:
-            await asyncio.to_thread(self.services.capturer.writable, target.files, new_tree)
-            row.tree = new_tree
-            if old_container is not None:
-                await old_container.remount(self.places.tree(new_tree))
-            else:
-                await asyncio.to_thread(mounts.make, row, self.places)
-                loop.container = await Container.prepare(self._spec(row, self._tree_below(row)))
-                self.services.inspector.watch(loop.container.cgroup.id)
-            await attach_all(self.attachments, row, loop.container)
-            differences = await self._bring_back(loop.container, target, verify=verify, fork=False)
-            self.services.inspector.mark(loop.container.cgroup.id, files=True, processes=True)
-            await self._renew(row, loop.container, target)
-            row.head, row.ipc = target.id, target.ipc
-            row.programs = target.programs
-            loop.programs.forget()
-            loop.step(states.Event.RESTORED)
-            await self.services.catalogue.write([put_sandbox(row)])
-        except BaseException:
-            row.tree = old_tree
-            await asyncio.shield(self._abandon(loop))
-            await asyncio.shield(self._drop_tree(new_tree))
-            raise
-        if old_tree is not None:
-            await self._drop_tree(old_tree)
-        return differences
-
-    async def _abandon(self, loop: TurnLoop) -> None:
-        """A restore failed half-way: nothing of the container is trusted any more."""
-        container, loop.container = loop.container, None
-        if container is not None:
-            await self.services.capturer.checkpointer.forget(container)
-            self.services.inspector.unwatch(container.cgroup.id)
-            await detach_all(self.attachments, loop.row, container)
-            await container.destroy()
-
-    async def _bring_back(self, container: Any, target: CheckpointRow, *, verify: bool, fork: bool) -> list[str]:
-        """The processes of a checkpoint in a container that is mounted over its files. Raises NotEqual."""
-        reference = None if target.files is None else self.places.snapshot(target.files)
-        if target.dump is None:
-            if verify and reference is not None:
-                await asyncio.to_thread(_need_equal_trees, reference, container.tree)
-            await container.start()
-            return []
-        async with self.services.capturer.reading(target.dump) as images:
-            report = await self.services.capturer.checkpointer.restore(
-                container, images, verify=verify, fork=fork, reference=reference
-            )
-        return list(report.differences)
-
-    async def _renew(self, row: SandboxRow, container: Any, origin: CheckpointRow) -> None:
-        """State that another sandbox lives on with: let the hooks of a fork run. What they do counts as a change."""
-        if origin.sandbox != row.id:
-            await run_fork_hooks(container, checkpoint=origin.id)
-
     async def restorable(self, checkpoint: str) -> CheckpointRow:
         """The checkpoint, captured by now, or why it cannot be restored."""
         row = self.checkpoint(checkpoint)
@@ -495,17 +400,6 @@ class Host:
             return row
         why = row.error or f"it is {row.state.value}"
         raise Conflict(f"checkpoint {row.id} cannot be restored: {why}", remedy="choose another with `pagurus tree`")
-
-    def _restore_error(self, error: BaseException, row: SandboxRow, target: CheckpointRow) -> BaseException:
-        if not isinstance(error, PagurusError | OSError):
-            return error
-        kind = type(error) if isinstance(error, RestoreFailed | NotEqual) else RestoreFailed
-        return kind(
-            f"restore to {target.id} failed: {getattr(error, 'message', error)}",
-            remedy="the checkpoint is whole; try again, or restore another one",
-            sandbox=row.id,
-            turn=row.turn,
-        )
 
     def template(self, origin: CheckpointRow) -> SandboxRow | Template:
         """The sandbox whose settings a fork inherits: the checkpoint's own, or one that descends from it."""
@@ -544,7 +438,7 @@ class Host:
     async def _changes(self, sandbox: str, checkpoint: str) -> list[Change]:
         loop = self.loop(sandbox)
         target = await self.restorable(checkpoint)
-        image = self._tree_below(loop.row)
+        image = self.restorer.tree_below(loop.row)
         new = self.places.tree(loop.row.tree or "") / "upper"
         if target.files is not None:
             return await asyncio.to_thread(treediff.changes, self.places.snapshot(target.files) / "upper", new, image)
@@ -579,27 +473,11 @@ class Host:
                 await detach_all(self.attachments, row, loop.container)
                 await loop.container.destroy()
             if row.tree is not None:
-                await self._drop_tree(row.tree)
+                await self.restorer.drop_tree(row.tree)
             await asyncio.to_thread(mounts.drop, row, self.places)
-            self._ids_in_use.discard(row.uid_base)
+            self._ids.release(row.uid_base)
         log.info("removed", extra={"sandbox": row.id})
         self.services.spawn(self.keeper.collect(row.id), f"collection of {row.id}")
-
-    async def _mounts(self, request: CreateRequest) -> list[Mount]:
-        """The mounts of a new sandbox, with sources as they really are."""
-        if not request.mounts:
-            return []
-        mounts.checked(request.mounts)
-        of_host = any(mount.source is not None for mount in request.mounts)
-        if of_host and (refused := access.refusal(access.CALLER.get(), "admin")) is not None:
-            raise refused
-        private = [self.run_dir.parent, self.places.stored.parent]
-        return await asyncio.to_thread(mounts.resolved, request.mounts, private)
-
-    async def _drop_tree(self, tree: str) -> None:
-        path = self.places.tree(tree)
-        if path.exists():
-            await asyncio.to_thread(self.services.capturer.remove_tree, path)
 
     async def settle(self, timeout: float) -> bool:
         """Wait until removals and checkpoints in the background have ended. False after `timeout` seconds."""
@@ -614,9 +492,3 @@ class Host:
         except TimeoutError:
             return False
         return True
-
-
-def _need_equal_trees(reference: Path, tree: Path) -> None:
-    found = digest.differences(digest.tree(reference / "upper"), digest.tree(tree / "upper"))
-    if found:
-        raise NotEqual(f"the restored files differ in {len(found)} points: {'; '.join(found[:10])}")

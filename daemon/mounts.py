@@ -9,10 +9,12 @@ Guarantee: nothing that belongs to the daemon is ever mounted into a sandbox, wh
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from daemon import access
 from daemon.capture import Places
 from daemon.catalogue import SandboxRow
 from sandbox import btrfs
@@ -43,6 +45,17 @@ def checked(mounts: Sequence[Mount]) -> None:
         targets.append(target)
         if mount.source is None and parse_bytes(mount.size) < 1 << 20:
             raise Invalid(f"scratch of less than 1 MiB: {mount.size!r}")
+
+
+async def admitted(mounts: Sequence[Mount], private: Sequence[Path]) -> list[Mount]:
+    """The mounts of a new sandbox, with sources as they really are. Who mounts of the host must be its administrator."""
+    if not mounts:
+        return []
+    checked(mounts)
+    of_host = any(mount.source is not None for mount in mounts)
+    if of_host and (refused := access.refusal(access.CALLER.get(), "admin")) is not None:
+        raise refused
+    return await asyncio.to_thread(resolved, mounts, private)
 
 
 def resolved(mounts: Sequence[Mount], private: Sequence[Path]) -> list[Mount]:

@@ -39,7 +39,7 @@ async def connect(loop: TurnLoop, port: int) -> socket.socket:
                 return made
             except (OSError, TimeoutError):
                 made.close()
-            except BaseException:
+            except BaseException:  # cancelled: nobody waits for it any more
                 made.close()
                 raise
     raise Conflict(

@@ -191,7 +191,7 @@ class Programs:
         try:
             started = await attendant.start(loop.container, row.id, program)
             identities = await self._keep_apart(started) if excluded else []
-        except BaseException:
+        except BaseException:  # also when cancelled: a row without a program would be waited for
             self._drop(row.id)
             loop.services.catalogue.later([put_sandbox(loop.row)])
             raise

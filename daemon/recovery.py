@@ -208,7 +208,7 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
     """Connect to a sandbox that lives, or mark it dead. Returns the changes to publish."""
     before = row.state, row.head
     container: Container | None = None
-    spec = host.spec(row)
+    spec = host.restorer.spec(row)
     try:
         container = await Container.adopt(spec)
     except PagurusError as error:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_programs import CHECK, python_program
-from checkpoint_support import Bench, bench, shell
-from container_support import maker, pool
 
 from sandbox.container import Container
 from sandbox.process import host_pid, task_of
-
-__all__ = ["bench", "maker", "pool"]
+from tests.checkpoint_programs import CHECK, python_program
+from tests.checkpoint_support import Bench, shell
 
 # Each is what the owner's process does with a child before it waits; the child then serves checks.
 HELD = {

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from checkpoint_programs import CHECK, LISTENER
-from checkpoint_support import Bench, Saved, bench, shell
-from container_support import maker, pool
 
 from sandbox.container import Container
-
-__all__ = ["bench", "maker", "pool"]
+from tests.checkpoint_programs import CHECK, LISTENER
+from tests.checkpoint_support import Bench, Saved, shell
 
 PATIENCE = 20.0  # seconds for the kernel to let go of what nobody uses
 

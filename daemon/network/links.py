@@ -91,7 +91,7 @@ def connect(
             if error.code == errno.EEXIST:
                 return None
             raise _unable("set up a link", error) from error
-        except BaseException:
+        except OSError:  # its namespace is gone meanwhile: a half made link leads nowhere, and must not stay
             with contextlib.suppress(NetlinkError):
                 host.link("del", ifname=link)
             raise

@@ -201,7 +201,7 @@ class Networks:
                 if container is not None:
                     self._follow(row, container)
                     await self._fit(row.id, container, policy)
-            except BaseException:
+            except BaseException:  # refused, failed or cancelled half-way: one policy is in force, the former
                 row.network = former
                 await asyncio.shield(self._return(row, container, publish))
                 raise
@@ -273,7 +273,7 @@ class Networks:
             try:
                 await self._enforce(attached, policy)
                 made = await self._move(partial(links.connect, self.prefix, sandbox, where, address, route=route))
-            except BaseException:
+            except BaseException:  # also when cancelled: rules without a link, or half a link, must not stay
                 await asyncio.shield(self._take_away(sandbox))
                 raise
             if made is not None:

@@ -129,7 +129,7 @@ class Resolver:
             transport, _ = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
             self._transport = transport
             self._server = await asyncio.start_server(self._stream, sock=stream, limit=1 << 12)
-        except BaseException:
+        except BaseException:  # also when cancelled: an open socket would take the next daemon's questions
             datagrams.close()
             stream.close()
             raise
@@ -263,10 +263,10 @@ def _sockets(kept: Sequence[int] = ()) -> tuple[socket.socket, socket.socket]:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             stream.bind(ADDRESS)
             stream.listen(STREAMS)
-        except BaseException:
+        except OSError:
             stream.close()
             raise
-    except BaseException:
+    except OSError:
         datagrams.close()
         raise
     return datagrams, stream
