@@ -48,7 +48,7 @@ def checked(mounts: Sequence[Mount]) -> None:
 
 
 async def admitted(mounts: Sequence[Mount], private: Sequence[Path]) -> list[Mount]:
-    """The mounts of a new sandbox, with sources as they really are. Who mounts of the host must be its administrator."""
+    """The mounts of a new sandbox, with sources as they really are. Only an administrator mounts of the host."""
     if not mounts:
         return []
     checked(mounts)
