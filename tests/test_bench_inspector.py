@@ -250,7 +250,7 @@ def named(parent: Path, pattern: str) -> list[Path]:
 
 
 async def test_what_a_killed_run_left_is_removed_by_the_next(
-    pool: Pool,  # noqa: F811
+    pool: Pool,
     inspector: Inspector,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
