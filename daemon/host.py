@@ -32,6 +32,7 @@ from daemon.flights import Flight, Services
 from daemon.idranges import IdRanges
 from daemon.keeper import Keeper
 from daemon.network.networks import Networks
+from daemon.network.policy import compile_policy
 from daemon.owners import Making
 from daemon.restoring import Restorer
 from daemon.schedule import Stage
@@ -195,6 +196,7 @@ class Host:
         if not workdir.startswith("/"):
             raise Invalid(f"workdir must be absolute, not {workdir!r}")
         ignore.checked(request.ignore)
+        compile_policy(request.network)  # refused before anything is made
         row = self._new_row(
             image=request.image,
             image_digest=image.digest,

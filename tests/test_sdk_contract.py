@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
 
-from sandbox import Client
+from bench import _internet as world
+from sandbox import Client, Network
+from sandbox.connections import POOL
 from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, SandboxDead, Unsupported
-from sandbox.messages import SandboxState, Verdict
+from sandbox.messages import NetworkStatistics, SandboxState, Verdict
 from sandbox.testing import FakeHost
+
+WRONG_NETWORKS = (
+    Network(mode="none", cidrs=("1.2.3.4",)),
+    Network(mode="open", names=("example.org",)),
+    Network.allow(cidrs=["1.2.3.4/33"]),
+    Network.allow(cidrs=["::1"]),
+    Network.allow(cidrs=["example.org"]),
+    Network.allow(cidrs=["169.254.169.254"]),
+    Network.allow(cidrs=["127.0.0.1"]),
+    Network.allow(cidrs=[f"{POOL[7]}"]),
+    Network.allow(cidrs=["1.2.3.4:0"]),
+    Network.allow(cidrs=["1.2.3.4:icmp/1"]),
+    Network.allow(cidrs=["1.2.3.4:20-10"]),
+    Network.allow(names=["1.2.3.4"]),
+    Network.allow(names=["-bad.example"]),
+    Network.allow(names=["a..b"]),
+    Network.allow(names=["a b"]),
+    Network.allow(names=["example.org:http"]),
+    Network.allow(names=["*x.example"]),
+)
 
 
 def _script(fake: FakeHost) -> None:
@@ -121,6 +144,50 @@ async def test_files(sb) -> None:
             await sb.files.read(path)
     with pytest.raises(Invalid):
         await sb.files.read("/x")
+
+
+async def test_networks(host: Client, request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["host"] == "real" and (reason := world.missing()):
+        pytest.skip(reason)
+    policy = Network.allow(names=["*.example.org:443", "*"], cidrs=["10.2.0.0/16:tcp/80,udp/53,8000-8100", "1.2.3.4"])
+    async with host.create("debian") as sandbox:
+        status = await sandbox.network.status()
+        assert (status.network, status.address, status.refusals) == (Network.none(), None, [])
+        status = await sandbox.network.set(policy)
+        assert status.network == policy and IPv4Address(status.address) in POOL
+        for wrong in WRONG_NETWORKS:
+            with pytest.raises(Invalid):
+                await sandbox.network.set(wrong)
+            with pytest.raises(Invalid):
+                await host.create("debian", network=wrong)
+        assert (await sandbox.network.status()).network == policy
+        before = await sandbox.checkpoint()
+        await sandbox.network.set(Network.open(cidrs=["10.0.0.0/8"]))
+        await sandbox.restore(before)  # files and processes go back, what it may reach does not
+        kept = await sandbox.network.status()
+        assert (kept.network, kept.address) == (Network.open(cidrs=["10.0.0.0/8"]), status.address)
+        (fork,) = await sandbox.fork()
+        async with fork.sandbox as child:
+            inherited = await child.network.status()
+            assert inherited.network == kept.network and inherited.address not in (None, kept.address)
+        await sandbox.kill()
+        assert (await sandbox.network.set(Network.none())).address is None
+
+
+async def test_the_fake_tells_of_refusals_as_it_is_told() -> None:
+    async with FakeHost() as fake, fake.client() as host:
+        async with host.create("debian", name="mine", network=Network.open()) as sandbox:
+            fake.refuse("mine", "tcp 10.0.0.1:80", "private")
+            fake.refuse(sandbox.id, "tcp 10.0.0.1:80", "private")
+            fake.refuse(sandbox.id, "name evil.example")
+            status = await sandbox.network.status()
+            assert [(each.what, each.count) for each in status.refusals] == [
+                ("tcp 10.0.0.1:80", 2),
+                ("name evil.example", 1),
+            ]
+            assert (status.counters.packets_refused, status.counters.names_refused) == (2, 1)
+            assert (await host.call("GET", "/v1/network", NetworkStatistics)).packets_refused == 2
+        assert (await host.call("GET", "/v1/network", NetworkStatistics)).attached == 0
 
 
 async def test_the_dead_are_restored(sb) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
+from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, SandboxDead
 from sandbox.messages import (
     Change,
     CheckpointInfo,
@@ -29,6 +28,7 @@ from sandbox.messages import (
     ForkEntry,
     ForkRequest,
     ImageInfo,
+    Network,
     RestoreRequest,
     RestoreResult,
     SandboxInfo,
@@ -40,9 +40,8 @@ from sandbox.messages import (
 from sandbox.sdk.client import Client
 from sandbox.sdk.transport import MSGPACK
 from sandbox.testing.files import FakeFiles, described
-
-T = TypeVar("T")
-
+from sandbox.testing.network import FakeNetworks, check
+from sandbox.testing.wire import body, copy, cut, delete, encoded, errors, reply
 
 Effect = Callable[[FakeFiles, re.Match[str]], Any]
 
@@ -77,12 +76,13 @@ class FakeHost:
         self._checkpoints: dict[str, CheckpointInfo] = {}
         self._content: dict[str, str] = {}  # checkpoint -> the one whose copy of the tree it uses
         self._tally = Statistics()
+        self._networks = FakeNetworks()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> FakeHost:
         self._folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="pagurus-fake-")
-        app = web.Application(middlewares=[_errors], client_max_size=1 << 30)
+        app = web.Application(middlewares=[errors], client_max_size=1 << 30)
         routes = {
             ("GET", "/v1/health"): self._health,
             ("GET", "/v1/statistics"): self._statistics,
@@ -107,6 +107,9 @@ class FakeHost:
             ("POST", "/v1/sandboxes/{id}/restore"): self._restore,
             ("POST", "/v1/sandboxes/{id}/fork"): self._fork_sandbox,
             ("GET", "/v1/sandboxes/{id}/diff"): self._diff,
+            ("GET", "/v1/sandboxes/{id}/network"): self._network,
+            ("PUT", "/v1/sandboxes/{id}/network"): self._set_network,
+            ("GET", "/v1/network"): self._traffic,
             ("GET", "/v1/checkpoints/{id}"): self._wait,
             ("POST", "/v1/checkpoints/{id}/fork"): self._fork,
         }
@@ -147,11 +150,15 @@ class FakeHost:
         `effect` gets the files and the match; what it returns, when it is text or bytes, is the output. `delay`:
         seconds that it takes, so that time-outs can be tested.
         """
-        self._scripts.append(_Script(re.compile(pattern), exit_code, _bytes(stdout), _bytes(stderr), effect, delay))
+        self._scripts.append(_Script(re.compile(pattern), exit_code, encoded(stdout), encoded(stderr), effect, delay))
 
     def files(self, sandbox: str) -> FakeFiles:
         """The tree of a sandbox."""
         return self._find(sandbox).files
+
+    def refuse(self, sandbox: str, what: str, why: str = "not on the allow list, or only for other ports") -> None:
+        """Let ``sb.network.status()`` tell that this was refused. ``fake.refuse(sb.id, "tcp 10.0.0.1:80")``"""
+        self._networks.refuse(self._find(sandbox).info.id, what, why)
 
     @property
     def _place(self) -> Path:
@@ -185,27 +192,28 @@ class FakeHost:
     # ----------------------------------------------------------------- the host
 
     async def _health(self, request: web.Request) -> web.Response:
-        return _reply({"status": "ok"})
+        return reply({"status": "ok"})
 
     async def _statistics(self, request: web.Request) -> web.Response:
         self._tally.sandboxes = len(self._sandboxes)
-        return _reply(self._tally)
+        return reply(self._tally)
 
     async def _image_list(self, request: web.Request) -> web.Response:
-        return _reply([ImageInfo(name=name, digest="0" * 64) for name in sorted(self._images)])
+        return reply([ImageInfo(name=name, digest="0" * 64) for name in sorted(self._images)])
 
     async def _list(self, request: web.Request) -> web.Response:
-        return _reply([sandbox.info for sandbox in self._sandboxes.values()])
+        return reply([sandbox.info for sandbox in self._sandboxes.values()])
 
     async def _create(self, request: web.Request) -> web.Response:
-        wanted = await _body(request, CreateRequest)
+        wanted = await body(request, CreateRequest)
         if wanted.image not in self._images:
             raise ImageNotFound(f"no image {wanted.image!r}; there are: {', '.join(self._images) or 'none'}")
         if wanted.name and any(s.info.name == wanted.name for s in self._sandboxes.values()):
             raise Conflict(f"there is a sandbox named {wanted.name} already", remedy="choose another name")
+        check(wanted.network)
         sandbox = self._new(wanted, None)
         self._save(sandbox, Verdict.NONE, "created")
-        return _reply(sandbox.info, 201)
+        return reply(sandbox.info, 201)
 
     def _new(self, wanted: CreateRequest, origin: str | None) -> _Sandbox:
         number = f"s-{secrets.token_hex(5)}"
@@ -213,7 +221,7 @@ class FakeHost:
         if origin is None:
             root.mkdir(parents=True)
         else:
-            _copy(self._copy_of(origin), root)
+            copy(self._copy_of(origin), root)
         info = SandboxInfo(
             id=number,
             image=wanted.image,
@@ -226,28 +234,45 @@ class FakeHost:
         )
         files = FakeFiles(root)
         self._sandboxes[number] = _Sandbox(info, wanted, files, files.print())
+        self._networks.follow(number, wanted.network)
         return self._sandboxes[number]
 
     async def _info(self, request: web.Request) -> web.Response:
-        return _reply(self._find(request.match_info["id"]).info)
+        return reply(self._find(request.match_info["id"]).info)
 
     async def _remove(self, request: web.Request) -> web.Response:
         sandbox = self._find(request.match_info["id"])
         del self._sandboxes[sandbox.info.id]
-        _delete(sandbox.files.root)
-        return _reply({})
+        self._networks.forget(sandbox.info.id)
+        delete(sandbox.files.root)
+        return reply({})
 
     async def _kill(self, request: web.Request) -> web.Response:
         self._alive(request).info.state = SandboxState.DEAD
-        return _reply({})
+        return reply({})
+
+    # ----------------------------------------------------------------- networks
+
+    async def _network(self, request: web.Request) -> web.Response:
+        sandbox = self._find(request.match_info["id"])
+        return reply(self._networks.status(sandbox.info.id, sandbox.request.network))
+
+    async def _set_network(self, request: web.Request) -> web.Response:
+        sandbox, wanted = self._find(request.match_info["id"]), await body(request, Network)
+        self._networks.follow(sandbox.info.id, wanted)
+        sandbox.request = msgspec.structs.replace(sandbox.request, network=wanted)
+        return await self._network(request)
+
+    async def _traffic(self, request: web.Request) -> web.Response:
+        return reply(self._networks.statistics())
 
     # ----------------------------------------------------------------- commands
 
     async def _exec(self, request: web.Request) -> web.Response:
-        return _reply(await self._run(self._alive(request), await _body(request, ExecRequest)))
+        return reply(await self._run(self._alive(request), await body(request, ExecRequest)))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        result = await self._run(self._alive(request), await _body(request, ExecRequest))
+        result = await self._run(self._alive(request), await body(request, ExecRequest))
         response = web.StreamResponse(headers={"Content-Type": MSGPACK})
         await response.prepare(request)
         chunks = [Chunk(stream="stdout", data=result.stdout), Chunk(stream="stderr", data=result.stderr)]
@@ -269,8 +294,8 @@ class FakeHost:
                 break
         else:
             result.stderr = f"fake: no script for {command!r}; add one with FakeHost.on()\n".encode()
-        result.stdout, result.stdout_dropped = _cut(result.stdout, wanted)
-        result.stderr, result.stderr_dropped = _cut(result.stderr, wanted)
+        result.stdout, result.stdout_dropped = cut(result.stdout, wanted)
+        result.stderr, result.stderr_dropped = cut(result.stderr, wanted)
         result.duration = time.time() - began
         if wanted.ends_turn:
             self._end_turn(sandbox, command, began, result)
@@ -286,7 +311,7 @@ class FakeHost:
         await asyncio.sleep(script.delay)
         said = script.effect(sandbox.files, match) if script.effect is not None else None
         result.exit_code, result.stderr = script.exit_code, script.stderr
-        result.stdout = _bytes(said) if isinstance(said, str | bytes) else script.stdout
+        result.stdout = encoded(said) if isinstance(said, str | bytes) else script.stdout
 
     def _end_turn(self, sandbox: _Sandbox, command: str, began: float, result: ExecResult) -> None:
         info = sandbox.info
@@ -312,7 +337,7 @@ class FakeHost:
         )
 
     async def _turns(self, request: web.Request) -> web.Response:
-        return _reply(self._find(request.match_info["id"]).turns)
+        return reply(self._find(request.match_info["id"]).turns)
 
     # ----------------------------------------------------------------- files
 
@@ -329,36 +354,36 @@ class FakeHost:
             raise Invalid(f"{name} is not a regular file")
         mode, append = int(request.query.get("mode", "644"), 8), request.query.get("append") in ("1", "true")
         files.write(name, await request.read(), append=append, mode=mode)
-        return _reply({})
+        return reply({})
 
     async def _remove_file(self, request: web.Request) -> web.Response:
         path = self._there(request)
         if path.is_dir() and not path.is_symlink():
             if request.query.get("recursive") not in ("1", "true") and any(path.iterdir()):
                 raise Conflict(f"{request.query['path']} is not empty", remedy="remove it recursively")
-            _delete(path)
+            delete(path)
         else:
             path.unlink()
-        return _reply({})
+        return reply({})
 
     async def _status(self, request: web.Request) -> web.Response:
-        return _reply(described(self._there(request)))
+        return reply(described(self._there(request)))
 
     async def _move(self, request: web.Request) -> web.Response:
         source, target = self._there(request), self._alive(request).files.path(request.query["to"])
         target.parent.mkdir(parents=True, exist_ok=True)
         source.rename(target)
-        return _reply({})
+        return reply({})
 
     async def _entries(self, request: web.Request) -> web.Response:
         path = self._there(request)
         if not path.is_dir():
             raise Invalid(f"{request.query['path']} is not a directory")
-        return _reply([described(entry) for entry in sorted(path.iterdir())])
+        return reply([described(entry) for entry in sorted(path.iterdir())])
 
     async def _make_directory(self, request: web.Request) -> web.Response:
         self._alive(request).files.path(request.query["path"]).mkdir(parents=True, exist_ok=True)
-        return _reply({})
+        return reply({})
 
     def _there(self, request: web.Request) -> Path:
         path = self._alive(request).files.path(request.query["path"])
@@ -386,15 +411,15 @@ class FakeHost:
         shared = info.head if verdict is Verdict.NONE and info.head is not None else None
         self._content[saved.id] = self._content[shared] if shared is not None else saved.id
         if shared is None:
-            _copy(sandbox.files.root, self._copy_of(saved.id))
+            copy(sandbox.files.root, self._copy_of(saved.id))
         self._checkpoints[saved.id] = saved
         info.head, sandbox.print = saved.id, sandbox.files.print()
         return saved
 
     async def _checkpoint(self, request: web.Request) -> web.Response:
-        sandbox, wanted = self._alive(request), await _body(request, CheckpointRequest)
+        sandbox, wanted = self._alive(request), await body(request, CheckpointRequest)
         changed = sandbox.files.print() != sandbox.print
-        return _reply(self._save(sandbox, Verdict.FILES if changed else Verdict.NONE, wanted.label), 201)
+        return reply(self._save(sandbox, Verdict.FILES if changed else Verdict.NONE, wanted.label), 201)
 
     async def _tree(self, request: web.Request) -> web.Response:
         wanted = self._find(request.match_info["id"]).info
@@ -405,27 +430,27 @@ class FakeHost:
             if saved is not None:
                 found.add(saved.id)
                 pending += [saved.parent] if saved.parent not in found else []
-        return _reply([saved for saved in self._checkpoints.values() if saved.id in found])
+        return reply([saved for saved in self._checkpoints.values() if saved.id in found])
 
     async def _restore(self, request: web.Request) -> web.Response:
-        sandbox, wanted = self._find(request.match_info["id"]), await _body(request, RestoreRequest)
+        sandbox, wanted = self._find(request.match_info["id"]), await body(request, RestoreRequest)
         saved = self._saved(wanted.checkpoint or sandbox.info.head or "")
-        _delete(sandbox.files.root)
-        _copy(self._copy_of(saved.id), sandbox.files.root)
+        delete(sandbox.files.root)
+        copy(self._copy_of(saved.id), sandbox.files.root)
         sandbox.info.state, sandbox.info.head = SandboxState.RUNNING, saved.id
         sandbox.print = sandbox.files.print()
         self._tally.restores += 1
-        return _reply(RestoreResult(sandbox=sandbox.info.id, checkpoint=saved.id, total_ms=0.0, verified=wanted.verify))
+        return reply(RestoreResult(sandbox=sandbox.info.id, checkpoint=saved.id, total_ms=0.0, verified=wanted.verify))
 
     async def _fork_sandbox(self, request: web.Request) -> web.Response:
-        sandbox, wanted = self._alive(request), await _body(request, ForkRequest)
+        sandbox, wanted = self._alive(request), await body(request, ForkRequest)
         changed = sandbox.files.print() != sandbox.print
         saved = self._save(sandbox, Verdict.FILES if changed else Verdict.NONE)
-        return _reply(self._forks(saved, wanted.count), 201)
+        return reply(self._forks(saved, wanted.count), 201)
 
     async def _fork(self, request: web.Request) -> web.Response:
-        wanted = await _body(request, ForkRequest)
-        return _reply(self._forks(self._saved(request.match_info["id"]), wanted.count), 201)
+        wanted = await body(request, ForkRequest)
+        return reply(self._forks(self._saved(request.match_info["id"]), wanted.count), 201)
 
     def _forks(self, saved: CheckpointInfo, count: int) -> list[ForkEntry]:
         if not 1 <= count <= 1024:
@@ -446,50 +471,7 @@ class FakeHost:
                 found.append(Change(path=path, kind="added"))
             elif before[path] != now[path]:
                 found.append(Change(path=path, kind="modified"))
-        return _reply(found)
+        return reply(found)
 
     async def _wait(self, request: web.Request) -> web.Response:
-        return _reply(self._saved(request.match_info["id"]))
-
-
-# --------------------------------------------------------------------------- helpers
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-    try:
-        response: web.StreamResponse = await handler(request)
-        return response
-    except PagurusError as error:
-        return _reply(error.body(), error.status)
-    except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
-        missing = Unsupported(f"the fake host has no {request.method} {request.path}", remedy="use a real daemon")
-        return _reply(missing.body(), missing.status)
-
-
-def _reply(value: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.msgpack.encode(value), status=status, content_type=MSGPACK)
-
-
-async def _body(request: web.Request, kind: type[T]) -> T:
-    try:
-        return msgspec.msgpack.decode(await request.read(), type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise Invalid(f"bad {kind.__name__}: {error}") from None
-
-
-def _cut(data: bytes, wanted: ExecRequest) -> tuple[bytes, int]:
-    most = wanted.output_limit or len(data)  # 0: streamed
-    return data[:most], max(0, len(data) - most)
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, symlinks=True)
-
-
-def _delete(path: Path) -> None:
-    shutil.rmtree(path)
-
-
-def _bytes(text: bytes | str) -> bytes:
-    return text.encode() if isinstance(text, str) else text
+        return reply(self._saved(request.match_info["id"]))
