@@ -1,9 +1,9 @@
 """A sandbox host for the tests of your own code: no root, no kernel, no daemon.
 
 Owns: an in-process server that speaks the daemon's wire for the core of the SDK: sandboxes, commands, files,
-checkpoints, restore, fork, diff, kill, network policies. Does not own: isolation, or running and connecting anything. Commands do what you script;
-whatever is not scripted fails with exit code 127 and says so. The repository's contract tests hold it against a real
-daemon.
+checkpoints, restore, fork, diff, kill, network policies. Does not own: isolation, or running and connecting anything.
+Commands do what you script; whatever is not scripted fails with exit code 127 and says so. The repository's contract
+tests hold it against a real daemon.
 
 ::
 
