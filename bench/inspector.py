@@ -329,7 +329,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object, last")
     parser.add_argument("--programs", type=int, default=10_000, help="random programs (default 10000)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=24, help="pairs of the overhead measurement")
+    parser.add_argument("--rounds", type=int, default=48, help="pairs of the overhead measurement")
     parser.add_argument("--quick", action="store_true", help="200 programs, a tenth of the matrix, 3 pairs")
     parser.add_argument(
         "--only", metavar="CASE", help="the case of this name, or all whose names hold it; or `program SEED:NUMBER`"

@@ -30,6 +30,7 @@ char LICENSE[] SEC("license") = "GPL";
 #include "progress.h"
 #include "inodes.h"
 #include "calls.h"
+#include "quiet.h"
 
 /* Whether a request writes to a file of the tree, and not to something that another process may hold. */
 static __always_inline bool goes_to_file(struct task_struct *p, struct io_kiocb *request)
@@ -68,14 +69,6 @@ int BPF_PROG(on_uring, struct io_kiocb *request)
 		count(procs_of(s)->channels);
 	explain_file(WHY_URING, NULL, NULL);
 	return 0;
-}
-
-/* Whether, in this epoch, the next call needs the record only when it changes something, or is interrupted. */
-static __always_inline bool is_quiet(struct sandbox *s, struct task *t, u64 epoch)
-{
-	if (t->apart & APART_DEAD || t->stashed || t->traced || ours(s, t))
-		return false;
-	return t->apart || t->born == epoch || t->ran == epoch;
 }
 
 /* A call that may have changed something, or the first one after another task ran on this processor. */
