@@ -16,9 +16,9 @@ import typer
 from typer.core import TyperGroup
 
 from pagurus import output
-from pagurus.common import Json, SandboxName, call
+from pagurus.common import Json, SandboxName, call, each
 from sandbox import Client
-from sandbox.errors import Invalid, PagurusError
+from sandbox.errors import Invalid
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.store import CheckpointReport, Imported
 
@@ -117,20 +117,7 @@ def rm(
     checkpoints: Annotated[list[str], typer.Argument(help="Ids.", metavar="CHECKPOINT...")],
 ) -> None:
     """Remove checkpoints that nothing stands on. What descends from them is handed to their parents."""
-
-    async def work(host: Client) -> list[str]:
-        failed = []
-        for name in checkpoints:
-            try:
-                await host.store.remove(name)
-            except PagurusError as error:
-                failed.append(str(error))
-        return failed
-
-    failed = call(work)
-    for line in failed:
-        print(f"pagurus: {line}", file=sys.stderr)
-    raise typer.Exit(1 if failed else 0)
+    each(checkpoints, lambda host, name: host.store.remove(name))
 
 
 @application.command()

@@ -15,9 +15,8 @@ import typer
 from rich.tree import Tree
 
 from pagurus import checkpoint_cli, copy_cli, gateway_cli, image_cli, network_cli, output, shell, token_cli, top
-from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, WhoOption, call
+from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, WhoOption, call, each
 from sandbox import Client, Limits, Network
-from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointInfo, ExecResult
 
 T = TypeVar("T")
@@ -155,19 +154,10 @@ def _exit_code(result: ExecResult) -> int:
 def rm(sandboxes: SandboxNames) -> None:
     """Remove sandboxes with their checkpoints, but for what forks of them need."""
 
-    async def work(host: Client) -> list[str]:
-        failed = []
-        for name in sandboxes:
-            try:
-                await (await host.get(name)).remove()
-            except PagurusError as error:
-                failed.append(str(error))
-        return failed
+    async def remove(host: Client, name: str) -> None:
+        await (await host.get(name)).remove()
 
-    failed = call(work)
-    for line in failed:
-        print(f"pagurus: {line}", file=sys.stderr)
-    raise typer.Exit(1 if failed else 0)
+    each(sandboxes, remove)
 
 
 # --------------------------------------------------------------------------- checkpoints

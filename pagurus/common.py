@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
@@ -32,6 +33,24 @@ def call(work: Callable[[Client], Awaitable[T]]) -> T:
             return await work(host)
 
     return asyncio.run(connected())
+
+
+def each(names: list[str], act: Callable[[Client, str], Awaitable[None]]) -> None:
+    """Do the same to each of these, whatever becomes of the others. What failed is said, and makes the exit code 1."""
+
+    async def work(host: Client) -> list[str]:
+        failed = []
+        for name in names:
+            try:
+                await act(host, name)
+            except PagurusError as error:
+                failed.append(str(error))
+        return failed
+
+    failed = call(work)
+    for line in failed:
+        print(f"pagurus: {line}", file=sys.stderr)
+    raise typer.Exit(1 if failed else 0)
 
 
 def _sandboxes(incomplete: str) -> list[str]:

@@ -11,7 +11,6 @@ for a sandbox that the caller does not see.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
@@ -61,8 +60,6 @@ class Gate:
             REQUEST.set(request_id(request.headers.get(ID_HEADER)))
             try:
                 answer = await self._admit(request, route)
-            except asyncio.CancelledError:
-                raise
             except Exception as error:  # noqa: BLE001 - the boundary: a bug in one route is an answer and a log entry
                 answer = _broken_off(request, error) if STARTED in request else refusal(request, error)
             finally:
