@@ -7,7 +7,8 @@
 Each workload runs in a sandbox and in a runc container over the same image. Rounds are interleaved: our checkpoint
 (dump and file snapshot, leave running), `runc checkpoint --leave-running`, our kill and restore, runc's. `frozen_ms` is
 CRIU's own measure of the frozen window, our work inside it included. Times of ours are taken around the same calls
-that the daemon makes; those of runc around its command line, which is how it is used. Before each timed step all dirty
+that the daemon makes, and with the CRIU processes that it has waiting for the next dump and the next restore; those of
+runc around its command line, which is how it is used. Before each timed step all dirty
 pages of the machine are written out: what one side left behind must not be paid for by the other. `load` is the
 machine's load average at the beginning and at the end: figures of a busy machine say little.
 

@@ -16,6 +16,7 @@ import pytest_asyncio
 from sandbox.container import Container
 from tests.checkpoint_programs import CHECK, LISTENER
 from tests.checkpoint_support import Bench, Saved, shell
+from tests.container_support import Maker
 
 PATIENCE = 20.0  # seconds for the kernel to let go of what nobody uses
 
@@ -99,3 +100,16 @@ async def test_outputs_of_more_programs_than_a_waiting_process_has_pipes_for(ben
     await bench.kill_and_restore(sb, saved, saved.capture.dir)
     assert not worker.used
     assert await shell(sb, "pgrep -c sleep") == "2\n"
+
+
+async def test_a_sandbox_without_checkpoints_lets_go_too(maker: Maker, disk: tuple[Path, Path]) -> None:
+    sb = await maker.create()
+    deadline = time.monotonic() + PATIENCE
+    while sees(sb.shim_pid, disk[1]):  # not at once: nobody should wait for that
+        assert time.monotonic() < deadline, "the shim still holds the disk"
+        await asyncio.sleep(0.05)
+    assert await shell(sb, "echo on") == "on\n"
+    await sb.kill()
+    await sb.remount(sb.tree)
+    await sb.start()
+    assert await shell(sb, "echo on") == "on\n"

@@ -33,12 +33,14 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define STREAMS_MAX 1024
 #define CHILDREN_MAX 64
 #define KEPT_MAX 8
 #define LISTENER 3
+#define LEAVE_AFTER 200  /* ms */
 
 struct stream {
     int fd;          /* -1: free */
@@ -189,12 +191,33 @@ static void command_setup(void) {
 
 static int unmount(void);
 
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Let go of the host's mounts. It takes milliseconds, so not while somebody waits for a sandbox; but before a program is
+ * started that stays, with a copy of our mounts. */
+static void leave(void) {
+    if (shim.left || !shim.leave_at) return;
+    shim.left = true;
+    leave_unneeded(&shim);
+}
+
+/* Milliseconds until that is due; -1: never. */
+static int until_leave(void) {
+    if (shim.left || !shim.leave_at) return -1;
+    int64_t left = shim.leave_at - now_ms();
+    return left < 0 ? 0 : (int)left;
+}
+
 /* mount TREE IMAGE */
 static void command_mount(void) {
     if (fields != 3) return refuse("mount", EINVAL);
     if (shim.mounted) return refuse("mount", EBUSY);
-    if (!shim.left) leave_unneeded(&shim, field[1], field[2]);
-    shim.left = true;
+    if (!copy(shim.tree, sizeof shim.tree, field[1]) || !copy(shim.image, sizeof shim.image, field[2]))
+        return refuse("mount", ENAMETOOLONG);
     const char *stage = mount_overlay(&shim, field[1], field[2]);
     if (!stage && (stage = make_targets(&shim)) != NULL) {
         int error = errno;
@@ -202,6 +225,7 @@ static void command_mount(void) {
         errno = error;
     }
     if (stage) return refuse(stage, errno);
+    if (!shim.leave_at && !shim.left) shim.leave_at = now_ms() + LEAVE_AFTER;
     answer(NULL, 0, "ok\n");
 }
 
@@ -409,6 +433,7 @@ static void run_host(bool waits) {
         if (*rest == ',') rest++;
     }
     c.in_cgroup = in_cgroup && !waits;
+    if (!c.in_cgroup) leave();
     c.fresh = in_cgroup;
     c.join = (int)join;
     start_host(&shim, &c, &out);
@@ -484,7 +509,9 @@ static void loop(void) {
             which[count] = &streams[i];
             set[count++] = (struct pollfd){.fd = streams[i].fd, .events = POLLIN};
         }
-        if (poll(set, (nfds_t)count, -1) < 0) continue;
+        int ready = poll(set, (nfds_t)count, until_leave());
+        if (until_leave() == 0) leave();
+        if (ready < 0) continue;
         if (set[0].revents) {
             struct signalfd_siginfo info;
             if (read(signals, &info, sizeof info) > 0) reap();

@@ -39,7 +39,9 @@ struct shim {
     uid_t uid_base;
     uint64_t open_files;
     int idmap;                /* user namespace that maps 0.. to uid_base.. */
+    char tree[PATH_MAX], image[PATH_MAX];  /* what is mounted, or was last */
     bool mounted, left;       /* left: the mounts of the host that nobody here needs */
+    int64_t leave_at;         /* when to, on the monotonic clock in ms; 0: not yet known */
     int bind_count;
     struct bind bind[BINDS_MAX];
     bool spared;              /* last in the OOM killer's queue; what we start must not inherit that */
@@ -100,7 +102,7 @@ const char *open_binds(const struct shim *s, int sources[BINDS_MAX]);
 const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]);
 
 /* unneeded.c */
-void leave_unneeded(const struct shim *s, const char *tree, const char *image);
+void leave_unneeded(const struct shim *s);
 
 /* confine.c: likewise */
 void prepare_filter(void);

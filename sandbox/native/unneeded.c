@@ -93,14 +93,14 @@ out:
     free(all);
 }
 
-/* Unmount, in our namespace, what neither TREE nor IMAGE nor what we know already lies on. What fails stays mounted. */
-void leave_unneeded(const struct shim *s, const char *tree, const char *image) {
+/* Unmount, in our namespace, all that nothing of ours lies on. What fails stays mounted. */
+void leave_unneeded(const struct shim *s) {
     char run_dir[PATH_MAX];
     snprintf(run_dir, sizeof run_dir, "%s", s->root);
     char *slash = strrchr(run_dir, '/');
     if (!slash || slash == run_dir) return;
     *slash = 0;
-    const char *const paths[] = {run_dir, s->layer, tree, image};
+    const char *const paths[] = {run_dir, s->layer, s->tree, s->image};
     FILE *table = fopen("/proc/self/mountinfo", "re");
     if (!table) return;
     char *text = NULL;
