@@ -153,27 +153,38 @@ class Checkpointer:
 
     async def warm(self, container: Any) -> None:
         """Have the CRIU processes of the next dump and of the next restore ready. Optional."""
+        name = container.spec.id
+        started = [tasks[name] for tasks in (self._warming, self._readying) if name in tasks]
+        await asyncio.gather(*started, return_exceptions=True)
         await self._warm_dump(container)
         await self._warm_restore(container)
 
     async def _warm_dump(self, container: Any) -> None:
         kept = self._warm.get(container.spec.id)
         if kept is None or not kept.alive():
-            self._warm[container.spec.id] = await dump.worker(container, self.cache)
+            made = await dump.worker(container, self.cache)
+            if (kept := self._warm.get(container.spec.id)) is not None:
+                kept.close()
+            self._warm[container.spec.id] = made
 
     async def _warm_restore(self, container: Any) -> None:
         kept = self._waiting.get(container.spec.id)
         if kept is None or not kept.worker.alive():
             with contextlib.suppress(Refused):  # the shim of an older version
-                self._waiting[container.spec.id] = await restoring.wait(container, self.cache)
+                made = await restoring.wait(container, self.cache)
+                if (kept := self._waiting.get(container.spec.id)) is not None:
+                    kept.worker.close()
+                self._waiting[container.spec.id] = made
 
     def _warm_later(self, container: Any) -> None:
         async def attempt(step: Callable[[Any], Awaitable[None]]) -> None:
             with contextlib.suppress(PagurusError, OSError):  # the sandbox may be gone; the next dump will say so
                 await step(container)
 
-        self._warming[container.spec.id] = asyncio.create_task(attempt(self._warm_dump))
-        self._readying[container.spec.id] = asyncio.create_task(attempt(self._warm_restore))
+        name = container.spec.id
+        self._warming[name] = asyncio.create_task(attempt(self._warm_dump))
+        if name not in self._readying or self._readying[name].done():
+            self._readying[name] = asyncio.create_task(attempt(self._warm_restore))
 
     async def _warmed(self, sandbox: str) -> criu.Worker | None:
         """Take the warm process for a dump of a sandbox, once one that is being started has started."""
