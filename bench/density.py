@@ -273,7 +273,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
         await asyncio.to_thread(host.start)
         async with host.client() as client:
             result = await measure(options, client)
-    except BaseException:
+    except BaseException:  # the daemon's own words tell why, whatever it was
         print(*host.complaints()[-8:], sep="\n", file=sys.stderr)
         raise
     finally:

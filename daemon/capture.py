@@ -131,7 +131,7 @@ class Capturer:
                 await asyncio.to_thread(self._snapshot_alone, container, tree, row)
             else:
                 await asyncio.to_thread(self._snapshot_frozen, container, tree, row, rules)
-        except BaseException as error:
+        except BaseException as error:  # also the caller's cancellation: nothing half taken stays, and it stays owed
             escalates = isinstance(error, NeedsDump)
             processes = row.verdict.processes or escalates
             if not escalates:

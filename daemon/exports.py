@@ -72,7 +72,7 @@ def contents(row: CheckpointRow, places: Places, pages: PageStore) -> Have:
     known: set[bytes] = set()
     hashes: set[bytes] = set()
     if row.files is not None:
-        with contextlib.suppress(FileNotFoundError, PagurusError):
+        with contextlib.suppress(FileNotFoundError, PagurusError):  # not hashed yet, or damaged: then it is sent
             known |= snapshots.Digest.load(places.digest(row.files)).content_hashes
     if row.dump is not None:
         dump = dumpfile.read(places.packed(row.dump))

@@ -358,7 +358,7 @@ class Host:
         if loop.container is container and loop.row.state is SandboxState.RUNNING and not container.alive:
             loop.step(states.Event.DIE)
             self.services.catalogue.later([put_sandbox(loop.row)])
-            log.warning("died", extra={"sandbox": loop.row.id, "turn": loop.row.turn})
+            log.warning("died: pid 1 %s", container.fate(), extra={"sandbox": loop.row.id, "turn": loop.row.turn})
 
     # ----------------------------------------------------------------- going back
 

@@ -232,7 +232,7 @@ class Importer:
             if head.processes:
                 self._make_dump(row)
             btrfs.sync(self._places.snapshots)
-        except BaseException:
+        except BaseException:  # whatever is wrong with the stream or the disk: nothing half made stays
             self._remove(row.id)
             raise
         return row

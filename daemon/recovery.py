@@ -42,7 +42,7 @@ from ebpf.inspector import Inspector
 from sandbox import btrfs, dumpfile, snapshots
 from sandbox.checkpoint import Checkpointer
 from sandbox.container import Container, ContainerSpec
-from sandbox.errors import Invalid, PagurusError
+from sandbox.errors import Invalid, PagurusError, SandboxDead
 from sandbox.image import ImageStore
 from sandbox.messages import CheckpointState, Retention, SandboxState, Verdict
 from sandbox.pool import Pool
@@ -208,13 +208,19 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
     """Connect to a sandbox that lives, or mark it dead. Returns the changes to publish."""
     before = row.state, row.head
     container: Container | None = None
-    spec = host.restorer.spec(row)
+    spec, why = host.restorer.spec(row), ""
     try:
         container = await Container.adopt(spec)
-    except PagurusError as error:
-        log.warning("its shim is gone: %s", error, extra={"sandbox": row.id})
-    if container is not None and (row.state is not SandboxState.RUNNING or not container.alive):
-        await container.destroy()  # a restore was cut short, or pid 1 died meanwhile
+        if row.state is not SandboxState.RUNNING:
+            why = f"the daemon ended while it was {row.state.value}"
+        elif not container.alive:
+            why = f"pid 1 {container.fate()}"
+    except SandboxDead as error:  # whatever else goes wrong with a shim that is there must not cost a sandbox
+        why = error.message
+    if why and row.state is not SandboxState.DEAD:
+        log.warning("it is dead: %s", why, extra={"sandbox": row.id, "turn": row.turn})
+    if container is not None and why:
+        await container.destroy()
         container = None
     elif container is None:
         await _sweep(spec)

@@ -169,7 +169,7 @@ class Store:
                     await asyncio.wait({publishing})  # it is written or not: never half
                     mine = None if publishing.exception() is None else mine
                     raise
-            except BaseException as error:
+            except BaseException as error:  # the stream, the disk, a client that went: nothing half imported stays
                 if mine is not None:
                     await asyncio.shield(asyncio.to_thread(importer.abandon))
                 if isinstance(error, OSError):

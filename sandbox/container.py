@@ -210,6 +210,15 @@ class Container:
         # A zombie still takes signals; its pidfd is readable.
         return not is_readable(self._init_pidfd) and not is_doomed(self.init_pid)
 
+    def fate(self) -> str:
+        """What became of pid 1, in words for a log."""
+        if self.init_pid is None:
+            return "is not there"
+        status = exit_status(self._init_pidfd) if is_readable(self._init_pidfd) else None
+        if status is None:
+            return "lives" if self.alive else "was killed or is exiting"
+        return f"was killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with {status >> 8}"
+
     async def wait_dead(self) -> None:
         """Returns when pid 1 has died."""
         if self.init_pid is None:

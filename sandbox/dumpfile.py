@@ -207,7 +207,7 @@ def publish_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path)
-    except BaseException:
+    except BaseException:  # a full disk, mostly: what is half written takes no space
         aside.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)

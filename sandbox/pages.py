@@ -244,7 +244,7 @@ class PageStore:
         try:
             yield
             self._db.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # nothing of it may be committed by the next one
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise

@@ -27,6 +27,7 @@ from sandbox.errors import Invalid, PagurusError, Unsupported
 PACKET_MAX = 1 << 20
 SOCKET_NAME = "shim.sock"
 _FDS_MAX = 16
+_CONNECT_TRIES, _CONNECT_PAUSE = 3000, 0.02  # seconds; a shim serves nobody else while it starts a program
 _SYS_SCHED_SETATTR = 314
 
 
@@ -108,7 +109,7 @@ class Shim:
             with contextlib.suppress(PermissionError):
                 connection.setsockopt(socket.SOL_SOCKET, 32, 4 * PACKET_MAX)  # SO_SNDBUFFORCE
             try:
-                connection.connect(_address(directory))
+                await _connect(connection, _address(directory))
             except (ConnectionRefusedError, FileNotFoundError) as error:
                 raise ShimGone(f"no shim listens in {run_dir}") from error
         except BaseException:
@@ -219,6 +220,17 @@ class Shim:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
+
+
+async def _connect(connection: socket.socket, address: str) -> None:
+    """Connect, once the shim has room: daemons that were killed may have left it more connections than it keeps."""
+    for _ in range(_CONNECT_TRIES):
+        try:
+            connection.connect(address)
+            return
+        except BlockingIOError:
+            await asyncio.sleep(_CONNECT_PAUSE)
+    raise ShimGone(f"the shim takes no connection for {_CONNECT_TRIES * _CONNECT_PAUSE:.0f} s")
 
 
 def _field(part: str | bytes | int) -> bytes:

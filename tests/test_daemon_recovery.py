@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sqlite3
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from sandbox import PagurusError, SandboxDead, SandboxState, Verdict
 from sandbox.cgroup import Cgroup
 from sandbox.messages import CheckpointState
-from sandbox.shim import Shim
+from sandbox.shim import SOCKET_NAME, Shim
 from tests.daemon_host import ASLEEP, IMAGE, Daemon, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -93,6 +95,23 @@ async def test_a_stop_leaves_sandboxes_running_unless_asked(daemon: Daemon) -> N
         assert await (await host.get(sandbox.id)).files.read("/x") == b"x\n"
     await asyncio.to_thread(daemon.stop)
     assert _left(daemon) == []
+
+
+async def test_a_shim_that_is_busy_is_not_taken_for_one_that_is_gone(tmp_path: Path) -> None:
+    """Daemons that were killed have left it connections, and it is starting a program meanwhile."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as shim, contextlib.ExitStack() as dead:
+        shim.bind(str(tmp_path / SOCKET_NAME))
+        shim.listen(1)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                former = dead.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                former.setblocking(False)
+                former.connect(str(tmp_path / SOCKET_NAME))
+        connecting = asyncio.ensure_future(Shim.connect(tmp_path))
+        await asyncio.sleep(0)
+        assert not connecting.done()
+        shim.accept()[0].close()
+        (await connecting).close()
 
 
 async def test_a_second_daemon_is_refused(daemon: Daemon) -> None:

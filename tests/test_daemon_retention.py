@@ -194,9 +194,12 @@ async def test_a_policy_thins_the_tree_while_everything_else_goes_on(daemon: Dae
         labelled = await sandbox.checkpoint("kept", wait="durable")
         (child,) = [fork.sandbox for fork in await host.fork(first, 1)]
         assert child is not None
-        infos = [await sandbox.durable(await sandbox.exec(f"echo {n} > /n")) for n in range(2, 8)]
+        infos = [await sandbox.durable(await sandbox.exec("echo 2 > /n"))]
+        await host.store.label(infos[0], "stays until somebody stands on it")
+        infos += [await sandbox.durable(await sandbox.exec(f"echo {n} > /n")) for n in range(3, 8)]
         branch = await sandbox.restore(infos[0])
         assert branch.checkpoint == infos[0].id
+        await host.store.label(infos[0], None)
         last = [await sandbox.durable(await sandbox.exec(f"echo b{n} > /n")) for n in range(4)]
         # Kept: what it was created from, the fork's origin, the labelled one, the leaf that was left, the last two.
         kept = {labelled.id, first.id, infos[-1].id, last[-2].id, last[-1].id}
