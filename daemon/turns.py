@@ -171,7 +171,7 @@ class TurnLoop:
         """
         arrived = time.monotonic()
         if self._answered_at is not None:
-            self._think += THINK_WEIGHT * (min(arrived - self._answered_at, 60.0) - self._think)
+            self.thought(arrived - self._answered_at)
         async with self.using():
             started, clock = time.time(), time.monotonic()
             result = await run()
@@ -201,6 +201,10 @@ class TurnLoop:
                 f"the default user of this sandbox: {error.message}",
                 remedy="say another user for the command, for the sandbox, or as USER of its image",
             ) from error
+
+    def thought(self, seconds: float) -> None:
+        """The model took so long: by then the next checkpoint should be captured."""
+        self._think += THINK_WEIGHT * (min(seconds, 60.0) - self._think)
 
     async def end_turn_by_request(self, what: str) -> ExecResult:
         """End the turn because the agent asks its model: what its commands left is judged, and captured if need be.

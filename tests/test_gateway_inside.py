@@ -269,6 +269,63 @@ async def test_a_killed_daemon_answers_once(daemon: Daemon, upstream: Upstream, 
         await sandbox.remove()
 
 
+# It asks once, and when its connection breaks once more, at once: whoever is refused then has lost.
+IMPATIENT = r"""
+import http.client, json, os, urllib.parse
+address = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+
+def ask():
+    connection = http.client.HTTPConnection(address.hostname, address.port)
+    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": ["same"]}))
+    return json.loads(connection.getresponse().read())["choices"][0]["message"]["content"]
+
+try:
+    try:
+        said = ask()
+    except (OSError, http.client.HTTPException):
+        said = ask()
+except Exception as error:
+    said = repr(error)
+with open("/done", "w") as file:
+    file.write(said)
+"""
+
+
+async def test_who_asks_while_no_daemon_lives_waits_for_the_next_one(daemon: Daemon, upstream: Upstream) -> None:
+    async with daemon.client() as host:
+        sandbox = await host.create(IMAGE, gateway=GATEWAY)
+        await sandbox.files.write("/agent.py", IMPATIENT)
+        upstream.gate.clear()
+        await sandbox.exec("setsid python3 /agent.py > /out 2>&1 &", ends_turn=False)
+        await until(lambda: len(upstream.asked) == 1, "the request")
+    before = _connections(sandbox.id)
+    assert before
+    daemon.kill()
+    await until(lambda: _connections(sandbox.id) - before, "it is connected again, to nobody")
+    upstream.gate.set()
+    await asyncio.to_thread(daemon.start)
+    async with daemon.client() as host:
+        sandbox = await host.get(sandbox.id)
+        assert await until(lambda: _read(sandbox, "/done"), "an answer") == b"answer 2"
+        await sandbox.remove()
+
+
+def _connections(sandbox: str) -> set[str]:
+    """Local addresses inside that are connected to the gateway."""
+    for task in tasks_of(sandbox):
+        with contextlib.suppress(OSError):  # it ended meanwhile; all are in the same namespace
+            lines = [line.split() for line in Path(f"/proc/{task}/net/tcp").read_text().splitlines()[1:]]
+            return {fields[1] for fields in lines if fields[2].endswith(f":{7000:04X}") and fields[3] == "01"}
+    return set()
+
+
+async def _read(sandbox: Sandbox, path: str) -> bytes:
+    try:
+        return await sandbox.files.read(path)
+    except PagurusError:
+        return b""
+
+
 async def test_a_removed_sandbox_leaves_no_record(host: Client, upstream: Upstream, daemon: Daemon) -> None:
     async with host.create(IMAGE, gateway=GATEWAY) as sandbox:
         await _once(sandbox)

@@ -192,7 +192,7 @@ async def deliver(answer: Answer, request: web.BaseRequest, extra: dict[str, str
     except (ConnectionError, TimeoutError):
         cut(request)
         return None
-    except PagurusError:
+    except PagurusError:  # the model broke off after its head had been passed on
         cut(request)
         return None
     return response

@@ -183,9 +183,12 @@ class Line:
     ) -> web.StreamResponse:
         loop, counts = self.loop, self.desk.counts
         extra = {"x-pagurus-exchange": str(step.id), "x-pagurus-answer": source}
+        asked_at = time.monotonic()
         await answer.head()
         if asked.main:
             began = time.monotonic()
+            if source == "upstream":
+                loop.thought(began - asked_at)
             if error := await self._captured(loop, step):
                 extra["x-pagurus-checkpoint-error"] = error
             held = time.monotonic() - began

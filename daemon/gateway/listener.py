@@ -13,13 +13,13 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from aiohttp import web
 
 from daemon.gateway import wire
-from daemon.network.namespace import within
+from daemon.network.namespace import is_here, within
 from sandbox.errors import Conflict, Invalid, PagurusError, Timeout, TooMany
 
 CONNECTIONS_MOST = 64  # open at a time, of one sandbox
@@ -29,6 +29,7 @@ PACE = 50.0  # requests, and connections, per second that one sandbox may make f
 BURST = 200.0
 SIZE_COST = 64 << 10  # bytes of a body that count as much as a request
 BACKLOG = 64
+KEPT = "gateway"  # the name by which a shim keeps the socket
 BODY_PATIENCE = 60.0  # seconds for a whole body
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -137,7 +138,7 @@ class Listener:
                 continue
             try:
                 await loop.connect_accepted_socket(self._server, connection)
-            except OSError:
+            except OSError:  # the peer went away before it said anything
                 connection.close()
 
     async def close(self) -> None:
@@ -148,10 +149,14 @@ class Listener:
         await self._server.shutdown(0.2)
 
 
-def socket_inside(netns: Path, port: int) -> socket.socket:
-    """A listening socket on 127.0.0.1:`port` of a network namespace. Blocks."""
+def socket_inside(netns: Path, port: int, kept: Sequence[int] = ()) -> socket.socket:
+    """A listening socket on 127.0.0.1:`port` of a network namespace. Blocks.
+
+    `kept`: descriptors of a former daemon's, taken over: its socket goes on where it is this one. Who connected
+    meanwhile waits in it.
+    """
     try:
-        return within(netns, lambda: _listening(socket.AF_INET, "127.0.0.1", port))
+        return within(netns, lambda: _former(kept, port) or _listening(socket.AF_INET, "127.0.0.1", port))
     except OSError as error:
         raise Conflict(
             f"the gateway cannot listen on 127.0.0.1:{port} in the sandbox: {error.strerror}",
@@ -165,6 +170,19 @@ def socket_outside(host: str, port: int) -> socket.socket:
         return _listening(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
     except OSError as error:
         raise Conflict(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from None
+
+
+def _former(kept: Sequence[int], port: int) -> socket.socket | None:
+    """Of the sockets of a former daemon the one that listens here; the others are closed."""
+    found: socket.socket | None = None
+    for fd in kept:
+        sock = socket.socket(fileno=fd)
+        if found is None and is_here(sock) and sock.getsockname() == ("127.0.0.1", port):
+            sock.setblocking(False)
+            found = sock
+        else:
+            sock.close()
+    return found
 
 
 def _listening(family: int, host: str, port: int) -> socket.socket:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import secrets
 import socket
 from collections.abc import Coroutine, Sequence
@@ -30,7 +31,7 @@ from daemon.gateway.commands import Commands
 from daemon.gateway.journal import Journal, Place
 from daemon.gateway.line import Desk, Line, tip_now
 from daemon.gateway.upstream import Config, Upstreams, checked
-from sandbox.errors import Closed, Conflict, NotFound, PagurusError, TooMany, Unauthorized
+from sandbox.errors import Closed, Conflict, NotFound, PagurusError, SandboxDead, TooMany, Unauthorized
 from sandbox.messages import (
     ExecRequest,
     ExecResult,
@@ -71,15 +72,17 @@ def environment(settings: Gateway) -> dict[str, str]:
 class _Follower:
     """A restore that makes a network namespace anew says so, in a thread of its own, before anything runs in it."""
 
-    def __init__(self, service: GatewayService, sandbox: str, port: int) -> None:
+    def __init__(self, service: GatewayService, sandbox: str, port: int, container: Any) -> None:
         self._service = service
         self._sandbox = sandbox
         self._port = port
+        self._container = container
         self._loop = asyncio.get_running_loop()
 
     def __call__(self, netns: Path) -> None:
         sock = listener.socket_inside(netns, self._port)
-        self._loop.call_soon_threadsafe(self._service.moved, self._sandbox, netns.stat().st_ino, sock)
+        inode = netns.stat().st_ino
+        self._loop.call_soon_threadsafe(self._service.moved, self._sandbox, inode, sock, self._container)
 
 
 class GatewayService:
@@ -158,19 +161,25 @@ class GatewayService:
         row.durable_answers = row.durable_answers or settings.hold == "durable"
         if settings.agent == "outside":
             return
-        await self._listen(row.id, settings.port, container.netns)
+        await self._listen(row.id, settings.port, container)
         if not any(isinstance(follow, _Follower) for follow in container.followers):
-            container.followers.append(_Follower(self, row.id, settings.port))
+            container.followers.append(_Follower(self, row.id, settings.port, container))
 
-    async def _listen(self, sandbox: str, port: int, netns: Path) -> None:
-        inode = (await asyncio.to_thread(netns.stat)).st_ino
+    async def _listen(self, sandbox: str, port: int, container: Any) -> None:
+        inode = (await asyncio.to_thread(container.netns.stat)).st_ino
         known = self._listeners.get(sandbox)
         if known is not None and known[0] == inode:
             return
-        self.moved(sandbox, inode, await asyncio.to_thread(listener.socket_inside, netns, port))
+        kept = await container.kept(listener.KEPT)
+        sock = await asyncio.to_thread(listener.socket_inside, container.netns, port, kept)
+        self.moved(sandbox, inode, sock, container)
 
-    def moved(self, sandbox: str, inode: int, sock: socket.socket) -> None:
-        """From now on `sandbox` is served on this socket, in the namespace with this inode."""
+    def moved(self, sandbox: str, inode: int, sock: socket.socket, container: Any) -> None:
+        """From now on `sandbox` is served on this socket, in the namespace with this inode.
+
+        The shim keeps it over the death of the daemon: who connects then waits for the next one, and nobody else can
+        take the port.
+        """
         if (known := self._listeners.pop(sandbox, None)) is not None:
             self._spawn(known[1].close(), f"end of the listener of {sandbox}")
         if self._closed:
@@ -181,6 +190,15 @@ class GatewayService:
             return await self.serve(sandbox, request)
 
         self._listeners[sandbox] = (inode, listener.Listener(sock, serve))
+        self._spawn(self._keep(container, os.dup(sock.fileno())), f"socket of {sandbox}")
+
+    async def _keep(self, container: Any, fd: int) -> None:
+        try:
+            await container.keep(listener.KEPT, [fd])
+        except SandboxDead:  # and its shim: there is nothing to keep it for
+            return
+        finally:
+            os.close(fd)
 
     async def detach(self, row: SandboxRow, container: Any) -> None:
         """Take the listener away; of a sandbox that is removed, everything."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 CLONE_NEWNET = 0x40000000
+NETNS_COOKIE = 71  # SO_NETNS_COOKIE, Linux 5.14
 T = TypeVar("T")
 
 
@@ -41,3 +43,10 @@ def within(namespace: Path, work: Callable[[], T]) -> T:
     if failures:
         raise failures[0]
     return results[0]
+
+
+def is_here(one: socket.socket) -> bool:
+    """Whether a socket is of the namespace of this thread."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        mine, its = (each.getsockopt(socket.SOL_SOCKET, NETNS_COOKIE, 8) for each in (probe, one))
+    return mine == its

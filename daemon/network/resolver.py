@@ -26,7 +26,7 @@ import dns.message
 import dns.rcode
 
 from daemon.network import names
-from daemon.network.namespace import within
+from daemon.network.namespace import is_here, within
 from daemon.network.policy import NameVerdict, Policy, canonical, judge_answer, judge_name
 from sandbox.errors import Conflict, Invalid
 
@@ -34,7 +34,6 @@ log = logging.getLogger("pagurus.network")
 
 ADDRESS = ("127.0.0.53", 53)
 KEPT = "resolver"  # the name by which a shim keeps the sockets
-NETNS_COOKIE = 71  # SO_NETNS_COOKIE, Linux 5.14
 AT_ONCE = 32  # questions of one sandbox under way
 PER_SECOND = 100  # questions of one sandbox that are answered
 STREAMS = 8  # TCP connections of one sandbox
@@ -249,7 +248,7 @@ class _Datagrams(asyncio.DatagramProtocol):
 def _sockets(kept: Sequence[int] = ()) -> tuple[socket.socket, socket.socket]:
     """In the sandbox's namespace."""
     former = [socket.socket(fileno=fd) for fd in kept]
-    if len(former) == 2 and all(_here(each) for each in former):
+    if len(former) == 2 and all(is_here(each) for each in former):
         for each in former:
             each.setblocking(False)
         return former[0], former[1]
@@ -270,11 +269,3 @@ def _sockets(kept: Sequence[int] = ()) -> tuple[socket.socket, socket.socket]:
         datagrams.close()
         raise
     return datagrams, stream
-
-
-def _here(one: socket.socket) -> bool:
-    """Whether a socket is of the namespace of this thread."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        return one.getsockopt(socket.SOL_SOCKET, NETNS_COOKIE, 8) == probe.getsockopt(
-            socket.SOL_SOCKET, NETNS_COOKIE, 8
-        )
