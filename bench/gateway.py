@@ -5,8 +5,9 @@
     pagurus bench gateway [--json] [--parts proxy,turns,kills] [--kills N] [--sandboxes N] [--image NAME]
 
 A scripted model answers after a set time. *proxy*: requests that make no turn, from the host through the gateway and
-straight to the model. *turns*: an agent inside each sandbox asks, is captured, and asks again; `answer_ms_p50` is what
-it waited beyond the model's own time, `held_ms_mean` what was left of the capture when the answer was ready. *kills*:
+straight to the model. *turns*: an agent in each sandbox asks, is captured, and asks again; once as a part of its
+checkpoints (`inside`), once left out of them (`excluded`: then its files are captured). `answer_ms_p50` is what it
+waited beyond the model's own time, `held_ms_mean` what was left of the capture when the answer was ready. *kills*:
 agents work while the daemon is killed again and again. Each answer of the model is unique, so at the end it can be told
 which one each agent heard in each turn:
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -94,11 +96,14 @@ class Model:
         return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
 
-async def _start(client: Client, number: int, turns: int, gateway: Gateway) -> Sandbox:
+async def _start(client: Client, number: int, turns: int, gateway: Gateway, *, excluded: bool = False) -> Sandbox:
     sandbox = await client.create(IMAGE, gateway=gateway)
     await sandbox.files.write("/agent.py", AGENT)
     name = {"NAME": f"agent {number}"}
-    await sandbox.exec(f"setsid python3 /agent.py {turns} >/out 2>&1 &", env=name, ends_turn=False)
+    if excluded:
+        await sandbox.processes.start(["python3", "/agent.py", str(turns)], env=name, excluded=True)
+    else:
+        await sandbox.exec(f"setsid python3 /agent.py {turns} >/out 2>&1 &", env=name, ends_turn=False)
     return sandbox
 
 
@@ -150,18 +155,21 @@ async def _rate(address: str, token: str) -> list[float]:
 
 async def turns_part(host: BenchHost, model: Model, options: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    for thinking in THINKING:
+    for shape, thinking in itertools.product(("inside", "excluded"), THINKING):
         model.thinking = thinking
         async with host.client() as client:
             before = await client.gateway.statistics()
-            made = [await _start(client, n, TURNS, Gateway(upstream="m")) for n in range(options.sandboxes)]
+            made = [
+                await _start(client, n, TURNS, Gateway(upstream="m"), excluded=shape == "excluded")
+                for n in range(options.sandboxes)
+            ]
             for sandbox in made:
                 await _until_heard(sandbox, TURNS, 120)
             waits = [wait for sandbox in made for turn, _, wait in await _heard(sandbox) if turn]
             after = await client.gateway.statistics()
             for sandbox in made:
                 await sandbox.remove()
-        name = f"thinking_{1000 * thinking:.0f}_ms"
+        name = f"{shape}_thinking_{1000 * thinking:.0f}_ms"
         result[f"{name}_answer_ms_p50"] = round(1000 * (statistics.median(waits) - thinking), 1)
         result[f"{name}_held_ms_mean"] = round((after.held_ms - before.held_ms) / (after.main - before.main), 1)
     return result
