@@ -24,6 +24,7 @@ Not compared, with the reason:
 - cgroup paths: a fork lives in another cgroup;
 - the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
+- O_TMPFILE: a file that never had a name comes back as one that has lost it;
 - whether a TCP connection that the other side has ended was already reset: the kernel asks the one who is gone;
 - windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
   to rebuild them and leaves set;
@@ -88,6 +89,12 @@ def differences(before: Facts, after: Facts) -> list[str]:
 def digest(facts: Facts) -> str:
     """One hash of a canonical form."""
     return blake3(repr(sorted(facts.items(), key=lambda item: item[0])).encode()).hexdigest()
+
+
+def _flags(value: int) -> int:
+    if value & os.O_TMPFILE == os.O_TMPFILE:
+        value &= ~os.O_TMPFILE
+    return value & ~O_LARGEFILE
 
 
 def _short(value: Any) -> str:
@@ -269,7 +276,7 @@ class _Canonical:
         self.facts[f"{label} kind"] = kind
         for name, value in body.items():
             if name not in _HANDED_OUT:
-                self.facts[f"{label} {name}"] = value & ~O_LARGEFILE if name == "flags" else value
+                self.facts[f"{label} {name}"] = _flags(value) if name == "flags" else value
         if kind == "pipe":
             shared = self._pipes.setdefault(body["pipe_id"], self._labels[number])
             self.facts[f"{label} pipe"] = shared

@@ -46,6 +46,11 @@ HELD = {
         "f.seek(0)",
         "f.seek(0) == 0 and f.read() == b'kept'",
     ),
+    "a file that never had a name": (
+        "import tempfile; f = tempfile.TemporaryFile(dir='/t'); f.write(b'kept'); f.flush()",
+        "f.seek(0)",
+        "f.seek(0) == 0 and f.read() == b'kept'",
+    ),
     "shared memory": ("m = mmap.mmap(-1, 4096); m[:1] = b'x'", "", "m[:1] == b'x'"),
     "a terminal": ("import pty; a, b = pty.openpty()", "os.close(a)", "not os.isatty(b)"),
     "its terminal": (

@@ -58,7 +58,8 @@ class Processes:
 
         Starting is a turn: once it is captured, a restore brings the process back. Not one that is `excluded`: that it
         runs makes no checkpoint, and after a restore or in a fork it is not there. For an agent that keeps its state
-        in files or is told its record again: start it anew then. What it does to files, and what it starts, counts.
+        in files or is told its record again: start it anew then. What it does to files, and what it starts, counts; so
+        `command` is the agent itself, and a launcher in front of it would have to `exec` it.
         """
         request = ProcessRequest(
             command=command if isinstance(command, str) else list(command),
