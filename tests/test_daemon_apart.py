@@ -18,7 +18,7 @@ from sandbox.errors import Conflict, NotFound
 from sandbox.messages import ProgramKind, ProgramState, Verdict
 from sandbox.process import task_of
 from sandbox.sdk.processes import Process
-from tests.daemon_host import IMAGE, Daemon
+from tests.daemon_host import IMAGE, Daemon, until
 
 # It works at every line that it is told, with threads and with children; `stay` leaves one behind.
 WORKER = r"""
@@ -46,9 +46,11 @@ async def told(process: Process, line: str) -> None:
     """Tell it a line; returns when it has done what that says."""
     before = await process.logs()
     await process.write(line + "\n")
-    async with asyncio.timeout(60):
-        while f"did {line}\n".encode() not in (await process.logs(before)).stdout:  # noqa: ASYNC110 - its log tells
-            await asyncio.sleep(0.02)
+
+    async def has_done() -> bool:
+        return f"did {line}\n".encode() in (await process.logs(before)).stdout
+
+    await until(has_done, line)
 
 
 async def verdict_of(sb: Sandbox) -> Verdict | None:

@@ -11,8 +11,7 @@ from sandbox import Client, Sandbox
 from sandbox.messages import Gateway, Verdict
 from sandbox.messages import Upstream as Address
 from sandbox.sdk.processes import Process
-from tests.daemon_host import IMAGE, kill_everything, tasks_of
-from tests.gateway_agent import until
+from tests.daemon_host import IMAGE, kill_everything, tasks_of, until
 from tests.gateway_upstream import Upstream, chat
 
 NONE, FILES, PROCESSES, BOTH = Verdict.NONE, Verdict.FILES, Verdict.PROCESSES, Verdict.BOTH
