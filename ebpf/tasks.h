@@ -4,6 +4,7 @@
 #define PAGURUS_TASKS_H
 
 #define DEEPEST 32
+#define PF_EXITING 0x00000004 /* set before sched_process_exit */
 
 /* Slot of the watched cgroup that is `cgroup` or an ancestor of it. */
 static __always_inline u32 *slot_of_cgroup(struct cgroup *cgroup)
@@ -179,7 +180,7 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 {
 	struct task_struct *parent = bpf_get_current_task_btf();
 	struct css_set *set = p->cgroups;
-	struct task *from = task_of(parent);
+	struct task *from = task_of(parent), *known;
 	struct sandbox *s;
 	u32 slot, *found;
 	u64 apart = 0;
@@ -203,6 +204,14 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 		apart = inherited(from, flags);
 	if (inside(p, s))
 		count(procs_of(s)->forks);
+	known = task_of(p);
+	if (known && !(known->apart & APART_DEAD) && known->slot == slot && known->cgroup_id == s->cgroup_id) {
+		/* A sweep saw it in the list of tasks before this event: it counts already. */
+		known->entering = entering;
+		if (apart)
+			exclude(s, known, apart);
+		return 0;
+	}
 	adopt(p, slot, entering, apart);
 	return 0;
 }
@@ -288,7 +297,8 @@ int sweep(struct bpf_iter__task *ctx)
 		own->init_level = BPF_CORE_READ(bpf_get_current_task_btf(), thread_pid, level) + 1;
 		count(generation); /* the hooks may have been attached just now, and have missed a lot */
 	}
-	if (!p || BPF_CORE_READ(p, exit_state))
+	/* One that ends is no survivor; its last event may be over, while it is still in the list for a while. */
+	if (!p || BPF_CORE_READ(p, flags) & PF_EXITING || BPF_CORE_READ(p, exit_state))
 		return 0;
 	found = slot_of_cgroup(BPF_CORE_READ(p, cgroups, dfl_cgrp));
 	if (!found)

@@ -255,6 +255,26 @@ async def test_many_sandboxes_at_once(host: Client) -> None:
         assert [verdict for verdict, _ in found[:3]] == expected, found
 
 
+async def test_nothing_that_has_ended_counts_on_when_others_are_made(host: Client, sb) -> None:
+    """The look at all tasks of the host that a new sandbox begins with meets tasks that end and begin elsewhere."""
+    at_work = True
+
+    async def make() -> None:
+        while at_work:
+            async with host.create(IMAGE):
+                pass
+
+    making = [asyncio.ensure_future(make()) for _ in range(3)]
+    try:
+        for _ in range(40):
+            await sb.exec("true", ends_turn=False)
+        effects = (await sb.exec("true")).verdict, (await sb.turns())[-1].effects
+    finally:
+        at_work = False
+        await asyncio.gather(*making)
+    assert (effects[0], effects[1].survivors) == (Verdict.NONE, 0), effects
+
+
 def test_the_synchronous_sdk_does_the_same(daemon: Daemon) -> None:
     with sync.Client(daemon.socket) as host, host.create(IMAGE) as sandbox:
         assert sandbox.exec("echo hi").text == "hi\n"
