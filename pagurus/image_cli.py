@@ -40,7 +40,7 @@ def list_images(json: Json = False) -> None:
     )
     if steps:
         size = output.size(sum(step.size for step in steps))
-        print(f"{len(steps)} steps of builds are kept: {size} (pagurus image steps, pagurus image prune)")
+        print(f"kept steps of builds: {len(steps)}, {size} (pagurus image steps, pagurus image prune)")
 
 
 application.command("ls", hidden=True)(list_images)

@@ -173,6 +173,10 @@ def test_images_are_listed_built_and_removed(host: Daemon, tmp_path: Path) -> No
     images = json.loads(pagurus("image", "list", "--json", host=host).stdout)
     assert [image["name"] for image in images] == ["debian", "mine"]
     assert pagurus("run", "mine", "cat", "/built", host=host).stdout == b"built\n"
+    (step,) = json.loads(pagurus("image", "steps", "--json", host=host).stdout)
+    assert step["title"] == "RUN echo built > /built"
+    assert b"kept steps of builds: 1, " in pagurus("image", "ls", host=host).stdout
+    assert json.loads(pagurus("image", "prune", "--json", host=host).stdout)["steps"] == 1
     assert pagurus("image", "rm", "mine", host=host).returncode == 0
     assert b"mine" not in pagurus("image", "list", host=host).stdout
 
