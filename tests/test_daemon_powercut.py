@@ -27,7 +27,7 @@ def written(log: Path, records: list[tuple[int, int, bytes]]) -> None:
 def some_log(chance: random.Random, log: Path) -> list[tuple[int, int, bytes]]:
     """Writes and flushes of a disk of 20 sectors; some writes overlap, some change nothing."""
     records = []
-    for _ in range(60):
+    for _ in range(40):
         if chance.random() < 0.25:
             records.append((FLUSH, 0, b""))
         else:
@@ -37,7 +37,7 @@ def some_log(chance: random.Random, log: Path) -> list[tuple[int, int, bytes]]:
     return records
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("fates", [1, len(FATES)])
 def test_a_cut_keeps_what_was_flushed_and_any_part_of_the_rest(tmp_path: Path, seed: int, fates: int) -> None:
     chance = random.Random(seed)
