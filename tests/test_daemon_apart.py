@@ -18,7 +18,7 @@ from sandbox.errors import Conflict, NotFound
 from sandbox.messages import ProgramKind, ProgramState, Verdict
 from sandbox.process import task_of
 from sandbox.sdk.processes import Process
-from tests.daemon_host import IMAGE, Daemon, until
+from tests.daemon_host import ASLEEP, IMAGE, Daemon, until
 
 # It works at every line that it is told, with threads and with children; `stay` leaves one behind.
 WORKER = r"""
@@ -67,7 +67,8 @@ async def test_what_it_does_in_memory_makes_no_checkpoint(sb: Sandbox) -> None:
         assert await verdict_of(sb) is Verdict.NONE
     await told(process, "run echo x > /x")
     assert await verdict_of(sb) is Verdict.FILES
-    await told(process, "stay sleep 1000")
+    await told(process, "stay exec sleep 1000")
+    await told(process, f"run {ASLEEP}")
     assert await verdict_of(sb) is Verdict.PROCESSES
     await told(process, "run cat /x")
     assert await verdict_of(sb) is Verdict.NONE
@@ -77,7 +78,8 @@ async def test_after_a_restore_and_in_a_fork_it_is_not_there(host: Client, sb: S
     process = await worker(sb)
     await told(process, "run echo one > /x")
     first = await sb.checkpoint("without a process")
-    await told(process, "stay sleep 1000")
+    await told(process, "stay exec sleep 1000")
+    await told(process, f"run {ASLEEP}")
     second = await sb.checkpoint("with one")
     await told(process, "run echo two > /x")
     for checkpoint, sleeping in ((first, 0), (second, 1), (first, 0)):

@@ -11,14 +11,14 @@ from sandbox import Client, Sandbox
 from sandbox.messages import Gateway, Verdict
 from sandbox.messages import Upstream as Address
 from sandbox.sdk.processes import Process
-from tests.daemon_host import IMAGE, kill_everything, tasks_of, until
+from tests.daemon_host import ASLEEP, IMAGE, kill_everything, tasks_of, until
 from tests.gateway_upstream import Upstream, chat
 
 NONE, FILES, PROCESSES, BOTH = Verdict.NONE, Verdict.FILES, Verdict.PROCESSES, Verdict.BOTH
 COMMANDS = [
     "cat /etc/passwd",
     "echo one >> /work",
-    "sleep 1000 > /dev/null 2>&1 &",
+    f"sleep 1000 > /dev/null 2>&1 & {ASLEEP}",
     "cat /work",
     "echo two >> /work",
     "pgrep -c sleep >> /work",
