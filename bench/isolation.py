@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -145,10 +146,11 @@ async def travel(made: Container, checkpointer: Checkpointer, capture: Path, *, 
     shutil.rmtree(capture)
     if not alone:
         return
-    for pid in made.tasks():  # as alone as one that was created
-        if pid != made.init_pid:
-            os.kill(pid, signal.SIGKILL)
-    await made.exec(["true"])  # once this is adopted, the killed one is reaped
+    while left := [pid for pid in made.tasks() if pid != made.init_pid]:  # until it is alone, like one just created
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.01)
 
 
 async def container(world: World, limits: Limits, uid_base: int) -> Container:
