@@ -128,7 +128,12 @@ def tasks_of(sandbox: str) -> list[int]:
 
 
 def kill_everything(sandbox: str) -> None:
-    """kill -9 for all processes of a sandbox; some die with others before their turn comes."""
+    """kill -9 for all processes of a sandbox; some die with others before their turn comes.
+
+    Pid 1 first, whatever its number: a command that dies while it lives has ended by a signal, and that is its result.
+    """
+    with contextlib.suppress(AssertionError, ProcessLookupError):  # it is dead already
+        os.kill(init_of(sandbox), signal.SIGKILL)
     for task in tasks_of(sandbox):
         with contextlib.suppress(ProcessLookupError):
             os.kill(task, signal.SIGKILL)
