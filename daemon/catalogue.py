@@ -121,6 +121,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     idle_timeout: float | None = None  # seconds without a call
     at_end: AtEnd = AtEnd.STOP
     user: str = ""  # who commands run as that do not say; "": root
+    layer: str = ""  # runtime layer that its processes were started from; "": the current one
 
     def info(self) -> SandboxInfo:
         return SandboxInfo(
@@ -158,6 +159,7 @@ class Template(msgspec.Struct, kw_only=True):
     idle_timeout: float | None = None
     at_end: AtEnd = AtEnd.STOP
     user: str = ""
+    layer: str = ""
 
     @classmethod
     def of(cls, row: SandboxRow | Template) -> Template:

@@ -41,7 +41,7 @@ from daemon.storing import nearest, store
 from daemon.turns import TurnLoop
 from daemon.verify import Verifier
 from daemon.why import explained
-from sandbox import treediff
+from sandbox import paths, treediff
 from sandbox.container import Container
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.image import Image
@@ -200,6 +200,7 @@ class Host:
         row = self._new_row(
             image=request.image,
             image_digest=image.digest,
+            layer=paths.runtime_layer().name,
             name=request.name,
             limits=request.limits,
             network=request.network,
@@ -241,6 +242,7 @@ class Host:
         row = self._new_row(
             image=template.image,
             image_digest=template.image_digest,
+            layer=template.layer or paths.runtime_layer().name,
             limits=template.limits,
             network=template.network,
             env=template.env,

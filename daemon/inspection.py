@@ -30,7 +30,6 @@ import msgspec
 from daemon import netting
 from daemon.ignore import NOTHING, Rules, Task, without
 from daemon.judge import Judgement, Options, judge
-from sandbox import paths
 from sandbox.held import held_files
 from sandbox.messages import Effects, Verdict
 
@@ -98,7 +97,7 @@ class Assessor:
             netting.trees,
             trees.before,
             trees.now,
-            (paths.runtime_layer(), trees.lower),
+            (container.layer, trees.lower),
             case,
             rules=rules,
             bounds=LARGE if rules.patterns else self._bounds,

@@ -58,6 +58,7 @@ class Restorer:
             limits=row.limits,
             run_dir=self.run_dir / row.id,
             binds=mounts.binds(row, self.places),
+            layer=row.layer,
         )
 
     def tree_below(self, row: SandboxRow) -> Path:

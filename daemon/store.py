@@ -19,6 +19,7 @@ from daemon import exports
 from daemon.capture import failure
 from daemon.catalogue import CheckpointRow, Template, put_checkpoint
 from daemon.imports import Importer
+from sandbox import paths
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import CheckpointInfo, CheckpointState
 from sandbox.messages.store import CheckpointReport, Imported, PullRequest
@@ -189,6 +190,12 @@ class Store:
                 f"the image of the checkpoint is not here: {head.image} with the content {head.image_digest[:16]}…",
                 remedy=f"export the image {head.image} there and import it here; a name alone is not enough",
             ) from error
+        layer = head.template.get("layer")
+        if head.processes and layer and not paths.runtime_layer(str(layer)).is_dir():
+            raise NotFound(
+                f"the runtime layer of the checkpoint's processes is not here: {layer}",
+                remedy="run the same version of Pagurus, built by the same compiler, on both hosts",
+            )
         await self._host.keeper.removed()  # or the removal of its former content would take the new one along
         if head.id in self._host.services.checkpoints:
             return None
@@ -207,6 +214,8 @@ class Store:
         assert importer.head is not None and row.template is not None
         row.number = next(services.numbers)
         row.template.image_digest = importer.head.image_digest
+        if not importer.head.processes:
+            row.template.layer = ""  # nothing was started from it
         row.parent = next((name for name in importer.head.ancestors if name in services.checkpoints), None)
         await services.catalogue.write([put_checkpoint(row)], durable=True)
         services.checkpoints[row.id] = row

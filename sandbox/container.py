@@ -30,7 +30,7 @@ from sandbox import btrfs, paths, starting
 from sandbox.alive import ended, is_doomed, is_readable
 from sandbox.apart import Apart
 from sandbox.cgroup import Cgroup, parse_bytes
-from sandbox.errors import Conflict, Invalid, PagurusError, SandboxDead, Unsupported
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
 from sandbox.identity import machine_id
 from sandbox.messages import Limits
 from sandbox.process import (
@@ -73,6 +73,7 @@ class ContainerSpec:
     run_dir: Path  # <run>/sandboxes/<id>
     limits: Limits = field(default_factory=Limits)
     binds: tuple[Bind, ...] = ()
+    layer: str = ""  # name of its runtime layer; "": that of new sandboxes
 
 
 class Container:
@@ -82,6 +83,7 @@ class Container:
         self.spec = spec
         self.cgroup = Cgroup(spec.id)
         self.root = spec.run_dir / "root"  # the overlay, in the shim's mount namespace
+        self.layer = paths.runtime_layer(spec.layer)
         self.init_pid: int | None = None
         self.tree = spec.tree
         self._init_pidfd = -1
@@ -113,6 +115,12 @@ class Container:
         if spec.uid_base < ID_RANGE:
             raise Invalid(f"uid_base {spec.uid_base} overlaps the host's own users")
         container = cls(spec)
+        if not container.layer.is_dir():
+            raise NotFound(
+                f"the runtime layer {spec.layer or 'of new sandboxes'} is not here",
+                remedy=f"run `make native`, with the version that made the sandbox, or bring {container.layer} back",
+                sandbox=spec.id,
+            )
         try:
             container.cgroup.create()
         except FileExistsError as error:
@@ -121,7 +129,7 @@ class Container:
             container.root.mkdir(parents=True, exist_ok=True)
             container._shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
             container._shim = await Shim.connect(spec.run_dir)
-            layer = str(paths.runtime_layer())
+            layer = str(container.layer)
             files = spec.limits.open_files
             await container._call(
                 "setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files, machine_id(spec.id)

@@ -14,8 +14,12 @@ run            ``/run/pagurus``         ``PAGURUS_RUN``     sockets, captured-no
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+from sandbox.errors import Invalid
+
+_LAYER = re.compile(r"[0-9a-f]{32}")
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -49,9 +53,17 @@ def shim() -> Path:
     return prefix() / "bin" / "pagurus-shim"
 
 
-def runtime_layer() -> Path:
-    """Lowest overlay layer of every sandbox: /.pagurus/init, device nodes, mount points."""
-    return prefix() / "layer"
+def runtime_layer(name: str = "") -> Path:
+    """Overlay layer of a sandbox above its image: /.pagurus/init, device nodes, mount points.
+
+    `name` is a digest of its content, which never changes: a restored process must find the program that it was
+    dumped with, also after an upgrade. "": of new sandboxes. Raises Invalid for what is no name of a layer.
+    """
+    if not name:
+        return (prefix() / "layer").resolve()
+    if not _LAYER.fullmatch(name):
+        raise Invalid(f"no name of a runtime layer: {name[:64]!r}")
+    return prefix() / "layers" / name
 
 
 def inspector_object() -> Path:

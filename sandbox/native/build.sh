@@ -4,27 +4,26 @@
 set -eu
 prefix=$1
 here=$(dirname "$(readlink -f "$0")")
-mkdir -p "$prefix/bin" "$prefix/layer"
+mkdir -p "$prefix/bin" "$prefix/layers"
 cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-shim.new" \
     "$here"/shim.c "$here"/mounts.c "$here"/unneeded.c "$here"/spawn.c "$here"/confine.c
 mv "$prefix/bin/pagurus-shim.new" "$prefix/bin/pagurus-shim"
 cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-criu-run.new" "$here"/criu-run.c
 mv "$prefix/bin/pagurus-criu-run.new" "$prefix/bin/pagurus-criu-run"
 
-# The layer is an overlay's lower directory while sandboxes run: an unchanged one is left alone.
-layer=$prefix/layer
+# Sandboxes and their checkpoints stay with the layer that they were made with, so each is kept by its content.
+layer=$prefix/layers/new.$$
+trap 'rm -rf "$layer"' EXIT
 mkdir -p "$layer/.pagurus/empty" "$layer/dev/pts" "$layer/dev/shm" "$layer/proc" "$layer/sys"
 chmod 755 "$layer" "$layer/.pagurus" "$layer/dev" "$layer/dev/pts"
 chmod 555 "$layer/.pagurus/empty" "$layer/proc" "$layer/sys"
 chmod 1777 "$layer/dev/shm"
 cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \
-    -Wl,--build-id=none -Wl,-z,noseparate-code -o "$prefix/init.new" "$here/init.c"
-if cmp -s "$prefix/init.new" "$layer/.pagurus/init"; then rm "$prefix/init.new"; else mv "$prefix/init.new" "$layer/.pagurus/init"; fi
+    -Wl,--build-id=none -Wl,-z,noseparate-code -o "$layer/.pagurus/init" "$here/init.c"
 cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \
-    -Wl,--build-id=none -Wl,-z,noseparate-code -o "$prefix/attend.new" "$here/attend.c"
-if cmp -s "$prefix/attend.new" "$layer/.pagurus/attend"; then rm "$prefix/attend.new"; else mv "$prefix/attend.new" "$layer/.pagurus/attend"; fi
+    -Wl,--build-id=none -Wl,-z,noseparate-code -o "$layer/.pagurus/attend" "$here/attend.c"
 node() {
-    [ -c "$layer/dev/$1" ] || mknod "$layer/dev/$1" c "$2" "$3"
+    mknod "$layer/dev/$1" c "$2" "$3"
     chmod 666 "$layer/dev/$1"
 }
 node null 1 3
@@ -38,13 +37,19 @@ ln -sfn /proc/self/ctty "$layer/dev/tty"
 ln -sfn pts/ptmx "$layer/dev/ptmx"
 # Names are asked of the daemon, which listens there in each sandbox's network namespace; without a network nobody
 # does, and the question fails at once. An image's own file names servers of wherever it was built.
-mkdir -p -m 755 "$layer/etc"
-printf 'nameserver 127.0.0.53\noptions timeout:2 attempts:5\n' >"$prefix/resolv.conf.new"
-chmod 644 "$prefix/resolv.conf.new"
-if cmp -s "$prefix/resolv.conf.new" "$layer/etc/resolv.conf"; then rm "$prefix/resolv.conf.new"; else mv "$prefix/resolv.conf.new" "$layer/etc/resolv.conf"; fi
+mkdir -m 755 "$layer/etc"
+printf 'nameserver 127.0.0.53\noptions timeout:2 attempts:5\n' >"$layer/etc/resolv.conf"
+chmod 644 "$layer/etc/resolv.conf"
 # Each sandbox's own, and that of each fork: see sandbox/identity.py.
 ln -sfn /proc/sys/kernel/domainname "$layer/etc/machine-id"
 ln -sfn /proc/self/fd "$layer/dev/fd"
 ln -sfn /proc/self/fd/0 "$layer/dev/stdin"
 ln -sfn /proc/self/fd/1 "$layer/dev/stdout"
 ln -sfn /proc/self/fd/2 "$layer/dev/stderr"
+
+name=$(cd "$layer" && { find . -printf '%p %y %#m %l\n' | sort && cat .pagurus/init .pagurus/attend etc/resolv.conf; } |
+    sha256sum | cut -c1-32)
+[ -d "$prefix/layers/$name" ] || mv -T "$layer" "$prefix/layers/$name"
+if [ -d "$prefix/layer" ] && [ ! -L "$prefix/layer" ]; then mv "$prefix/layer" "$prefix/layers/unnamed.$$"; fi
+ln -s "layers/$name" "$prefix/layer.$$"
+mv -T "$prefix/layer.$$" "$prefix/layer"
