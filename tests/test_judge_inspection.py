@@ -13,6 +13,7 @@ from daemon import netting
 from daemon.ignore import checked
 from daemon.inspection import RESTS, Assessor, Trees, look
 from ebpf.inspector import SurvivorSeen
+from sandbox import paths
 from sandbox.messages import Effects, IgnoreRules, Verdict
 
 NONE, FILES, PROCESSES, BOTH = Verdict.NONE, Verdict.FILES, Verdict.PROCESSES, Verdict.BOTH
@@ -37,7 +38,8 @@ class FakeInspector:
         return list(self.seen)
 
 
-CONTAINER = SimpleNamespace(cgroup=SimpleNamespace(id=7), init_pid=None)  # whose processes hold nothing
+# Its processes hold nothing.
+CONTAINER = SimpleNamespace(cgroup=SimpleNamespace(id=7), init_pid=None, layer=paths.runtime_layer())
 
 
 @pytest.fixture
