@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections.abc import AsyncIterator
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rollout.engine.client import EngineClient, Sampling
+from rollout.engine.client import EngineClient, Generation, Sampling
 from rollout.engine.launch import VLLM_PYTHON, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from sandbox.errors import EngineFailed, Invalid
@@ -120,15 +121,24 @@ async def test_weights_change_in_flight_and_spans_say_where(
     supervisor: EngineSupervisor, engine: EngineClient, folders: list[Path]
 ) -> None:
     prompt = [40, 41, 42]
-    flights = [asyncio.create_task(engine.generate(prompt, LONG)) for _ in range(8)]
+    changed = asyncio.Event()
+
+    async def keep_asking() -> list[Generation]:
+        found = []
+        while not changed.is_set():  # so that some request is in flight at the change, however fast they are
+            found.append(await engine.generate(prompt, LONG))
+        return found
+
+    flights = [asyncio.create_task(keep_asking()) for _ in range(8)]
     await some_progress(engine)
     published = await supervisor.publish(folders[1], 1)
+    changed.set()
     assert published.version == await engine.version() == 1
     later = await engine.generate(prompt, LONG)
     assert [(span.version, span.end) for span in later.spans] == [(1, LONG.max_tokens)]
     assert later.logprobs == pytest.approx(expected_logprobs(folders[1], prompt, later.token_ids), abs=1e-3)
     mixed = 0
-    for generation in await asyncio.gather(*flights):
+    for generation in itertools.chain(*await asyncio.gather(*flights)):
         assert len(generation.token_ids) == LONG.max_tokens and {span.version for span in generation.spans} <= {0, 1}
         for span in generation.spans:  # each span's logprobs are of its version, its prefix computed anew
             expected = expected_logprobs(folders[span.version], prompt, generation.token_ids)

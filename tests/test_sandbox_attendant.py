@@ -198,7 +198,9 @@ async def test_a_terminal_is_one(maker: Maker) -> None:
     container = await maker.create()
     a = await started(container, "t", Mode.TERMINAL, "/bin/sh", "-c", "tty; stty size; cat", rows=33, columns=101)
     await reads(a, b"33 101\r\n")
-    await a.write(b"x\x03", 0)  # Ctrl-C ends cat
+    await a.write(b"here\n", 0)
+    await reads(a, b"here\r\nhere\r\n")  # cat runs: a shell that was just starting it would lose the signal
+    await a.write(b"x\x03", 5)  # Ctrl-C ends cat
     state = await a.wait(Until.EXIT)
     assert state.exit_status is not None and state.exit_status & 0x7F == signal.SIGINT
     said = await everything(a)
