@@ -299,9 +299,9 @@ class Catalogue:
         await future
 
     async def turns(self, sandbox: str, limit: int = 1000) -> list[TurnInfo]:
-        """The last `limit` turns of a sandbox, oldest first."""
-        if self._lazy:
-            await self.write([])
+        """The last `limit` turns of a sandbox, oldest first, those queued before the call among them."""
+        if not self._closed and (self._lazy or self._writer.ident is not None):
+            await self.write([])  # also what left `_lazy` may still be with the writer
         return await asyncio.to_thread(_read_turns, self.path, sandbox, limit)
 
     async def close(self) -> None:
@@ -311,7 +311,9 @@ class Catalogue:
         self._flush()
         if self._writer.ident is not None:
             await self.write([], durable=True)
+            self._flush()  # what came meanwhile
             self._queue.put(None)
+            self._closed = True  # behind the None nothing is ever committed
             await asyncio.to_thread(self._writer.join)
         self._closed = True
         self._database.close()

@@ -75,6 +75,25 @@ async def test_turns_are_kept_in_order(tmp_path: Path) -> None:
     await catalogue.close()
 
 
+async def test_turns_that_are_still_being_written_are_read_too(tmp_path: Path) -> None:
+    catalogue = Catalogue(tmp_path / "c.sqlite")
+    await catalogue.write([])
+    turn = TurnInfo(
+        sandbox="s-1", turn=1, command="ls", started_at=0.0, duration=0.1, exit_code=0, verdict=Verdict.NONE,
+        reason="nothing",
+    )  # fmt: skip
+    other = sqlite3.connect(tmp_path / "c.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # the writer cannot commit
+    catalogue.later([put_turn(turn)])
+    while catalogue._lazy:
+        await asyncio.sleep(0.001)
+    asyncio.get_running_loop().call_later(0.1, other.execute, "ROLLBACK")
+    assert await catalogue.turns("s-1") == [turn]
+    await catalogue.close()
+    assert await catalogue.turns("s-1") == [turn]
+    other.close()
+
+
 async def test_a_refused_change_leaves_nothing_and_others_alone(tmp_path: Path) -> None:
     catalogue = Catalogue(tmp_path / "c.sqlite")
     bad = [put_sandbox(sandbox("s-bad")), ("INSERT INTO sandboxes VALUES (NULL, NULL, NULL, NULL)", ())]
