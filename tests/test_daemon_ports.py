@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
 from daemon.ports import parse
 from sandbox import Sandbox
 from sandbox.errors import Conflict
+from sandbox.sdk import ports
 
 PERL = r"""
 use IO::Socket::INET; $| = 1; $SIG{CHLD} = 'IGNORE';
@@ -52,6 +54,7 @@ async def test_a_port_is_reached_and_forwarded(sb: Sandbox) -> None:
     _, answer = await asyncio.gather(send(), reader.read(-1))
     assert answer == big + b"END"
     writer.close()
+    kept_reader, kept = await sb.ports.connect(8000)
     async with sb.ports.forward(8000) as address:
         host, _, port = address.rpartition(":")
 
@@ -67,6 +70,34 @@ async def test_a_port_is_reached_and_forwarded(sb: Sandbox) -> None:
         assert await asyncio.gather(*(one(n) for n in range(20))) == [b"%dEND" % n for n in range(20)]
     with pytest.raises(OSError):
         await asyncio.open_connection(host, int(port))
+    kept.write(b"still here")  # the end of a forward is no end of other connections
+    assert await kept_reader.readexactly(10) == b"still here"
+    kept.close()
+
+
+async def test_a_stream_is_closed_however_its_carrier_ends() -> None:
+    async def carry(*, stubborn: bool) -> None:
+        try:
+            await asyncio.sleep(1e9)
+        finally:
+            if stubborn:
+                await asyncio.sleep(1e9)
+
+    pairs = [socket.socketpair() for _ in range(3)]
+    opened = [await asyncio.open_connection(sock=ours) for ours, _ in pairs]
+    carriers: set[asyncio.Task[None]] = set()
+    for number, (_, writer) in enumerate(opened):
+        ports._spawn(carry(stubborn=number == 0), writer, carriers)
+    first, second, third = carriers
+    third.cancel()  # before its first step
+    await asyncio.sleep(0)
+    for task in (first, second, first, second):
+        task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({first, second, third})
+    assert [writer.is_closing() for _, writer in opened] == [True] * 3 and not carriers
+    for _, theirs in pairs:
+        theirs.close()
 
 
 async def test_a_connection_breaks_with_its_sandbox_and_the_server_comes_back(sb: Sandbox) -> None:

@@ -31,41 +31,37 @@ class Ports:
 
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a port of the sandbox: ``reader, writer = await sb.ports.connect(8000)``."""
-        stack = contextlib.AsyncExitStack()
-        far = await stack.enter_async_context(self._client.socket(f"{self._path}/{int(port)}/connect"))
-        ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        inner_reader, inner_writer = await asyncio.open_connection(sock=theirs)
-        self._spawn(self._carry(stack, far, inner_reader, inner_writer))
+        async with contextlib.AsyncExitStack() as stack:
+            far = await stack.enter_async_context(self._client.socket(f"{self._path}/{int(port)}/connect"))
+            ours, theirs = socket.socketpair()
+            reader, writer = await asyncio.open_connection(sock=ours)
+            inner_reader, inner_writer = await asyncio.open_connection(sock=theirs)
+            _spawn(self._carry(stack.pop_all(), far, inner_reader, inner_writer), inner_writer, self._carriers)
         return reader, writer
 
     @contextlib.asynccontextmanager
     async def forward(self, port: int, *, host: str = "127.0.0.1", local_port: int = 0) -> AsyncIterator[str]:
         """A port of this machine that leads to `port` of the sandbox meanwhile; yields ``HOST:PORT``."""
 
+        carriers: set[asyncio.Task[None]] = set()
+
         async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             async with contextlib.AsyncExitStack() as stack:
                 try:
                     far = await stack.enter_async_context(self._client.socket(f"{self._path}/{int(port)}/connect"))
                 except PagurusError:  # nobody listens now: the caller sees a closed connection, as from a real port
-                    writer.close()
                     return
                 await self._carry(stack.pop_all(), far, reader, writer)
 
-        server = await asyncio.start_server(lambda r, w: self._spawn(accepted(r, w)), host, local_port)
+        server = await asyncio.start_server(lambda r, w: _spawn(accepted(r, w), w, carriers), host, local_port)
         try:
             address = server.sockets[0].getsockname()
             yield f"{address[0]}:{address[1]}"
         finally:
             server.close()
-            for task in list(self._carriers):
+            for task in carriers:
                 task.cancel()
-            await asyncio.gather(*self._carriers, return_exceptions=True)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._carriers.add(task)
-        task.add_done_callback(self._carriers.discard)
+            await asyncio.gather(*carriers, return_exceptions=True)
 
     @staticmethod
     async def _carry(
@@ -102,4 +98,11 @@ class Ports:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            writer.close()
+
+
+def _spawn(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter, among: set[asyncio.Task[None]]) -> None:
+    """Carry on with `work`. Its end closes `writer`, also where it is cancelled before its first step or its last."""
+    task = asyncio.ensure_future(work)
+    among.add(task)
+    task.add_done_callback(among.discard)
+    task.add_done_callback(lambda _: writer.close())
