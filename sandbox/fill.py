@@ -24,6 +24,7 @@ Chosen are runs of pages in private anonymous, readable and writable mappings, e
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import functools
@@ -101,6 +102,8 @@ class Fill:
 def split(directory: Path, lean: Path) -> Fill | None:
     """Make `lean`, the images without the memory that is returned; None: too little, nothing was made. Blocks."""
     found = []
+    if sum(path.stat().st_size for path in directory.glob("pages-*.img")) < LEAST:
+        return None
     for path in directory.glob("mm-*.img"):
         pid = int(path.stem[3:])
         pagemap = imagefile.read(directory / f"pagemap-{pid}.img", *_pagemap_kinds())
@@ -200,6 +203,7 @@ def divide(
     """Divide a pagemap into what CRIU restores, each record with its (offset, size) in the pages, and runs for us."""
     kept: list[tuple[Any, tuple[int, int]]] = []
     runs: list[Run] = []
+    excepted = sorted(without)
     offset = 0
     for entry in entries:
         size = (entry.nr_pages or entry.compat_nr_pages) * PAGE
@@ -207,7 +211,7 @@ def divide(
         if entry.flags & PARENT or entry.in_parent or not present:
             kept.append((entry, (offset, 0)))
             continue
-        for start, end, ours in _pieces(entry.vaddr, entry.vaddr + size, ranges, without):
+        for start, end, ours in _pieces(entry.vaddr, entry.vaddr + size, ranges, excepted):
             at = offset + start - entry.vaddr
             if ours:
                 _append(runs, Run(start, at, end - start))
@@ -227,23 +231,33 @@ def _append(runs: list[Run], run: Run) -> None:
 
 
 def _pieces(
-    first: int, last: int, ranges: Sequence[tuple[int, int]], without: set[int]
+    first: int, last: int, ranges: Sequence[tuple[int, int]], without: Sequence[int]
 ) -> Iterator[tuple[int, int, bool]]:
-    """(start, end, whether it is for us) of each piece of an address range, in order, neighbours joined."""
+    """(start, end, whether it is for us) of each piece of an address range, in order, neighbours joined.
+
+    `ranges` and `without` are sorted.
+    """
     at = first
-    for start, end in ranges:
+    for index in range(bisect.bisect_right(ranges, first, key=_end), len(ranges)):
+        start, end = ranges[index]
+        if start >= last:
+            break
         start, end = max(start, first), min(end, last)
-        edges = [start, *sorted(page for page in without if start <= page < end), end]
-        for index in range(len(edges) - 1):
-            low = edges[index] + (PAGE if index else 0)
-            if edges[index + 1] - low < RUN_LEAST:
+        edges = [start, *without[bisect.bisect_left(without, start) : bisect.bisect_left(without, end)], end]
+        for number in range(len(edges) - 1):
+            low = edges[number] + (PAGE if number else 0)
+            if edges[number + 1] - low < RUN_LEAST:
                 continue
             if low > at:
                 yield at, low, False
-            yield low, edges[index + 1], True
-            at = edges[index + 1]
+            yield low, edges[number + 1], True
+            at = edges[number + 1]
     if at < last:
         yield at, last, False
+
+
+def _end(span: tuple[int, int]) -> int:
+    return span[1]
 
 
 def _part(entry: Any, start: int, end: int) -> Any:

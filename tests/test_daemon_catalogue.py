@@ -85,8 +85,7 @@ async def test_turns_that_are_still_being_written_are_read_too(tmp_path: Path) -
     other = sqlite3.connect(tmp_path / "c.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # the writer cannot commit
     catalogue.later([put_turn(turn)])
-    while catalogue._lazy:
-        await asyncio.sleep(0.001)
+    catalogue._flush()  # as the timer does
     asyncio.get_running_loop().call_later(0.1, other.execute, "ROLLBACK")
     assert await catalogue.turns("s-1") == [turn]
     await catalogue.close()
