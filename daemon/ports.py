@@ -106,13 +106,13 @@ async def carry(
             await send(data)
         await ended()
 
-    tasks = [asyncio.ensure_future(inwards()), asyncio.ensure_future(outwards())]
-    try:
-        await asyncio.gather(*tasks)
-    except OSError:  # one side broke: so does the other
-        pass
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        inside.close()
+    with inside:
+        tasks = [asyncio.ensure_future(inwards()), asyncio.ensure_future(outwards())]
+        try:
+            await asyncio.gather(*tasks)
+        except OSError:  # one side broke: so does the other
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
