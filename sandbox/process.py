@@ -348,13 +348,36 @@ def interrupt(
 
     What an interactive shell without a terminal starts in the background ignores SIGINT: that tells the two apart.
     With `shell` the shell itself gets a SIGINT.
+
+    A terminal signals all at once; this goes in an order in which nobody learns of the end of another before its own
+    signal, since a shell goes on with its next command when what it waited for ended in any other way than by SIGINT.
     """
-    for task in started_by(root, pids()):
+    for task in readers_first(root, started_by(root, pids())):
         if task.pid == root:
             if shell:
                 _signal(task, signal.SIGINT)
         elif task not in spared and (jobs or number is signal.SIGINT or not _ignores(task.pid, signal.SIGINT)):
             _signal(task, number)
+
+
+def readers_first(root: int, tasks: list[Task]) -> list[Task]:
+    """Parents before their children, and of these the youngest first: in a pipeline those who read are younger than
+    those who write to them. `root` and what is below it come before the rest."""
+    known = {task.pid for task in tasks}
+    below: dict[int, list[Task]] = {}
+    waiting = []  # the last is next
+    for task in sorted(tasks, key=lambda task: (task.started, task.pid)):
+        if task.pid != root and task.parent in known:
+            below.setdefault(task.parent, []).append(task)
+        else:
+            waiting.append(task)
+    waiting.sort(key=lambda task: task.pid == root)
+    ordered = []
+    while waiting:
+        task = waiting.pop()
+        ordered.append(task)
+        waiting += below.get(task.pid, [])
+    return ordered
 
 
 def _ignores(pid: int, number: signal.Signals) -> bool:

@@ -45,7 +45,15 @@ async def test_output_cannot_pass_for_the_end_of_a_command(sb: Sandbox, shell: s
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
-    "command", ["sleep 1000", "while :; do :; done", "trap '' INT TERM; sleep 1000", "sleep 1000 | cat; echo no"]
+    "command",
+    [
+        "sleep 1000",
+        "while :; do :; done",
+        "trap '' INT TERM; sleep 1000",
+        "sleep 1000 | cat; echo no",
+        "sleep 1000 | (cat; echo no); echo no",
+        "(sleep 1000; echo no) | cat; echo no",
+    ],
 )
 async def test_a_deadline_interrupts_the_command_and_spares_the_session(sb: Sandbox, shell: str, command: str) -> None:
     session = await sb.sessions.open(shell)

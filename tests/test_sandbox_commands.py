@@ -8,7 +8,7 @@ import pytest
 
 from sandbox.errors import CommandNotFound, Invalid
 from sandbox.messages import Limits
-from sandbox.process import pidfd_tells_exit
+from sandbox.process import Task, pidfd_tells_exit, readers_first
 from tests.container_support import Maker, settled, shell
 
 
@@ -144,3 +144,17 @@ async def test_many_at_once(maker: Maker) -> None:
     sb = await maker.create()
     done = await asyncio.gather(*(sb.exec(["sh", "-c", f"echo {n}; exit {n}"]) for n in range(40)))
     assert [(d.exit_code, d.stdout) for d in done] == [(n, b"%d\n" % n) for n in range(40)]
+
+
+def test_who_reads_is_signalled_before_who_writes_and_parents_before_children() -> None:
+    def task(pid: int, parent: int, started: int = 5) -> Task:
+        return Task(pid, parent, session=10, started=started)
+
+    shell, writer, reader, inner = task(10, 1), task(11, 10), task(12, 10), task(13, 12)
+    wrapped = task(9, 10, started=6)  # numbers begin anew
+    lost, below_lost = task(20, 1, started=9), task(21, 20, started=9)
+    tasks = [lost, inner, writer, below_lost, shell, wrapped, reader]
+    assert readers_first(10, tasks) == [shell, wrapped, reader, inner, writer, lost, below_lost]
+    assert readers_first(10, tasks[::-1]) == readers_first(10, tasks)
+    assert readers_first(10, []) == []
+    assert readers_first(10, [lost]) == [lost]
