@@ -124,10 +124,12 @@ class Answers:
         """It was carried out; this is what everybody who asks again hears."""
         if len(answer) > ANSWER_MOST:
             status, answer = 0, b""
-        self._database.execute(
-            "UPDATE answers SET status = ?, kind = ?, answer = ? WHERE id = ?", (status, kind, answer, name)
-        )
-        self._end(name)
+        try:
+            self._database.execute(
+                "UPDATE answers SET status = ?, kind = ?, answer = ? WHERE id = ?", (status, kind, answer, name)
+            )
+        finally:
+            self._end(name)
 
     def release(self, name: str) -> None:
         """It was not carried out."""

@@ -11,6 +11,7 @@ for a sandbox that the caller does not see.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -146,7 +147,9 @@ class Gate:
         if answer.status in _UNKEPT or not isinstance(answer, web.Response):
             answers.release(name)
         else:
-            answers.settle(name, answer.status, answer.content_type, bytes(answer.body or b""))  # type: ignore[arg-type]
+            body = bytes(answer.body or b"")  # type: ignore[arg-type]
+            # The answer goes out first: who has it does not ask again, and who asks meanwhile waits.
+            asyncio.get_running_loop().call_soon(answers.settle, name, answer.status, answer.content_type, body)
         return answer
 
     async def _undo(self, name: str) -> None:
