@@ -20,7 +20,7 @@ from typing import Any
 from daemon.capture import Capturer
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow
 from daemon.engine import Engine, Ticket
-from sandbox.errors import PagurusError
+from sandbox.errors import CheckpointFailed, PagurusError
 from sandbox.messages import CheckpointState, Verdict
 
 log = logging.getLogger("pagurus.turns")
@@ -57,6 +57,7 @@ class Services:
     numbers: Any = field(default_factory=lambda: itertools.count(1))
     settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
     lost: Callable[[CheckpointRow], None] = lambda row: None  # told when one turns out not to be whole
+    damaged: Callable[[CheckpointRow], None] = lambda row: None  # told when the disk no longer holds one
     again: Callable[[], None] = lambda: None  # asked now and then to store what could not be made durable
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
@@ -99,7 +100,9 @@ class Flight:
         self.ticket: Ticket | None = None
         self.waited = False
         self.durable_waited = False
-        self.error: PagurusError | None = None
+        self.error: PagurusError | None = None  # why it was not captured
+        self.unstored: PagurusError | None = None  # why it is not durable
+        self.before: Flight | None = None  # the one that has to be durable first
 
     def promote(self) -> None:
         """Somebody waits for this checkpoint."""
@@ -109,9 +112,30 @@ class Flight:
 
     async def settled(self, *, durable: bool) -> None:
         """Wait until captured (or durable), or failed. The row says which."""
-        self.durable_waited |= durable
-        self.promote()
+        if durable:
+            self.hasten()
+        else:
+            self.promote()
         await asyncio.shield(self.durable if durable else self.captured)
+
+    def hasten(self) -> None:
+        """Somebody waits until it is durable, and with it for all that have to be so before."""
+        flight: Flight | None = self
+        while flight is not None and not flight.durable_waited:
+            flight.durable_waited = True
+            flight.promote()
+            flight = flight.before
+
+    def trouble(self, *, durable: bool) -> PagurusError | None:
+        """Once settled: why it was not captured, or is not durable."""
+        if self.error is not None or not durable or self.row.state is CheckpointState.DURABLE:
+            return self.error
+        return self.unstored or CheckpointFailed(
+            f"checkpoint {self.row.id} is captured, but not durable: the daemon was stopped meanwhile",
+            remedy="its successor goes on with it; wait for that",
+            sandbox=self.row.sandbox,
+            turn=self.row.turn,
+        )
 
     def land(self) -> None:
         """Nothing more will happen to it."""

@@ -86,6 +86,7 @@ class Host:
         services.settled = self._settled
         services.again = self._store_again
         services.lost = self.fall_back
+        services.damaged = self._shun
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]
         self.restorer = Restorer(services, places, images, run_dir, self.attachments)
@@ -102,6 +103,15 @@ class Host:
                 self.services.catalogue.later([put_sandbox(loop.row)])
                 if loop.container is not None:
                     self.services.capturer.taint(loop.container, f"{row.id} is lost", files=True, processes=True)
+
+    def _shun(self, row: CheckpointRow) -> None:
+        """A checkpoint is damaged: whoever stands on content of it captures all anew with the next turn."""
+        for loop in self.loops.values():
+            head = self.services.checkpoints.get(loop.row.head)
+            if head is None or loop.container is None:
+                continue
+            if head.id == row.id or {head.files, head.dump} & {row.files, row.dump} - {None}:
+                self.services.capturer.taint(loop.container, f"{row.id} is damaged", files=True, processes=True)
 
     def store_later(self, row: CheckpointRow) -> None:
         """Make a captured checkpoint durable in the background, whether its sandbox is there or not."""
@@ -238,6 +248,19 @@ class Host:
         return await self.fork(flight.row.id, count)
 
     async def _fork_one(self, origin: CheckpointRow) -> ForkEntry:
+        try:
+            row = self._forked(origin)
+            with self._made(row):
+                async with self._making:
+                    await self._make(row, self.restorer.tree_below(row), origin, [])
+        except Exception as error:  # whatever it is: the others succeed or fail alone
+            if not isinstance(error, PagurusError | OSError):
+                log.error("a fork of %s failed", origin.id, exc_info=error)
+            return ForkEntry(error=str(error) or type(error).__name__)
+        return ForkEntry(sandbox=row.info())
+
+    def _forked(self, origin: CheckpointRow) -> SandboxRow:
+        """The row of a sandbox that goes on from `origin`."""
         template = self.template(origin)
         row = self._new_row(
             image=template.image,
@@ -261,14 +284,7 @@ class Host:
         )
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
         row.programs = origin.programs
-
-        try:
-            with self._made(row):
-                async with self._making:
-                    await self._make(row, self.restorer.tree_below(row), origin, [])
-        except (PagurusError, OSError) as error:
-            return ForkEntry(error=str(error))
-        return ForkEntry(sandbox=row.info())
+        return row
 
     async def _make(self, row: SandboxRow, image: Path, origin: CheckpointRow, changes: list[Statement]) -> None:
         """Tree, container, inspector, processes, rows; undone in reverse when any of it fails."""
@@ -400,7 +416,7 @@ class Host:
         row = self.checkpoint(checkpoint)
         if (flight := self.services.flights.get(row.id)) is not None:
             await flight.settled(durable=False)
-        if row.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE):
+        if row.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE) and not row.damaged:
             return row
         why = row.error or f"it is {row.state.value}"
         raise Conflict(f"checkpoint {row.id} cannot be restored: {why}", remedy="choose another with `pagurus tree`")

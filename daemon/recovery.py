@@ -182,6 +182,10 @@ async def _examine(host: Host, checkpoints: list[CheckpointRow]) -> list[Stateme
             row.state, row.error = CheckpointState.FAILED, f"{said}{missing}"
             log.error("%s: %s", row.id, row.error, extra={"sandbox": row.sandbox, "turn": row.turn})
             changes.append(put_checkpoint(row))
+        elif row.state is CheckpointState.DURABLE and row.dump == row.id and not host.places.packed(row.id).exists():
+            row.state, row.durable_at = CheckpointState.CAPTURED, None  # its raw images are there: stored again
+            log.error("%s: its packed images are gone", row.id, extra={"sandbox": row.sandbox, "turn": row.turn})
+            changes.append(put_checkpoint(row))
     for row in checkpoints:
         if row.state is CheckpointState.PENDING and row.parent is not None:
             row.parent = nearest(host.services.checkpoints, row.parent)

@@ -161,7 +161,7 @@ class Store:
                     if head is not None:
                         mine = await self._welcome(head)
                         if mine is None:
-                            return Imported(checkpoint=self._host.checkpoint(head.id).info(), already=True)
+                            return self._here(head.id)
                 row = await asyncio.to_thread(importer.finish)
                 publishing = asyncio.ensure_future(self._publish(row, importer))
                 try:
@@ -209,6 +209,16 @@ class Store:
         self._arriving.add(head.id)
         return head.id
 
+    def _here(self, checkpoint: str) -> Imported:
+        """There is nothing to import. Raises Conflict where what is here is not whole."""
+        row = self._host.checkpoint(checkpoint)
+        if row.damaged or row.state is CheckpointState.FAILED:
+            raise Conflict(
+                f"checkpoint {row.id} is here, but not whole: {row.error or row.state.value}",
+                remedy=f"give it up with `pagurus checkpoint rm {row.id}`, then import it again",
+            )
+        return Imported(checkpoint=row.info(), already=True)
+
     async def _publish(self, row: CheckpointRow, importer: Importer) -> Imported:
         services = self._host.services
         assert importer.head is not None and row.template is not None
@@ -234,7 +244,7 @@ class Store:
         from sandbox.sdk.client import Client
 
         if request.checkpoint in self._host.services.checkpoints:
-            return Imported(checkpoint=self._host.checkpoint(request.checkpoint).info(), already=True)
+            return self._here(request.checkpoint)
         if not request.address.startswith(("http://", "https://", "/")):
             raise Invalid(f"{request.address!r} is no address", remedy="give a URL or the path of a daemon's socket")
         async with Client(request.address, token=request.token, ca=request.ca) as there:

@@ -25,10 +25,11 @@ from typing import Any
 import msgspec
 
 from daemon import metrics
+from daemon.capture import failure
 from daemon.catalogue import CheckpointRow, put_checkpoint
 from daemon.flights import Flight, Services
 from daemon.schedule import Stage
-from sandbox.errors import CheckpointFailed, PagurusError
+from sandbox.errors import CheckpointFailed, NoSpace, PagurusError
 from sandbox.messages import CheckpointState
 
 log = logging.getLogger("pagurus.storing")
@@ -48,6 +49,9 @@ async def store(services: Services, flight: Flight, *, durable_answers: bool = F
     where = {"sandbox": row.sandbox, "turn": row.turn}
     try:
         if (before := services.flights.get(flight.parent.id)) is not None and before is not flight:
+            flight.before = before
+            if flight.durable_waited or (flight.waited and durable_answers):
+                before.hasten()
             await asyncio.shield(before.durable)
         if row.dump == row.id:
             await _store_images(services, flight, durable_answers)
@@ -62,16 +66,27 @@ async def store(services: Services, flight: Flight, *, durable_answers: bool = F
         services.settled(row, flight.parent)
     except Lost as error:
         row.state, row.error = CheckpointState.FAILED, UNSTORED + error.message
+        flight.unstored = CheckpointFailed(
+            f"checkpoint {row.id}: {row.error}", remedy="restore an older one", sandbox=row.sandbox, turn=row.turn
+        )
         log.error("%s: %s", row.id, row.error, extra=where)
         services.lost(row)
         services.catalogue.later([put_checkpoint(row)])
-    except (PagurusError, OSError) as error:  # a full or broken disk: tried again, and said
+    except Exception as error:  # a full or broken disk, or a bug: tried again, and said
+        bug = None if isinstance(error, PagurusError | OSError) else error
         if row.state is CheckpointState.DURABLE:  # and remains so: only its raw images could not be put aside
-            log.warning("%s is stored, but: %s", row.id, error, extra=where)
+            log.warning("%s is stored, but: %s", row.id, error, extra=where, exc_info=bug)
             return
         row.state, row.durable_at = CheckpointState.CAPTURED, None
-        row.error = f"captured, but not durable: {error}"
-        log.warning("%s: %s", row.id, row.error, extra=where)
+        known = failure(error)
+        row.error = f"captured, but not durable: {str(error) or known}"
+        flight.unstored = type(known)(
+            f"checkpoint {row.id} is captured, but not durable: {known.message}",
+            remedy=known.remedy if isinstance(known, NoSpace) else "it can be restored, and is tried again",
+            sandbox=row.sandbox,
+            turn=row.turn,
+        )
+        log.warning("%s: %s", row.id, row.error, extra=where, exc_info=bug)
         services.catalogue.later([put_checkpoint(row)])
 
 

@@ -383,7 +383,7 @@ class TurnLoop:
         row = flight.row
         try:
             await self._capture(flight)
-        except (PagurusError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - also a bug: the turn is owed, and nobody waits for ever
             await self._failed(flight, error)
             return
         finally:
@@ -423,14 +423,14 @@ class TurnLoop:
         before, self.row.head = self.row.head, row.id
         try:
             await services.catalogue.write([put_checkpoint(row), put_sandbox(self.row)])
-        except PagurusError:
+        except Exception:
             self.row.head = before
             services.capturer.taint(self.container, "the catalogue refused a checkpoint", files=True, processes=True)
             raise
         services.tally.checkpoints[row.verdict.value] += 1
         metrics.captured(row)
 
-    async def _failed(self, flight: Flight, error: PagurusError | OSError) -> None:
+    async def _failed(self, flight: Flight, error: Exception) -> None:
         row = flight.row
         known = failure(error)
         row.state = CheckpointState.FAILED
@@ -438,7 +438,9 @@ class TurnLoop:
         known.sandbox, known.turn = self.row.id, row.turn
         flight.error = self.failed = known
         self.services.tally.failed += 1
-        log.warning("checkpoint %s failed: %s", row.id, known, extra={"sandbox": self.row.id, "turn": row.turn})
+        bug = None if isinstance(error, PagurusError | OSError) else error
+        where = {"sandbox": self.row.id, "turn": row.turn}
+        log.warning("checkpoint %s failed: %s", row.id, known, extra=where, exc_info=bug)
         self._land(flight)
         self.services.catalogue.later([put_checkpoint(row)])
         await asyncio.to_thread(self.services.capturer.discard, row.id)
@@ -448,6 +450,8 @@ class TurnLoop:
         try:
             await store(self.services, flight, durable_answers=self.row.durable_answers)
         finally:
+            if self.row.durable_answers and flight.unstored is not None:
+                self.failed = flight.unstored
             self._land(flight)
 
     def _land(self, flight: Flight) -> None:

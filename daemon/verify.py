@@ -2,7 +2,7 @@
 
 Owns: the digests of file snapshots (made after the thaw, at the engine's pace) and the report of what is damaged.
 Does not own: hashing (:mod:`sandbox.snapshots`, :mod:`sandbox.pages`), the repair, which there is none of: what is
-damaged is named, never shared with a later dump, and refused by a restore.
+damaged is named, never shared with a later checkpoint, and refused by restores and forks.
 
 Guarantee: a checkpoint without damage in its report was read from the disk byte by byte: process images, every
 memory page, every file of its snapshot, and all of it hashes to what was recorded.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daemon.capture import Places
-from daemon.catalogue import CheckpointRow, put_checkpoint
+from daemon.catalogue import DAMAGED, CheckpointRow, put_checkpoint
 from daemon.flights import Services
 from daemon.schedule import Stage
 from sandbox import dumpfile, snapshots
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagurus.verify")
 
 PATIENCE = 60.0  # seconds after which a snapshot should be hashed
-DAMAGED = "damaged: "
 
 
 class Verifier:
@@ -187,14 +186,17 @@ class Verifier:
         return report
 
     async def _note(self, report: CheckpointReport) -> None:
-        """Let the tree of checkpoints say what is damaged."""
-        if not report.damage:
-            return
-        self._counts["damaged"] += 1
-        log.error("checkpoint %s is damaged: %s", report.checkpoint, "; ".join(report.damage[:5]))
+        """Let the tree of checkpoints say what is damaged, and what is whole again."""
         row = self._services.checkpoints.get(report.checkpoint)
+        if report.damage:
+            self._counts["damaged"] += 1
+            log.error("checkpoint %s is damaged: %s", report.checkpoint, "; ".join(report.damage[:5]))
+        elif row is None or not row.damaged:
+            return
         if row is not None:
-            row.error = DAMAGED + "; ".join(report.damage[:3])
+            row.error = DAMAGED + "; ".join(report.damage[:3]) if report.damage else None
+            if report.damage:
+                self._services.damaged(row)
             await self._services.catalogue.write([put_checkpoint(row)])
 
     def statistics(self) -> dict[str, int]:

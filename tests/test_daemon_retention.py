@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.retention import Node, new_parents, removable
+from daemon.storing import LOST
 from sandbox import Client, Conflict, NotFound
 from sandbox.messages import CheckpointState, Retention, Verdict
 from sandbox.pages import PAGE, PageStore
@@ -264,17 +265,21 @@ async def test_killed_while_checkpoints_are_removed_nothing_is_torn(daemon: Daem
         sandbox = await host.create(IMAGE, retention=Retention(last=3))
         started = await sandbox.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}")
         await sandbox.durable(started)
+    seen: set[str] = set()  # these were durable
     for strike in range(3):
         with contextlib.suppress(Exception):  # the daemon dies in the middle of it
             async with daemon.client(patience=0) as host:
-                await _turns_until_killed(host, sandbox.id, daemon, chance.uniform(2.0, 3.5))
+                await _turns_until_killed(host, sandbox.id, daemon, chance.uniform(2.0, 3.5), seen)
         if daemon.process is not None:
             daemon.kill()
         await asyncio.to_thread(daemon.start)
         async with daemon.client() as host:
             sandbox = await host.get(sandbox.id)
-            whole = [i for i in await sandbox.tree() if i.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)]
-            assert not [i for i in await sandbox.tree() if "lost with the power" in (i.error or "")]
+            tree = await sandbox.tree()
+            whole = [i for i in tree if i.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)]
+            assert not [i for i in tree if (i.error or "").startswith(LOST)]
+            assert not [i for i in tree if i.id in seen and i.state is not CheckpointState.DURABLE]
+            assert seen & {i.id for i in whole}, "the newest one stays"
             report = await host.store.verify(*whole)
             assert [each.damage for each in report if each.damage] == [], strike
     async with daemon.client() as host:
@@ -282,8 +287,8 @@ async def test_killed_while_checkpoints_are_removed_nothing_is_torn(daemon: Daem
     await _nothing_left(daemon)
 
 
-async def _turns_until_killed(host: Client, name: str, daemon: Daemon, after: float) -> None:
+async def _turns_until_killed(host: Client, name: str, daemon: Daemon, after: float, seen: set[str]) -> None:
     sandbox = await host.get(name)
     asyncio.get_running_loop().call_later(after, daemon.kill)
     while True:
-        await sandbox.durable(await sandbox.exec("date +%N > /n"))
+        seen.add((await sandbox.durable(await sandbox.exec("date +%N > /n"))).id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sqlite3
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from daemon.catalogue import Catalogue, CheckpointRow, put_checkpoint
 from daemon.flights import Flight, Services
 from daemon.keeper import Keeper
 from daemon.storing import UNSTORED, nearest, store
-from sandbox import Client, Sandbox, Verdict
+from sandbox import CheckpointFailed, Client, NoSpace, Sandbox, Verdict
 from sandbox.messages import CheckpointInfo, CheckpointState, SandboxState
 from tests.daemon_host import IMAGE, Daemon, missing
 
@@ -103,6 +104,71 @@ async def test_who_writes_a_row_while_it_becomes_durable_does_not_take_that_back
         there = stored(tmp_path)["c-3"]
         assert (there.state, there.parent) == (CheckpointState.DURABLE, "c-1") == (child.state, child.parent)
         assert there.durable_at == child.durable_at
+
+
+class Broken(Capturer):
+    """Whose store fails with `error`."""
+
+    def __init__(self, directory: Path, error: Exception) -> None:
+        super().__init__(directory)
+        self.error = error
+
+    async def pack(self, row: CheckpointRow, hashed: str) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (NoSpace("3.0 MiB more are needed", remedy="remove some"), NoSpace, r"3\.0 MiB more.*remove some"),
+        (OSError(5, "Input/output error"), CheckpointFailed, "Input/output error"),
+        (sqlite3.OperationalError("disk I/O error"), CheckpointFailed, "disk I/O error"),
+        (KeyError("a bug"), CheckpointFailed, "a bug"),
+    ],
+)
+async def test_whatever_keeps_it_from_being_durable_is_said_and_tried_again(
+    tmp_path: Path, error: Exception, kind: type[Exception], says: str
+) -> None:
+    capturer = Broken(tmp_path, error)
+    async with services(tmp_path, capturer) as these:
+        root, one = row("c-1", dump=None), row("c-2", parent="c-1")
+        these.checkpoints.update({each.id: each for each in (root, one)})
+        flight = Flight(one, root)
+        await store(these, flight)
+        assert (one.state, one.durable_at) == (CheckpointState.CAPTURED, None)
+        assert one.error is not None and one.error.startswith("captured, but not durable: ")  # so it is tried again
+        assert flight.trouble(durable=False) is None  # it can be restored
+        trouble = flight.trouble(durable=True)
+        assert isinstance(trouble, kind) and re.search(says, str(trouble)) and "c-2" in str(trouble)
+        again = Flight(one, root)
+        these.capturer = Capturer(tmp_path)  # type: ignore[assignment]
+        await store(these, again)
+        assert (one.state, one.error, again.trouble(durable=True)) == (CheckpointState.DURABLE, None, None)
+
+
+async def test_who_waits_until_it_is_durable_hastens_all_that_come_before(tmp_path: Path) -> None:
+    rows = [row(f"c-{number}") for number in range(4)]
+    flights = [Flight(each, rows[0]) for each in rows]
+    tickets = [SimpleNamespace(promoted=0) for _ in rows]
+    for flight, ticket in zip(flights, tickets, strict=True):
+        flight.ticket = SimpleNamespace(promote=lambda ticket=ticket: setattr(ticket, "promoted", ticket.promoted + 1))
+    flights[1].before, flights[2].before = flights[0], flights[1]
+    waiting = asyncio.ensure_future(flights[2].settled(durable=True))
+    await asyncio.sleep(0)
+    assert [ticket.promoted for ticket in tickets] == [1, 1, 1, 0]
+    assert [flight.durable_waited for flight in flights] == [True, True, True, False]
+    flights[2].land()
+    await waiting
+    # One that begins to wait for its parent when somebody waits for it already hastens that one as well.
+    async with services(tmp_path, Capturer(tmp_path)) as these:
+        late = Flight(rows[3], rows[2])
+        late.hasten()
+        these.flights[rows[2].id] = before = Flight(rows[2], rows[0])
+        storing = asyncio.ensure_future(store(these, late))
+        await asyncio.sleep(0)
+        assert before.durable_waited
+        before.land()
+        await storing
 
 
 async def test_what_is_packed_is_read_and_becomes_durable_without_raw_images(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from sandbox import Client, Sandbox
+from sandbox import Client, Conflict, Sandbox, Verdict
 from sandbox.messages import CheckpointInfo
 from tests.daemon_host import ASLEEP, IMAGE, Daemon, asleep, missing, until
 
@@ -30,6 +31,11 @@ async def stored(daemon: Daemon, sandbox: Sandbox) -> CheckpointInfo:
     info = await sandbox.durable(result)
     await until((daemon.state / "checkpoints" / f"{info.id}.tree").exists, "its files are hashed")
     return info
+
+
+async def _parts(stream: list[bytes]) -> AsyncIterator[bytes]:
+    for part in stream:
+        yield part
 
 
 def flip(path: Path, place: int) -> None:
@@ -56,8 +62,7 @@ async def test_what_is_whole_is_said_to_be_whole(daemon: Daemon, host: Client) -
         assert reports[shared.id].pages == reports[info.id].pages
         statistics = await host.statistics()
         assert statistics.stages["hash"]["started"] >= 2  # the pages of its dump, and its files
-        assert statistics.stages["compress"]["wait_ms_p99"] >= statistics.stages["compress"]["wait_ms_p50"] >= 0
-        assert statistics.exposed_ms_p99 >= statistics.exposed_ms_p50 >= 0
+        assert statistics.stages["compress"]["started"] >= 1
         assert (statistics.store["hashed"] >= 1, statistics.store["damaged"]) == (True, 0)
 
 
@@ -86,6 +91,7 @@ async def test_a_flipped_byte_is_found_wherever_it_lies(daemon: Daemon, host: Cl
 async def test_damaged_pages_are_named_and_shared_with_nobody(daemon: Daemon, host: Client) -> None:
     async with host.create(IMAGE) as sandbox:
         info = await stored(daemon, sandbox)
+        stream = [part async for part in host.store.stream(info)]
         segment = max((daemon.state / "pages").glob("*.segment"))
         size = segment.stat().st_size
         flip(segment, size - (1 << 20))  # among the two random MiB, which came last but for some
@@ -97,6 +103,17 @@ async def test_damaged_pages_are_named_and_shared_with_nobody(daemon: Daemon, ho
             subprocess.run, [*program, info.id], capture_output=True, text=True, env=environment
         )
         assert (found.returncode, info.id in found.stderr) == (1, True)
+        # It is refused before anything is killed, and the living sandbox stores all of it anew with its next turn.
+        for act in (sandbox.restore(info), host.fork(info)):
+            with pytest.raises(Conflict, match="damaged"):
+                await act
+        with pytest.raises(Conflict, match="not whole"):
+            await host.store.receive(_parts(stream))
+        turn = await sandbox.exec("true")
+        assert turn.verdict is Verdict.BOTH
+        anew = await sandbox.durable(turn)
+        assert await damage(host, anew) == ""
+        await sandbox.restore(anew, verify=True)
         # The same pages, dumped anew by a sandbox in which they still live: none of the damaged ones is used.
         async with host.create(IMAGE) as other:
             second = await stored(daemon, other)
@@ -107,6 +124,10 @@ async def test_damaged_pages_are_named_and_shared_with_nobody(daemon: Daemon, ho
             assert whole.returncode == 0
             assert json.loads(whole.stdout)[0]["checkpoint"] == second.id
             await other.restore(second, verify=True)
+        flip(segment, size - (1 << 20))
+        assert await damage(host, info) == ""  # it is whole again, and said to be
+        assert (await host.checkpoint(info)).error is None
+        await sandbox.restore(info, verify=True)
 
 
 async def test_a_dump_after_the_damage_stores_its_pages_anew(daemon: Daemon, host: Client) -> None:

@@ -30,9 +30,10 @@ async def _checkpoint(request: web.Request) -> web.Response:
     host = request.app[HOST]
     wanted = await body(request, CheckpointRequest)
     flight = await host.loop(request.match_info["id"]).checkpoint(wanted.label)
-    await flight.settled(durable=wanted.wait == "durable")
-    if flight.error is not None:
-        raise flight.error
+    durable = wanted.wait == "durable"
+    await flight.settled(durable=durable)
+    if (trouble := flight.trouble(durable=durable)) is not None:
+        raise trouble
     return reply(request, flight.row.info(), 201)
 
 

@@ -209,11 +209,13 @@ class Line:
         if flight is None:
             await loop.captured()
             row = self.desk.checkpoints.get(step.checkpoint or "")
-            if row is None or row.state is not CheckpointState.FAILED:
+            bad = {CheckpointState.FAILED} | ({CheckpointState.CAPTURED} if loop.row.durable_answers else set())
+            if row is None or row.state not in bad:
                 return ""
-            return (row.error or "failed").replace("\n", " ")[:200]
+            return (row.error or row.state.value).replace("\n", " ")[:200]
         await flight.settled(durable=loop.row.durable_answers)
-        return "" if flight.error is None else str(flight.error).replace("\n", " ")[:200]
+        trouble = flight.trouble(durable=loop.row.durable_answers)
+        return "" if trouble is None else str(trouble).replace("\n", " ")[:200]
 
     # ----------------------------------------------------------------- which exchange
 

@@ -14,6 +14,7 @@ connection (:mod:`sandbox.sdk.transport`), any behaviour, which lives in the dae
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
 from sandbox.errors import CheckpointFailed
@@ -40,6 +41,7 @@ from sandbox.sdk.store import Store
 from sandbox.sdk.transport import Transport, encoded
 
 POLL = 60.0  # seconds of one long poll; a longer wait polls again
+PAUSE = 0.05  # seconds between polls that end at once
 
 
 class Client(Transport):
@@ -141,6 +143,7 @@ class Client(Transport):
                 return info
             if info.error is not None:
                 raise CheckpointFailed(info.error, sandbox=info.sandbox, turn=info.turn)
+            await asyncio.sleep(PAUSE)  # nobody works on it, yet: the daemon has just been started
 
     async def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> list[Fork]:
         """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
