@@ -302,7 +302,6 @@ class Host:
             await attach_all(self.attachments, row, container)
             undo.push_async_callback(detach_all, self.attachments, row, container)
             await self.restorer.bring_back(container, origin, verify=False, fork=True)
-            self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
             await self.restorer.renew(row, container, origin)
             row.state = states.after(row.state, states.Event.START, sandbox=row.id)
             await self.services.catalogue.write([put_sandbox(row), *changes], durable=True)

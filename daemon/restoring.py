@@ -6,7 +6,8 @@ who may, which checkpoint, the life of the sandbox (:mod:`daemon.host`); the mec
 
 ::
 
-    kill ▸ writable snapshot of the files ▸ mount ▸ attach ▸ processes (compared if asked) ▸ mark ▸ hooks ▸ publish
+    kill ▸ writable snapshot of the files ▸ mount ▸ attach ▸ processes (compared if asked) ▸ mark ▸ run ▸ hooks
+         ▸ publish
 
 Guarantee: after a failed `replace` nothing of the container is trusted or left, and the former tree is the sandbox's
 again.
@@ -93,7 +94,6 @@ class Restorer:
                 self.services.inspector.watch(loop.container.cgroup.id)
             await attach_all(self.attachments, row, loop.container)
             differences = await self.bring_back(loop.container, target, verify=verify, fork=False)
-            self.services.inspector.mark(loop.container.cgroup.id, files=True, processes=True)
             await self.renew(row, loop.container, target)
             row.head, row.ipc = target.id, target.ipc
             row.programs = target.programs
@@ -119,16 +119,24 @@ class Restorer:
             await container.destroy()
 
     async def bring_back(self, container: Any, target: CheckpointRow, *, verify: bool, fork: bool) -> list[str]:
-        """The processes of a checkpoint in a container that is mounted over its files. Raises NotEqual."""
+        """The processes of a checkpoint in a container that is mounted over its files, marked. Raises NotEqual.
+
+        The mark comes before their first instruction: what they do from then on belongs to the next turn.
+        """
+
+        def mark() -> None:
+            self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
+
         reference = None if target.files is None else self.places.snapshot(target.files)
         if target.dump is None:
             if verify and reference is not None:
                 await asyncio.to_thread(_need_equal_trees, reference, container.tree)
             await container.start()
+            mark()
             return []
         async with self.services.capturer.reading(target.dump) as images:
             report = await self.services.capturer.checkpointer.restore(
-                container, images, verify=verify, fork=fork, reference=reference
+                container, images, verify=verify, fork=fork, reference=reference, before_run=mark
             )
         return list(report.differences)
 

@@ -262,11 +262,13 @@ class Checkpointer:
         verify: bool = False,
         fork: bool = False,
         reference: Path | None = None,
+        before_run: Callable[[], None] | None = None,
     ) -> RestoreReport:
         """Restore into a prepared or killed container that is mounted over the right tree.
 
         `stored` is a dump file or a capture directory. With `verify` the tree is held before it runs, dumped again and
-        compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with.
+        compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with. `before_run` is
+        called on a worker thread when all of it is back and nothing has run.
         """
         del fork  # what differs is read off the container's spec
         began = time.monotonic()
@@ -282,10 +284,11 @@ class Checkpointer:
             async with restoring.worker(container, self.cache, pipes, waiting) as process:
                 adapted = await self._images(container, source, images)
                 ready = time.monotonic()
-                pid = await restoring.restore(container, adapted, process, hold=hold)
+                last = None if verify else before_run
+                pid = await restoring.restore(container, adapted, process, hold=hold, before_run=last)
             report = RestoreReport(pid, 0.0, (time.monotonic() - ready) * 1e3, closed=adapted.closed)
             if hold is not None:
-                await self._verify(container, images, reference, hold)
+                await self._verify(container, images, reference, hold, before_run)
                 report.verified = True
         finally:
             self._drop_later(images, adapted)
@@ -323,7 +326,14 @@ class Checkpointer:
 
         return await asyncio.to_thread(write)
 
-    async def _verify(self, container: Any, images: Path, reference: Path | None, hold: restoring.Hold) -> None:
+    async def _verify(
+        self,
+        container: Any,
+        images: Path,
+        reference: Path | None,
+        hold: restoring.Hold,
+        before_run: Callable[[], None] | None,
+    ) -> None:
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
@@ -338,6 +348,8 @@ class Checkpointer:
                     remedy="restore an older checkpoint",
                     sandbox=container.spec.id,
                 )
+            if before_run is not None:
+                await asyncio.to_thread(before_run)
             hold.release()
         except BaseException:
             await container.kill()

@@ -138,8 +138,18 @@ async def _spawn(container: Any, cache: Path, sinks: int, *, waits: bool) -> Wai
             os.close(fd)
 
 
-async def restore(container: Any, images: Adapted, process: Process, *, hold: Hold | None = None) -> int:
-    """Restore the adapted images; returns pid 1's host pid after `container.attach`. With `hold`, nothing runs yet."""
+async def restore(
+    container: Any,
+    images: Adapted,
+    process: Process,
+    *,
+    hold: Hold | None = None,
+    before_run: Callable[[], None] | None = None,
+) -> int:
+    """Restore the adapted images; returns pid 1's host pid after `container.attach`. With `hold`, nothing runs yet.
+
+    `before_run` is called on a worker thread when all is back and nothing has run.
+    """
     rpc = criu.messages()
     own_network = images.own_network
     fd = os.open(images.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -168,7 +178,7 @@ async def restore(container: Any, images: Adapted, process: Process, *, hold: Ho
     try:
         response = await process.worker.call(
             rpc.criu_req(type=rpc.RESTORE, opts=options),
-            notify=_notify(container, images, process, hold),
+            notify=_notify(container, images, process, hold, before_run),
             timeout=TIMEOUT,
             log=images.directory / LOG,
             kill_on_cancel=True,
@@ -190,7 +200,9 @@ async def restore(container: Any, images: Adapted, process: Process, *, hold: Ho
     return pid
 
 
-def _notify(container: Any, images: Adapted, process: Process, hold: Hold | None) -> dict[str, Callable[[int], None]]:
+def _notify(
+    container: Any, images: Adapted, process: Process, hold: Hold | None, before_run: Callable[[], None] | None
+) -> dict[str, Callable[[int], None]]:
     init, times = 0, Times()
     loop = asyncio.get_running_loop()
 
@@ -213,6 +225,8 @@ def _notify(container: Any, images: Adapted, process: Process, hold: Hold | None
         if hold is not None:
             hold.leave(process.worker.pid)
             hold.hold()
+        if before_run is not None:
+            before_run()
 
     return {"setup-namespaces": namespaces, "pre-resume": finish}
 
