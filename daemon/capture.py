@@ -198,18 +198,35 @@ class Capturer:
                 self._snapshot(container, tree, row)
 
         try:
-            need_space(self.places.dumps)
+            need_space(self.places.dumps, row.dump_bytes)  # as much as the last one took
         except NoSpace:
-            gone = self.checkpointer.recent.make_room(busy=self._readers.__contains__)
-            await asyncio.to_thread(recent.remove, gone)
-            need_space(self.places.dumps)
-        captured = await self.checkpointer.capture(
-            container, self.places.dump(row.id), processes=True, on_frozen=on_frozen
-        )
+            await self._make_room()
+            need_space(self.places.dumps, row.dump_bytes)
+        try:
+            captured = await self.checkpointer.capture(
+                container, self.places.dump(row.id), processes=True, on_frozen=on_frozen
+            )
+        except CheckpointFailed as error:
+            if "No space left" not in str(error):
+                raise
+            await self._make_room()  # for the next one
+            wanted = await asyncio.to_thread(_resident, container.tasks())
+            free = shutil.disk_usage(self.places.dumps).free
+            raise NoSpace(
+                f"the memory for captures was full: {free >> 20} MiB are free now, "
+                f"the processes hold {wanted >> 20} MiB",
+                remedy="wait until checkpoints are durable, or give the host more memory",
+                sandbox=container.spec.id,
+            ) from error
         row.dump = row.id
         row.frozen_ms = captured.frozen_ms
         row.dump_bytes = captured.raw_bytes
         row.held = captured.held.files
+
+    async def _make_room(self) -> None:
+        """Let go of the raw images that are only kept for restores."""
+        gone = self.checkpointer.recent.make_room(busy=self._readers.__contains__)
+        await asyncio.to_thread(recent.remove, gone)
 
     def _snapshot(self, container: Any, tree: str, row: CheckpointRow) -> None:
         self.inspector.mark(container.cgroup.id, files=True, processes=False)
@@ -224,7 +241,7 @@ class Capturer:
 
     async def pack(self, row: CheckpointRow, hashed: HashedImages) -> None:
         """Store the process images of `row`; durable on return."""
-        stored = await self.checkpointer.store(hashed, self.places.packed(row.id))
+        stored = await self.checkpointer.store(hashed, self.places.packed(row.id), reserve=SPACE_KEPT)
         row.stored_bytes += stored.new_bytes
         row.dump_bytes = stored.raw_bytes
 
@@ -363,6 +380,16 @@ def _await_frozen(cgroup: Path) -> None:
             if time.monotonic() > deadline:
                 raise CheckpointFailed("a process cannot be frozen (in an uninterruptible wait)", remedy="try again")
             change.poll(100)
+
+
+def _resident(pids: list[int]) -> int:
+    """Bytes of memory of these processes that a dump may have to hold."""
+    found = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
+            found += (int(resident) - int(shared)) * 4096
+    return found
 
 
 def _need_life(container: Any) -> None:

@@ -23,6 +23,7 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +31,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from daemon.capture import Places, need_space
+from daemon.capture import Places
 from daemon.catalogue import CheckpointRow, Template
 from sandbox import beneath, btrfs, dumpfile, snapshots, transfer
 from sandbox.dumpfile import DumpFile
@@ -42,6 +43,7 @@ from sandbox.transfer import Entry, Have, Head, ImageFile, Kind
 
 _FICLONE = 0x40049409
 NO_HASH = bytes(HASH)
+ASKED_EVERY = 16 << 20  # bytes after which an import asks again whether there is room
 
 
 @dataclass
@@ -98,8 +100,10 @@ class Sources:
 class Importer:
     """One stream on its way in. `feed` the bytes, `finish`, then publish the row; or `abandon`. All of it blocks."""
 
-    def __init__(self, places: Places, pages: PageStore) -> None:
-        self._places, self._pages = places, pages
+    def __init__(self, places: Places, pages: PageStore, need: Callable[[], None]) -> None:
+        """`need` raises NoSpace while the disks have too little room; it is asked again and again."""
+        self._places, self._pages, self._need = places, pages, need
+        self._unasked = 0  # bytes that came since
         self._reader = transfer.Reader()
         self._tree = transfer.Tree()
         self._images: list[ImageFile] = []
@@ -177,7 +181,7 @@ class Importer:
         """Where everything is made: two subvolumes. A crash leaves them to the next start, which removes them."""
         if self._work.exists():
             return
-        need_space(self._places.trees)
+        self._need()
         for path in (self._work, self._spool):
             btrfs.create_subvolume(path)
             self._undo.callback(btrfs.delete_subvolume, path)
@@ -189,6 +193,7 @@ class Importer:
         if size is None or part.offset + part.size > size or self._budget < 0:
             raise Protocol("a piece of content that was not announced, or more of it")
         self._open()
+        self._room(part.size)
         data = transfer.unpack(part.packed, part.size)
         if len(data) != part.size:
             raise Protocol("a piece of content is shorter than it says")
@@ -201,6 +206,12 @@ class Importer:
         finally:
             os.close(fd)
 
+    def _room(self, size: int) -> None:
+        self._unasked += size
+        if self._unasked >= ASKED_EVERY:
+            self._unasked = 0
+            self._need()
+
     def _spooled(self, content: bytes) -> Path:
         return self._spool / content.hex()
 
@@ -211,6 +222,7 @@ class Importer:
             if blake3(data[first : first + PAGE]).digest() not in self._listed:
                 raise Protocol("a page that was not announced")
         self._open()
+        self._room(len(data))
         self.new_pages += self._pages.add(data).new_pages
 
     # ----------------------------------------------------------------- making
@@ -277,7 +289,7 @@ class Importer:
             os.close(root)
         snapshot = self._places.snapshot(row.id)
         btrfs.snapshot(self._work, snapshot, readonly=True)
-        digest = snapshots.digest(snapshot, None)
+        digest = snapshots.digest(snapshot, None, most=snapshots.WHOLE)
         self._compare(digest, snapshot)
         row.stored_bytes += digest.save(self._places.digest(row.id))
         row.files_bytes = sum(entry.size for entry in self._tree.entries)
@@ -353,8 +365,6 @@ class Importer:
                     continue
                 path = self._tree.path(number)
                 content = known.get(os.stat(path, dir_fd=root, follow_symlinks=False).st_ino, b"")
-                if content == snapshots.UNHASHED:
-                    content = snapshots.hash_file(root, path)
                 if content != entry.content:
                     raise Protocol(f"{os.fsdecode(path)} does not hold what its hash says")
         finally:

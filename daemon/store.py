@@ -153,7 +153,7 @@ class Store:
     async def receive(self, stream: AsyncIterator[bytes]) -> Imported:
         """Import one stream. All or nothing."""
         async with self._streams:
-            importer = Importer(self._host.places, self._pages)
+            importer = Importer(self._host.places, self._pages, self._host.services.capturer.need)
             mine: str | None = None
             try:
                 async for part in _gathered(stream):
@@ -248,7 +248,7 @@ class Store:
         if not request.address.startswith(("http://", "https://", "/")):
             raise Invalid(f"{request.address!r} is no address", remedy="give a URL or the path of a daemon's socket")
         async with Client(request.address, token=request.token, ca=request.ca) as there:
-            survey = Importer(self._host.places, self._pages)
+            survey = Importer(self._host.places, self._pages, self._host.services.capturer.need)
             try:
                 async for part in _gathered(there.store.stream(request.checkpoint, manifest=True)):
                     await asyncio.to_thread(survey.feed, part)

@@ -230,9 +230,9 @@ class Checkpointer:
         """Hash the pages of a capture: the first half of `store`, which needs a processor and no disk."""
         return await asyncio.to_thread(dumpfile.hashed, capture_dir)
 
-    async def store(self, capture: Path | dumpfile.HashedImages, into: Path) -> StoredDump:
-        """Make a capture durable as the file `into`. The capture directory stays."""
-        stored = await asyncio.to_thread(dumpfile.pack, capture, into, self._store)
+    async def store(self, capture: Path | dumpfile.HashedImages, into: Path, *, reserve: int = 0) -> StoredDump:
+        """Make a capture durable as the file `into`; `reserve` bytes of the disk stay free. The capture stays."""
+        stored = await asyncio.to_thread(dumpfile.pack, capture, into, self._store, reserve=reserve)
         self._counts["stores"] += 1
         return stored
 

@@ -87,29 +87,44 @@ def hashed(directory: Path) -> HashedImages:
     return HashedImages(images, pages, raw)
 
 
-def pack(source: Path | HashedImages, into: Path, store: PageStore) -> StoredDump:
-    """Store an image directory; durable on return. Blocks. A full disk is NoSpace and leaves the store as it was."""
+def pack(source: Path | HashedImages, into: Path, store: PageStore, *, reserve: int = 0) -> StoredDump:
+    """Store an image directory; durable on return. Blocks.
+
+    NoSpace says how much is missing, before less than `reserve` bytes of the disk are left; what was added by then
+    is found again by the next try, or collected.
+    """
     given = source if isinstance(source, HashedImages) else hashed(source)
     try:
-        return _pack(given, into, store)
+        return _pack(given, into, store, reserve)
     except (OSError, sqlite3.OperationalError) as error:
         if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "full" not in str(error):
             raise
-        free = shutil.disk_usage(into.parent).free
-        raise NoSpace(
-            f"the disk of {into.parent} is full: {free >> 20} MiB free, the checkpoint may take "
-            f"{given.raw_bytes >> 20} MiB",
-            remedy="remove checkpoints or sandboxes, or give the state directory a larger disk",
-        ) from error
+        raise _full(into.parent, given.raw_bytes, reserve) from error
 
 
-def _pack(given: HashedImages, into: Path, store: PageStore) -> StoredDump:
+def _full(directory: Path, wanted: int, reserve: int) -> NoSpace:
+    free = shutil.disk_usage(directory).free
+    return NoSpace(
+        f"the disk of {directory} has {free >> 20} MiB free; the checkpoint may need "
+        f"{max(1, -(free - wanted - reserve >> 20))} MiB more",
+        remedy="remove checkpoints or sandboxes, or give the state directory a larger disk",
+    )
+
+
+def _pack(given: HashedImages, into: Path, store: PageStore, reserve: int) -> StoredDump:
     pages: dict[str, bytes] = {}
     count = new_pages = new_bytes = 0
     into.parent.mkdir(parents=True, exist_ok=True)
     with store.writing():  # from the first page to the rename: a collection in between would not see the reference
+        left = sum(len(part.filled) for parts in given.pages.values() for part in parts) * PAGE
         for name, parts in given.pages.items():
-            added = [store.add(part) for part in parts]
+            added = []
+            for part in parts:
+                size = len(part.filled) * PAGE
+                if shutil.disk_usage(into.parent).free - size < reserve:
+                    raise _full(into.parent, left, reserve)
+                added.append(store.add(part))
+                left -= size
             new_pages += sum(each.new_pages for each in added)
             new_bytes += sum(each.new_bytes for each in added)
             pages[name] = differences(np.concatenate([np.zeros(0, np.uint64), *(each.numbers for each in added)]))

@@ -37,6 +37,7 @@ FORMAT = 1
 ATTRIBUTES, CONTENT = 16, 32  # bytes of the two hashes
 UNHASHED = b"\xff" * CONTENT
 HASHED_MOST = 512 << 20  # bytes of file content hashed for one checkpoint
+WHOLE = (1 << 64) - 1  # or all of it
 WALK_FROM = 512  # changed inodes from which one walk is cheaper than asking for each path
 STEP = 1 << 20
 SIZE_MOST = 1 << 30  # bytes of an unpacked digest
@@ -101,15 +102,18 @@ class Digest:
         return {row.tobytes() for row in self.contents}
 
 
-def digest(snapshot: Path, before: tuple[Path, Digest] | None) -> Digest:
-    """Hash `snapshot`; `before` is an older snapshot of the same line and its digest. Blocks."""
+def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = HASHED_MOST) -> Digest:
+    """Hash `snapshot`; `before` is an older snapshot of the same line and its digest. Blocks.
+
+    Of content at most `most` bytes are hashed; the rest is recorded as UNHASHED.
+    """
     since = _created_in(before[0]) + 1 if before is not None else 0
     root = os.open(snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         present = np.fromiter((number for number, _ in _inodes(root, 0)), dtype=np.uint64)
         changed = {number for number, touched in _inodes(root, since) if touched >= since} if since else None
         records: dict[int, tuple[bytes, bytes]] = {}
-        budget = HASHED_MOST
+        budget = most
         old = before[1] if before is not None else _EMPTY
         if changed is not None:
             changed |= set(np.setdiff1d(present, old.inodes).tolist())

@@ -259,8 +259,10 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
     try:
         kept = dumpfile.pack(image(tmp_path, "small", [os.urandom(PAGE)] * 3), disk / "kept.dump", store)
         large = image(tmp_path, "large", [os.urandom(PAGE) for _ in range(800)])
-        with pytest.raises(NoSpace, match="MiB free"):
+        with pytest.raises(NoSpace, match=r"1 MiB free.* 2 MiB more"):
             dumpfile.pack(large, disk / "large.dump", store)
+        with pytest.raises(NoSpace, match=r"1 MiB free.* 3 MiB more"):  # though its bytes would fit
+            dumpfile.pack(image(tmp_path, "one", [os.urandom(PAGE)]), disk / "one.dump", store, reserve=4 << 20)
         assert [path.name for path in disk.glob("*.dump*")] == ["kept.dump"]
         assert dumpfile.verify(kept.path, store) == 1
         again = dumpfile.pack(image(tmp_path, "more", [os.urandom(PAGE)]), disk / "more.dump", store)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox import CheckpointFailed, Limits, NoSpace, Verdict, btrfs
+from sandbox import CheckpointFailed, Client, Limits, NoSpace, Verdict, btrfs
 from sandbox.messages import CheckpointState
 from sandbox.pool import RESERVE, Pool
-from tests.daemon_host import ASLEEP, IMAGE, Daemon, missing, until
+from tests.daemon_host import ASLEEP, IMAGE, Daemon, asleep, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -108,3 +109,26 @@ async def test_a_sandbox_that_fills_the_pool_harms_no_checkpoint(tmp_path_factor
             await until(lambda: pool.usage().free > 512 << 20, "the flooded tree is gone")
     finally:
         daemon.clean()
+
+
+async def test_memory_for_captures_that_is_full_says_how_much_is_missing(host: Client, daemon: Daemon) -> None:
+    def resize(size: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(daemon.run / "captures")], check=True)
+
+    async with host.create(IMAGE) as sandbox:
+        before = await sandbox.durable(await sandbox.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}"))
+        hold = 'import os, time; x = os.urandom(150 << 20); open("/up", "w"); time.sleep(1e6)'
+        await asyncio.to_thread(resize, "100M")
+        grown = await sandbox.exec(
+            f"setsid python3 -c '{hold}' >/dev/null 2>&1 & until [ -e /up ]; do :; done; {asleep('python3')}"
+        )
+        with pytest.raises(CheckpointFailed, match=r"MiB are free now, the processes hold 1[5-9]\d MiB"):
+            await sandbox.captured(grown)
+        on = await sandbox.exec("pgrep -c python3")
+        assert on.text == "1\n"
+        assert "memory for captures was full" in (on.checkpoint_error or "")
+        assert (await host.checkpoint(before)).state is CheckpointState.DURABLE
+        await asyncio.to_thread(resize, "50%")
+        after = await sandbox.durable(await sandbox.exec("true"))  # it was owed
+        await sandbox.restore(after, verify=True)
+        assert (await sandbox.exec("pgrep -c python3")).text == "1\n"
