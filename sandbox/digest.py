@@ -33,12 +33,13 @@ Not compared, with the reason:
 - the settings of a terminal whose other side (CRIU's next odd number) nobody has: it is hung up, nobody can ask;
 - locked termios bits of terminals, and what follows the 19 control characters: CRIU writes uninitialised memory there;
 - how neighbouring mappings of the same thing are split (the kernel merges them as it likes);
-- file tree: ctime and atime, bookkeeping xattrs of overlayfs, holes of sparse files.
+- file tree: ctime and atime, bookkeeping xattrs of overlayfs.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import signal
 import stat
@@ -316,7 +317,8 @@ class _Canonical:
             if body.get("state") not in (TCP_CLOSE, TCP_LISTEN) or body.get("dst_port"):
                 self.facts[f"{label} opts"] = {k: v for k, v in body["opts"].items() if k != "so_reuseport"}
             for stream in self._load(f"tcp-stream-{body['ino']:x}.img"):
-                self.facts[f"{label} stream"] = {key: stream.get(key) for key in _TCP_KEPT}
+                queues = _hash(stream.get("extra"))  # the bytes on their way, in both directions
+                self.facts[f"{label} stream"] = {key: stream.get(key) for key in _TCP_KEPT} | {"queues": queues}
 
     def _contents(self) -> None:
         """What is queued in pipes and sockets, in deleted files and in shared memory."""
@@ -432,7 +434,7 @@ def tree(upper: Path) -> Facts:
         fact: dict[str, Any] = {"mode": oct(found.st_mode), "owner": (found.st_uid, found.st_gid)}
         fact["xattrs"] = _xattrs(path)
         if stat.S_ISREG(found.st_mode):
-            fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=_content(path))
+            fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=_content(path), data=_layout(path))
             if found.st_nlink > 1:
                 fact["same file as"] = linked.setdefault(found.st_ino, name)
         elif stat.S_ISLNK(found.st_mode):
@@ -459,6 +461,19 @@ def _walk(path: Path, name: str) -> Iterator[tuple[Path, str]]:
 
 def _content(path: Path) -> str:
     return blake3(max_threads=1).update_mmap(path).hexdigest()
+
+
+def _layout(path: Path) -> list[tuple[int, int]]:
+    """Where a file holds data: (first byte, behind the last) of each range. Between them are holes."""
+    ranges = []
+    with open(path, "rb", buffering=0) as file:
+        end = 0
+        with contextlib.suppress(OSError):  # ENXIO: no data behind here
+            while True:
+                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+                end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+                ranges.append((start, end))
+    return ranges
 
 
 def _xattrs(path: Path) -> dict[str, str]:

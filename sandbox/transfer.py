@@ -46,6 +46,7 @@ ENTRIES_PER_FRAME = 2_000
 HASHES_PER_FRAME = 32_768
 PAGES_MOST = 1 << 28  # 1 TiB of memory
 NAME_MOST = 255
+PATH_MOST = 4096
 EXTENDED_MOST = 64 << 10  # bytes of all extended attributes of an entry
 IMAGES_MOST = 100_000
 IMAGE_BYTES_MOST = 2 << 30  # bytes of all process images but pages: deleted files that were open are among them
@@ -296,6 +297,7 @@ def unpack(packed: bytes, most: int) -> bytes:
 
 KEPT = ("user.", "security.capability")  # extended attributes that travel
 OPAQUE = "trusted.overlay.opaque"  # this directory hides the one below
+REDIRECT = "trusted.overlay.redirect"  # this directory continues one of the image that had another name
 HOST_ONLY = ("trusted.overlay.origin", "trusted.overlay.impure", "trusted.overlay.nlink", "trusted.overlay.uuid")
 ID_MOST = 65_536  # an upper holds ids as the sandbox sees them
 
@@ -339,9 +341,18 @@ def check_entry(number: int, entry: Entry) -> None:
     for name, value in entry.extended.items():
         total += len(name) + len(value)
         opaque = name == OPAQUE and entry.kind == "d" and value in (b"y", b"x")
+        moved = name == REDIRECT and entry.kind == "d" and _stays_below(value)
         plain = name.startswith(KEPT) and entry.kind in "df" and len(name) <= NAME_MOST and "\0" not in name
-        if not (opaque or plain) or total > EXTENDED_MOST:
+        if not (opaque or moved or plain) or total > EXTENDED_MOST:
             raise Protocol(f"entry {number} has the extended attribute {name[:40]!r}")
+
+
+def _stays_below(target: bytes) -> bool:
+    """Whether a redirection names a directory of the layers below: a neighbour, or a path from their root."""
+    names = target[1:].split(b"/") if target.startswith(b"/") else [target]
+    return len(target) <= PATH_MOST and all(
+        name not in (b"", b".", b"..") and b"/" not in name and b"\0" not in name for name in names
+    )
 
 
 def check_image(image: ImageFile) -> None:

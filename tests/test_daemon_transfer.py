@@ -103,6 +103,11 @@ def test_a_changed_cut_or_longer_stream_is_refused(data: st.DataObject) -> None:
         Entry(parent=0, name=b"a", kind="f", uid=1 << 20),
         Entry(parent=0, name=b"a", kind="f", mtime_ns=1 << 63),
         Entry(parent=0, name=b"a", kind="f", extended={"trusted.overlay.redirect": b"/etc"}),
+        Entry(parent=0, name=b"a", kind="d", extended={"trusted.overlay.redirect": b"/etc/../.."}),
+        Entry(parent=0, name=b"a", kind="d", extended={"trusted.overlay.redirect": b"../etc"}),
+        Entry(parent=0, name=b"a", kind="d", extended={"trusted.overlay.redirect": b".."}),
+        Entry(parent=0, name=b"a", kind="d", extended={"trusted.overlay.redirect": b""}),
+        Entry(parent=0, name=b"a", kind="d", extended={"trusted.overlay.redirect": b"//etc"}),
         Entry(parent=0, name=b"a", kind="f", extended={"trusted.overlay.metacopy": b""}),
         Entry(parent=0, name=b"a", kind="f", extended={"trusted.overlay.opaque": b"y"}),
         Entry(parent=0, name=b"a", kind="f", extended={"user.x": bytes(70_000)}),
@@ -176,6 +181,7 @@ TREE = """
 mkdir -p /work/deep/er && cd /work && echo one > a && ln a deep/b && ln -s ../a deep/er/l && mkfifo pipe
 truncate -s 3M sparse && echo end >> sparse && chmod 4711 a && chown 1000:1000 deep && touch -d @12345 deep/er
 rm /etc/motd && rm -rf /usr/share/doc && mkdir /usr/share/doc && head -c 3000000 /dev/urandom > noise
+mv /etc/alternatives /etc/choices
 """
 
 
@@ -232,6 +238,9 @@ async def test_a_checkpoint_moves_to_another_host_and_is_the_same(hosts: tuple[D
         assert child is not None, fork.error
         assert (await child.exec(ASK)).text == "2 deleted but open 3145728\n"
         assert (await child.exec("cat /work/deep/b; echo $A; ls /usr/share/doc | wc -l")).text == "one\nb\n0\n"
+        assert (await child.exec("ls -d /etc/alternatives 2>/dev/null; cat /etc/choices/README")).text.startswith(
+            "Please read"
+        )
         result = await child.restore(first, verify=True)
         assert result.verified and not result.differences
 
