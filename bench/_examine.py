@@ -13,7 +13,7 @@ import os
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -83,8 +83,8 @@ def finish(host: BenchHost) -> None:
 class Examiner:
     """Examines disks, each thread of `name` its own."""
 
-    def __init__(self, directory: Path, tree: Path, name: str) -> None:
-        self.directory, self.tree = directory, tree
+    def __init__(self, directory: Path, tree: Path, name: str, files: Mapping[str, snapshots.Digest]) -> None:
+        self.directory, self.tree, self.files = directory, tree, files
         self.point = directory / f"point-{name}"
         self.point.mkdir()
 
@@ -103,7 +103,7 @@ class Examiner:
             pool = Pool(state).ensure()
             try:
                 known, rows = load(state / "catalogue.sqlite")
-                damage = contents(rows, state)
+                damage = contents(rows, state, self.files)
             finally:
                 pool.close()
             if daemon:
@@ -152,8 +152,12 @@ def load(path: Path) -> tuple[str, dict[str, CheckpointRow]]:
     return known, {row.id: row for row in rows}
 
 
-def contents(rows: dict[str, CheckpointRow], state: Path) -> list[str]:
-    """What the catalogue calls durable and the disk does not hold as it was stored."""
+def contents(rows: dict[str, CheckpointRow], state: Path, files: Mapping[str, snapshots.Digest]) -> list[str]:
+    """What the catalogue calls durable and the disk does not hold as it was stored.
+
+    A snapshot is compared with its hashes where the daemon had come to them, else with `files`: what it held when it
+    was answered as durable.
+    """
     places = Places(state / "pool/sandboxes", state / "pool/checkpoints", state / "none", state / "checkpoints")
     wrong: list[str] = []
     store = PageStore(state / "pages")
@@ -168,9 +172,12 @@ def contents(rows: dict[str, CheckpointRow], state: Path) -> list[str]:
             snapshot = places.snapshot(owner or "")
             if not snapshot.is_dir():
                 wrong.append(f"file snapshot {owner} is missing")
-            elif places.digest(owner or "").exists():
-                expected = snapshots.Digest.load(places.digest(owner or ""))
-                wrong += [f"{owner}: {each}" for each in snapshots.damage(snapshot, expected)]
+                continue
+            hashes = places.digest(owner or "")
+            expected = snapshots.Digest.load(hashes) if hashes.exists() else files.get(owner or "")
+            if expected is None:
+                raise ValueError(f"nothing is known of what the file snapshot {owner} holds")
+            wrong += [f"{owner}: {each}" for each in snapshots.damage(snapshot, expected)]
         again = store.add(os.urandom(4096))  # and it goes on from there
         store.verify(again.numbers)
     finally:

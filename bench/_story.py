@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from daemon.catalogue import SCHEMA, CheckpointRow, _apply, _Change
 from sandbox.messages import CheckpointState
+from sandbox.snapshots import Digest
 
 NEVER = 1 << 62
 TABLES = ("sandboxes", "checkpoints", "turns")
@@ -46,6 +47,7 @@ class Story:
 
     checkpoints: dict[str, list[Life]] = field(default_factory=dict)
     labels: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)  # (asked, answered, label)
+    files: dict[str, Digest] = field(default_factory=dict)  # what each file snapshot held before any power was cut
     end: int = NEVER  # what comes later is the bench tidying up
 
     def life(self, checkpoint: str) -> Life:

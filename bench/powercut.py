@@ -47,7 +47,7 @@ from bench._blockdev import FATES, FLUSH, Cut, Disk, Recorder, available, cuts, 
 from bench._examine import CLONES, Examiner, finish, host_on, mounted
 from bench._host import IMAGE, image
 from bench._story import NEVER, Found, Ledger, Story
-from sandbox import Client, Sandbox
+from sandbox import Client, Sandbox, snapshots
 from sandbox.errors import PagurusError
 from sandbox.pool import Pool
 
@@ -60,14 +60,16 @@ _NEW_MOUNTS, _PRIVATE = 0x20000, 1 << 18 | 1 << 14
 # ---------------------------------------------------------------------------- recording
 
 
-async def work(client: Client, recorder: Recorder, turns: int) -> Story:
-    """Everything that a daemon writes, some of it at once."""
+async def work(client: Client, recorder: Recorder, turns: int, kept: Path) -> Story:
+    """Everything that a daemon writes, some of it at once. `kept`: where its file snapshots lie."""
     story = Story()
 
     async def durable(sandbox: Sandbox, command: str) -> str:
         done = await sandbox.exec(command)
         info = await sandbox.durable(done)
         story.life(info.id).durable = min(story.life(info.id).durable, recorder.position())
+        if (kept / info.id).is_dir():
+            story.files[info.id] = await asyncio.to_thread(snapshots.digest, kept / info.id, None)
         return info.id
 
     sandbox = await client.create(IMAGE)
@@ -154,7 +156,7 @@ async def record(directory: Path, tree: Path, turns: int) -> tuple[Story, Ledger
         try:
             await asyncio.to_thread(host.start)
             async with host.client() as client:
-                story = await work(client, recorder, turns)
+                story = await work(client, recorder, turns, directory / "point" / "state" / "pool" / "checkpoints")
         finally:
             await asyncio.to_thread(finish, host)
     return story, Ledger.read(trace), recorder.log
@@ -195,8 +197,8 @@ class Result:
 class Examination:
     """Examines disks on threads of its own, each content once."""
 
-    def __init__(self, directory: Path, tree: Path, disk: Disk) -> None:
-        self._directory, self._tree, self._disk = directory, tree, disk
+    def __init__(self, directory: Path, tree: Path, disk: Disk, files: dict[str, snapshots.Digest]) -> None:
+        self._directory, self._tree, self._disk, self._files = directory, tree, disk, files
         self.workers = min(WORKERS, os.cpu_count() or 1) if CLONES.exists() else 1
         self._pool = ThreadPoolExecutor(self.workers)
         self._places = threading.Semaphore(self.workers + 1)
@@ -220,7 +222,8 @@ class Examination:
     def _examine(self, made: Path, daemon: bool) -> Found:
         try:
             if not hasattr(self._mine, "examiner"):
-                self._mine.examiner = Examiner(self._directory, self._tree, str(threading.get_ident()))
+                name = str(threading.get_ident())
+                self._mine.examiner = Examiner(self._directory, self._tree, name, self._files)
             found: Found = self._mine.examiner.examine(made, daemon=daemon)
             return found
         finally:
@@ -241,7 +244,8 @@ def replay(
     count = len(every) if not options.cuts else min(options.cuts, len(every))
     chosen = [every[min(len(every) - 1, int((n + chance.random()) * len(every) / count))] for n in range(count)]
     daemons = set(chance.sample(range(count), min(options.daemons, count)))
-    result, examination = Result(ledger, story), Examination(directory, tree, Disk(directory / "first", log))
+    result = Result(ledger, story)
+    examination = Examination(directory, tree, Disk(directory / "first", log), story.files)
     waiting: collections.deque[tuple[Cut, Future[Found]]] = collections.deque()
     try:
         for number, cut in enumerate(chosen, 1):

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from bench._blockdev import _RECORD, FATES, FLUSH, SECTOR, WRITE, Disk, available, cuts, events
+from bench._examine import contents
 from bench._story import EMPTY, NEVER, Ledger, Life, Story, Transaction
 from daemon.catalogue import CheckpointRow
-from sandbox import Verdict
+from sandbox import Verdict, btrfs, snapshots
 from sandbox.messages import CheckpointState
+from sandbox.pool import Pool
 from tests.daemon_host import image_tree, missing
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -140,3 +142,33 @@ def test_a_daemon_that_loses_its_power_keeps_what_it_called_durable() -> None:
     assert result["transactions"] > 10
     assert result["answers"] >= 5
     assert result["flushes"] > 50
+
+
+def test_files_that_nobody_hashed_yet_are_compared_with_what_they_held(tmp_path: Path) -> None:
+    """The examination itself can fail: a durable row whose snapshot lacks a byte, and one that nothing is known of."""
+    state = tmp_path / "state"
+    pool = Pool(state, size=256 << 20).ensure()
+    try:
+        (state / "checkpoints").mkdir(exist_ok=True)
+        tree = pool.sandboxes / "s-1"
+        pool.create_tree(tree)
+        (tree / "upper" / "f").write_bytes(b"as it was")
+        kept = pool.checkpoints / "c-1"
+        btrfs.snapshot(tree, kept, readonly=True)
+        rows = {
+            "c-1": CheckpointRow(
+                id="c-1", sandbox="s-1", number=1, state=CheckpointState.DURABLE, verdict=Verdict.FILES, files="c-1"
+            )
+        }
+        held = {"c-1": snapshots.digest(kept, None)}
+        assert contents(rows, state, held) == []
+        with pytest.raises(ValueError, match="nothing is known"):
+            contents(rows, state, {})
+        btrfs.delete_subvolume(kept)
+        (tree / "upper" / "f").write_bytes(b"as it is!")
+        btrfs.snapshot(tree, kept, readonly=True)
+        assert any("upper/f" in each for each in contents(rows, state, held))
+        btrfs.delete_subvolume(kept)
+        assert contents(rows, state, held) == ["file snapshot c-1 is missing"]
+    finally:
+        pool.close()
