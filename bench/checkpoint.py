@@ -12,6 +12,9 @@ runc around its command line, which is how it is used. Before each timed step al
 pages of the machine are written out: what one side left behind must not be paid for by the other. `load` is the
 machine's load average at the beginning and at the end: figures of a busy machine say little.
 
+`create_ms` and `exec_ms` alternate with runc's. `restore_stored_ms` is a restore of the http sandbox from the durable
+store: unpacked, as after a reboot or when the raw images have gone.
+
 `redis` needs redis-server, which the base image lacks: it is taken from Debian's packages once and put into both
 sandboxes. Where that is not possible the workload is skipped, and `skipped` says why.
 """
@@ -288,14 +291,12 @@ async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> 
     found: dict[str, Any] = {}
 
     async def create() -> float:
-        spec = ours.spec()
         began = time.perf_counter()
-        container = await Container.create(spec)
+        container = await Container.create(ours.spec())  # with the subvolume of its files
         took = (time.perf_counter() - began) * 1e3
         await container.destroy()
         return took
 
-    found["create_ms"] = await repeat(rounds, create)
     async with ours.sandbox("true") as container:
 
         async def run_true() -> float:
@@ -312,13 +313,27 @@ async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> 
             )  # fmt: skip
             return done.total_ms
 
-        found["exec_ms"] = await repeat(10 * rounds, run_true)
+        times = Times()
+        for number in range(rounds + 1):  # of the same things, ours and runc's in turn
+            sink = times if number else Times()
+            sink.add("create_ms", await create())
+            for _ in range(10):
+                sink.add("exec_ms", await run_true())
+            if with_runc:
+                await asyncio.to_thread(_runc_single, directory, ours.image, sink)
+        found.update(times.figures())
         found["files_ms"] = await repeat(rounds, files)
     async with ours.sandbox(WORKLOADS["http"]) as container:
         images, tree = await ours.checkpoint(container, Times())
         found["fork8_ms"] = await repeat(max(3, rounds // 3), lambda: fork(ours, images, tree))
-    if with_runc:
-        found.update(await asyncio.to_thread(_runc_singles, directory, ours.image, rounds))
+        stored = await ours.checkpointer.store(images, ours.pool.state / "checkpoints" / "http.dump")
+
+        async def restore_stored() -> float:
+            times = Times()
+            await ours.restore(container, stored.path, tree, times)
+            return times.figures()["restore_ms"]["p50"]
+
+        found["restore_stored_ms"] = await repeat(rounds, restore_stored)
     return found
 
 
@@ -342,18 +357,15 @@ async def fork(ours: Ours, images: Path, tree: Path) -> float:
     return took
 
 
-def _runc_singles(directory: Path, image: Path, rounds: int) -> dict[str, Any]:
-    times = Times()
-    for _ in range(rounds):
-        other = Runc(directory, image)
-        try:
-            with times.taken("runc_create_ms"):
-                other.call("run", "-d", other.name)
-            with times.taken("runc_exec_ms"):
-                other.call("exec", other.name, "/bin/true")
-        finally:
-            other.close()
-    return times.figures()
+def _runc_single(directory: Path, image: Path, times: Times) -> None:
+    other = Runc(directory, image)
+    try:
+        with times.taken("runc_create_ms"):
+            other.call("run", "-d", other.name)
+        with times.taken("runc_exec_ms"):
+            other.call("exec", other.name, "/bin/true")
+    finally:
+        other.close()
 
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class Verifier:
             sandbox=row.sandbox,
             deadline=engine.now() + PATIENCE,
             work=lambda: asyncio.to_thread(self._make_digest, row.id, before),
+            cost=max(1.0, float(row.stored_bytes)),
         )
         try:
             size = await ticket.done
