@@ -223,6 +223,7 @@ class Attendant:
         self._stale = 0
         self._attached: asyncio.Future[State] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[State | Data]] = {}
+        self._standing: dict[tuple[Any, ...], asyncio.Future[State | Data]] = {}
         self._seq = 0
         self._sending = asyncio.Lock()
         self._ready = asyncio.Event()
@@ -253,11 +254,14 @@ class Attendant:
 
     async def wait(self, until: Until) -> State:
         """The state, once it is so. For as long as it takes."""
-        return await self._ask(_Op.WAIT, a=until)
+        answer = await self._some_day(_Op.WAIT, a=until)
+        assert isinstance(answer, State)
+        return answer
 
     async def read(self, stream: int, start: int, most: int = CHUNK, *, wait: bool) -> Data:
         """What is kept of an output from `start`. With `wait`, not before there is something, or its end."""
-        answer = await self._call(_Op.READ, a=stream, b=int(wait), x=start, y=most)
+        call = self._some_day if wait else self._call
+        answer = await call(_Op.READ, a=stream, b=int(wait), x=start, y=most)
         if isinstance(answer, State):
             raise Conflict(f"{self.name} serves too many readers", remedy="read less at once")
         return answer
@@ -310,6 +314,22 @@ class Attendant:
         answer = await self._call(op, **fields)
         assert isinstance(answer, State)
         return answer
+
+    async def _some_day(self, op: _Op, **fields: Any) -> State | Data:
+        """A request that the attendant keeps until there is an answer. It has room for few: so who gives up waiting
+        leaves it standing, and who asks the same has the same answer."""
+        asked = (op, *fields.values())
+        found = self._standing.get(asked)
+        if found is None or found.done():
+            found = self._standing[asked] = asyncio.ensure_future(self._call(op, **fields))
+            found.add_done_callback(lambda done: self._stands_no_more(asked, done))
+        return await asyncio.shield(found)
+
+    def _stands_no_more(self, asked: tuple[Any, ...], done: asyncio.Future[State | Data]) -> None:
+        if self._standing.get(asked) is done:
+            del self._standing[asked]
+        if not done.cancelled():
+            done.exception()  # nobody may wait for it any more
 
     async def _call(self, op: _Op, **fields: Any) -> State | Data:
         self._seq = self._seq % 0xFFFFFFF0 + 1

@@ -152,6 +152,26 @@ async def test_a_terminal_with_a_program_in_front_is_dumped_and_restored(bench: 
     await reads(a, b"24 80")
 
 
+async def test_waits_that_were_given_up_leave_room_for_others(maker: Maker) -> None:
+    """The attendant keeps 32 questions. A long poll asks again every minute."""
+    a = await started(await maker.create(), "p", Mode.PROCESS, "sh", "-c", "read line; echo $line; exit 7")
+    for _ in range(40):
+        for question in (a.wait(Until.EXIT), a.read(0, 0, wait=True)):
+            asking = asyncio.ensure_future(question)
+            await a.state()  # it has been asked
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+    reading, waiting = asyncio.ensure_future(a.read(0, 0, wait=True)), asyncio.ensure_future(a.wait(Until.EXIT))
+    assert (await a.state()).exit_status is None
+    assert not waiting.done()
+    await a.write(b"hello\n", 0)
+    assert (await reading).data == b"hello\n"
+    status = (await waiting).exit_status
+    assert status is not None and status >> 8 == 7
+    assert await everything(a) == b"hello\n"
+
+
 async def reads(a: Attendant, wanted: bytes) -> bytes:
     """What it printed, once that is in it."""
     at, found = 0, b""
