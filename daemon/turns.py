@@ -91,10 +91,10 @@ class TurnLoop:
             await flight.settled(durable=self.row.durable_answers)
 
     @contextlib.asynccontextmanager
-    async def using(self, *, acting: bool = True) -> AsyncIterator[None]:
+    async def using(self, *, acting: bool = True, used: bool = True) -> AsyncIterator[None]:
         """Living processes are needed, and the state before is captured. Raises if there are none.
 
-        `acting`: something of the host's may change the sandbox meanwhile.
+        `acting`: something of the host's may change the sandbox meanwhile. `used`: for somebody who uses the sandbox.
         """
         self.step(states.Event.USE)
         await self.captured()
@@ -104,7 +104,8 @@ class TurnLoop:
             yield
         finally:
             self.active -= acting
-            self.touch()
+            if used:
+                self.touch()
 
     def touch(self) -> None:
         """Somebody uses it: its idle time begins anew."""
@@ -333,9 +334,9 @@ class TurnLoop:
 
     # ----------------------------------------------------------------- checkpoints
 
-    async def checkpoint(self, label: str | None) -> Flight:
+    async def checkpoint(self, label: str | None, *, used: bool = True) -> Flight:
         """Begin a checkpoint of the state as it is now: a new id, and new content only if there is any."""
-        async with self.using(acting=False), self._ending:  # or its own capture would take it for a command
+        async with self.using(acting=False, used=used), self._ending:  # or its own capture would take it for a command
             await self.captured()
             self.need_alive()
             effects, judgement = await self.judged()

@@ -55,7 +55,7 @@ async def _end(host: Host, loop: TurnLoop, judgement: Judgement) -> None:
         if loop.row.at_end is AtEnd.REMOVE:
             await host.remove(loop.row.id)
             return
-        flight = await loop.checkpoint("the end of its time")
+        flight = await loop.checkpoint("the end of its time", used=False)
         await flight.settled(durable=False)
         if flight.error is None and judge(life(loop), time.time()).over is not None:
             await host.kill(loop.row.id)

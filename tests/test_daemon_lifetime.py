@@ -92,6 +92,16 @@ async def test_an_unused_sandbox_is_removed(host: Client) -> None:
     await until(host, sb.id, None)
 
 
+async def test_an_unused_sandbox_is_stopped(host: Client) -> None:
+    """The checkpoint that is made for it at the end is no use of it."""
+    sb = await host.create("debian", idle_timeout=3.0)
+    await sb.exec("echo kept > /file")
+    await until(host, sb.id, SandboxState.DEAD)
+    await sb.restore()
+    assert (await sb.files.read("/file")) == b"kept\n"
+    await sb.remove()
+
+
 async def test_nonsense_is_refused(host: Client) -> None:
     for wrong in (0.0, -1.0):
         with pytest.raises(Invalid):
