@@ -22,8 +22,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -38,6 +37,7 @@ from sandbox.messages import (
     SessionExecRequest,
     SessionRequest,
 )
+from sandbox.outlet import Outlet
 from sandbox.process import Task, exit_code, host_pid, interrupt, started_by
 
 if TYPE_CHECKING:
@@ -96,10 +96,8 @@ class Sessions:
 
     # ----------------------------------------------------------------- commands
 
-    async def exec(
-        self, session: str, request: SessionExecRequest, on_output: Callable[[str, bytes], Any] | None = None
-    ) -> ExecResult:
-        """Run a command in the shell, or tell its answer again."""
+    async def exec(self, session: str, request: SessionExecRequest, outlet: Outlet | None = None) -> ExecResult:
+        """Run a command in the shell, or tell its answer again. An `outlet` gets its output."""
         self._programs.row(session, ProgramKind.SESSION)
         async with self._busy.setdefault(session, asyncio.Lock()):
             row = self._programs.row(session, ProgramKind.SESSION)
@@ -109,37 +107,41 @@ class Sessions:
                 return await self._again(session, row.answer)
 
             async def run() -> ExecResult:
-                return await self._run(session, request, on_output)
+                return await self._run(session, request, outlet)
 
             def settle(result: ExecResult) -> None:
                 self._answered(session, request.key, result)
 
             return await self._loop.act(request.command, run, ends_turn=request.ends_turn, settle=settle)
 
-    async def _run(
-        self, session: str, request: SessionExecRequest, on_output: Callable[[str, bytes], Any] | None
-    ) -> ExecResult:
+    async def _run(self, session: str, request: SessionExecRequest, outlet: Outlet | None) -> ExecResult:
+        if outlet is not None:
+            outlet.need_reader()
         connection = await self._connection(session)
         key, began = bytes.fromhex(request.key), time.monotonic()
         kills = self._loop.container.cgroup.oom_kills()
-        limit = OUTPUT_MOST if on_output is not None else request.output_limit
+        limit = OUTPUT_MOST if outlet is not None else request.output_limit
         script = _script(request.command, key, await self._first(session))
         pid = await asyncio.to_thread(host_pid, self._programs.row(session).pid, self._loop.container.tasks())
-        jobs = await asyncio.to_thread(self._running, pid) if request.timeout is not None else frozenset()
+        ends = request.timeout is not None or outlet is not None
+        jobs = await asyncio.to_thread(self._running, pid) if ends else frozenset()
         timed_out = False
         pumps: list[asyncio.Task[None]] = []
         try:
             await connection.execute(key, script, limit)
-            if on_output is not None:
-                pumps = [asyncio.ensure_future(_pump(connection, stream, on_output)) for stream in (0, 1)]
+            if outlet is not None:
+                pumps = [asyncio.ensure_future(_pump(connection, stream, outlet)) for stream in (0, 1)]
             try:
-                async with asyncio.timeout(request.timeout):
-                    state = await connection.wait(Until.DONE)
+                async with asyncio.timeout(request.timeout) as deadline:
+                    with outlet.ending(deadline) if outlet is not None else contextlib.nullcontext():
+                        state = await connection.wait(Until.DONE)
             except TimeoutError:
                 timed_out = True
                 state = await self._interrupt(connection, pid, jobs)
+            if outlet is not None:
+                outlet.open()  # what is left is what the attendant keeps: the turn does not wait for the reader
             await asyncio.gather(*pumps)
-            outputs = [b"", b""] if on_output is not None else await _outputs(connection)
+            outputs = [b"", b""] if outlet is not None else await _outputs(connection)
         except Gone as error:
             raise Closed("the session ended while the command ran", remedy="open another one") from error
         finally:
@@ -246,13 +248,14 @@ async def _outputs(connection: Attendant) -> list[bytes]:
     return [(await read_all(connection, stream, 0, OUTPUT_MOST)).data for stream in (0, 1)]
 
 
-async def _pump(connection: Attendant, stream: int, on_output: Callable[[str, bytes], Any]) -> None:
+async def _pump(connection: Attendant, stream: int, outlet: Outlet) -> None:
     at = 0
     while True:
+        await outlet.room()
         data = await connection.read(stream, at, wait=True)
         at = data.end
         if data.data:
-            on_output("stderr" if stream else "stdout", data.data)
+            outlet.put("stderr" if stream else "stdout", data.data)
         if data.ended:
             return
 

@@ -47,6 +47,7 @@ from sandbox.messages import (
     TurnInfo,
     Verdict,
 )
+from sandbox.outlet import Outlet
 
 log = logging.getLogger("pagurus.turns")
 
@@ -127,10 +128,12 @@ class TurnLoop:
 
     # ----------------------------------------------------------------- a turn
 
-    async def exec(self, request: ExecRequest, on_output: Callable[[str, bytes], Any] | None = None) -> ExecResult:
-        """Run a command; when it ends the turn, judge it and begin its checkpoint."""
+    async def exec(self, request: ExecRequest, outlet: Outlet | None = None) -> ExecResult:
+        """Run a command; when it ends the turn, judge it and begin its checkpoint. An `outlet` gets its output."""
 
         async def run() -> ExecResult:
+            if outlet is not None:
+                outlet.need_reader()
             argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
             user = await self.user(request.user)
             done = await self.container.exec(
@@ -143,7 +146,7 @@ class TurnLoop:
                 stdin=request.stdin,
                 timeout=request.timeout,
                 output_limit=request.output_limit,
-                **({"on_output": on_output} if on_output is not None else {}),
+                **({"outlet": outlet} if outlet is not None else {}),
             )
             return ExecResult(
                 exit_code=done.exit_code,

@@ -33,6 +33,7 @@ from sandbox.cgroup import Cgroup, parse_bytes
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
 from sandbox.identity import machine_id
 from sandbox.messages import Limits
+from sandbox.outlet import Outlet
 from sandbox.process import (
     Command,
     Completed,
@@ -275,13 +276,15 @@ class Container:
         timeout: float | None = None,
         output_limit: int = 1 << 20,
         on_output: Callable[[str, bytes], None] | None = None,
+        outlet: Outlet | None = None,
     ) -> Completed:
         """Run a program to its end. Adopted by pid 1, in a session of its own.
 
         After `timeout` seconds what it started is told to end, and killed soon after. `gid`: as `uid`. `groups`:
         supplementary ones. A failure of the program is a result; CommandNotFound, Invalid (working directory), Conflict
         (no process left under the limit) and SandboxDead are raised.
-        `on_output` gets ("stdout" | "stderr", chunk) as it comes.
+        `on_output` gets ("stdout" | "stderr", chunk) as it comes. An `outlet` gets all of it instead of the result, at
+        the pace of its reader; when that leaves, the command ends as after `timeout`.
         """
         began = time.monotonic()
         parented = not _pidfd_tells_exit()
@@ -297,6 +300,7 @@ class Container:
                 stdin=stdin,
                 limit=output_limit,
                 tell=on_output,
+                outlet=outlet,
             )
 
         launching = asyncio.ensure_future(launch_command())
@@ -319,8 +323,8 @@ class Container:
             stderr=bytes(command.stderr.kept),
             duration=time.monotonic() - began,
             timed_out=timed_out,
-            stdout_dropped=command.stdout.dropped,
-            stderr_dropped=command.stderr.dropped,
+            stdout_dropped=command.stdout.dropped if outlet is None else 0,
+            stderr_dropped=command.stderr.dropped if outlet is None else 0,
             oom_killed=self.cgroup.oom_kills() > before,
         )
 

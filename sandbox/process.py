@@ -17,6 +17,7 @@ import select
 import signal
 import struct
 import subprocess
+import termios
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from sandbox import paths
 from sandbox.errors import Unsupported
+from sandbox.outlet import Name, Outlet
 
 _PIDFD_GET_INFO = 0xC040FF0B
 _INFO_EXIT = 1 << 3
@@ -127,7 +129,7 @@ async def readable(fd: int) -> None:
 
 
 class Drain:
-    """Reads a pipe as fast as it is filled, keeps the first `limit` bytes and counts the rest.
+    """Reads a pipe as fast as it is filled, unless paused; keeps the first `limit` bytes and counts the rest.
 
     `on_data` sees every chunk as it comes, for streaming.
     """
@@ -151,18 +153,26 @@ class Drain:
         if not self.ended:
             await self._end.wait()
 
-    def _read(self) -> bool:
-        """Reads once; False when there was nothing to read."""
+    def pace(self, reading: bool) -> None:
+        """Whether to read on: who writes to a pipe that nobody reads waits."""
+        if self._fd >= 0 and not self.ended:
+            if reading:
+                self._loop.add_reader(self._fd, self._read)
+            else:
+                self._loop.remove_reader(self._fd)
+
+    def _read(self) -> int:
+        """Reads once; how much there was to read."""
         try:
             data = os.read(self._fd, _READ_SIZE)
         except BlockingIOError:
-            return False
+            return 0
         if not data:
             self.ended = True
             self._loop.remove_reader(self._fd)
             if self._end is not None:
                 self._end.set()
-            return False
+            return 0
         if len(data) >= 1 << 16 and not self._large:
             self._large = True
             with contextlib.suppress(PermissionError):  # over the user's limit for pipes
@@ -172,13 +182,13 @@ class Drain:
         self.dropped += len(data) - keep
         if self._on_data is not None:
             self._on_data(data)
-        return True
+        return len(data)
 
     def finish(self) -> None:
         """Read what lies in the pipe now, then stop. What a surviving process writes later is not read here."""
-        for _ in range(2 * _PIPE_SIZE // 4096):  # a survivor may write without end
-            if self.ended or not self._read():
-                break
+        left = 0 if self.ended else _waiting(self._fd)  # no more than that: a survivor may write without end
+        while left > 0 and (size := self._read()):
+            left -= size
         self.close()
 
     def close(self) -> None:
@@ -186,6 +196,12 @@ class Drain:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
+
+
+def _waiting(pipe: int) -> int:
+    """Bytes that lie in a pipe."""
+    (size,) = struct.unpack("=i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(size)
 
 
 class Feed:
@@ -236,9 +252,13 @@ class Command:
         *,
         stdin: bytes,
         limit: int,
-        tell: Callable[[str, bytes], None] | None,
+        tell: Callable[[Name, bytes], None] | None,
+        outlet: Outlet | None = None,
     ):
-        def telling(name: str) -> Callable[[bytes], None] | None:
+        if outlet is not None:
+            tell, limit = outlet.put, 0
+
+        def telling(name: Name) -> Callable[[bytes], None] | None:
             return None if tell is None else lambda data: tell(name, data)
 
         self._handles = handles
@@ -246,17 +266,25 @@ class Command:
         self.stdout = Drain(fds[1], limit, telling("stdout"))
         self.stderr = Drain(fds[2], limit, telling("stderr"))
         self._feed = Feed(fds[3], stdin) if len(fds) > 3 else None
+        self._outlet = outlet
         self._done = False
 
     async def wait(self, timeout: float | None) -> tuple[int, bool]:
-        """(wait status, timed out)"""
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._end(), False
-        except TimeoutError:
-            await asyncio.to_thread(self._handles.terminate)
-            async with asyncio.timeout(_KILL_PATIENCE):
-                return await self._end(), True
+        """(wait status, timed out). A reader of its output that leaves is its deadline too."""
+        outlet = self._outlet
+        with contextlib.nullcontext() if outlet is None else outlet.paced(self._pace):
+            try:
+                async with asyncio.timeout(timeout) as deadline:
+                    with contextlib.nullcontext() if outlet is None else outlet.ending(deadline):
+                        return await self._end(), False
+            except TimeoutError:
+                await asyncio.to_thread(self._handles.terminate)
+                async with asyncio.timeout(_KILL_PATIENCE):
+                    return await self._end(), True
+
+    def _pace(self, reading: bool) -> None:
+        self.stdout.pace(reading)
+        self.stderr.pace(reading)
 
     async def _end(self) -> int:
         status = await self._handles.end()

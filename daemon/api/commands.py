@@ -7,15 +7,16 @@ its own (JSON).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
+from daemon.api.presence import while_there
 from daemon.api.wire import HOST, Route, Stream, body, frame, log, reply, streaming
+from sandbox.errors import PagurusError
 from sandbox.messages import Chunk, ExecRequest, ExecResult, TurnInfo
-
-STREAM_BACKLOG = 32 << 20  # bytes between a command and a reader that is slower
+from sandbox.outlet import Outlet
 
 
 async def _exec(request: web.Request) -> web.Response:
@@ -25,82 +26,55 @@ async def _exec(request: web.Request) -> web.Response:
 
 
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Output as it comes. The command does not run ahead of a slow reader by more than the backlog."""
+    """Output as it comes. The command waits for a slow reader; when that leaves, it ends as after its deadline."""
     loop = request.app[HOST].loop(request.match_info["id"])
     command = await body(request, ExecRequest)
-    return await streamed(request, loop.row.id, lambda put: loop.exec(command, put))
+    return await streamed(request, loop.row.id, lambda outlet: loop.exec(command, outlet))
 
 
 async def streamed(
-    request: web.Request, sandbox: str, work: Callable[[Callable[[str, bytes], Any]], Awaitable[ExecResult]]
+    request: web.Request, sandbox: str, work: Callable[[Outlet], Awaitable[ExecResult]]
 ) -> web.StreamResponse:
-    """What `work` tells to the function that it is given, and at last its result, as a stream of chunks."""
-    backlog = _Backlog()
-
-    async def run() -> ExecResult:
-        try:
-            result = await work(backlog.put)
-        except BaseException:
-            backlog.broken()
-            raise
-        backlog.end(result)
-        return result
-
-    running = asyncio.ensure_future(run())
-    first = await backlog.get()
-    if first is None:  # refused before there was any output
-        await running
-    response = streaming(request)
-    await response.prepare(request)
+    """What `work` puts into the outlet that it is given, and at last its result, as a stream of chunks."""
+    outlet, response = Outlet(), streaming(request)
+    running = asyncio.ensure_future(work(outlet))
+    running.add_done_callback(lambda _: outlet.end())
     try:
-        chunk: Chunk | None = first
-        while chunk is not None:
-            await response.write(frame(request, chunk))
-            chunk = None if chunk.stream == "result" else await backlog.get()
-        if running.done() and running.exception() is None:
-            await response.write_eof()
-        elif request.transport is not None:  # it failed after some output: the stream breaks off
-            log.warning("a streamed command failed: %s", running.exception(), extra={"sandbox": sandbox})
-            request.transport.close()
-    except ConnectionError:  # the reader went away; the command still ends its turn
-        log.info("the reader of a stream went away", extra={"sandbox": sandbox})
-        backlog.close()
-        await running
+        if not await while_there(request, _send(request, response, outlet, running, sandbox)):
+            log.info("the reader of a stream went away", extra={"sandbox": sandbox})
+            outlet.leave()
+            with contextlib.suppress(PagurusError):  # nobody is left to be told
+                await running
+    finally:
+        if not running.done():  # the daemon stops
+            running.cancel()
+            await asyncio.wait({running})
     return response
 
 
-class _Backlog:
-    """Output between a command and a reader that may be slower. Beyond STREAM_BACKLOG it is dropped and counted."""
-
-    def __init__(self) -> None:
-        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        self._size = 0
-        self._dropped = {"stdout": 0, "stderr": 0}
-        self._closed = False
-
-    def put(self, stream: Any, data: bytes) -> None:
-        if self._closed or self._size + len(data) > STREAM_BACKLOG:
-            self._dropped[stream] += len(data)
-            return
-        self._size += len(data)
-        self._chunks.put_nowait(Chunk(stream=stream, data=data))
-
-    def end(self, result: ExecResult) -> None:
-        result.stdout = result.stderr = b""
-        result.stdout_dropped, result.stderr_dropped = self._dropped["stdout"], self._dropped["stderr"]
-        self._chunks.put_nowait(Chunk(stream="result", result=result))
-
-    def broken(self) -> None:
-        """There will be no result."""
-        self._chunks.put_nowait(None)
-
-    async def get(self) -> Chunk | None:
-        chunk = await self._chunks.get()
-        self._size -= len(chunk.data) if chunk is not None else 0
-        return chunk
-
-    def close(self) -> None:
-        self._closed = True
+async def _send(
+    request: web.Request,
+    response: web.StreamResponse,
+    outlet: Outlet,
+    running: asyncio.Future[ExecResult],
+    sandbox: str,
+) -> None:
+    part = await outlet.get()
+    if part is None:  # refused, perhaps, before there was any output
+        await running
+    await response.prepare(request)
+    while part is not None:
+        await response.write(frame(request, Chunk(stream=part[0], data=part[1])))
+        part = await outlet.get()
+    if (error := running.exception()) is not None:  # it failed after some output: the stream breaks off
+        log.warning("a streamed command failed: %s", error, extra={"sandbox": sandbox})
+        if request.transport is not None:
+            request.transport.close()
+        return
+    result = running.result()
+    result.stdout = result.stderr = b""
+    await response.write(frame(request, Chunk(stream="result", result=result)))
+    await response.write_eof()
 
 
 async def _turns(request: web.Request) -> web.Response:

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from daemon.api import sockets
+from daemon.api.presence import while_there
 from daemon.api.wire import HOST, Route, Stream, WebSocket, body, frame, parameters, reply, streaming
 from daemon.terminals import Seat
 from daemon.turns import TurnLoop
@@ -106,13 +107,16 @@ async def _follow(request: web.Request) -> web.StreamResponse:
     async def put(chunk: LogChunk) -> None:
         await response.write(frame(request, chunk))
 
-    with loop.attending(), contextlib.suppress(ConnectionError):  # the reader went away
+    async def follow() -> None:
         try:
             await loop.programs.follow(name, (asked.stdout, asked.stderr), put)
         except* PagurusError:  # it was killed with its attendant, or the sandbox was restored: nothing follows
             pass
         await put(LogChunk(ended=True))
         await response.write_eof()
+
+    with loop.attending():
+        await while_there(request, follow())
     return response
 
 

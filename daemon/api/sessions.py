@@ -41,7 +41,7 @@ async def _exec(request: web.Request) -> web.Response:
 async def _stream(request: web.Request) -> web.StreamResponse:
     """The same, with the output as it comes."""
     wanted, loop, name = await body(request, SessionExecRequest), _loop(request), request.match_info["session"]
-    return await streamed(request, loop.row.id, lambda put: loop.sessions.exec(name, wanted, put))
+    return await streamed(request, loop.row.id, lambda outlet: loop.sessions.exec(name, wanted, outlet))
 
 
 async def _turn(request: web.Request) -> web.StreamResponse:

@@ -170,10 +170,11 @@ class Files:
         shared mapping raises no event.
         """
         url = self._url("files/watch", path=path, recursive="1" if recursive else "0")
-        async for event in self._client.frames("GET", url, FileEvent):
-            yield event
-            if event.kind == "end":
-                return
+        async with contextlib.aclosing(self._client.frames("GET", url, FileEvent)) as events:
+            async for event in events:
+                yield event
+                if event.kind == "end":
+                    return
 
     def _url(self, area: str, **query: str) -> str:
         return f"{self._path}/{area}?{encoded(**query)}"

@@ -138,12 +138,17 @@ class Sandbox:
         user: int | str | None = None,
         ends_turn: bool = True,
     ) -> AsyncIterator[Chunk]:
-        """Run a command and yield its output as it comes; the last chunk carries the result."""
+        """Run a command and yield its output as it comes; the last chunk carries the result.
+
+        The command waits for a slow reader. When the reader leaves (closes this iterator, or dies), it is ended as
+        after `timeout`, and so is its turn.
+        """
         request = _request(command, timeout, stdin, cwd, env, user, 0, ends_turn)
-        async for chunk in self._client.frames("POST", f"{self._path}/stream", Chunk, request):
-            yield chunk
-            if chunk.stream == "result":
-                return
+        async with contextlib.aclosing(self._client.frames("POST", f"{self._path}/stream", Chunk, request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                if chunk.stream == "result":
+                    return
 
     @contextlib.asynccontextmanager
     async def pty(

@@ -143,10 +143,12 @@ class Process:
     async def stream(self, since: Logs | None = None) -> AsyncIterator[LogChunk]:
         """Its outputs as they come, from the oldest byte kept, until it has closed both."""
         out, errors = (since.stdout_end, since.stderr_end) if since is not None else (0, 0)
-        async for chunk in self._client.frames("GET", f"{self._path}/follow?{_since(out, errors)}", LogChunk):
-            if chunk.ended:
-                return
-            yield chunk
+        path = f"{self._path}/follow?{_since(out, errors)}"
+        async with contextlib.aclosing(self._client.frames("GET", path, LogChunk)) as chunks:
+            async for chunk in chunks:
+                if chunk.ended:
+                    return
+                yield chunk
 
     async def write(self, data: bytes | str) -> None:
         """Give it stdin. Returns when it has taken all, so a process that does not read makes us wait."""

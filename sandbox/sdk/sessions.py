@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
@@ -82,12 +83,16 @@ class Session:
     async def stream(
         self, command: str, *, timeout: float | None = None, ends_turn: bool = True, key: str | None = None
     ) -> AsyncIterator[Chunk]:
-        """Run a command and yield its output as it comes (the first 16 MiB of each); the last chunk has the result."""
+        """Run a command and yield its output as it comes (the first 16 MiB of each); the last chunk has the result.
+
+        When the reader leaves (closes this iterator, or dies), the command is interrupted as after `timeout`.
+        """
         request = _request(command, timeout, 1 << 20, ends_turn, key)
-        async for chunk in self._client.frames("POST", f"{self._path}/stream", Chunk, request):
-            yield chunk
-            if chunk.stream == "result":
-                return
+        async with contextlib.aclosing(self._client.frames("POST", f"{self._path}/stream", Chunk, request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                if chunk.stream == "result":
+                    return
 
     async def close(self) -> None:
         """End the shell with all that it started."""

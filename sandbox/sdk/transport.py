@@ -15,7 +15,7 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -113,7 +113,7 @@ class Transport:
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise Protocol(f"{method} {path}: the daemon's answer cannot be read: {error}") from error
 
-    async def frames(self, method: str, path: str, kind: type[T], body: Any = None) -> AsyncIterator[T]:
+    async def frames(self, method: str, path: str, kind: type[T], body: Any = None) -> AsyncGenerator[T, None]:
         """One request whose answer is a stream of values, each behind its length."""
         data = None if body is None else msgspec.msgpack.encode(body)
         async with self.request(method, path, data, MSGPACK) as response:

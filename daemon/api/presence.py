@@ -1,0 +1,37 @@
+"""Whether whoever asked is still there.
+
+Owns: noticing that they left. Does not own: what ends then (the routes). Guarantee: work for somebody who has gone ends
+soon, also where there is nothing to send that would fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from daemon.gateway.answer import is_open
+
+LOOK = 0.5  # seconds
+
+
+async def while_there(request: web.Request, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work` to its end (True), or until the connection of `request` is gone: then it is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=LOOK)
+            if not task.done() and not is_open(request):
+                return False
+        gone = False
+        try:
+            task.result()
+        except* ConnectionError:  # met by a write, before we looked
+            gone = True
+        return not gone
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
