@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import string
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from daemon.access import Caller, Grant
 from daemon.config import Config
 from daemon.idempotency import Kept
 from daemon.quota import Quota, Usage
+from daemon.tokens import Tokens
 from sandbox.errors import Conflict, Forbidden, Interrupted, Invalid, Unauthorized
 from sandbox.messages import Limits
 
@@ -98,6 +102,50 @@ def test_a_token_is_split_into_its_parts(number: str, secret: str) -> None:
 )
 def test_the_token_of_a_header(header: str | None, token: str | None) -> None:
     assert access.bearer(header) == token
+
+
+def test_tokens_that_change_at_the_same_time_are_all_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = os.fsync
+
+    def slowly(handle: int) -> None:
+        flush(handle)
+        time.sleep(0.005)  # so that writers overlap where nothing keeps them apart
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    file = tmp_path / "tokens.json"
+    tokens = Tokens(file, clock=lambda: 1.0)
+    made = [tokens.create(name="n", scope="exec") for _ in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        new = [pool.submit(tokens.create, name="m", scope="read") for _ in range(8)]
+        gone = [pool.submit(tokens.revoke, grant.id) for grant, _ in made]
+        made += [each.result() for each in new]
+        assert all(each.result().revoked_at == 1.0 for each in gone)
+    after = Tokens(file, clock=lambda: 2.0)
+    assert after.list() == tokens.list() and len(made) == len(after.list())
+    for number, (_, text) in enumerate(made):
+        if number >= 4:
+            assert after.identify(text).scope == "read"
+        else:
+            with pytest.raises(Unauthorized):
+                after.identify(text)
+
+
+def test_a_revocation_that_was_not_written_is_written_when_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tokens.json"
+    tokens = Tokens(file, clock=lambda: 1.0)
+    grant, text = tokens.create(name="n", scope="exec")
+    with monkeypatch.context() as full, pytest.raises(OSError, match="full"):
+        full.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+        tokens.revoke(grant.id)
+    with pytest.raises(Unauthorized):
+        tokens.identify(text)
+    tokens.revoke(grant.id)
+    with pytest.raises(Unauthorized):
+        Tokens(file, clock=lambda: 2.0).identify(text)
 
 
 def test_only_the_hash_of_a_secret_is_kept() -> None:
