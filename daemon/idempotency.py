@@ -5,8 +5,8 @@ routes take keys (their ``keyed``), or carrying anything out.
 
 Guarantee: under one key of one caller a call is carried out at most once by living daemons and by those that follow
 a killed one: the key is written down before the call begins, its answer before anybody hears it. The same
-key with another body is a Conflict. What a killed daemon had begun and not answered is, by its route's choice,
-carried out again (where that is harmless), undone and carried out anew, or told as Interrupted.
+key with another body or query is a Conflict. What a killed daemon had begun and not answered is, by its route's
+choice, carried out again (where that is harmless), undone and carried out anew, or told as Interrupted.
 
 Keys lie in the run directory, which a loss of power empties: no process that they are about survives it
 either. They are forgotten after a day, and earlier when there are too many of them.
@@ -59,9 +59,12 @@ def identity(caller: str, method: str, path: str, key: str) -> str:
     return hashlib.sha256("\0".join((caller, method, path, key)).encode()).hexdigest()
 
 
-def fingerprint(kind: str, accept: str, body: bytes) -> bytes:
-    """What was asked, in short: the same bytes in the same form, to be answered in the same form."""
-    return hashlib.sha256(b"\0".join((kind.encode(), accept.encode(), body))).digest()
+def fingerprint(kind: str, form: str, body: bytes) -> bytes:
+    """What was asked, in short: the same bytes of the same `kind`, to be answered in the same `form`.
+
+    Parameters of the query are part of `form`.
+    """
+    return hashlib.sha256(b"\0".join((kind.encode(), form.encode(), body))).digest()
 
 
 def decide(kept: Kept | None, asked: bytes, repeat: Repeat) -> Literal["carry out", "undo first", "replay"]:

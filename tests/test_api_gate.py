@@ -312,6 +312,25 @@ async def test_a_key_is_carried_out_once_also_by_the_next_daemon(
     await sandbox.remove()
 
 
+async def test_a_keyed_call_gives_its_stdin_once(daemon: Daemon, host: Client, raw: aiohttp.ClientSession) -> None:
+    async with host.create(IMAGE) as sandbox:
+        process = await sandbox.processes.start("cat > /got", stdin="pipe")
+        path = f"/v1/sandboxes/{sandbox.id}/processes/{process.id}/stdin"
+        headers = {"Idempotency-Key": "give", "Content-Type": "application/octet-stream"}
+        for _ in range(2):
+            async with raw.post(path, data=b"a line\n", headers=headers) as answer:
+                assert (answer.status, await answer.json()) == (200, {"written": 7})
+        async with raw.post(path, params={"offset": "7"}, data=b"a line\n", headers=headers) as answer:
+            assert (answer.status, (await answer.json())["code"]) == (409, "conflict")
+        for headers in ({}, {"Idempotency-Key": "large"}):
+            async with raw.post(path, data=io.BytesIO(bytes((8 << 20) + 1)), headers=headers) as answer:
+                assert (answer.status, (await answer.json())["code"]) == (413, "invalid")
+        async with raw.post(path, params={"close": "true"}) as answer:
+            assert answer.status == 200
+        assert await process.wait() == 0
+        assert await sandbox.files.read("/got") == b"a line\n"
+
+
 async def test_the_sdk_sends_again_what_can_do_no_harm(daemon: Daemon, address: str, host: Client) -> None:
     async with host.create(IMAGE) as sandbox:
         daemon.kill()

@@ -123,7 +123,8 @@ class Gate:
     async def _once(self, request: web.Request, route: Route, caller: Caller, answers: Answers) -> web.StreamResponse:
         """Carry a keyed call out, or give the answer that it had."""
         assert route.keyed is not None
-        asked = fingerprint(request.content_type, request.headers.get("Accept", ""), await content(request))
+        form, query = request.headers.get("Accept", ""), request.rel_url.raw_query_string
+        asked = fingerprint(request.content_type, f"{form}?{query}" if query else form, await content(request))
         name = identity(caller.token, request.method, request.path, request.headers[KEY_HEADER])
         kept, undo = await answers.claim(name, asked, route.keyed)
         if kept is not None:

@@ -11,7 +11,7 @@ from aiohttp import WSMsgType, web
 
 from daemon.api import sockets
 from daemon.api.presence import while_there
-from daemon.api.wire import HOST, Route, Stream, WebSocket, body, frame, parameters, reply, streaming
+from daemon.api.wire import HOST, Route, Stream, WebSocket, body, content, frame, parameters, reply, streaming
 from daemon.terminals import Seat
 from daemon.turns import TurnLoop
 from sandbox import usage
@@ -123,7 +123,7 @@ async def _follow(request: web.Request) -> web.StreamResponse:
 async def _write(request: web.Request) -> web.Response:
     """Give it stdin."""
     programs, name, asked = _loop(request).programs, _name(request), parameters(request, InputQuery)
-    data = await request.read()
+    data = await content(request)
     written = await programs.write(name, data, asked.offset) if data or not asked.close else 0
     if asked.close:
         await programs.close_stdin(name)

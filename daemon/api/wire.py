@@ -32,6 +32,7 @@ __all__ = [
     "WebSocket",
     "body",
     "chunks",
+    "content",
     "frame",
     "number",
     "packed",
