@@ -56,7 +56,8 @@ def opened(root: int, path: str, flags: int, mode: int = 0) -> Iterator[int]:
 
 
 def openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """A descriptor of `path`, resolved below the directory `root`. Raises OSError."""
+    """A descriptor of `path`, resolved below the directory `root`. Raises OSError, and Invalid for what is no path."""
+    need_path(path)
     flags |= os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY)
     resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS
     how = struct.pack("=QQQ", flags, mode if flags & os.O_CREAT else 0, resolve)
@@ -68,6 +69,12 @@ def openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
             break
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path)
+
+
+def need_path(path: str) -> None:
+    """Raise for a path with a NUL byte: the kernel would read it only up to there."""
+    if "\0" in path:
+        raise Invalid(f"a path holds no NUL byte: {path!r}")
 
 
 def make_parents(root: int, directory: PurePosixPath, mode: int = 0o755) -> None:

@@ -34,6 +34,8 @@ from typing import ClassVar
 
 import msgspec
 
+from sandbox.names import sayable
+
 
 class ErrorBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     """daemon -> SDK: the body of every response that is not 2xx."""
@@ -52,6 +54,7 @@ class PagurusError(Exception):
     status: ClassVar[int] = 500
 
     def __init__(self, message: str, *, remedy: str = "", sandbox: str | None = None, turn: int | None = None):
+        message = sayable(message)
         super().__init__(message)
         self.message = message
         self.remedy = remedy

@@ -1,11 +1,11 @@
 """The file tree of one sandbox, seen from the host: read, write, list, move, remove.
 
-Owns: access by path into a running sandbox. Does not own: safe resolution of paths
-(:mod:`sandbox.beneath`), whole trees (:mod:`sandbox.archive`), when a write is allowed, or that it is
-captured (the daemon's turn loop).
+Owns: access by path into a running sandbox. Does not own: safe resolution of paths (:mod:`sandbox.beneath`), how names
+are told (:mod:`sandbox.names`), whole trees (:mod:`sandbox.archive`), when a write is allowed, or that it is captured
+(the daemon's turn loop).
 
-Guarantee: only regular files are read or written; a FIFO or device is refused and cannot block the
-host. A written file belongs to the sandbox's root.
+Guarantee: only regular files are read or written; a FIFO or device is refused and cannot block the host. A written
+file belongs to the sandbox's root. Paths are taken, and names given, as they are told.
 """
 
 from __future__ import annotations
@@ -19,16 +19,27 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import IO, Literal, Self
 
-from sandbox.beneath import as_sandbox_root, make_parents, need_regular, openat2, opened, refused, sandbox_root
+from sandbox.beneath import (
+    as_sandbox_root,
+    make_parents,
+    need_path,
+    need_regular,
+    openat2,
+    opened,
+    refused,
+    sandbox_root,
+)
 from sandbox.errors import Conflict, Invalid
 from sandbox.messages import FileInfo
+from sandbox.names import native, told
 
 CHUNK = 1 << 17  # bytes of a file that the host holds at a time
 
 
 def absolute(path: str) -> PurePosixPath:
-    """`path` from the root; relative ones start there too."""
-    return PurePosixPath("/", path)
+    """`path`, as it is told, from the root; relative ones start there too. Raises Invalid for what is no path."""
+    need_path(path)
+    return PurePosixPath("/", native(path))
 
 
 class Part:
@@ -38,7 +49,7 @@ class Part:
     """
 
     def __init__(self, init_pid: int, path: str, offset: int = 0, limit: int = 1 << 62) -> None:
-        with sandbox_root(init_pid) as root, opened(root, path, os.O_RDONLY) as file:
+        with sandbox_root(init_pid) as root, opened(root, native(path), os.O_RDONLY) as file:
             need_regular(file, path)
             self._file = os.fdopen(os.dup(file), "rb", buffering=0)
         self._path = path
@@ -77,7 +88,7 @@ def write(
     """Write what `source` holds to the regular file `path`, created with its missing parents when need be."""
     with sandbox_root(init_pid) as root, as_sandbox_root(uid_base):
         make_parents(root, absolute(path).parent)
-        with opened(root, path, os.O_WRONLY | os.O_CREAT, mode) as file:
+        with opened(root, native(path), os.O_WRONLY | os.O_CREAT, mode) as file:
             need_regular(file, path)
             try:
                 if append:
@@ -106,7 +117,7 @@ def entries(init_pid: int, uid_base: int, path: str) -> list[FileInfo]:
     found = []
     with (
         sandbox_root(init_pid) as root,
-        opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory,
+        opened(root, native(path), os.O_RDONLY | os.O_DIRECTORY) as directory,
         os.scandir(directory) as listing,
     ):
         for entry in listing:
@@ -171,9 +182,9 @@ def _info(name: str, found: os.stat_result, uid_base: int, directory: int) -> Fi
     target = None
     if kind == "symlink":
         with contextlib.suppress(OSError):  # replaced while we look
-            target = os.readlink(name, dir_fd=directory)
+            target = told(os.readlink(name, dir_fd=directory))
     return FileInfo(
-        name=name,
+        name=told(name),
         kind=kind,
         size=found.st_size,
         mode=stat.S_IMODE(found.st_mode),

@@ -31,6 +31,7 @@ from blake3 import blake3
 
 from sandbox.dumpfile import publish_bytes
 from sandbox.errors import CheckpointFailed
+from sandbox.names import told
 
 SUFFIX = ".tree"
 FORMAT = 1
@@ -142,7 +143,7 @@ def damage(snapshot: Path, expected: Digest) -> list[str]:
         found = set()
         for number, path in _paths(root, present):
             found.add(number)
-            name = os.fsdecode(path) or "/"
+            name = told(os.fsdecode(path)) or "/"
             place = int(np.searchsorted(expected.inodes, np.uint64(number)))
             if place == len(expected.inodes) or int(expected.inodes[place]) != number:
                 wrong.append(f"{name} was not there")

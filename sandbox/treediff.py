@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 from sandbox.messages import Change
+from sandbox.names import told
 
 RUNTIME = "/.pagurus/"  # ours: where attendants have their FIFOs
 
@@ -34,11 +35,11 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
         if now is None:
             if not any(path.startswith(f"{parent}/") for parent in removed):
                 removed.append(path)
-                found.append(Change(path=path, kind="removed"))
+                found.append(Change(path=told(path), kind="removed"))
         elif was is None:
-            found.append(Change(path=path, kind="added"))
+            found.append(Change(path=told(path), kind="added"))
         elif was != now and not _same(was, now):
-            found.append(Change(path=path, kind="modified"))
+            found.append(Change(path=told(path), kind="modified"))
     return found
 
 

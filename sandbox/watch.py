@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from sandbox.beneath import openat2, refused
 from sandbox.errors import Invalid, PagurusError, Unsupported
 from sandbox.messages import FileEvent
+from sandbox.names import native, told
 
 DIRECTORIES_MOST = 8192  # of one watch
 
@@ -68,7 +69,7 @@ class Watch:
         offset = 0
         while offset < len(data) and not self._ended:
             number, mask, _, size = _EVENT.unpack_from(data, offset)
-            name = os.fsdecode(data[offset + _EVENT.size : offset + _EVENT.size + size].rstrip(b"\0"))
+            name = told(os.fsdecode(data[offset + _EVENT.size : offset + _EVENT.size + size].rstrip(b"\0")))
             offset += _EVENT.size + size
             found.extend(self._told(number, mask, name))
         return found
@@ -120,7 +121,7 @@ class Watch:
             raise Invalid(f"more than {DIRECTORIES_MOST} directories", remedy="watch a smaller part")
         whole = f"{self._path}/{path}" if path else self._path
         try:
-            directory = openat2(root, whole, os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if path else 0))
+            directory = openat2(root, native(whole), os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if path else 0))
         except OSError as error:
             if path and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
                 return []  # gone or replaced meanwhile, or a mount
@@ -132,7 +133,7 @@ class Watch:
             self._names[number] = path
             with os.scandir(directory) as listing:
                 return [
-                    (f"{path}/{entry.name}" if path else entry.name, entry.is_dir(follow_symlinks=False))
+                    (f"{path}/{told(entry.name)}" if path else told(entry.name), entry.is_dir(follow_symlinks=False))
                     for entry in listing
                 ]
         finally:

@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sandbox import Client, archive
+from sandbox import Client, archive, beneath, names
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from tests.daemon_host import PATIENCE
 
@@ -229,20 +231,95 @@ def test_an_archive_beyond_its_limit_is_refused(tmp_path: Path) -> None:
         os.close(directory)
 
 
-async def test_a_watch_tells_what_happens_below_it(sb) -> None:
-    await sb.files.mkdir("/w")
-    events: list[tuple[str, str]] = []
+async def seen(sb, directory: str, events: list[tuple[str, str]]) -> asyncio.Task[None]:
+    """Watch `directory`; returns when the watch is open."""
     armed = asyncio.Event()
 
     async def look() -> None:
-        async for event in sb.files.watch("/w", recursive=True):
+        async for event in sb.files.watch(directory, recursive=True):
             events.append((event.kind, event.path))
             armed.set()
 
     watching = asyncio.ensure_future(look())
     while not armed.is_set():  # the watch is open as soon as it has told something
-        await sb.exec("touch /w/armed", ends_turn=False)
+        await sb.exec(f"touch {directory}/armed", ends_turn=False)
         await asyncio.sleep(0.05)
+    return watching
+
+
+@given(st.binary(min_size=1, max_size=60).filter(lambda name: b"\0" not in name))
+def test_every_name_is_told_and_found_again(name: bytes) -> None:
+    told = names.told(os.fsdecode(name))
+    assert os.fsencode(names.native(told)) == name
+    assert names.sayable(told) == told.encode().decode()
+    assert beneath.refused(OSError(2, "none"), os.fsdecode(name)).message.encode()
+
+
+async def test_names_that_are_not_utf8_are_told_and_accepted(sb) -> None:
+    """``\\356\\276\\200`` is U+EF80, a character that stands for a byte elsewhere."""
+    before = await sb.checkpoint()
+    result = await sb.exec(
+        "mkdir /n; cd /n; mkdir d$(printf '\\377'); printf one > d$(printf '\\377')/f$(printf '\\200');"
+        " printf two > $(printf '\\356\\276\\200'); ln -s $(printf '\\303') link; printf three > \xe9"
+    )
+    assert result.exit_code == 0
+    listed = {info.name: info for info in await sb.files.list("/n")}
+    strange = "\uefee\uefbe\uef80"
+    assert set(listed) == {"link", "\xe9", "d\uefff", strange}
+    assert listed["link"].target == "\uefc3"
+    (inner,) = await sb.files.list("/n/d\uefff")
+    assert inner.name == "f\uef80"
+    assert await sb.files.read(f"/n/d\uefff/{inner.name}") == b"one"
+    assert await sb.files.read(f"/n/{strange}") == b"two"
+    assert (await sb.files.stat("/n/d\uefff")).name == "d\uefff"
+    assert {change.path for change in await sb.diff(before)} >= {"/n/d\uefff", "/n/d\uefff/f\uef80", f"/n/{strange}"}
+
+    await sb.files.move("/n/d\uefff", "/n/e\uefff")
+    await sb.files.write("/n/e\uefff/new\uefff", b"four")
+    assert (await sb.exec("cat /n/e$(printf '\\377')/new$(printf '\\377')")).text == "four"
+    with pytest.raises(NotFound, match="/n/none\uefff"):
+        await sb.files.read("/n/none\uefff")
+    with pytest.raises(Invalid, match="/n/e\uefff/new\uefff"):
+        await sb.files.remove("/n/e\uefff/new\uefff/below")
+    await sb.files.remove("/n/e\uefff", recursive=True)
+    assert {info.name for info in await sb.files.list("/n")} == {"link", "\xe9", strange}
+
+    events: list[tuple[str, str]] = []
+    watching = await seen(sb, "/n", events)
+    await sb.exec("mkdir /n/w$(printf '\\377')")
+    while ("created", "w\uefff/z\ueffe") not in events:
+        await sb.exec("rm -f /n/w$(printf '\\377')/*; touch /n/w$(printf '\\377')/z$(printf '\\376')", ends_turn=False)
+        await asyncio.sleep(0.05)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_path_with_a_nul_byte_is_refused(sb, tmp_path: Path) -> None:
+    for call in (
+        sb.files.stat("/a\0b"),
+        sb.files.read("/etc/passwd\0.txt"),
+        sb.files.write("/a\0b", b""),
+        sb.files.list("/\0"),
+        sb.files.mkdir("/a\0b/c"),
+        sb.files.move("/etc/passwd", "/a\0b"),
+        sb.files.remove("/a\0b"),
+        sb.files.download("/a\0b", tmp_path / "to"),
+    ):
+        with pytest.raises(Invalid):
+            await call
+    root = os.open(tmp_path, os.O_RDONLY)
+    try:
+        (tmp_path / "a").touch()
+        with pytest.raises(Invalid, match="NUL"):
+            beneath.openat2(root, "a\0b", os.O_RDONLY)
+    finally:
+        os.close(root)
+
+
+async def test_a_watch_tells_what_happens_below_it(sb) -> None:
+    await sb.files.mkdir("/w")
+    events: list[tuple[str, str]] = []
+    watching = await seen(sb, "/w", events)
     await sb.exec("mkdir -p /w/a/b; echo x > /w/a/b/f; mv /w/a/b/f /w/g; rm /w/g; mkdir /w/late")
     while ("modified", "late/z") not in events:  # a new directory is watched as soon as it was noticed
         await sb.exec("echo y >> /w/late/z", ends_turn=False)

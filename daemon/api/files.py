@@ -18,6 +18,7 @@ from sandbox import archive, beneath, files
 from sandbox.cgroup import parse_bytes
 from sandbox.errors import Invalid, PagurusError, SandboxDead
 from sandbox.messages import Change, FileEvent, FileInfo
+from sandbox.names import native
 from sandbox.pipes import in_thread, put
 from sandbox.watch import Watch
 
@@ -35,7 +36,7 @@ def _loop(request: web.Request) -> TurnLoop:
     return loop
 
 
-_Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+_Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\0]*$")]  # as it is told
 _Mode = Annotated[str, msgspec.Meta(pattern="^[0-7]{1,4}$")]  # permission bits, octal
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
@@ -188,7 +189,7 @@ def _pack(pid: int, base: int, path: str, writer: int) -> None:
         os.fdopen(writer, "wb", buffering=CHUNK) as out,
         beneath.sandbox_root(pid) as root,
     ):
-        archive.pack(root, path, out, uid_base=base)
+        archive.pack(root, native(path), out, uid_base=base)
 
 
 async def _upload(request: web.Request) -> web.Response:
@@ -216,7 +217,7 @@ def _unpack(pid: int, base: int, path: str, reader: int, limit: int) -> int:
         beneath.as_sandbox_root(base),
     ):
         beneath.make_parents(root, files.absolute(path))
-        with beneath.opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory:
+        with beneath.opened(root, native(path), os.O_RDONLY | os.O_DIRECTORY) as directory:
             return archive.unpack(stream, directory, limit=limit)
 
 

@@ -1,4 +1,4 @@
-"""SDK <-> daemon: the file tree of a sandbox."""
+"""SDK <-> daemon: the file tree of a sandbox. Names that are not UTF-8 are told as :mod:`sandbox.names` says."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from sandbox.errors import Invalid
 from sandbox.messages import FileInfo
+from sandbox.names import native, told
 
 KINDS: dict[int, Literal["file", "directory", "symlink"]] = {
     stat.S_IFREG: "file",
@@ -26,7 +27,9 @@ class FakeFiles:
 
     def path(self, name: str) -> Path:
         """Where `name` lies on this machine. ``..`` and links do not lead out."""
-        found = self.root / PurePosixPath("/", name).relative_to("/")
+        if "\0" in name:
+            raise Invalid(f"a path holds no NUL byte: {name!r}")
+        found = self.root / PurePosixPath("/", native(name)).relative_to("/")
         if not found.parent.resolve().is_relative_to(self.root.resolve()):
             raise Invalid(f"{name} is not part of the sandbox's file tree")
         return found
@@ -65,10 +68,10 @@ def described(path: Path) -> FileInfo:
     status = path.lstat()
     kind: Literal["file", "directory", "symlink", "other"] = KINDS.get(stat.S_IFMT(status.st_mode), "other")
     return FileInfo(
-        name=path.name,
+        name=told(path.name),
         kind=kind,
         size=status.st_size,
         mode=stat.S_IMODE(status.st_mode),
         modified_at=status.st_mtime,
-        target=str(path.readlink()) if kind == "symlink" else None,
+        target=told(str(path.readlink())) if kind == "symlink" else None,
     )

@@ -1,0 +1,45 @@
+"""Names of files as text that any wire can carry.
+
+Owns: how a name that is not UTF-8 is told. Does not own: resolution of paths (:mod:`sandbox.beneath`).
+
+A name of a file is bytes, and most names are UTF-8: these are told as they are. A byte that is no part of valid UTF-8
+(0x80 to 0xff) is told as the character U+EF00 + byte: U+EF80 to U+EFFF, which are for private use. Of a name that
+itself holds one of these characters, each of the three bytes of that character is told so. Guarantee: what was told
+of a name, given back as a path, means that name and no other.
+"""
+
+from __future__ import annotations
+
+import re
+
+_BASE = 0xEF00
+_UNTOLD = re.compile("[\udc80-\udcff\uef80-\uefff]")  # as os.fsdecode gives them
+_UNTELLABLE = re.compile("[\udc80-\udcff]")
+_TOLD = re.compile("[\uef80-\uefff]")
+
+
+def told(name: str) -> str:
+    """How the name or path `name`, as the os module gives it, is told.
+
+    >>> [hex(ord(char)) for char in told("a\\udcff")]
+    ['0x61', '0xefff']
+    """
+    return _UNTOLD.sub(_bytes, name)
+
+
+def native(path: str) -> str:
+    """The path of which `path` was told, as the os module takes it.
+
+    >>> native(told("a\\udcff"))
+    'a\\udcff'
+    """
+    return _TOLD.sub(lambda found: chr(0xDC00 + ord(found[0]) - _BASE), path)
+
+
+def sayable(text: str) -> str:
+    """A sentence that may quote names of the os module, or names that were told already."""
+    return text if text.isascii() else _UNTELLABLE.sub(_bytes, text)
+
+
+def _bytes(found: re.Match[str]) -> str:
+    return "".join(chr(_BASE + byte) for byte in found[0].encode("utf-8", "surrogateescape"))
