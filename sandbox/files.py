@@ -34,6 +34,7 @@ from sandbox.messages import FileInfo
 from sandbox.names import native, told
 
 CHUNK = 1 << 17  # bytes of a file that the host holds at a time
+ENTRIES_MOST = 100_000  # of a directory that is listed
 
 
 def absolute(path: str) -> PurePosixPath:
@@ -113,14 +114,16 @@ def status(init_pid: int, uid_base: int, path: str) -> FileInfo:
 
 
 def entries(init_pid: int, uid_base: int, path: str) -> list[FileInfo]:
-    """The entries of the directory `path`, by name."""
-    found = []
+    """The entries of the directory `path`, by name. Raises Invalid for one that has more than ENTRIES_MOST."""
+    found: list[FileInfo] = []
     with (
         sandbox_root(init_pid) as root,
         opened(root, native(path), os.O_RDONLY | os.O_DIRECTORY) as directory,
         os.scandir(directory) as listing,
     ):
         for entry in listing:
+            if len(found) >= ENTRIES_MOST:
+                raise Invalid(f"{path} has more than {ENTRIES_MOST} entries", remedy="list it by a command")
             with contextlib.suppress(FileNotFoundError):  # removed while we look
                 found.append(_info(entry.name, entry.stat(follow_symlinks=False), uid_base, directory))
     return sorted(found, key=lambda info: info.name)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
 import string
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon import access, config, idempotency, quota
 from daemon.access import Caller, Grant
+from daemon.api import routes
 from daemon.config import Config
 from daemon.idempotency import Kept
 from daemon.quota import Quota, Usage
 from daemon.tokens import Tokens
 from sandbox.errors import Conflict, Forbidden, Interrupted, Invalid, Unauthorized
-from sandbox.messages import Limits
+from sandbox.messages import ExecRequest, Limits
 
 SCOPES = ("read", "exec", "admin")
 SECRET = "s" * 43
@@ -150,6 +154,44 @@ def test_a_revocation_that_was_not_written_is_written_when_asked_again(
 
 def test_only_the_hash_of_a_secret_is_kept() -> None:
     assert access.digest(SECRET) == hashlib.sha256(SECRET.encode()).hexdigest()
+
+
+# --------------------------------------------------------------------------- bounds
+
+
+def test_every_number_of_seconds_that_a_caller_says_is_bounded() -> None:
+    """Bounds refuse NaN and infinity, which MessagePack can carry and no deadline understands."""
+    wanted = {kind for route in routes() for kind in (route.body, route.query) if kind not in (None, bytes)}
+    unbounded = [found for kind in wanted for found in _unbounded(msgspec.inspect.type_info(kind), kind.__name__)]
+    assert unbounded == []
+    for value in (math.nan, math.inf, -1.0):
+        with pytest.raises(msgspec.ValidationError):
+            raw = msgspec.msgpack.encode({"command": "true", "timeout": value})
+            msgspec.msgpack.decode(raw, type=ExecRequest)
+
+
+def _unbounded(kind: msgspec.inspect.Type, where: str) -> Iterator[str]:
+    match kind:
+        case msgspec.inspect.FloatType(le=most, lt=below):
+            if most is None and below is None:
+                yield where
+        case msgspec.inspect.StructType(fields=fields):
+            for field in fields:
+                yield from _unbounded(field.type, f"{where}.{field.name}")
+        case msgspec.inspect.UnionType(types=types):
+            for each in types:
+                yield from _unbounded(each, where)
+        case msgspec.inspect.ListType(item_type=item) | msgspec.inspect.VarTupleType(item_type=item):
+            yield from _unbounded(item, where)
+        case msgspec.inspect.DictType(value_type=item):
+            yield from _unbounded(item, where)
+
+
+def test_the_output_that_a_command_keeps_is_bounded() -> None:
+    for most, fits in ((0, True), (16 << 20, True), ((16 << 20) + 1, False), (-1, False)):
+        raw = msgspec.json.encode({"command": "true", "output_limit": most})
+        with contextlib.nullcontext() if fits else pytest.raises(msgspec.ValidationError, match="output_limit"):
+            msgspec.json.decode(raw, type=ExecRequest)
 
 
 # --------------------------------------------------------------------------- quota

@@ -294,6 +294,14 @@ async def test_names_that_are_not_utf8_are_told_and_accepted(sb) -> None:
     await asyncio.gather(watching, return_exceptions=True)
 
 
+async def test_a_directory_without_end_is_not_listed(sb, host: Client) -> None:
+    await sb.exec("mkdir /many; cd /many; seq 100000 | xargs touch", ends_turn=False)
+    assert len(await sb.files.list("/many")) == 100_000
+    await sb.exec("touch /many/more", ends_turn=False)
+    with pytest.raises(Invalid, match="more than 100000 entries"):
+        await sb.files.list("/many")
+
+
 async def test_a_path_with_a_nul_byte_is_refused(sb, tmp_path: Path) -> None:
     for call in (
         sb.files.stat("/a\0b"),

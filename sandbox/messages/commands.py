@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from sandbox.messages.processes import User
+from sandbox.messages.processes import Deadline, OutputLimit, User
 from sandbox.messages.verdict import Effects, Verdict
 
 
@@ -17,12 +17,12 @@ class ExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     """
 
     command: str | list[str]
-    timeout: float | None = 60.0  # seconds; None waits for ever
+    timeout: Deadline | None = 60.0  # seconds; None waits for ever
     stdin: bytes = b""
     cwd: str | None = None
     env: dict[str, str] = {}
     user: User | None = None  # None: the sandbox's default, see CreateRequest
-    output_limit: int = 1 << 20  # bytes kept of each stream; the rest is counted and dropped
+    output_limit: OutputLimit = 1 << 20  # bytes kept of each stream; the rest is counted and dropped
     ends_turn: bool = True  # judge and checkpoint when the command has ended
 
 

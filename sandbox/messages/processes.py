@@ -12,6 +12,8 @@ from sandbox.messages.verdict import Verdict
 # "name", uid, "name:group", "uid:gid", by the sandbox's own /etc/passwd and /etc/group
 User = Annotated[int, msgspec.Meta(ge=0, le=65_535)] | Annotated[str, msgspec.Meta(min_length=1, max_length=130)]
 LogLimit = Annotated[int, msgspec.Meta(ge=4096, le=16 << 20)]
+OutputLimit = Annotated[int, msgspec.Meta(ge=0, le=16 << 20)]  # larger output is streamed, or goes to a file
+Deadline = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # seconds
 Cells = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 

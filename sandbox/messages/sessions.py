@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from sandbox.messages.processes import User
+from sandbox.messages.processes import Deadline, OutputLimit, User
 
 
 class SessionRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -26,6 +26,6 @@ class SessionExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbi
 
     command: Annotated[str, msgspec.Meta(max_length=2 << 20)]
     key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    timeout: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = 60.0  # seconds; then it is interrupted
-    output_limit: Annotated[int, msgspec.Meta(ge=0, le=16 << 20)] = 1 << 20
+    timeout: Deadline | None = 60.0  # seconds; then it is interrupted
+    output_limit: OutputLimit = 1 << 20
     ends_turn: bool = True

@@ -121,8 +121,8 @@ class Sandbox:
         ``/etc/group``; None: the default user of the sandbox.
 
         Returns when the command has ended or `timeout` seconds have passed (then it has been killed and
-        `timed_out` is set). A command that fails is a result. The next act on the sandbox waits until this
-        turn is captured.
+        `timed_out` is set). A command that fails is a result. Of each output the first `output_limit` bytes are kept,
+        at most 16 MiB; what is larger is for `stream`. The next act on the sandbox waits until this turn is captured.
         """
         request = _request(command, timeout, stdin, cwd, env, user, output_limit, ends_turn)
         return await self._client.call("POST", f"{self._path}/exec", ExecResult, request, keyed=True)
