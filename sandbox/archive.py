@@ -24,6 +24,9 @@ from sandbox.errors import Invalid, NotFound, PagurusError
 
 DEPTH_MOST = 128  # directories within one another
 HEADER_MOST = 1 << 20  # bytes of one extended header
+HEADERS_MOST = 4 << 20  # bytes of all that stands before one member, maps of sparse files included
+CHAIN_MOST = 16  # extended headers before one member
+SHARED_MOST = 64 << 10  # bytes of headers that hold for all members after them
 ENTRIES_MOST = 2_000_000
 TIME_MOST = 1 << 40  # seconds; what file systems can hold
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
@@ -135,15 +138,48 @@ class _Exactly:
 # --------------------------------------------------------------------------- unpacking
 
 
+class _Metered:
+    """A stream of which the headers before one member are bounded."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.left: int | None = None  # bytes that may be read now; None: any number
+        self.chain = 0
+        self.shared = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        if self.left is not None:
+            self.left -= len(data)
+            if self.left < 0:
+                raise tarfile.ReadError(f"headers of more than {HEADERS_MOST} bytes before one member")
+        return data
+
+
 class _Header(tarfile.TarInfo):
-    """A header whose extensions are bounded: the library reads each of them into memory as a whole."""
+    """A header whose extensions are bounded: the library reads all of them into memory, each by a deeper call, and
+    keeps what holds for all members."""
 
     _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in (*self._EXTENDED, tarfile.GNUTYPE_LONGLINK) and self.size > HEADER_MOST:
-            raise tarfile.ReadError(f"an extended header of {self.size} bytes")
-        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
+        meter: _Metered = archive.fileobj.fileobj  # type: ignore[union-attr, attr-defined]
+        if self.size < 0 or (self.type in (*self._EXTENDED, tarfile.GNUTYPE_LONGLINK) and self.size > HEADER_MOST):
+            raise tarfile.ReadError(f"a header of a size of {self.size} bytes")
+        meter.shared += self.size if self.type == tarfile.XGLTYPE else 0
+        if meter.shared > SHARED_MOST:
+            raise tarfile.ReadError(f"more than {SHARED_MOST} bytes of headers for all members")
+        if meter.chain > CHAIN_MOST:
+            raise tarfile.ReadError(f"more than {CHAIN_MOST} headers before one member")
+        if meter.chain == 0:
+            meter.left = HEADERS_MOST
+        meter.chain += 1
+        try:
+            return super()._proc_member(archive)  # type: ignore[misc,no-any-return]
+        finally:
+            meter.chain -= 1
+            if meter.chain == 0:
+                meter.left = None
 
 
 def unpack(stream: IO[bytes], directory: int, *, limit: int, layer: bool = False) -> int:
@@ -157,7 +193,7 @@ def unpack(stream: IO[bytes], directory: int, *, limit: int, layer: bool = False
     times: Times = []
     own: set[str] = set()  # what the layer itself has: its whiteouts mean the layers below
     try:
-        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as archive:
+        with tarfile.open(fileobj=_Metered(stream), mode="r|", tarinfo=_Header) as archive:  # type: ignore[call-overload]
             for count, member in enumerate(archive):
                 archive.members = []  # type: ignore[attr-defined]  # a long stream is not kept in memory
                 if count >= ENTRIES_MOST:

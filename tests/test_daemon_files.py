@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
+import subprocess
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -229,6 +230,72 @@ def test_an_archive_beyond_its_limit_is_refused(tmp_path: Path) -> None:
             archive.unpack(io.BytesIO(_tar((_member("a"), b"x" * 5000))), directory, limit=4999)
     finally:
         os.close(directory)
+
+
+def _extended(kind: bytes, data: bytes) -> bytes:
+    """A header that says something of the members after it."""
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = kind, len(data)
+    return header.tobuf(tarfile.USTAR_FORMAT) + data.ljust(-(-len(data) // 512) * 512, b"\0")
+
+
+def _pax(size: int, number: int = 0) -> bytes:
+    """One record of `size` bytes."""
+    key = f"{size} key{number}=".encode()
+    return key + b"x" * (size - len(key) - 1) + b"\n"
+
+
+def _endless_sparse() -> bytes:
+    header = bytearray(_member("sparse").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[482:483] = b"\1"  # its map goes on
+    header[148:156] = b"        "
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + (b"0" * 504 + b"\1" + bytes(7)) * (5 << 11)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _extended(tarfile.XHDTYPE, _pax(100)) * 250,
+        _extended(tarfile.GNUTYPE_LONGNAME, b"name") * 5000,
+        _extended(tarfile.XGLTYPE, _pax(100)) * 250,
+        b"".join(_extended(tarfile.XGLTYPE, _pax(20_000, n)) + _member(f"m{n}").tobuf() for n in range(10)),
+        _extended(tarfile.XHDTYPE, _pax(1 << 20)) * 5,
+        _endless_sparse(),
+    ],
+    ids=["chain", "chain of names", "chain for all", "for all", "long", "sparse"],
+)
+def test_headers_without_end_are_refused(tmp_path: Path, data: bytes) -> None:
+    directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(Invalid, match=r"before one member|for all members"):
+            archive.unpack(io.BytesIO(data + _tar((_member("a"), b"x"))), directory, limit=1 << 30)
+    finally:
+        os.close(directory)
+
+
+@pytest.mark.parametrize("form", ["gnu", "posix"])
+def test_archives_of_others_are_unpacked(tmp_path: Path, form: str) -> None:
+    """Long names, sparse files of many holes, a header for all members."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    long = source / "/".join(["d" * 200] * 10)
+    long.mkdir(parents=True)
+    target.mkdir()
+    with (long / "sparse").open("wb") as file:
+        for part in range(300):
+            file.seek(part << 13)
+            file.write(b"x" * 4096)
+    made = subprocess.run(
+        ["tar", "-C", str(source), "--sparse", f"--format={form}", "-c", "."], check=True, capture_output=True
+    ).stdout
+    directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        archive.unpack(io.BytesIO(_extended(tarfile.XGLTYPE, _pax(60)) + made), directory, limit=1 << 30)
+    finally:
+        os.close(directory)
+    found = target / long.relative_to(source) / "sparse"
+    assert found.read_bytes() == (long / "sparse").read_bytes()
 
 
 async def seen(sb, directory: str, events: list[tuple[str, str]]) -> asyncio.Task[None]:
