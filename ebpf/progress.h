@@ -112,13 +112,28 @@ static __always_inline void progress(struct sandbox *s, struct task *t, struct t
 	ran(s, t);
 }
 
+/*
+ * SIGCONT wakes, and it and the stop signals (18 to 22) take each other out of what waits, also where the signal itself
+ * is ignored then.
+ */
+static __always_inline bool has_no_effect(int number, int result)
+{
+	return result == 1 /* ignored */ && (u32)(number - 18) > 4;
+}
+
+/* A signal to a process is told of its first thread, which may have ended before the others. */
+static __always_inline bool led_by(struct task_struct *p, struct task *t, int group)
+{
+	return t->apart == APART_DEAD && group && BPF_CORE_READ(p, signal, live.counter) > 0;
+}
+
 SEC("tp_btf/signal_generate")
 int BPF_PROG(on_signal, int number, struct kernel_siginfo *info, struct task_struct *p, int group, int result)
 {
 	struct task *t = task_of(p);
 	struct sandbox *s;
 
-	if (!t || t->apart || result == 1 /* ignored */)
+	if (!t || (t->apart && !led_by(p, t, group)) || has_no_effect(number, result))
 		return 0;
 	s = sandbox_of(t);
 	if (!s || t->born == s->procs_epoch || p->ptrace)
