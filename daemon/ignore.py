@@ -4,7 +4,7 @@ Owns: what a rule means, a pure matter. Does not own: finding what changed (:mod
 (:mod:`daemon.judge`).
 
 Scope: a rule ignores *being changed* (a path) and *having lived on* (a process). What an ignored process does to
-files, IPC objects or other processes counts; so does an ignored process that ended, since nobody can tell any more
+files, IPC objects, pipes, sockets or other processes counts; so does an ignored process that ended, since nobody can tell any more
 who it was. Whatever cannot be identified for certain is not ignored.
 
 Guarantee: a path is matched as it lies in the tree, never as a program wrote it: symbolic links are not followed, so
@@ -38,6 +38,7 @@ class Task:
     new: bool
     ran: bool
     program: str = ""
+    spoke: bool = False  # wrote to a pipe or socket that another process may hold
 
 
 @dataclass(frozen=True)
@@ -138,4 +139,5 @@ def without(effects: Effects, tasks: Iterable[Task], rules: Rules) -> Effects:
         survivors=len(left),
         survivors_new=sum(task.new for task in left),
         survivors_ran=sum(task.ran and not task.new for task in left),
+        channels=effects.channels + sum(task.spoke for task in seen if rules.process(task)),
     )

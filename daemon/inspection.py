@@ -90,6 +90,7 @@ class Assessor:
             return effects, judgement
         case = netting.Case(
             strict=bool(effects.times_set or effects.uring_requests),
+            set_to_now=effects.times_now > 0,
             replaced=effects.survivors == 0,
             taken_at=trees.taken_at,
         )
@@ -135,7 +136,7 @@ def _task(seen: Any, rules: Rules) -> Task:
     if rules.programs:
         with contextlib.suppress(OSError):  # it ended meanwhile
             program = os.readlink(f"/proc/{seen.pid}/exe")
-    return Task(name=seen.name, new=seen.new, ran=seen.ran, program=program)
+    return Task(name=seen.name, new=seen.new, ran=seen.ran, program=program, spoke=seen.spoke)
 
 
 def _same(one: Effects, other: Effects) -> bool:

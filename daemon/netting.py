@@ -5,8 +5,10 @@ Owns: the comparison of two overlay uppers over one lower, bounded. Does not own
 
 A file rewritten with the same bytes, a name made and removed, a mode changed and changed back: the kernel counts
 them, but nothing is left to capture. Equal means: the same names, and under each the same type, mode, owner,
-attributes, flags, links, holes and bytes. Times of directories never matter; those of files only where a program set
-them on purpose (`strict`), else a file rewritten with the same bytes could never be equal.
+attributes, flags, links, holes and bytes. Times matter only where a program set them on purpose (`strict`), else a file
+rewritten with the same bytes could never be equal. Those of directories, FIFOs, sockets and devices move with their use
+as well: both of them, to the same present. So one that differs from the time of the change was set; and any that moved
+may have been, where a program set one to the present (`set_to_now`).
 
 Guarantee: `equal` is said only when everything was compared. Too much, too large, changing or unreadable: `unknown`.
 """
@@ -21,7 +23,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from daemon.ignore import NOTHING, Rules
@@ -87,6 +89,11 @@ class Facts:
         return stat.S_ISDIR(self.mode)
 
     @property
+    def moves(self) -> bool:
+        """Whether its times move when names are made in it, or bytes go through it."""
+        return not (stat.S_ISREG(self.mode) or stat.S_ISLNK(self.mode))
+
+    @property
     def hides(self) -> bool:
         """A whiteout: what the lower layer has by this name is removed."""
         return stat.S_ISCHR(self.mode) and self.device == 0
@@ -97,6 +104,7 @@ class Case:
     """What a comparison must know. `replaced`: another inode with the same content is the same file."""
 
     strict: bool = False
+    set_to_now: bool = False  # a program set times to the present, maybe of a directory
     replaced: bool = True
     taken_at: float = 0.0  # seconds since the epoch: when the snapshot was made
 
@@ -110,6 +118,8 @@ def compare(before: Facts, now: Facts, case: Case) -> str:
     """
     if before.mode != now.mode or (before.uid, before.gid) != (now.uid, now.gid):
         return "another mode or owner" if stat.S_IFMT(before.mode) == stat.S_IFMT(now.mode) else "another type"
+    if now.moves and before.modified != now.modified and (case.set_to_now or _chosen(now, case)):
+        return "another time"
     if now.directory:
         return "look"
     if (before.device, before.links) != (now.device, now.links):
@@ -117,7 +127,7 @@ def compare(before: Facts, now: Facts, case: Case) -> str:
     if before.inode != now.inode and (not case.replaced or now.links > 1):
         return "another file"
     if not stat.S_ISREG(now.mode):
-        return "look"
+        return "another time" if case.strict and not now.moves and before.modified != now.modified else "look"
     if before.size != now.size:
         return "another length"
     if case.strict and (before.modified, before.blocks) != (now.modified, now.blocks):
@@ -125,6 +135,11 @@ def compare(before: Facts, now: Facts, case: Case) -> str:
     unmoved = before.inode == now.inode and before.changed == now.changed and before.modified == now.modified
     # A change in the same tick of the clock leaves the change time as it was: an old one proves more.
     return "same" if unmoved and now.changed < 1e9 * (case.taken_at - SETTLED) else "look"
+
+
+def _chosen(now: Facts, case: Case) -> bool:
+    """A time that does not follow from the use of a directory or FIFO."""
+    return case.strict and now.modified != now.changed
 
 
 class _Stop(Exception):
@@ -163,7 +178,7 @@ def _at_once(before: Path | None, now: Path, lowers: tuple[Path, ...], path: str
     was, is_now = None if before is None else _facts(before / inner), _facts(now / inner)
     if was is not None and is_now is not None:
         found = compare(was, is_now, case)
-        return "" if found in ("same", "look") else found
+        return "" if found in ("same", "look") or (was.hides and is_now.hides) else found
     if was is None and is_now is None:
         return ""
     if is_now is None:
@@ -208,10 +223,12 @@ class _Comparison:
         if before is None:
             if shown != _ROOT or _attributes(now) or _flags(now):
                 self._differs("/", "another mode, owner or attribute")
+            if self.case.set_to_now or _chosen(Facts.of(status), self.case):
+                self._differs("/", "another time")  # than it had when it was made, which nobody noted
             return
-        status = os.fstat(before)
-        if shown != (status.st_mode, status.st_uid, status.st_gid):
-            self._differs("/", "another mode or owner")
+        found = compare(Facts.of(os.fstat(before)), Facts.of(status), self.case)
+        if found not in ("same", "look"):
+            self._differs("/", found)
         self._same_attributes(before, now, "/")
 
     def _directories(self, before: int | None, now: int, lowers: tuple[Path, ...], path: str) -> None:
@@ -240,7 +257,7 @@ class _Comparison:
         if found != "look":
             self._differs(path, found)
         with _opened(before, name, was) as old, _opened(now, name, is_now) as new:
-            self._same_attributes(old, new, path)
+            self._same_attributes(_named(before, name, old), _named(now, name, new), path)
             if is_now.directory:
                 assert old is not None and new is not None
                 self._directories(old, new, () if _opaque(new) else lowers, path)
@@ -257,13 +274,13 @@ class _Comparison:
         if lower is None or shown is None or is_now.hides or held:
             self._differs(path, "new")
             return
-        found = compare(shown, is_now, Case(strict=self.case.strict and not is_now.directory, replaced=True))
+        found = compare(shown, is_now, replace(self.case, replaced=True, taken_at=0.0))
         if found not in ("same", "look") or (is_now.links > 1 and not is_now.directory):
             self._differs(path, found)
         folder = os.open(lower.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with _opened(folder, name, shown) as old, _opened(now, name, is_now) as new:
-                self._same_attributes(old, new, path)
+                self._same_attributes(_named(folder, name, old), _named(now, name, new), path)
                 if is_now.directory:
                     assert new is not None
                     if _opaque(new):
@@ -288,12 +305,10 @@ class _Comparison:
     def _differs(self, path: str, how: str) -> None:
         raise _Stop(Outcome(False, difference=f"{path}: {how}"))
 
-    def _same_attributes(self, old: int | None, new: int | None, path: str) -> None:
-        if old is None or new is None:  # a symbolic link, a FIFO, a socket: attributes of it are the kernel's own
-            return
+    def _same_attributes(self, old: int | str, new: int | str, path: str) -> None:
         if _attributes(old) != _attributes(new):
             self._differs(path, "other attributes")
-        if _flags(old) != _flags(new):
+        if isinstance(old, int) and isinstance(new, int) and _flags(old) != _flags(new):
             self._differs(path, "other flags")
 
     def _same_bytes(self, old: int | None, new: int | None, path: str) -> None:
@@ -341,14 +356,20 @@ def _opened(directory: int | None, name: str, facts: Facts) -> Iterator[int | No
         os.close(descriptor)
 
 
-def _attributes(descriptor: int) -> list[tuple[str, bytes]]:
-    """Extended attributes, but for overlay's volatile ones."""
+def _named(directory: int | None, name: str, descriptor: int | None) -> int | str:
+    """What was opened; or a path to what cannot be: a symbolic link, a FIFO, a socket, a device. These have no flags."""
+    return f"/proc/self/fd/{directory}/{name}" if descriptor is None else descriptor
+
+
+def _attributes(of: int | str) -> list[tuple[str, bytes]]:
+    """Extended attributes, but for overlay's volatile ones. A path is not followed."""
     found = []
-    for name in sorted(os.listxattr(descriptor)):
+    follow = isinstance(of, int)
+    for name in sorted(os.listxattr(of, follow_symlinks=follow)):
         space, _, rest = name.partition(".")
         if space in ("trusted", "user") and rest.startswith("overlay.") and rest[8:] in _VOLATILE:
             continue
-        found.append((name, os.getxattr(descriptor, name)))
+        found.append((name, os.getxattr(of, name, follow_symlinks=follow)))
     return found
 
 

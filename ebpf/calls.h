@@ -29,6 +29,14 @@ static __always_inline void call_processes(struct sandbox *s, struct task *t, st
 		counter = &b->mounts;
 		s->has_tmpfs = 1;
 		break;
+	case K_FSCONFIG:
+		if (ARG1 == 7) /* FSCONFIG_CMD_RECONFIGURE; what is made anew is mounted by other calls */
+			counter = &b->mounts;
+		break;
+	case K_OPEN_TREE:
+		if (!(ARG2 & 1)) /* OPEN_TREE_CLONE */
+			counter = &b->mounts;
+		break;
 	case K_IPC:
 		counter = &b->ipc;
 		break;
@@ -112,7 +120,9 @@ static __always_inline void call(struct sandbox *s, struct task *t, struct proce
 		return;
 	case K_OPEN:
 	case K_WRITE:
+	case K_WRITE_1:
 	case K_WRITE_2:
+	case K_SUBMIT:
 	case K_CREATE:
 	case K_REMOVE:
 	case K_RENAME:

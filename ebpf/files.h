@@ -11,6 +11,7 @@
 
 #define FMODE_WRITE 2
 #define FMODE_CREATED 0x100000
+#define O_ACCMODE 3
 #define O_CREAT 0100
 #define O_TRUNC 01000
 #define O_TMPFILE_BIT 020000000
@@ -21,6 +22,15 @@
 #define AF_INET6 10
 #define AF_NETLINK 16
 #define EINPROGRESS 115
+#define UTIME_NOW 0x3fffffff
+
+/* Of directories, FIFOs, sockets and devices, whose times also move when somebody uses them. */
+static __always_inline bool times_move(u32 mode)
+{
+	u32 type = mode & 0170000;
+
+	return type != 0100000 && type != 0120000;
+}
 
 static __always_inline struct file *file_at(struct task_struct *p, u32 fd)
 {
@@ -83,9 +93,22 @@ static __always_inline void explain_path(struct sandbox *s, struct task *t, stru
 	explain_file(nr, base, path);
 }
 
+/* A file of a tmpfs that has lost its name, and is not known to be younger than the mark: no listing shows it. */
+static __always_inline bool lost_in_memory(struct sandbox *s, struct file *file)
+{
+	struct inode *inode = inode_at(file);
+	struct inode_key key = key_of(inode);
+	struct inode_value *v;
+
+	if (LOAD(struct inode, inode, i_nlink))
+		return false;
+	v = bpf_map_lookup_elem(&inodes, &key);
+	return !v || !(v->flags & TOUCHED_BORN) || v->procs != s->procs_epoch;
+}
+
 /*
  * Something on a tmpfs was touched. A listing of what pid 1 sees tells whether anything came of it; of what lies in
- * other mount namespaces, or is mounted nowhere, it does not.
+ * other mount namespaces, is mounted nowhere, or has no name, it does not.
  */
 static __always_inline void in_memory(struct sandbox *s, struct task_struct *p, struct file *file)
 {
@@ -97,7 +120,7 @@ static __always_inline void in_memory(struct sandbox *s, struct task_struct *p, 
 
 		space = (u64)BPF_CORE_READ(mount, mnt_ns);
 	}
-	if (s->mount_space && space == s->mount_space)
+	if (s->mount_space && space == s->mount_space && !(file && lost_in_memory(s, file)))
 		count(procs_of(s)->memory);
 	else
 		count(procs_of(s)->tmpfs);
@@ -154,6 +177,15 @@ static __always_inline void metadata_of(struct sandbox *s, struct task *t, struc
 	count(files_of(s)->metadata);
 }
 
+/* False when the call made an inode that is not the one in the descriptor. */
+static __always_inline bool made_by(struct task *t, struct file *file)
+{
+	struct inode *inode = inode_at(file);
+	struct super_block *of = LOAD(struct inode, inode, i_sb);
+
+	return !t->birth || t->birth == (u64)real_of(inode, LOAD(struct super_block, of, s_magic));
+}
+
 /* Terminals, but for the multiplexer: what it opens is new. */
 static __always_inline bool is_terminal(struct inode *inode)
 {
@@ -207,6 +239,11 @@ static __always_inline void opened(struct sandbox *s, struct task *t, struct pro
 			count(procs_of(s)->channels);
 		return;
 	case MEMORY:
+		if (mode & FMODE_CREATED || flags & O_TMPFILE_BIT) {
+			struct inode_key key = key_from(&f);
+
+			touch(s, t, &key, TOUCHED_BORN);
+		}
 		in_memory(s, p, file);
 		explain_proc(nr, entry_at(file), NULL);
 		return;
@@ -262,6 +299,43 @@ static __always_inline void written_nameless(struct sandbox *s, struct task *t, 
 	nameless(s, t, &key);
 }
 
+/*
+ * Something that another process may hold the other end of. What the host made, who starts and reads it, is of another
+ * user than the sandbox's.
+ */
+static __always_inline bool speaks(struct inode *inode)
+{
+	u32 type = LOAD(struct inode, inode, i_mode) & 0170000;
+
+	return (type == 0010000 || type == 0140000) && LOAD(struct inode, inode, i_uid.val);
+}
+
+/*
+ * What an excluded process writes to a pipe or socket may wait in a survivor's end of it. Of any other process it is
+ * noted: an ignore rule may leave that out later. The other end of a network connection is in no checkpoint that leaves
+ * the writer out.
+ */
+static __always_inline void spoken(struct sandbox *s, struct task *t, struct task_struct *p, struct file *file, u64 nr)
+{
+	struct inode *inode = inode_at(file);
+	struct socket *socket;
+	u16 family;
+
+	if (!speaks(inode) || !foreign_pipe(p, inode))
+		return;
+	if ((LOAD(struct inode, inode, i_mode) & 0170000) == 0140000) {
+		socket = BPF_CORE_READ(file, private_data);
+		family = BPF_CORE_READ(socket, sk, __sk_common.skc_family);
+		if (family == AF_INET || family == AF_INET6 || family == AF_NETLINK)
+			return;
+	}
+	t->spoke = s->procs_epoch;
+	if (t->apart & APART_AGENT) {
+		count(procs_of(s)->channels);
+		explain_proc(nr, entry_at(file), NULL);
+	}
+}
+
 static __always_inline void written(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
 				    u32 fd, u64 nr)
 {
@@ -279,8 +353,10 @@ static __always_inline void written(struct sandbox *s, struct task *t, struct pr
 		written_nameless(s, t, inode);
 	if (seen_before(&c->written, inode, s->files_epoch))
 		return;
-	if (!has_content(LOAD(struct inode, inode, i_mode)))
+	if (!has_content(LOAD(struct inode, inode, i_mode))) {
+		spoken(s, t, p, file, nr);
 		return;
+	}
 	facts_found(&f, inode);
 	if (f.magic == MAGIC_PROC) {
 		if (!own_proc_file(s, p, inode)) {
@@ -394,11 +470,59 @@ static __always_inline bool of_new_file(struct sandbox *s, struct task *t)
 	return true;
 }
 
+/* To the present: such a time of a directory looks like one that follows from a name made or removed in it. */
+static __always_inline bool to_now(struct pt_regs *regs, u64 nr, u8 kind)
+{
+	const void *times = (void *)(kind == K_UTIMENSAT || nr == NR_FUTIMESAT ? ARG2 : ARG1);
+	s64 given[4];
+
+	if (!times)
+		return true;
+	return kind == K_UTIMENSAT && (bpf_probe_read_user(given, sizeof(given), times) || given[3] == UTIME_NOW);
+}
+
+/* Times were set, of this directory, or (NULL) of what a path led to. */
+static __always_inline void touched(struct sandbox *s, struct pt_regs *regs, u64 nr, u8 kind, struct file *file)
+{
+	count(files_of(s)->hidden);
+	if ((file && !times_move(LOAD(struct inode, inode_at(file), i_mode))) || !to_now(regs, nr, kind))
+		return;
+	count(files_of(s)->touched);
+	count(procs_of(s)->touched);
+}
+
+#define SUBMITTED_AT_MOST 8
+
+/*
+ * The descriptor that requests of io_submit write to. -1: none; -2: several, or more than are looked at. A direct write to
+ * a file without checksums (chattr +C) makes no page dirty.
+ */
+static __always_inline int submitted_to(struct pt_regs *regs, long submitted)
+{
+	int found = -1;
+
+	for (int i = 0; i < SUBMITTED_AT_MOST && i < submitted; i++) {
+		struct iocb request;
+		void *where;
+
+		if (bpf_probe_read_user(&where, sizeof(where), (void *)(ARG2 + 8 * i)) ||
+		    bpf_probe_read_user(&request, sizeof(request), where))
+			return -2;
+		if (request.aio_lio_opcode != 1 /* PWRITE */ && request.aio_lio_opcode != 8 /* PWRITEV */)
+			continue;
+		if (found != -1 && found != (int)request.aio_fildes)
+			return -2;
+		found = request.aio_fildes;
+	}
+	return submitted > SUBMITTED_AT_MOST ? -2 : found;
+}
+
 static __always_inline void call_files(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
 				       struct pt_regs *regs, u64 nr, u8 kind, long result)
 {
 	struct file *file;
 	u64 flags = 0;
+	int fd = ARG0;
 
 	if (nr == NR_FALLOCATE || nr == NR_TRUNCATE || nr == NR_FTRUNCATE)
 		count(files_of(s)->hidden);
@@ -420,16 +544,32 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 			return;
 		}
 		if (nr == NR_OPENAT2)
-			flags |= LOAD(struct file, file, f_flags) & O_TMPFILE_BIT;
+			flags |= O_CREAT | (LOAD(struct file, file, f_flags) & O_TMPFILE_BIT);
+		if (flags & O_CREAT && !made_by(t, file)) { /* another thread put another file there meanwhile */
+			count(files_of(s)->creates);
+			explain_file(nr, NULL, NULL);
+		}
 		opened(s, t, c, p, file, nr, flags);
 		return;
 	case K_WRITE:
-		if (result > 0 || nr == NR_FALLOCATE)
-			written(s, t, c, p, ARG0, nr);
-		return;
+	case K_WRITE_1:
 	case K_WRITE_2:
-		if (result > 0)
-			written(s, t, c, p, ARG2, nr);
+	case K_SUBMIT:
+		if (kind == K_WRITE_1)
+			fd = ARG1;
+		else if (kind == K_WRITE_2)
+			fd = ARG2;
+		else if (kind == K_SUBMIT)
+			fd = submitted_to(regs, result);
+		if (kind == K_SUBMIT && fd == -2) {
+			count(files_of(s)->data);
+			count(procs_of(s)->channels);
+			named(s, p);
+			explain_file(nr, NULL, NULL);
+			return;
+		}
+		if (fd >= 0 && (result > 0 || nr == NR_FALLOCATE))
+			written(s, t, c, p, fd, nr);
 		return;
 	case K_CREATE:
 		created_by_birth(s, t);
@@ -441,9 +581,9 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		count(files_of(s)->renames);
 		break;
 	case K_UTIMENSAT:
-		count(files_of(s)->hidden);
+		file = ARG1 ? NULL : file_at(p, ARG0);
+		touched(s, regs, nr, kind, file);
 		if (!ARG1) {
-			file = file_at(p, ARG0);
 			if (file)
 				metadata_of(s, t, c, p, file);
 			else
@@ -454,7 +594,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 			count(files_of(s)->metadata);
 		break;
 	case K_UTIMES:
-		count(files_of(s)->hidden);
+		touched(s, regs, nr, kind, NULL);
 		if (!of_new_file(s, t))
 			count(files_of(s)->metadata);
 		break;

@@ -21,6 +21,7 @@ struct files_bucket {
 	u64 renames;	/* renames and hard links */
 	u64 metadata;	/* modes, owners, times, attributes, lengths */
 	u64 hidden;	/* time stamps, lengths, allocations and flags set on purpose: not to be seen in the bytes */
+	u64 touched;	/* times set to the present, of a directory, or of what a path led to */
 	u64 data;	/* inodes whose content was dirtied */
 	u64 temporary;	/* inodes made since the mark that are gone again */
 	u64 uring;	/* io_uring requests that may change something */
@@ -45,6 +46,7 @@ struct procs_bucket {
 	u64 mounts;	/* mounts and other state of namespaces */
 	u64 tmpfs;	/* files of a tmpfs written: they belong to the process dump */
 	u64 memory;	/* the same, but whether anything came of it shows in a listing of the tmpfs */
+	u64 touched;	/* times set to the present, of a directory, or of what a path led to */
 	u64 unknown;
 	u64 explained;
 };
@@ -106,6 +108,7 @@ struct census {
 	u32 tid;
 	u32 fresh;
 	u32 ran;	/* or runs now */
+	u32 spoke;	/* wrote to a pipe or socket that another process may hold */
 	char comm[16];	/* of its process */
 };
 

@@ -16,8 +16,10 @@ more), the process half while the sandbox is frozen for its dump, and taints the
 
 The hooks are attached while at least one sandbox is watched: a host without any pays nothing.
 
-Guarantee: an effect is in the counts, or the Effects say `overflow` or `unknown`. No iteration, no event stream and
-no system call lies on the path of a verdict; explanations may be lost, and are counted when they are.
+Guarantee: an effect is in the counts, or the Effects say `overflow` or `unknown`. The counts are a read of mapped
+memory. Under a lock, a read also empties the ring of explanations, which may be lost, and are counted when they are;
+no verdict depends on one. Where IPC objects were changed and none was there at the mark, it walks over the tasks of the
+host; where a tmpfs was changed, it lists that, bounded (ebpf/memory.py).
 
 Nothing is pinned: the programs end with the daemon. Its successor watches what it adopts, whose tasks then count as
 new, and taints both halves, so that the gap gets the safest verdict.
@@ -64,6 +66,7 @@ class SurvivorSeen:
     name: str  # of its process
     new: bool  # born since the mark
     ran: bool  # older than the mark and made progress since, or is on a processor
+    spoke: bool = False  # wrote to a pipe or socket that another process may hold
 
 
 class Inspector:
@@ -331,6 +334,7 @@ class Inspector:
                 why.get(_TAINT_PROCESSES, "marked before a restart") if state.tainted & _TAINT_PROCESSES else ""
             ),
             times_set=files.hidden,
+            times_now=files.touched,
             excluded=max(0, _signed(state.excluded)),
         )
 
@@ -340,7 +344,8 @@ class Inspector:
         before = self._listings.get(cgroup_id)
         if not procs.memory or procs.tmpfs or procs.mounts or before is None:
             return ipc, False
-        return ipc, memory.listing(state.init_pid) == before
+        now = memory.listing(state.init_pid)
+        return ipc, now is not None and memory.same(before, now, set_to_now=procs.touched > 0)
 
     def _attach(self) -> None:
         for program in self._object.programs:
@@ -367,7 +372,9 @@ class Inspector:
         size = ctypes.sizeof(layout.Census)
         found = [layout.Census.from_buffer_copy(written, at) for at in range(0, len(written) - size + 1, size)]
         seen = [
-            SurvivorSeen(one.pid, one.tid, one.comm.decode(errors="replace"), bool(one.fresh), bool(one.ran))
+            SurvivorSeen(
+                one.pid, one.tid, one.comm.decode(errors="replace"), bool(one.fresh), bool(one.ran), bool(one.spoke)
+            )
             for one in found
         ]
         return seen, state.ipc_now if state.ipc_space else _IPC_UNKNOWN

@@ -2,8 +2,9 @@
 
 Owns: reading it, bounded, below a root that belongs to somebody else. Does not own: what is stored by way of a mapping
 later: its owner ran then.
-Guarantee: two equal listings have the same names with the same inodes, metadata, attributes and content; times of all
-but directories are among it. None: too large, hidden below another mount, or changing: then nothing can be said.
+Guarantee: two listings that are the same have the same names with the same inodes, metadata, attributes, content and
+times; those of directories move with each name made in them, and count where a program set them. None: too large,
+hidden below another mount, or changing: then nothing can be said.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import re
 import stat
 import struct
+from dataclasses import dataclass, field
 from pathlib import Path
 
 MOUNTS_MOST = 8
@@ -28,14 +30,37 @@ _OPENAT2 = 437
 _GETFLAGS = 0x80086601  # FS_IOC_GETFLAGS
 _IN_ROOT_WITHOUT_LINKS = 0x10 | 0x02  # RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
 
-Listing = dict[str, tuple[object, ...]]
+
+@dataclass(frozen=True)
+class Listing:
+    """What was found, by path, and the times of directories: modified and changed, in nanoseconds."""
+
+    entries: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    times: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def same(before: Listing, now: Listing, *, set_to_now: bool) -> bool:
+    """Whether nothing is left of what was done. `set_to_now`: the times of a directory may have been, by a program.
+
+    A name that is made or removed moves both times of its directory to the same present; a time that a program chose
+    differs from that of the change.
+
+    >>> was, gone, chosen = (Listing(times={"/": times}) for times in ((1, 1), (5, 5), (3, 5)))
+    >>> same(was, gone, set_to_now=False), same(was, gone, set_to_now=True), same(was, chosen, set_to_now=False)
+    (True, False, False)
+    """
+    if before.entries != now.entries:
+        return False
+    moved = [times for path, times in now.times.items() if times[0] != before.times[path][0]]
+    return not any(set_to_now or modified != changed for modified, changed in moved)
+
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def listing(init_pid: int) -> Listing | None:
     """All names on the tmpfs mounts that pid 1 of a sandbox sees. Blocks; a few system calls where there are none."""
-    found: Listing = {}
+    found = Listing()
     budget = [BYTES_MOST]
     try:
         mounts = [
@@ -54,7 +79,8 @@ def listing(init_pid: int) -> Listing | None:
                 status = os.fstat(descriptor)
                 if f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}" != device:
                     return None  # another mount lies over it
-                found[f"{number}:"] = (status.st_mode, status.st_uid, status.st_gid, _attributes(descriptor))
+                found.entries[f"{number}:"] = (status.st_mode, status.st_uid, status.st_gid, _attributes(descriptor))
+                found.times[f"{number}:"] = (status.st_mtime_ns, status.st_ctime_ns)
                 _walk(descriptor, f"{number}:", found, budget)
     except (OSError, OverflowError):  # it changes while it is read, or is too large
         return None
@@ -98,26 +124,29 @@ def _walk(directory: int, prefix: str, found: Listing, budget: list[int]) -> Non
     device = os.fstat(directory).st_dev
     with os.scandir(directory) as entries:
         for entry in entries:
-            if len(found) >= ENTRIES_MOST:
+            if len(found.entries) >= ENTRIES_MOST:
                 raise OverflowError
             status = entry.stat(follow_symlinks=False)
             path = f"{prefix}/{entry.name}"
             facts = (status.st_ino, status.st_mode, status.st_uid, status.st_gid, status.st_rdev)
             if stat.S_ISLNK(status.st_mode):
-                found[path] = (*facts, status.st_nlink, os.readlink(entry.name, dir_fd=directory))
+                target = os.readlink(entry.name, dir_fd=directory)
+                found.entries[path] = (*facts, status.st_nlink, status.st_mtime_ns, target, _of_name(directory, entry))
             elif stat.S_ISDIR(status.st_mode):
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 below = os.open(entry.name, flags, dir_fd=directory)
                 try:
-                    found[path] = (*facts, _attributes(below))
+                    found.entries[path] = (*facts, _attributes(below))
+                    found.times[path] = (status.st_mtime_ns, status.st_ctime_ns)
                     if status.st_dev == device:  # else a mount of its own
                         _walk(below, path, found, budget)
                 finally:
                     os.close(below)
             else:
                 times = (status.st_size, status.st_nlink, status.st_mtime_ns)
-                content = _content(directory, entry.name, budget) if stat.S_ISREG(status.st_mode) else ()
-                found[path] = (*facts, *times, *content)
+                regular = stat.S_ISREG(status.st_mode)
+                content = _content(directory, entry.name, budget) if regular else _of_name(directory, entry)
+                found.entries[path] = (*facts, *times, *content)
 
 
 def _content(directory: int, name: str, budget: list[int]) -> tuple[object, ...]:
@@ -138,9 +167,16 @@ def _content(directory: int, name: str, budget: list[int]) -> tuple[object, ...]
         os.close(file)
 
 
-def _attributes(file: int) -> tuple[tuple[str, bytes], ...]:
+def _of_name(directory: int, entry: os.DirEntry[str]) -> tuple[tuple[str, bytes], ...]:
+    """Attributes of what cannot be opened: a symbolic link, a FIFO, a socket, a device."""
+    return _attributes(f"/proc/self/fd/{directory}/{entry.name}")
+
+
+def _attributes(file: int | str) -> tuple[tuple[str, bytes], ...]:
+    follow = isinstance(file, int)
     try:
-        return tuple((name, os.getxattr(file, name)) for name in sorted(os.listxattr(file)))
+        names = sorted(os.listxattr(file, follow_symlinks=follow))
+        return tuple((name, os.getxattr(file, name, follow_symlinks=follow)) for name in names)
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             return ()

@@ -27,6 +27,13 @@ static __always_inline bool opened_to_read(struct task_struct *p, u32 fd, u64 fl
 	return type == 0100000 || type == 0040000;
 }
 
+/* Opens to read, without O_CREAT. */
+static __always_inline bool makes_nothing(struct pt_regs *regs, u64 nr)
+{
+	return (nr == NR_OPENAT && !(ARG2 & (O_ACCMODE | O_CREAT | O_TRUNC))) ||
+	       (nr == NR_OPEN && !(ARG1 & (O_ACCMODE | O_CREAT | O_TRUNC)));
+}
+
 /* Written since the mark by somebody in this sandbox; or no content to write. */
 static __always_inline bool written_before(struct sandbox *s, struct processor *c, struct task_struct *p, u32 fd)
 {
@@ -38,7 +45,9 @@ static __always_inline bool written_before(struct sandbox *s, struct processor *
 	inode = inode_at(file);
 	if (!LOAD(struct inode, inode, i_nlink))
 		return false;
-	return seen_before(&c->written, inode, s->files_epoch) || !has_content(LOAD(struct inode, inode, i_mode));
+	if (seen_before(&c->written, inode, s->files_epoch))
+		return true;
+	return !has_content(LOAD(struct inode, inode, i_mode)) && (c->spoke || !speaks(inode));
 }
 
 /* The same of metadata. */
@@ -51,6 +60,8 @@ static __always_inline bool shaped_before(struct sandbox *s, struct processor *c
 	if (!file)
 		return false;
 	inode = inode_at(file);
+	if (times_move(LOAD(struct inode, inode, i_mode)))
+		return false;
 	of = LOAD(struct inode, inode, i_sb);
 	inode = real_of(inode, LOAD(struct super_block, of, s_magic));
 	return inode && LOAD(struct inode, inode, i_nlink) && seen_before(&c->shaped, inode, s->files_epoch);
@@ -66,8 +77,13 @@ static __always_inline bool nothing_new(struct sandbox *s, struct processor *c, 
 	if (nr >= SYSCALLS || p->ptrace || task_compat(p) || interrupted(result))
 		return false;
 	kind = syscall_kinds[nr];
+	/*
+	 * A connect may go on; other calls may have made an inode before they failed. The record knows, which must then
+	 * forget it: not_quiet() told the processor that the call began on, and it may end on another.
+	 */
 	if (result < 0)
-		return kind != K_CONNECT; /* which may go on */
+		return kind == K_NONE || kind == K_WRITE || (kind == K_OPEN && makes_nothing(regs, nr)) ||
+		       (kind == K_IOCTL && !ioctl_changes(ARG1));
 	switch (kind) {
 	case K_NONE:
 		return true;

@@ -115,8 +115,13 @@ static __always_inline void call_sockets(struct sandbox *s, struct task *t, stru
 		}
 		return;
 	case K_SENDTO:
-		if (!ARG4)
-			return; /* connected: its connect counted, or it was inherited */
+		if (!ARG4) { /* connected: its connect counted, or it was inherited */
+			struct file *file = file_at(p, ARG0);
+
+			if (file)
+				spoken(s, t, p, file, nr);
+			return;
+		}
 		break;
 	}
 	family = sk ? BPF_CORE_READ(sk, __sk_common.skc_family) : 0;

@@ -39,6 +39,7 @@ struct task {
 	bool entering;	/* child of a helper of ours: runs our code until it executes a program of the sandbox */
 	u64 born;	/* epochs of the process half */
 	u64 ran;
+	u64 spoke;	/* wrote to a pipe or socket that another process may hold */
 	u64 at_nr, at_ip, at_sp;	/* the interrupted system call it sits in */
 	u64 birth, birth_ino;		/* inode made by the system call that is running */
 	u32 birth_generation;
@@ -59,7 +60,7 @@ struct processor {
 	u64 generation;
 	u64 cgroup_id;	/* the sandbox that `quiet` and the inodes are about */
 	u32 slot;
-	u32 pad;
+	u32 spoke;	/* that it writes to pipes and sockets is known */
 	struct seen dirtied;	/* last inode dirtied */
 	struct seen written;	/* last inode written through a descriptor: of an overlay, not the real one */
 	struct seen shaped;	/* last inode whose metadata were changed through a descriptor; the real one */

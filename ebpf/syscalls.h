@@ -11,7 +11,9 @@ enum kind {
 	K_NONE,		/* changes nothing beyond the calling process */
 	K_OPEN,		/* returns a descriptor; may have created or truncated */
 	K_WRITE,	/* writes to descriptor argument 0 */
+	K_WRITE_1,	/* writes to descriptor argument 1 */
 	K_WRITE_2,	/* writes to descriptor argument 2 */
+	K_SUBMIT,	/* writes to the descriptors that its requests name */
 	K_CREATE,	/* makes a name */
 	K_REMOVE,	/* removes a name */
 	K_RENAME,	/* moves or links names */
@@ -20,6 +22,8 @@ enum kind {
 	K_UTIMENSAT,	/* of argument 1, or of descriptor argument 0 when that is null */
 	K_UTIMES,	/* times of a path */
 	K_MOUNT,	/* mounts, and other state of namespaces */
+	K_FSCONFIG,	/* changes a file system that there is, by its command */
+	K_OPEN_TREE,	/* changes a mount, unless it is a copy */
 	K_IPC,		/* changes an IPC object */
 	K_KEYS,		/* changes a key ring */
 	K_IPC_GET_1,	/* makes an IPC object when IPC_CREAT is in argument 1 */
@@ -71,7 +75,7 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 	[186 ... 187] = K_NONE, [188 ... 189] = K_META_PATH, /* setxattr */ [190] = K_META_FD,
 	[191 ... 196] = K_NONE, [197 ... 198] = K_META_PATH, /* removexattr */ [199] = K_META_FD,
 	[200 ... 202] = K_NONE, [203] = K_FOREIGN_IF_0, /* sched_setaffinity */ [204] = K_NONE,
-	[206 ... 208] = K_NONE, [209] = K_NONE, /* io_submit: its writes raise writeback marks */
+	[206 ... 208] = K_NONE, [209] = K_SUBMIT, /* io_submit */
 	[210] = K_NONE, [213] = K_NONE, [216 ... 219] = K_NONE, [220] = K_IPC, /* semtimedop */
 	[221 ... 234] = K_NONE, [235] = K_UTIMES, [237 ... 239] = K_NONE, [240] = K_MQ_OPEN,
 	[241] = K_IPC, /* mq_unlink */ [242 ... 243] = K_IPC, [244] = K_NONE, [245] = K_IPC, [247] = K_NONE,
@@ -80,7 +84,7 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 	[259] = K_CREATE, /* mknodat */ [260] = K_META_PATH, /* fchownat */ [261] = K_UTIMES, /* futimesat */
 	[262] = K_NONE, [263] = K_REMOVE, /* unlinkat */ [264] = K_RENAME, [265] = K_RENAME, /* linkat */
 	[266] = K_CREATE, /* symlinkat */ [267] = K_NONE, [268] = K_META_PATH, /* fchmodat */
-	[269 ... 274] = K_NONE, [275] = K_WRITE_2, /* splice */ [276 ... 278] = K_NONE, /* pipes only */
+	[269 ... 274] = K_NONE, [275] = K_WRITE_2, /* splice */ [276] = K_WRITE_1, /* tee */ [277] = K_NONE, [278] = K_WRITE, /* vmsplice */
 	[279] = K_FOREIGN_IF_0, /* move_pages */ [280] = K_UTIMENSAT, [281 ... 284] = K_NONE,
 	[285] = K_WRITE, /* fallocate */ [286 ... 295] = K_NONE, [296] = K_WRITE, /* pwritev */
 	[297] = K_NONE, [298] = K_NONE, [299 ... 301] = K_NONE, [302] = K_PRLIMIT, [303] = K_NONE,
@@ -89,12 +93,12 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 	[314] = K_FOREIGN_IF_0, [315] = K_NONE, [316] = K_RENAME, [317 ... 319] = K_NONE, [322 ... 325] = K_NONE, [326] = K_WRITE_2,
 	[327] = K_NONE, [328] = K_WRITE, /* pwritev2 */ [329 ... 334] = K_NONE, [424] = K_NONE,
 	[425 ... 427] = K_NONE, /* io_uring: requests are seen at their submission */
-	[428] = K_NONE, /* open_tree: its move_mount counts */ [429] = K_MOUNT, [430 ... 431] = K_NONE,
+	[428] = K_NONE, /* open_tree: its move_mount counts */ [429] = K_MOUNT, [430] = K_NONE, [431] = K_FSCONFIG,
 	[432] = K_NONE, [433 ... 436] = K_NONE, [437] = K_OPEN, /* openat2 */ [438] = K_CHANNEL, /* pidfd_getfd */
 	[439] = K_NONE, [440] = K_FOREIGN, /* process_madvise */ [441] = K_NONE, [442] = K_MOUNT,
 	[444 ... 447] = K_NONE, [448] = K_FOREIGN, [449 ... 451] = K_NONE, [452] = K_META_PATH, /* fchmodat2 */
 	[453 ... 459] = K_NONE, [461 ... 462] = K_NONE, [463] = K_META_PATH, /* setxattrat */
-	[464 ... 465] = K_NONE, [466] = K_META_PATH, /* removexattrat */ [467] = K_NONE, /* open_tree_attr */
+	[464 ... 465] = K_NONE, [466] = K_META_PATH, /* removexattrat */ [467] = K_OPEN_TREE, /* open_tree_attr */
 	[468] = K_NONE, /* file_getattr */ [469] = K_META_PATH, /* file_setattr */
 };
 
@@ -103,6 +107,7 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 #define NR_TRUNCATE 76
 #define NR_FTRUNCATE 77
 #define NR_CREAT 85
+#define NR_FUTIMESAT 261
 #define NR_SETPRIORITY 141
 #define NR_RENAME 82
 #define NR_LINK 86

@@ -95,7 +95,7 @@ static __always_inline struct task *adopt(struct task_struct *p, u32 slot, bool 
 	t->apart = apart;
 	t->entering = entering;
 	t->born = s->procs_epoch;
-	t->ran = t->on = 0;
+	t->ran = t->on = t->spoke = 0;
 	t->traced = t->stashed = false;
 	t->birth = t->targets = 0;
 	if (apart == APART_INIT)
@@ -186,9 +186,7 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 	u64 apart = 0;
 	bool entering;
 
-	if (set == parent->cgroups) {
-		if (!from || from->apart & APART_DEAD)
-			return 0;
+	if (set == parent->cgroups && from && !(from->apart & APART_DEAD)) {
 		slot = from->slot;
 	} else {
 		found = slot_of_cgroup(BPF_CORE_READ(set, dfl_cgrp));
@@ -199,6 +197,8 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 	s = bpf_map_lookup_elem(&sandboxes, &slot);
 	if (!s || !s->cgroup_id)
 		return 0;
+	if (set == parent->cgroups && !from)
+		count(s->untracked); /* the parent lives in the sandbox, and has no record */
 	entering = s->init_level && (!from || from->slot != slot || ours(s, from));
 	if (from && from->slot == slot && from->cgroup_id == s->cgroup_id)
 		apart = inherited(from, flags);
@@ -365,6 +365,7 @@ int tell(struct bpf_iter__task *ctx)
 	c.pid = number_at(group_pid(p), own->init_level - 1);
 	c.tid = number_at(BPF_CORE_READ(p, thread_pid), own->init_level - 1);
 	c.fresh = t->born == s->procs_epoch;
+	c.spoke = t->spoke == s->procs_epoch;
 	c.ran = t->ran == s->procs_epoch || t->on;
 	BPF_CORE_READ_STR_INTO(&c.comm, p, group_leader, comm);
 	bpf_seq_write(ctx->meta->seq, &c, sizeof(c));

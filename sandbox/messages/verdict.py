@@ -67,3 +67,4 @@ class Effects(msgspec.Struct, kw_only=True, omit_defaults=True):
     times_set: int = 0  # time stamps, lengths, allocations and flags set on purpose: not to be seen in the bytes
     excluded: int = 0  # tasks alive that are the agent's own: among no other count of tasks
     ignored: int = 0  # tasks alive that an ignore rule names: the same
+    times_now: int = 0  # times set to the present, of a directory, or of what a path led to: like those of a name made
