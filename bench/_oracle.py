@@ -2,7 +2,8 @@
 
 Owns: a complete reading of the files of a quiet sandbox, and the comparison of two readings. Does not own: the reading
 of processes (_oracle_processes), or what an agent would call a change; here every difference is one, except
-the times of directories (a temporary file moves them), access times, and how many blocks a file occupies.
+access times, and how many blocks a file occupies. The times of directories and FIFOs are told apart: whoever uses them
+moves them.
 
 Per file: type, mode, owner, size, links and which names share an inode, device, modification time, content, where its
 holes are, inode flags, extended attributes (ACLs and capabilities are such). Files of a tmpfs are facts about
@@ -35,6 +36,8 @@ class Changes:
     files: list[str]
     processes: list[str]
     times: list[str]  # of the files, those of which only the modification time differs
+    moved: tuple[str, ...] = ()  # directories and FIFOs that are still there, with another modification time
+    moved_in_memory: tuple[str, ...] = ()  # the same on a tmpfs: facts about processes
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Truth:
 
     files: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, Any] = field(default_factory=dict)
+    moving: dict[str, int] = field(default_factory=dict)  # modification times of directories and FIFOs
+    memory: tuple[str, ...] = ()  # where a tmpfs is mounted, with a slash behind
     mounted: frozenset[str] = frozenset()  # mount points: what is seen there is the mount's, and below "mounts"
 
     def since(self, before: Truth) -> Changes:
@@ -50,7 +55,10 @@ class Truth:
         covered = tuple(f"{point}/" for point in before.mounted ^ self.mounted)  # another tree is seen there now
         files = [path for path in _differ(before.files, self.files) if not f"{path}/".startswith(covered)]
         times = [path for path in files if _only_time(before.files.get(path), self.files.get(path))]
-        return Changes(files, _differ(before.processes, self.processes), times)
+        moved = [path for path, when in self.moving.items() if before.moving.get(path, when) != when]
+        memory = tuple(path for path in moved if f"{path}/".startswith(self.memory or ("\0",)))
+        rest = tuple(path for path in moved if path not in memory)
+        return Changes(files, _differ(before.processes, self.processes), times, rest, memory)
 
 
 def read(init: int, tasks: list[int]) -> Truth:
@@ -60,12 +68,13 @@ def read(init: int, tasks: list[int]) -> Truth:
     points = dict(_mount_points(processes["mounts"]))
     memory = tuple(f"{point}/" for point, kind in points.items() if kind in ("tmpfs", "ramfs"))
     files = {}
-    for path, facts in _tree(root):
+    moving: dict[str, int] = {}
+    for path, facts in _tree(root, moving):
         if memory and path.startswith(memory):
             processes[f"tmpfs {path}"] = facts
         else:
             files[path] = facts
-    return Truth(files=files, processes=processes, mounted=frozenset(points))
+    return Truth(files=files, processes=processes, moving=moving, memory=memory, mounted=frozenset(points))
 
 
 def _differ(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -91,7 +100,7 @@ class _File:
     rest: tuple[Any, ...]
 
 
-def _tree(root: str) -> Iterator[tuple[str, Any]]:
+def _tree(root: str, moving: dict[str, int]) -> Iterator[tuple[str, Any]]:
     links: dict[tuple[int, int], str] = {}
     pending = [""]
     while pending:
@@ -103,6 +112,8 @@ def _tree(root: str) -> Iterator[tuple[str, Any]]:
                     continue
                 full = f"{root}{path}"
                 found = os.lstat(full)
+                if stat.S_ISDIR(found.st_mode) or stat.S_ISFIFO(found.st_mode):
+                    moving[path] = found.st_mtime_ns
                 if stat.S_ISDIR(found.st_mode):
                     if path != "/dev/pts":
                         pending.append(path)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import os
 import secrets
@@ -77,6 +78,7 @@ class Tally:
         """Count a case. `judgement` None: what the judge alone says of the effects."""
         judgement = judgement or judge(effects)
         verdict = judgement.verdict
+        changes = _with_moved(case, changes)
         files = changes.files
         only_times = bool(files) and files == changes.times and not case.sets_times
         if self.tell is not None:
@@ -128,6 +130,16 @@ class Tally:
     def never_succeeded(self) -> list[str]:
         """Calls of the matrix that the kernel refused everywhere, though they were meant to succeed."""
         return sorted(word for word in self.refused if not self.succeeded[word] and not word.endswith(".failed"))
+
+
+def _with_moved(case: Case, changes: _oracle.Changes) -> _oracle.Changes:
+    """With the times of directories and FIFOs that the case sets on purpose."""
+    names = case.sets_moving_times
+    files = [path for path in changes.moved if path.rpartition("/")[2] in names]
+    memory = [f"tmpfs {path}" for path in changes.moved_in_memory if path.rpartition("/")[2] in names]
+    if not files and not memory:
+        return changes
+    return dataclasses.replace(changes, files=changes.files + files, processes=changes.processes + memory)
 
 
 def _words(case: Case) -> str:

@@ -28,6 +28,7 @@ ACTORS = {
     "child cgroup": ("nested", "main"),
     "setns": ("setns", "main"),
 }
+_MOVING = {"directory_time": "full", "fifo_time": "fifo"}  # parts of operations' names, and what they act on
 GROUP = 5  # random programs between two resets
 
 
@@ -46,6 +47,11 @@ class Case:
     def sets_times(self) -> bool:
         """Whether it sets modification times on purpose."""
         return any("time" in word for word in self.program)
+
+    @property
+    def sets_moving_times(self) -> tuple[str, ...]:
+        """Names whose times it sets, where such times also move by themselves."""
+        return tuple(name for word, name in _MOVING.items() if any(word in each for each in self.program))
 
     @property
     def sets_back(self) -> bool:
@@ -115,6 +121,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"processes: {name}", (name,))
         for setup in _SETUPS.get(name, ()):
             yield Case(f"processes: {name} after {setup}", (name,), (setup,))
+    yield Case("content: aio_write_nocow to a file that was there", ("aio_write_nocow",), ("make_nocow",))
     yield Case("processes: nothing beside a spinner", ("nothing",), ("start_spinner",))
     yield Case("processes: nothing beside a mapper", ("nothing",), ("start_mapper",))
     yield Case("processes: kill all", ("kill_all",), ("start_survivor", "survive_quietly"))
@@ -162,9 +169,21 @@ def matrix(found: list[Call]) -> Iterator[Case]:
         for way in ("exec", *WAYS):
             name = f"store through a mapping made before the mark, by {way}, in {where}"
             yield Case(name, ("fill_fifo",), ("start_mapper",), way, place)
+        yield from other_kinds(where)
     for call in found:
         if call.family != "processes" and call.outcome in ("created", "changed"):
             yield Case(f"{call.word} by a moved process in overlay upper", ("--wait", call.word), (), "moved")
+
+
+def other_kinds(where: str) -> Iterator[Case]:
+    """Metadata of directories, FIFOs and symbolic links by each actor; and files that lost their names."""
+    place = PLACES[where]
+    for word in operations()["metadata of other kinds"]:
+        for actor, (way, part) in ACTORS.items():
+            yield Case(f"{word} by {actor} in {where}", (f"{part}:{word}",), (), way, place)
+    if place != WORK:
+        for call in ("kept_file_write", "kept_file_truncate", "kept_file_store"):
+            yield Case(f"{call} in {where}", (f"main:{call}.changed",), ("start_keeper",), "setns", place)
 
 
 def _process_cases(found: list[Call]) -> Iterator[Case]:

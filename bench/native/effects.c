@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
+#include <linux/fs.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
@@ -294,6 +295,40 @@ static void aio(int fd)
 	control.aio_lio_opcode = IOCB_CMD_PWRITE;
 	control.aio_buf = (unsigned long)block;
 	control.aio_nbytes = sizeof(block);
+	if (syscall(SYS_io_submit, context, 1, list) == 1)
+		syscall(SYS_io_getevents, context, 1, 1, &event, NULL);
+	syscall(SYS_io_destroy, context);
+}
+
+/* A file without checksums: direct writes to it make no page dirty. */
+static void make_nocow(void)
+{
+	int fd = opened("nocow", O_RDWR | O_CREAT | O_TRUNC), flags = 0;
+	char page[4096];
+
+	memset(page, 'n', sizeof(page));
+	if (ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0) {
+		flags |= FS_NOCOW_FL;
+		if (ioctl(fd, FS_IOC_SETFLAGS, &flags) < 0)
+			perror("chattr +C");
+	}
+	if (write(fd, page, sizeof(page)) < 0 || fsync(fd))
+		perror("nocow");
+	close(fd);
+}
+
+static void aio_direct(int fd)
+{
+	static char block[4096] __attribute__((aligned(4096)));
+	aio_context_t context = 0;
+	struct iocb control = { .aio_fildes = fd, .aio_lio_opcode = IOCB_CMD_PWRITE, .aio_buf = (unsigned long)block,
+				.aio_nbytes = sizeof(block) };
+	struct iocb *list[1] = { &control };
+	struct io_event event;
+
+	memset(block, 'a' + varied(15), sizeof(block));
+	if (syscall(SYS_io_setup, 1, &context) < 0)
+		return;
 	if (syscall(SYS_io_submit, context, 1, list) == 1)
 		syscall(SYS_io_getevents, context, 1, 1, &event, NULL);
 	syscall(SYS_io_destroy, context);

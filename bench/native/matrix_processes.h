@@ -162,6 +162,25 @@ static int read_only_mount(void)
 	return E(syscall(442, AT_FDCWD, "mnt", 0, &attributes, sizeof(attributes)));
 }
 
+static int reconfigured(void)
+{
+	int context = syscall(433, AT_FDCWD, "mnt", 0), result; /* fspick */
+
+	if (context < 0)
+		return -errno;
+	result = syscall(431, context, 1, "size", "128k", 0) ? -errno : E(syscall(431, context, 7, NULL, NULL, 0));
+	close(context);
+	return result;
+}
+
+static int opened_read_only(void)
+{
+	struct { unsigned long set, clear, propagation, userns; } attributes = { 1, 0, 0, 0 };
+	int fd = syscall(467, AT_FDCWD, "mnt", O_CLOEXEC, &attributes, sizeof(attributes)); /* open_tree_attr */
+
+	return fd < 0 ? -errno : E(close(fd));
+}
+
 /* ------------------------------------------------------------------ the table */
 
 #define ON(call, setup) \
@@ -179,6 +198,7 @@ static int read_only_mount(void)
 	ON(setattr, "start_survivor") ON(ioprio, "start_survivor") ON(process_madvise, "start_survivor") \
 	ON(getfd_seek, "start_holder") \
 	P(stop_continue, zero, "start_survivor", settled(by_stop_continue(SURVIVOR))) \
+	P(continue, changed, "start_survivor stop_survivor", settled(E(kill(SURVIVOR, SIGCONT)))) \
 	P(stop_continue, failed, "", by_stop_continue(NOBODY)) \
 	P(ptrace_seize, zero, "start_survivor", settled(by_ptrace_seize(SURVIVOR))) \
 	P(ptrace_seize, failed, "", by_ptrace_seize(NOBODY)) \
@@ -279,6 +299,8 @@ static int read_only_mount(void)
 	P(mount, failed, "", E(mount("none", "missing", "tmpfs", 0, NULL))) \
 	P(fsmount, zero, "", (new_mount(3), E(rmdir("mnt")))) \
 	P(mount_setattr, changed, "mount_there", read_only_mount()) \
+	P(fsconfig, changed, "mount_there", reconfigured()) \
+	P(open_tree_attr, changed, "mount_there", opened_read_only()) \
 	P(umount, changed, "mount_there", E(umount2("mnt", MNT_DETACH))) \
 	P(umount, failed, "", E(umount2("missing", 0))) \
 	P(remount, changed, "mount_there", E(mount(NULL, "mnt", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY, NULL))) \
