@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -22,6 +23,7 @@ from sandbox.messages import FileEvent
 from sandbox.names import native, told
 
 DIRECTORIES_MOST = 8192  # of one watch
+EVENTS_MOST = 10_000  # of one read; then an overflow
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO = 0x2, 0x4, 0x8, 0x40, 0x80
 _CREATE, _DELETE, _DELETE_SELF, _MOVE_SELF = 0x100, 0x200, 0x400, 0x800
@@ -34,44 +36,62 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Watch:
-    """Watch the directory `path` of a sandbox. `root` opens its root, or raises when it is gone. Close it.
+    """Watch the directory `path` of a sandbox. `root` opens its root, or raises when it is gone. Open it, and close it.
 
-    Directories are opened by path each time: an inotify watch keeps no mount busy, an open descriptor does.
+    Directories are opened by path each time: an inotify watch keeps no mount busy, an open descriptor does. `open`,
+    `read` and `close` may take long, one after another: they belong in a thread.
     """
 
     def __init__(self, root: Callable[[], AbstractContextManager[int]], path: str, *, recursive: bool) -> None:
         self.recursive = recursive
+        self.descriptor = -1
         self._root = root
         self._path = path
         self._names: dict[int, str] = {}  # watch descriptor -> directory
         self._ended = False
-        self.descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
+        self._busy = threading.Lock()
+
+    def open(self) -> None:
+        """From now on what happens is kept for `read`."""
+        with self._busy:
+            if self._ended:
+                return
+            self.descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             if self.descriptor < 0:
                 raise _failure("cannot watch")
-            self._cover("")
-        except BaseException:
-            self.close()
-            raise
+            for _ in self._cover("", tell=False):
+                pass
+
+    def stop(self) -> None:
+        """Let what runs in another thread come to its end soon, and nothing more begin: nobody asks any more."""
+        self._ended = True
 
     def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
+        with self._busy:
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+            self.descriptor = -1
 
     def read(self) -> list[FileEvent]:
-        """What happened since; paths are relative to the watched directory. Does not block."""
+        """What happened since; paths are relative to the watched directory. Does not wait for anything to happen."""
         found: list[FileEvent] = []
-        try:
-            data = os.read(self.descriptor, 1 << 18)
-        except BlockingIOError:
-            return found
-        offset = 0
-        while offset < len(data) and not self._ended:
-            number, mask, _, size = _EVENT.unpack_from(data, offset)
-            name = told(os.fsdecode(data[offset + _EVENT.size : offset + _EVENT.size + size].rstrip(b"\0")))
-            offset += _EVENT.size + size
-            found.extend(self._told(number, mask, name))
+        with self._busy:
+            if self._ended:
+                return found
+            try:
+                data = os.read(self.descriptor, 1 << 18)
+            except BlockingIOError:
+                return found
+            offset = 0
+            while offset < len(data) and not self._ended:
+                number, mask, _, size = _EVENT.unpack_from(data, offset)
+                name = told(os.fsdecode(data[offset + _EVENT.size : offset + _EVENT.size + size].rstrip(b"\0")))
+                offset += _EVENT.size + size
+                for event in self._told(number, mask, name):
+                    if len(found) < EVENTS_MOST or event.kind == "end":
+                        found.append(event)
+                    elif len(found) == EVENTS_MOST:
+                        found.append(FileEvent(kind="overflow"))
         return found
 
     def _told(self, number: int, mask: int, name: str) -> Iterator[FileEvent]:
@@ -100,42 +120,41 @@ class Watch:
         elif name:
             yield FileEvent(kind="modified", path=path)
 
-    def _cover(self, path: str, *, tell: bool = False) -> list[FileEvent]:
+    def _cover(self, path: str, *, tell: bool) -> Iterator[FileEvent]:
         """Watch a directory, and those below it when recursive; `tell` what is in them already."""
-        told: list[FileEvent] = []
         pending = [path]
         with self._root() as root:
-            while pending:
-                path = pending.pop()
-                below = self._add(root, path)
-                for name, is_directory in below if self.recursive else ():
+            while pending and not self._ended:
+                for name, is_directory in self._add(root, pending.pop()):
                     if tell:
-                        told.append(FileEvent(kind="created", path=name))
+                        yield FileEvent(kind="created", path=name)
                     if is_directory:
+                        if len(self._names) + len(pending) >= DIRECTORIES_MOST:
+                            raise Invalid(f"more than {DIRECTORIES_MOST} directories", remedy="watch a smaller part")
                         pending.append(name)
-        return told
 
-    def _add(self, root: int, path: str) -> list[tuple[str, bool]]:
-        """Watch one directory; what is in it, and which of that are directories."""
-        if len(self._names) >= DIRECTORIES_MOST:
-            raise Invalid(f"more than {DIRECTORIES_MOST} directories", remedy="watch a smaller part")
+    def _add(self, root: int, path: str) -> Iterator[tuple[str, bool]]:
+        """Watch one directory; when recursive, what is in it, and which of that are directories."""
         whole = f"{self._path}/{path}" if path else self._path
         try:
             directory = openat2(root, native(whole), os.O_RDONLY | os.O_DIRECTORY | (os.O_NOFOLLOW if path else 0))
         except OSError as error:
             if path and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
-                return []  # gone or replaced meanwhile, or a mount
+                return  # gone or replaced meanwhile, or a mount
             raise refused(error, whole) from error
         try:
             number = _libc.inotify_add_watch(self.descriptor, f"/proc/self/fd/{directory}".encode(), _MASK)
             if number < 0:
                 raise _failure("cannot watch")
             self._names[number] = path
+            if not self.recursive:
+                return
             with os.scandir(directory) as listing:
-                return [
-                    (f"{path}/{told(entry.name)}" if path else told(entry.name), entry.is_dir(follow_symlinks=False))
-                    for entry in listing
-                ]
+                for entry in listing:
+                    if self._ended:
+                        return
+                    name = told(entry.name)
+                    yield f"{path}/{name}" if path else name, entry.is_dir(follow_symlinks=False)
         finally:
             os.close(directory)
 

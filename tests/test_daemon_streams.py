@@ -7,8 +7,10 @@ import contextlib
 
 import pytest
 
+from daemon.watching import WATCHES_MOST
 from sandbox import Client, Sandbox, SandboxState, sync
-from sandbox.errors import NotFound
+from sandbox.errors import NotFound, TooMany
+from sandbox.sdk.transport import MSGPACK
 from tests.daemon_host import IMAGE, Daemon, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -105,6 +107,20 @@ async def test_a_deadline_holds_though_nobody_reads(sb: Sandbox) -> None:
     assert await ended(sb, "exec yes") == 143
     *_, last = [chunk async for chunk in stream]
     assert last.result is not None and last.result.timed_out
+
+
+async def test_watches_that_were_left_leave_their_places(sb: Sandbox) -> None:
+    """More than there are places, one after another; nothing happens below what they watch."""
+
+    async def watched() -> bool:
+        try:
+            async with sb._client.request("GET", f"{sb._path}/files/watch?path=/&recursive=0", None, MSGPACK):
+                return True
+        except TooMany:  # the last ones are not gone yet
+            return False
+
+    for _ in range(WATCHES_MOST + 10):
+        await until(watched, "a watch finds a place")
 
 
 async def test_whoever_follows_a_log_and_leaves_uses_the_sandbox_no_more(host: Client) -> None:

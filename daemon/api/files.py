@@ -12,22 +12,20 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
+from daemon import watching
+from daemon.access import CALLER
+from daemon.api.presence import while_there
 from daemon.api.wire import HOST, RAW, Route, Stream, chunks, frame, parameters, reply, streaming
 from daemon.turns import TurnLoop
 from sandbox import archive, beneath, files
 from sandbox.cgroup import parse_bytes
-from sandbox.errors import Invalid, PagurusError, SandboxDead
+from sandbox.errors import SandboxDead
 from sandbox.messages import Change, FileEvent, FileInfo
 from sandbox.names import native
 from sandbox.pipes import in_thread, put
-from sandbox.watch import Watch
 
 TREE_MOST = 64 << 30  # bytes of the files of one upload where the sandbox has no disk limit
 CHUNK = 1 << 18
-WATCHES_MOST = 64  # at once; the kernel allows few inotify instances
-BACKLOG = 10_000  # events between a watch and a reader that is slower
-
-_watches = asyncio.Semaphore(WATCHES_MOST)
 
 
 def _loop(request: web.Request) -> TurnLoop:
@@ -238,43 +236,19 @@ async def _watch(request: web.Request) -> web.StreamResponse:
                 raise SandboxDead("it died")
             yield opened
 
-    if _watches.locked():
-        raise Invalid(f"more than {WATCHES_MOST} watches at once", remedy="end some")
-    async with _watches:
-        watch = await asyncio.to_thread(Watch, root, asked.path, recursive=asked.recursive)
-        try:
-            return await _send_events(request, watch, loop)
-        finally:
-            asyncio.get_running_loop().remove_reader(watch.descriptor)
-            watch.close()
-
-
-async def _send_events(request: web.Request, watch: Watch, loop: TurnLoop) -> web.StreamResponse:
-    events: asyncio.Queue[FileEvent] = asyncio.Queue(BACKLOG)
-
-    def arrived() -> None:
-        try:
-            found = watch.read()
-        except PagurusError:
-            found = [FileEvent(kind="end")]
-        for event in found:
-            if events.qsize() >= BACKLOG - 2 and event.kind != "end":
-                event = FileEvent(kind="overflow")
-            with contextlib.suppress(asyncio.QueueFull):  # an overflow is in it already
-                events.put_nowait(event)
-
-    asyncio.get_running_loop().add_reader(watch.descriptor, arrived)
     response = streaming(request)
-    try:
-        await response.prepare(request)
-        while True:
-            event = await events.get()
-            await response.write(frame(request, event))
-            if event.kind == "end":
-                break
-        await response.write_eof()
-    except ConnectionError:
-        pass  # the reader went away
+
+    async def send() -> None:
+        async with watching.events(root, asked.path, recursive=asked.recursive) as events:
+            await response.prepare(request)
+            event = None
+            while event is None or event.kind != "end":
+                event = await events.get()
+                await response.write(frame(request, event))
+            await response.write_eof()
+
+    with watching.place(CALLER.get().owner):
+        await while_there(request, send())
     return response
 
 
