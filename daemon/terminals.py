@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from sandbox.attendant import Attendant, Gone, Until
+from sandbox.errors import Conflict
 from sandbox.process import exit_code
 
 if TYPE_CHECKING:
@@ -31,19 +32,24 @@ class Seat:
 
     @contextlib.asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """Sit down; at the end what was done is a turn."""
-        programs = self._loop.programs
-        connection = await self._connected()
-        programs.attached.add(self._terminal)
+        """Sit down; at the end what was done is a turn. Raises Conflict where somebody sits."""
+        programs, seated = self._loop.programs, False
+        if self._terminal in programs.attached:
+            raise Conflict("somebody sits at this terminal", remedy="open another one")
+        programs.attached.add(self._terminal)  # before anything is waited for
         try:
+            connection = await self._connected()
             with self._loop.attending():
+                seated = True
                 await connection.hold(True)
                 yield
         finally:
             programs.attached.discard(self._terminal)
             with contextlib.suppress(Gone):
-                await (await programs.attendant(self._terminal)).hold(False)
-            if self._loop.group is None and self._loop.alive():
+                connection = await self._connected()
+                if self._terminal not in programs.attached:  # somebody else sits there already: theirs stays held
+                    await connection.hold(False)
+            if seated and self._loop.group is None and self._loop.alive():
                 await self._loop.end_turn_by_request(f"(terminal) {programs.command(self._terminal)}")
 
     async def _connected(self) -> Attendant:

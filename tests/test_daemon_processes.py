@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from typing import Any
 
 import pytest
 
+from daemon.terminals import Seat
 from sandbox import Client, Sandbox
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NotFound
 from sandbox.messages import ProgramState, Verdict
@@ -212,6 +215,56 @@ async def test_a_terminal_outlives_its_visitor_and_a_restore(sb: Sandbox) -> Non
         await sb.restore(before)  # under the visitor
         await again.write("three\n")
         assert b"two" not in await shows(again, b"<three>")
+
+
+class _Seats:
+    """What a seat needs of a sandbox, and an attendant that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.programs = self
+        self.group = self
+        self.attached: set[str] = set()
+        self.held: list[bool] = []
+        self.answers = asyncio.Event()
+
+    async def attendant(self, _: str) -> _Seats:
+        await self.answers.wait()
+        return self
+
+    async def hold(self, held: bool) -> None:
+        self.held.append(held)
+
+    def attending(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+async def test_two_who_come_at_once_and_one_who_comes_as_another_leaves() -> None:
+    loop: Any = _Seats()
+    leave = asyncio.Event()
+
+    async def visit() -> None:
+        async with Seat(loop, "t", since=None).taken():
+            await leave.wait()
+
+    first, second = asyncio.ensure_future(visit()), asyncio.ensure_future(visit())
+    await asyncio.wait({second}, timeout=PATIENCE)
+    assert second.done() and isinstance(second.exception(), Conflict)
+    loop.answers.set()
+    await until(lambda: loop.held == [True])
+    loop.answers.clear()
+    leave.set()
+    await until(lambda: not loop.attached)
+    leave.clear()
+    next_one = asyncio.ensure_future(visit())
+    await asyncio.sleep(0)
+    loop.answers.set()
+    await first
+    assert loop.attached == {"t"}
+    await until(lambda: len(loop.held) == 2)
+    assert loop.held == [True, True]
+    leave.set()
+    await next_one
+    assert loop.held == [True, True, False] and not loop.attached
 
 
 async def test_a_daemon_dies_under_a_terminal_and_a_process(tmp_path_factory: pytest.TempPathFactory) -> None:

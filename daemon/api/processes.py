@@ -15,7 +15,7 @@ from daemon.api.wire import HOST, Route, Stream, WebSocket, body, content, frame
 from daemon.terminals import Seat
 from daemon.turns import TurnLoop
 from sandbox import usage
-from sandbox.errors import Conflict, PagurusError
+from sandbox.errors import PagurusError
 from sandbox.messages import (
     LogChunk,
     Logs,
@@ -158,8 +158,6 @@ async def _attach(request: web.Request) -> web.StreamResponse:
     """
     loop, name, asked = _loop(request), _name(request), parameters(request, AttachQuery)
     loop.programs.row(name, ProgramKind.TERMINAL)
-    if name in loop.programs.attached:
-        raise Conflict("somebody sits at this terminal", remedy="open another one")
     socket = sockets.socket(request, heartbeat=HEARTBEAT)
     seat = Seat(loop, name, since=asked.since)
     async with seat.taken():
