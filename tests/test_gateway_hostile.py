@@ -96,6 +96,25 @@ async def test_hostile_requests_are_refused_and_reach_nobody(
     assert (await _ask(hostile, "/v1/models"))[0] == 200  # it still serves
 
 
+async def test_what_fails_and_what_is_beside_the_main_loop_counts(
+    host: Client, hostile: Sandbox, upstream: Upstream
+) -> None:
+    async def recorded() -> int:
+        return (await host.gateway.statistics()).journal_bytes
+
+    upstream.status = 500
+    before = await recorded()
+    for fields, number in (({"max_tokens": 1}, 3), ({}, 2)):  # beside it, and of it
+        for _ in range(number):
+            text = os.urandom(50_000).hex()
+            body = {
+                "messages": [{"role": "user", "content": text[at : at + 10_000]} for at in range(0, 100_000, 10_000)]
+            }
+            assert b" 500 " in (await say(hostile, post(json.dumps({**body, **fields}).encode())))[:20]
+        assert await recorded() - before > number * 50_000
+        before = await recorded()
+
+
 async def test_a_body_without_end_is_cut_off(hostile: Sandbox, upstream: Upstream) -> None:
     script = r"""
 import socket

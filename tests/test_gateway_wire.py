@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import secrets
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.gateway import wire
+from daemon.gateway.journal import Journal, Place, Recorded
 from sandbox.errors import Conflict, Invalid, NotFound, TooMany
-from sandbox.messages import SideRule
+from sandbox.messages import ExecResult, SideRule
 
 CHAT = wire.find("POST", "/v1/chat/completions")
 COMPLETIONS = wire.find("POST", "/v1/completions")
@@ -93,6 +96,50 @@ def test_nothing_but_the_models_routes_is_passed_on(method: str, path: str) -> N
 def test_hostile_bodies_are_refused(raw: bytes) -> None:
     with pytest.raises(Invalid):
         wire.understand(CHAT, raw)
+
+
+def test_the_number_of_values_is_bounded_before_they_are_made() -> None:
+    many = b'{"messages": [' + b"{}," * wire.VALUES_MOST + b"{}]}"
+    with pytest.raises(Invalid, match="values"):
+        wire.understand(COUNT, many)
+    parts = [{"role": "user", "content": "x"}] * (wire.PARTS_MOST + 1)
+    with pytest.raises(Invalid, match="10001 parts"):
+        wire.understand(CHAT, json.dumps({"messages": parts}).encode())
+    assert len(wire.understand(CHAT, json.dumps({"messages": parts[1:]}).encode()).conversation) == wire.PARTS_MOST
+    tokens = wire.understand(COMPLETIONS, json.dumps({"prompt": [*range(100_000)]}).encode())
+    assert tokens.conversation == [] and len(tokens.envelope["prompt"]) == 100_000
+
+
+async def test_the_record_counts_all_that_is_stored(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    place, size, said = Place(tree="t"), 0, []
+    try:
+        for turn in range(6):
+            said += [{"role": "user", "content": secrets.token_hex(5000)} for _ in range(8)]
+            asked = wire.understand(
+                MESSAGES, json.dumps({"messages": said, "system": secrets.token_hex(9000)}).encode()
+            )
+            number, grown = await journal.begin(
+                asked, sandbox="s", parent=place.tip, checkpoint=None, turn=turn, open_=(), place=place
+            )
+            assert grown > 8 * 5000 + 9000
+            size += grown
+            if turn % 2:
+                await journal.failed(number, 500)
+            else:
+                size += await journal.answered(
+                    number, Recorded(200, {"a": "b"}, secrets.token_bytes(20_000)), durable=False
+                )
+        number, grown = await journal.begin(
+            asked, sandbox="s", parent=number, checkpoint=None, turn=9, open_=(), place=place, copied=1
+        )
+        assert grown > 20_000
+        command = await journal.command_begins("s", 0, b"key", "t", b"request" * 100)
+        ended = ExecResult(exit_code=0, stdout=secrets.token_bytes(5000), stderr=b"", duration=1.0)
+        size += await journal.command_ended(command, ended, "s", place)
+        assert size + grown <= await journal.size("s") < size + grown + 1000
+    finally:
+        await journal.close()
 
 
 def test_the_key_is_of_the_question_not_of_its_form() -> None:

@@ -51,6 +51,7 @@ class Commands:
         async with self._turn:
             await self._line.living()
             await self._line.follow()
+            self._line.need_space()
             place = self._line.place
             if call and call == place.call:
                 return await self._last()
@@ -155,8 +156,7 @@ class Commands:
         if result is None:
             return None
         place.position += 1
-        await line.desk.journal.command_ended(number, result, sandbox, place)
-        line.bytes += len(encoded) + len(result.stdout) + len(result.stderr)
+        line.bytes += len(encoded) + await line.desk.journal.command_ended(number, result, sandbox, place)
         return result
 
     async def _alive(self, request: ExecRequest) -> ExecResult | None:

@@ -27,6 +27,8 @@ from daemon.gateway.wire import ANSWER_MOST, BODY_MOST, Asked, canonical
 from sandbox.errors import NotFound
 from sandbox.messages import Exchange, ExchangeInfo, ExecResult, Upstream
 
+ROW = 1024  # bytes that an exchange takes beside its content: its row, its place in indexes and in memory
+PART = 64  # bytes of a mention of a part
 _COLUMNS = (
     "id, sandbox, path, main, state, started, parent, checkpoint, turn, key, status, ended, asked, answered, recorded, "
     "request_bytes, response_bytes"
@@ -92,14 +94,15 @@ class Journal(Store):
         place: Place,
         copied: int | None = None,
         durable: bool = False,
-    ) -> int:
-        """A new exchange; returns its id. One of the main loop becomes the tip of `place` and closes the turn.
+    ) -> tuple[int, int]:
+        """A new exchange; returns its id, and by how many bytes the record grew.
 
-        `copied`: its answer is that of another exchange.
+        One of the main loop becomes the tip of `place` and closes the turn. `copied`: its answer is that of another
+        exchange.
         """
 
-        def write(database: sqlite3.Connection) -> int:
-            body = canonical(asked.body)
+        def write(database: sqlite3.Connection) -> tuple[int, int]:
+            body, envelope = canonical(asked.body), self._squeeze.compress(canonical(asked.envelope))
             number = database.execute(
                 "INSERT INTO exchanges (sandbox, parent, checkpoint, turn, key, path, main, state, started, open,"
                 " envelope, request_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, 'asked', ?, ?, ?, ?)",
@@ -113,12 +116,12 @@ class Journal(Store):
                     asked.main,
                     time.time(),
                     _pack(list(open_)),
-                    self._squeeze.compress(canonical(asked.envelope)),
+                    envelope,
                     len(body),
                 ),
             ).lastrowid
             assert number is not None
-            self._put_parts(database, number, asked.conversation)
+            size = ROW + len(envelope) + self._put_parts(database, number, asked.conversation)
             if copied is not None:
                 database.execute(
                     "UPDATE exchanges SET (state, ended, status, headers, response, response_bytes) ="
@@ -126,37 +129,44 @@ class Journal(Store):
                     " WHERE id = ?",
                     (time.time(), copied, number),
                 )
+                (copy,) = database.execute(
+                    "SELECT ifnull(length(response), 0) + ifnull(length(headers), 0) FROM exchanges WHERE id = ?",
+                    (number,),
+                ).fetchone()
+                size += copy
             if asked.main:
                 place.tip = number
                 database.execute(
                     "UPDATE commands SET before = ? WHERE sandbox = ? AND before IS NULL", (number, sandbox)
                 )
                 _put_place(database, sandbox, place)
-            return number
+            return number, size
 
         return await self._do(write, durable=durable)
 
-    def _put_parts(self, database: sqlite3.Connection, exchange: int, parts: list[Any]) -> None:
+    def _put_parts(self, database: sqlite3.Connection, exchange: int, parts: list[Any]) -> int:
+        """Bytes that this added."""
+        size = PART * len(parts)
         for position, part in enumerate(parts):
             data = msgspec.json.encode(part, order="deterministic")
             name = blake3.blake3(data).digest()
-            database.execute("INSERT OR IGNORE INTO texts VALUES (?, ?)", (name, self._squeeze.compress(data)))
+            packed = self._squeeze.compress(data)
+            if database.execute("INSERT OR IGNORE INTO texts VALUES (?, ?)", (name, packed)).rowcount:
+                size += len(packed)
             database.execute("INSERT INTO parts VALUES (?, ?, ?)", (exchange, position, name))
+        return size
 
     async def asking(self, exchange: int) -> None:
         """The upstream is about to be asked."""
         await self._do(lambda db: db.execute("UPDATE exchanges SET asked = asked + 1 WHERE id = ?", (exchange,)))
 
-    async def answered(self, exchange: int, answer: Recorded, *, durable: bool) -> None:
-        """The whole answer is here. From now on it may be given to the agent, and again to whoever asks the same."""
-        values = (
-            time.time(),
-            answer.status,
-            _pack(answer.headers),
-            self._squeeze.compress(answer.body),
-            len(answer.body),
-            exchange,
-        )
+    async def answered(self, exchange: int, answer: Recorded, *, durable: bool) -> int:
+        """The whole answer is here. From now on it may be given to the agent, and again to whoever asks the same.
+
+        Returns by how many bytes the record grew.
+        """
+        headers, body = _pack(answer.headers), self._squeeze.compress(answer.body)
+        values = (time.time(), answer.status, headers, body, len(answer.body), exchange)
         await self._do(
             lambda db: db.execute(
                 "UPDATE exchanges SET state = 'answered', ended = ?, status = ?, headers = ?, response = ?,"
@@ -165,6 +175,7 @@ class Journal(Store):
             ),
             durable=durable,
         )
+        return len(headers) + len(body)
 
     async def failed(self, exchange: int, status: int) -> None:
         """The upstream gave no answer: whoever asks the same is asked upstream again."""
@@ -285,7 +296,12 @@ class Journal(Store):
 
         def read(database: sqlite3.Connection) -> int:
             (answers,) = database.execute(
-                "SELECT coalesce(sum(length(response) + length(envelope)), 0) FROM exchanges WHERE sandbox = ?",
+                "SELECT total(? + length(envelope) + ifnull(length(response), 0) + ifnull(length(headers), 0))"
+                " FROM exchanges WHERE sandbox = ?",
+                (ROW, sandbox),
+            ).fetchone()
+            (mentions,) = database.execute(
+                "SELECT count(*) FROM parts JOIN exchanges ON parts.exchange = exchanges.id WHERE sandbox = ?",
                 (sandbox,),
             ).fetchone()
             (texts,) = database.execute(
@@ -294,9 +310,9 @@ class Journal(Store):
                 (sandbox,),
             ).fetchone()
             (results,) = database.execute(
-                "SELECT coalesce(sum(length(result) + length(request)), 0) FROM commands WHERE sandbox = ?", (sandbox,)
+                "SELECT total(length(request) + ifnull(length(result), 0)) FROM commands WHERE sandbox = ?", (sandbox,)
             ).fetchone()
-            return int(answers + texts + results)
+            return int(answers + PART * mentions + texts + results)
 
         return await self._do(read)
 
@@ -366,7 +382,8 @@ class Journal(Store):
     async def command_dropped(self, command: int) -> None:
         await self._do(lambda db: db.execute("DELETE FROM commands WHERE id = ?", (command,)))
 
-    async def command_ended(self, command: int, result: ExecResult, sandbox: str, place: Place) -> None:
+    async def command_ended(self, command: int, result: ExecResult, sandbox: str, place: Place) -> int:
+        """Its result is here. Returns the bytes that it takes."""
         packed = self._squeeze.compress(_pack(result))
 
         def write(database: sqlite3.Connection) -> None:
@@ -374,6 +391,7 @@ class Journal(Store):
             _put_place(database, sandbox, place)
 
         await self._do(write)
+        return len(packed)
 
     # ----------------------------------------------------------------- tokens and upstreams
 

@@ -31,7 +31,7 @@ from aiohttp import web
 
 from daemon import metrics
 from daemon.catalogue import CheckpointRow
-from daemon.gateway import replay, wire
+from daemon.gateway import replay
 from daemon.gateway.answer import Answer, cut, deliver, is_open, pump
 from daemon.gateway.journal import Journal, Place
 from daemon.gateway.listener import Share
@@ -151,10 +151,7 @@ class Line:
     async def serve(self, asked: Asked, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request of the agent."""
         self.desk.counts.requests += 1
-        if self.bytes > JOURNAL_MOST:
-            raise NoSpace(
-                f"the record of this sandbox has {JOURNAL_MOST >> 30} GiB", remedy="go on in a fork or a new sandbox"
-            )
+        self.need_space()
         if asked.route.conversation is None:
             return await self._pass_on(asked, request)
         if asked.main:
@@ -168,6 +165,13 @@ class Line:
             answer.leave(request)
             if self._readers.get(step.id) is request:
                 del self._readers[step.id]
+
+    def need_space(self) -> None:
+        """Raise NoSpace when nothing more of this sandbox is written down."""
+        if self.bytes > JOURNAL_MOST:
+            raise NoSpace(
+                f"the record of this sandbox has {JOURNAL_MOST >> 30} GiB", remedy="go on in a fork or a new sandbox"
+            )
 
     def _take(self, step: Step, answer: Answer, request: web.BaseRequest) -> None:
         """`request` waits for this answer from now on, and nobody else."""
@@ -265,7 +269,7 @@ class Line:
         self.place.script = self.place.script[1:] if acted is not None else []
         before = self.place.tip
         self.place.cursor, self.place.position = len(self.path), 0
-        number = await self.desk.journal.begin(
+        number, size = await self.desk.journal.begin(
             asked,
             sandbox=loop.row.id,
             parent=before,
@@ -286,7 +290,7 @@ class Line:
         )
         self.path.append(step)
         self.desk.book.add(loop.row.id, step, main=True)
-        self.bytes += sum(map(len, (wire.canonical(asked.envelope), *map(wire.encoded, asked.conversation[-4:]))))
+        self.bytes += size
         if acted is not None:
             return await self._known(Do.RECORD, step, asked, request)
         return step, self._ask(step, asked, request), "upstream"
@@ -302,7 +306,7 @@ class Line:
                 choice = replay.inside([step], asked.key, life=self.life, retry=asked.retry)
                 if choice.do is not Do.FRESH:
                     return await self._known(choice.do, step, asked, request)
-        number = await self.desk.journal.begin(
+        number, size = await self.desk.journal.begin(
             asked,
             sandbox=loop.row.id,
             parent=self.place.tip,
@@ -313,6 +317,7 @@ class Line:
         )
         step = Step(id=number, key=asked.key, parent=self.place.tip, turn=loop.row.turn)
         self.desk.book.add(loop.row.id, step, main=False)
+        self.bytes += size
         return step, self._ask(step, asked, request), "upstream"
 
     def _see_readers(self) -> None:
@@ -342,10 +347,9 @@ class Line:
                 metrics.gateway_upstream_error("status")
                 return
             durable = self.settings.hold == "durable"
-            await journal.answered(step.id, answer.recorded(), durable=durable)
+            self.bytes += await journal.answered(step.id, answer.recorded(), durable=durable)
             step.answered = True
             metrics.gateway_stored()
-            self.bytes += answer.size
 
         try:
             await journal.asking(step.id)

@@ -24,6 +24,8 @@ from sandbox.messages import SideRule
 
 BODY_MOST = 16 << 20  # bytes of one request
 ANSWER_MOST = 32 << 20  # bytes of one answer
+VALUES_MOST = 1_000_000  # in a body, counted before it is taken apart: a value takes many times its text
+PARTS_MOST = 10_000  # of a conversation; each is a row of the record
 QUERY_MOST = 1000  # characters
 PING_TOKENS = 1  # a request for no more than this asks whether somebody is there
 VOLATILE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
@@ -81,14 +83,15 @@ class Asked:
 
     @property
     def conversation(self) -> list[Any]:
-        """The parts of the conversation, in order. A text alone has no parts."""
+        """The parts of the conversation, in order. A text alone has no parts, and neither has a list of tokens."""
         said = self.body.get(self.route.conversation or "")
-        return said if isinstance(said, list) else []
+        return said if isinstance(said, list) and self.route.conversation != "prompt" else []
 
     @property
     def envelope(self) -> dict[str, Any]:
         """The body without the parts of its conversation."""
-        return {k: v for k, v in self.body.items() if k != self.route.conversation or not isinstance(v, list)}
+        apart = self.route.conversation if self.conversation else None
+        return {k: v for k, v in self.body.items() if k != apart}
 
 
 def find(method: str, path: str) -> Route:
@@ -111,12 +114,15 @@ def understand(
     side: Iterable[SideRule] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Asked:
-    """The request with body `raw`; `model` replaces the one that it names. Raises Invalid if it is no JSON object."""
+    """The request with body `raw`; `model` replaces the one that it names. Raises Invalid if it is no JSON object,
+    or has too many values."""
     if len(query) > QUERY_MOST:
         raise Invalid("the query is too long")
     path = f"{route.path}?{query}" if query else route.path
     if route.method == "GET":
         return Asked(route, path, {}, _key(path, {}), main=False, stream=False)
+    if len(raw) > VALUES_MOST and raw.count(b",") + raw.count(b"{") + raw.count(b"[") > VALUES_MOST:
+        raise Invalid(f"the body has more than {VALUES_MOST} values")
     try:
         body = msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
@@ -127,7 +133,10 @@ def understand(
     main = is_main_loop(route, body, side, named=named)
     stream = body.get("stream") is True
     retry = _is_retry(headers or {})
-    return Asked(route, path, body, _key(path, body), main=main, stream=stream, retry=retry)
+    asked = Asked(route, path, body, _key(path, body), main=main, stream=stream, retry=retry)
+    if (parts := len(asked.conversation)) > PARTS_MOST:
+        raise Invalid(f"the conversation has {parts} parts", remedy=f"at most {PARTS_MOST} are passed on")
+    return asked
 
 
 def canonical(body: Mapping[str, Any]) -> bytes:
@@ -254,8 +263,3 @@ def error_body(family: Family, error: PagurusError) -> bytes:
 def family_of(path: str) -> Family:
     """The family whose errors a client of `path` understands, known or not."""
     return Family.ANTHROPIC if path.startswith("/v1/messages") else Family.OPENAI
-
-
-def encoded(part: Any) -> bytes:
-    """One part of a conversation, the same bytes for the same part."""
-    return msgspec.json.encode(part, order="deterministic")
