@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.gateway import wire
+from daemon import tls
+from daemon.gateway import listener, wire
 from daemon.gateway.journal import Journal, Place, Recorded
+from daemon.gateway.upstream import Config
 from sandbox.errors import Conflict, Invalid, NotFound, TooMany
 from sandbox.messages import ExecResult, SideRule
 
@@ -140,6 +146,63 @@ async def test_the_record_counts_all_that_is_stored(tmp_path: Path) -> None:
         assert size + grown <= await journal.size("s") < size + grown + 1000
     finally:
         await journal.close()
+
+
+CERTIFIED = 'tls_cert = "/c.pem"\ntls_key = "/k.pem"'
+
+
+@pytest.mark.parametrize(
+    ("text", "refused", "base_url"),
+    [
+        ("", "", None),
+        ('listen = "127.0.0.1:7070"', "", "http://127.0.0.1:7070"),
+        ('listen = "[::1]:7070"', "", "http://[::1]:7070"),
+        ('listen = "localhost:7070"', "", "http://localhost:7070"),
+        ('listen = "0.0.0.0:7070"', "without TLS", None),
+        ('listen = "[::]:7070"', "without TLS", None),
+        ('listen = "gateway.example:7070"', "without TLS", None),
+        (f'listen = "10.0.0.1:7070"\n{CERTIFIED}', "", "https://10.0.0.1:7070"),
+        ('listen = "0.0.0.0:7070"\nproxy = "https://gateway.example"', "", "https://gateway.example"),
+        ('listen = "0.0.0.0:7070"\nproxy = "http://gateway.example"', "cannot be read", None),
+        (f'listen = "0.0.0.0:7070"\nproxy = "https://gateway.example"\n{CERTIFIED}', "exclude", None),
+        ('listen = "0.0.0.0:7070"\ntls_cert = "/c.pem"', "needs its key", None),
+        (CERTIFIED, "nowhere", None),
+        ('listen = "127.0.0.1"', "HOST:PORT", None),
+    ],
+)
+def test_agents_outside_are_not_served_in_the_clear(
+    tmp_path: Path, text: str, refused: str, base_url: str | None
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(text)
+    if refused:
+        with pytest.raises(Invalid, match=refused):
+            Config.load(file)
+    else:
+        assert Config.load(file).base_url() == base_url
+
+
+async def test_a_listener_speaks_tls_and_waits_for_no_handshake(tmp_path: Path) -> None:
+    async def handler(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="here")
+
+    certificate, key = tls.self_signed(tmp_path, "127.0.0.1")
+    sock = listener.socket_outside("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    serving = listener.Listener(sock, handler, paced=False, tls=tls.context(certificate, key))
+    silent, talker = socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port))
+    try:
+        talker.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"https://127.0.0.1:{port}/", ssl=trusted) as answer:
+                assert await answer.text() == "here"
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(f"http://127.0.0.1:{port}/")
+    finally:
+        silent.close()
+        talker.close()
+        await serving.close()
 
 
 def test_the_key_is_of_the_question_not_of_its_form() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ BURST = 200.0
 SIZE_COST = 64 << 10  # bytes of a body that count as much as a request
 BACKLOG = 64
 KEPT = "gateway"  # the name by which a shim keeps the socket
+HANDSHAKE = 10.0  # seconds of a TLS handshake
 BODY_PATIENCE = 60.0  # seconds for a whole body
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -112,11 +114,19 @@ class Listener:
     """Accepts on a socket at a pace, and serves each connection with `handler`."""
 
     def __init__(
-        self, sock: socket.socket, handler: Handler, *, most: int = CONNECTIONS_MOST, paced: bool = True
+        self,
+        sock: socket.socket,
+        handler: Handler,
+        *,
+        most: int = CONNECTIONS_MOST,
+        paced: bool = True,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._socket = sock
         self._most = most
         self._paced = paced
+        self._tls = tls
+        self._greeting: set[asyncio.Task[None]] = set()
         self._pace = Pace()
         # Bodies are read by us, bounded; compressed ones are refused. Handlers outlive a connection that breaks.
         self._server = web.Server(
@@ -127,7 +137,7 @@ class Listener:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while len(self._server.connections) >= self._most:  # noqa: ASYNC110 - the server tells nobody
+            while len(self._server.connections) + len(self._greeting) >= self._most:  # noqa: ASYNC110 - the server tells nobody
                 await asyncio.sleep(0.05)
             if self._paced:
                 await self._pace.take()
@@ -136,15 +146,30 @@ class Listener:
             except OSError:  # no descriptor is left, or the peer went away while it was accepted
                 await asyncio.sleep(0.1)
                 continue
-            try:
-                await loop.connect_accepted_socket(self._server, connection)
-            except OSError:  # the peer went away before it said anything
-                connection.close()
+            if self._tls is None:
+                await self._greet(connection)
+                continue
+            task = loop.create_task(self._greet(connection), name="gateway handshake")  # nobody waits for a slow one
+            self._greeting.add(task)
+            task.add_done_callback(self._greeting.discard)
+
+    async def _greet(self, connection: socket.socket) -> None:
+        patience = None if self._tls is None else HANDSHAKE
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._server, connection, ssl=self._tls, ssl_handshake_timeout=patience
+            )
+        except OSError:  # the peer went away before it said anything, or speaks no TLS
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
 
     async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        tasks = [self._task, *self._greeting]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._socket.close()
         await self._server.shutdown(0.2)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from daemon import metrics
+from daemon import metrics, tls
 from daemon.catalogue import SandboxRow
 from daemon.gateway import listener, replay, wire
 from daemon.gateway.answer import is_open
@@ -133,8 +133,11 @@ class GatewayService:
         for sandbox in [name for name in self._places if name not in living]:
             await self._forget(sandbox)
         if (address := self.config.address()) is not None:
+            config, speaks = self.config, None
+            if config.tls_cert is not None and config.tls_key is not None:
+                speaks = await asyncio.to_thread(tls.context, Path(config.tls_cert), Path(config.tls_key))
             sock = listener.socket_outside(*address)
-            self._outside = listener.Listener(sock, self.serve_outside, most=OUTSIDE_MOST, paced=False)
+            self._outside = listener.Listener(sock, self.serve_outside, most=OUTSIDE_MOST, paced=False, tls=speaks)
             log.info("agents outside are served on %s:%d", *address)
 
     async def close(self) -> None:
@@ -354,8 +357,7 @@ class GatewayService:
         await self.line(sandbox)
         secret = secrets.token_urlsafe(32)
         await self.journal.put_token(sandbox, secret)
-        base = None if self.config.listen is None else f"http://{self.config.listen}"
-        return TokenInfo(sandbox=sandbox, token=f"{TOKEN}.{sandbox}.{secret}", base_url=base)
+        return TokenInfo(sandbox=sandbox, token=f"{TOKEN}.{sandbox}.{secret}", base_url=self.config.base_url())
 
     async def put_upstream(self, name: str, upstream: Upstream) -> None:
         if name in self.config.upstreams:

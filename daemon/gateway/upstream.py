@@ -7,6 +7,7 @@ message, log or error. What an agent put into `Authorization` or a cookie is nev
 The configuration is a TOML file (``pagurus daemon --gateway-config FILE``)::
 
     listen = "127.0.0.1:7070"            # for agents outside; none by default
+    # tls_cert = "/etc/pagurus/cert.pem" # with tls_key, or proxy = "https://...": on anything but loopback
 
     [upstreams.pool]
     url = "http://10.0.0.5:8000"         # what comes before /v1
@@ -23,10 +24,12 @@ import contextlib
 import tomllib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import aiohttp
 import msgspec
 
+from daemon.config import is_loopback
 from daemon.gateway.wire import Asked, credential, forwarded
 from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
 from sandbox.messages import Upstream, UpstreamInfo
@@ -36,10 +39,16 @@ KEY_MOST = 64 << 10  # bytes of a key file
 FORBIDDEN = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
+File = Annotated[str, msgspec.Meta(pattern=r"^/[^\0]*$", max_length=4096)]
+
+
 class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The configuration file."""
 
     listen: str | None = None  # HOST:PORT
+    tls_cert: File | None = None  # certificate chain (PEM) of the listener
+    tls_key: File | None = None  # its key (PEM)
+    proxy: Annotated[str, msgspec.Meta(pattern=r"^https://[^\s/]+$")] | None = None  # ends TLS in front of the listener
     upstreams: dict[str, Upstream] = {}
 
     @classmethod
@@ -52,7 +61,30 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise Invalid(f"the gateway's configuration {path} cannot be read: {error}") from None
         for name, upstream in config.upstreams.items():
             checked(name, upstream)
+        config.check()
         return config
+
+    def check(self) -> None:
+        """Raises Invalid if the listener's settings do not fit together."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise Invalid("the gateway's certificate needs its key", remedy="give tls_cert and tls_key")
+        if self.tls_cert is not None and self.proxy is not None:
+            raise Invalid("tls_cert and proxy exclude each other")
+        address = self.address()
+        if address is None:
+            if self.tls_cert is not None or self.proxy is not None:
+                raise Invalid("the gateway listens nowhere", remedy="say where: listen = HOST:PORT")
+        elif self.tls_cert is None and self.proxy is None and not is_loopback(address[0]):
+            raise Invalid(
+                f"the gateway on {self.listen} would be without TLS: tokens and conversations could be read on the way",
+                remedy='tls_cert and tls_key; or proxy = "https://...", the address of a proxy that ends TLS',
+            )
+
+    def base_url(self) -> str | None:
+        """Where agents outside find the listener."""
+        if self.listen is None:
+            return None
+        return self.proxy or f"{'http' if self.tls_cert is None else 'https'}://{self.listen}"
 
     def address(self) -> tuple[str, int] | None:
         """Where agents outside connect to."""
