@@ -86,7 +86,9 @@ def replayed() -> None:
 
 
 def command(seconds: float, waited: float) -> None:
-    _exec.observe(seconds)
+    """A command has ended; 0 seconds: a process was started, which goes on."""
+    if seconds:
+        _exec.observe(seconds)
     _exposed.observe(waited)
 
 

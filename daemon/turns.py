@@ -181,6 +181,7 @@ class TurnLoop:
             result = await run()
         result.waited_ms = 1000 * (clock - arrived)
         self.services.tally.exposed.append(result.waited_ms)
+        metrics.command(result.duration, result.waited_ms / 1000)
         self.need_alive()
         if ends_turn and self.group is None:
             await self._end_turn(what, result, started, settle)

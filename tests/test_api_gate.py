@@ -386,13 +386,29 @@ def test_every_route_is_declared_in_full() -> None:
     assert len(names) == len(set(names))
 
 
+async def told(raw: aiohttp.ClientSession) -> dict[str, float]:
+    """What stands without labels at /metrics."""
+    async with raw.get("/metrics") as answer:
+        families = text_string_to_metric_families(await answer.text())
+        return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+
+
 async def test_metrics_have_bounded_labels(host: Client, raw: aiohttp.ClientSession) -> None:
+    before = await told(raw)
     async with host.create(IMAGE) as sandbox:
         await sandbox.durable(await sandbox.exec("echo x > /x"))
+        for _ in range(6):
+            await sandbox.exec("true")
+        await sandbox.processes.start("true")
         await sandbox.restore()
         async with raw.get("/metrics") as answer:
             text = await answer.text()
         assert sandbox.id not in text
+    after = await told(raw)
+    for name, grown in (("exec", 7), ("checkpoint_exposed", 8), ("restore", 1)):
+        count = f"pagurus_{name}_seconds_count"
+        assert after[count] - before[count] == grown, name
+    assert after["pagurus_exec_seconds_sum"] > before["pagurus_exec_seconds_sum"]
     found = {family.name: family for family in text_string_to_metric_families(text)}
     for name in (
         "pagurus_sandboxes",
