@@ -4,8 +4,9 @@ Owns: keys, what was answered under them, the decision what a repeated call gets
 routes take keys (their ``keyed``), or carrying anything out.
 
 Guarantee: under one key of one caller a call is carried out at most once by living daemons and by those that follow
-a killed one: the key is written down before the call begins, its answer before anybody hears it. The same
-key with another body or query is a Conflict. What a killed daemon had begun and not answered is, by its route's
+a killed one: the key is written down before the call begins. Its answer is written down right after it has been
+handed to the connection: who heard it does not ask again, and who asks meanwhile waits. The same key with another body
+or query is a Conflict. What a killed daemon had begun, and whose answer it had not written down, is, by its route's
 choice, carried out again (where that is harmless), undone and carried out anew, or told as Interrupted.
 
 Keys lie in the run directory, which a loss of power empties: no process that they are about survives it

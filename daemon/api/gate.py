@@ -6,7 +6,7 @@ for a sandbox that the caller does not see.
 
 ::
 
-    request ▸ caller ▸ scope ▸ rate ▸ sandbox ▸ at once ▸ key: kept? replay : handler ▸ kept ▸ answer
+    request ▸ caller ▸ scope ▸ rate ▸ sandbox ▸ at once ▸ key: kept? replay : handler ▸ answer ▸ kept
 """
 
 from __future__ import annotations
