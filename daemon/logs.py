@@ -1,7 +1,8 @@
 """The daemon's log: one JSON object for each line on stderr.
 
 Owns: the form. Fields: ``time``, ``level``, ``logger``, ``message``; ``sandbox``, ``turn`` and ``checkpoint``
-where there is one; ``request`` and ``token`` (its id) while a request is served; ``traceback``.
+where there is one; ``request`` and ``token`` (its id) while a request is served, then also the ``sandbox`` that it is
+about and the last ``turn`` that has ended there, unless the line is about another one; ``traceback``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,20 @@ import logging
 import re
 import secrets
 import sys
+from typing import Protocol
 
 from daemon.access import CALLER
 
+
+class Subject(Protocol):
+    """The sandbox that a request is about."""
+
+    id: str
+    turn: int
+
+
 REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="")
+SUBJECT: contextvars.ContextVar[Subject | None] = contextvars.ContextVar("subject", default=None)
 _GIVEN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NAMED = ("sandbox", "turn", "checkpoint")
 
@@ -38,6 +49,8 @@ class JsonLines(logging.Formatter):
         for name in _NAMED:
             if getattr(record, name, None) is not None:
                 entry[name] = getattr(record, name)
+        if (subject := SUBJECT.get()) is not None and entry.setdefault("sandbox", subject.id) == subject.id:
+            entry.setdefault("turn", subject.turn)
         if request := REQUEST.get():
             entry["request"] = request
             if token := CALLER.get().token:

@@ -266,16 +266,22 @@ class TurnLoop:
                 result.checkpoint = head.id
                 if settle is not None:
                     settle(result)
+                self._log_end(result)
                 self.services.catalogue.later([put_sandbox(self.row), put_turn(self._turn(what, result, started))])
                 return
             row = self.services.new_checkpoint(self.row, judgement.verdict)
             row.ipc, result.checkpoint = _ipc(effects), row.id
             if settle is not None:
                 settle(result)
+            self._log_end(result)
             flight = self.resume(row)
             await self.services.catalogue.write(
                 [put_checkpoint(flight.row), put_sandbox(self.row), put_turn(self._turn(what, result, started))]
             )
+
+    def _log_end(self, result: ExecResult) -> None:
+        known = {"sandbox": self.row.id, "turn": result.turn, "checkpoint": result.checkpoint}
+        log.debug("turn ended: %s, %s", result.verdict, result.reason, extra=known)
 
     def _turn(self, what: str | list[str], result: ExecResult, started: float) -> TurnInfo:
         command = what if isinstance(what, str) else " ".join(what)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import io
 import json
+import logging
 import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
-from daemon import tls
+from daemon import logs, tls
 from daemon.api import routes
 from daemon.api.route import Route
 from daemon.idempotency import Answers
@@ -430,6 +432,48 @@ async def test_metrics_have_bounded_labels(host: Client, raw: aiohttp.ClientSess
         assert found[name].samples, name
     running = {sample.labels["state"]: sample.value for sample in found["pagurus_sandboxes"].samples}
     assert running["running"] >= 1
+
+
+async def test_the_log_tells_each_turn_and_what_a_request_is_about(tmp_path_factory: pytest.TempPathFactory) -> None:
+    daemon = Daemon(tmp_path_factory.mktemp("debug"))
+    try:
+        daemon.start("--log-level", "debug")
+        async with daemon.client() as host, host.create(IMAGE, name="named") as sandbox:
+            await host.health()
+            made = await sandbox.exec("echo x > /x")
+            await sandbox.exec("true")
+            with pytest.raises(NotFound):
+                await sandbox.files.read("/none")
+        lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
+    finally:
+        daemon.clean()
+    ended = [line for line in lines if line["message"].startswith("turn ended")]
+    assert [(line["sandbox"], line["turn"]) for line in ended] == [(sandbox.id, 1), (sandbox.id, 2)]
+    assert [line["checkpoint"] for line in ended] == [made.checkpoint] * 2
+    assert all(line["request"] for line in ended)
+    served = [line for line in lines if f"/v1/sandboxes/{sandbox.id}" in line["message"]]
+    assert {(line["sandbox"], line["turn"]) for line in served} == {(sandbox.id, 1), (sandbox.id, 2)}
+    assert "turn" not in next(line for line in lines if "/health" in line["message"])
+
+
+def test_a_traceback_tells_the_sandbox_that_the_request_is_about() -> None:
+    def line(**extra: object) -> dict[str, Any]:
+        record = logging.makeLogRecord({"msg": "a bug", "exc_info": (ValueError, ValueError("x"), None), **extra})
+        return json.loads(logs.JsonLines().format(record))
+
+    class Row:
+        id, turn = "s-1", 7
+
+    def within() -> None:
+        logs.SUBJECT.set(Row())
+        told = line()
+        assert (told["sandbox"], told["turn"], "ValueError" in told["traceback"]) == ("s-1", 7, True)
+        assert line(sandbox="s-1", turn=6)["turn"] == 6
+        other = line(sandbox="s-2")
+        assert other["sandbox"] == "s-2" and "turn" not in other
+
+    contextvars.copy_context().run(within)
+    assert "sandbox" not in line()
 
 
 async def test_the_log_knows_request_and_sandbox(daemon: Daemon, raw: aiohttp.ClientSession) -> None:

@@ -27,7 +27,7 @@ from daemon.api.route import Handler, Route
 from daemon.api.wire import JSON, ROUTE, content, refusal
 from daemon.host import Host
 from daemon.idempotency import Answers, fingerprint, identity
-from daemon.logs import REQUEST, request_id
+from daemon.logs import REQUEST, SUBJECT, request_id
 from daemon.owners import KEY
 from daemon.quota import Bucket, take
 from daemon.tokens import Tokens
@@ -73,6 +73,7 @@ class Gate:
 
     async def _admit(self, request: web.Request, route: Route) -> web.StreamResponse:
         CALLER.set(access.NOBODY)
+        SUBJECT.set(None)
         caller = access.NOBODY if route.scope == "open" else self._caller(request)
         if (refused := access.refusal(caller, route.scope)) is not None:
             raise refused
@@ -80,7 +81,9 @@ class Gate:
         self._need_rate(caller)
         if route.path.startswith("/v1/sandboxes/{id}"):
             # From here on the id, whether a name was given or not: handlers and keys see one spelling.
-            request.match_info["id"] = self.host.loop(request.match_info["id"]).row.id
+            row = self.host.loop(request.match_info["id"]).row
+            request.match_info["id"] = row.id
+            SUBJECT.set(row)
         with self._at_once(caller, route):
             if not route.keyed or self._answers is None or KEY_HEADER not in request.headers:
                 return await route.handler(request)
