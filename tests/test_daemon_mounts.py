@@ -58,6 +58,9 @@ def test_nothing_of_the_daemons_is_mounted(tmp_path: Path) -> None:
         with pytest.raises(Invalid, match="not a directory"):
             mounts.resolved([Mount.read_only(str(source), "/x")], [own])
     assert mounts.resolved([Mount.read_only(str(tmp_path / "free"), "/x")], [own])[0].source == str(tmp_path / "free")
+    for nonsense in ("/a\0b", "/" + "x" * 5000, "relative", str(tmp_path / "none")):
+        with pytest.raises(Invalid, match="not a directory"):
+            mounts.resolved([Mount.read_only(nonsense, "/x")], [own])
 
 
 async def test_mounts_live_through_restores_forks_and_daemons(daemon, host: Client, tmp_path: Path) -> None:
