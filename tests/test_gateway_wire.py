@@ -71,6 +71,30 @@ def test_which_requests_end_a_turn(
     assert wire.understand(route, json.dumps(body).encode(), side=side).main is main
 
 
+OPENCODE = "You are a title generator. You output ONLY a thread title. Nothing else."
+CRUSH = "\n\n - you will generate a short title based on the first message a user begins a conversation with"
+TOPIC = "Analyze if this message indicates a new conversation topic. If it does, extract a title."
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "main"),
+    [
+        (MESSAGES, {"system": [{"type": "text", "text": "You are Claude Code."}, {"type": "text", "text": TOPIC}],
+                    "messages": HELLO, "max_tokens": 512, "tools": []}, False),
+        (MESSAGES, {"system": TOPIC, "messages": HELLO, "tools": [{"name": "bash"}]}, True),
+        (MESSAGES, {"system": f"You write agents. They say: {TOPIC}", "messages": HELLO}, True),
+        (MESSAGES, {"messages": [{"role": "user", "content": TOPIC}]}, True),  # somebody reads the source of an agent
+        (CHAT, {"messages": [{"role": "system", "content": OPENCODE}, *HELLO]}, False),
+        (RESPONSES, {"input": [{"role": "developer", "content": [{"type": "input_text", "text": CRUSH}]}]}, False),
+        (RESPONSES, {"instructions": wire.KNOWN_SIDE[-1], "input": "x"}, False),
+    ],
+)  # fmt: skip
+def test_known_requests_beside_the_main_loop(route: wire.Route, body: dict[str, Any], main: bool) -> None:
+    raw = json.dumps(body).encode()
+    assert wire.understand(route, raw).main is main
+    assert wire.understand(route, raw, known_side=False).main
+
+
 def test_a_rule_looks_at_the_model_that_the_agent_names() -> None:
     body = json.dumps({"model": "x-mini", "messages": HELLO, "max_tokens": 9}).encode()
     asked = wire.understand(CHAT, body, model="pool", side=(TITLES,))

@@ -320,6 +320,7 @@ class GatewayService:
             query=request.query_string,
             model=settings.model,
             side=settings.side,
+            known_side=settings.known_side,
             headers=request.headers,
         )
         return await asyncio.to_thread(understand) if len(raw) > LARGE else understand()

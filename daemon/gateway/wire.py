@@ -29,6 +29,19 @@ PARTS_MOST = 10_000  # of a conversation; each is a row of the record
 QUERY_MOST = 1000  # characters
 PING_TOKENS = 1  # a request for no more than this asks whether somebody is there
 VOLATILE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+# How the system text begins of requests that well-known agents make beside their main loop. They name no tools.
+KNOWN_SIDE = (
+    # Claude Code: the topic and the title of a conversation, the prefix and the paths of a shell command
+    "Analyze if this message indicates a new conversation topic.",
+    "Summarize this coding conversation in under 50 characters.",
+    "Generate a concise, sentence-case title",
+    "Your task is to process Bash commands that an AI coding agent wants to run.",
+    "Extract any file paths that this command reads or modifies",
+    "You are a title generator. You output ONLY a thread title.",  # OpenCode
+    "you will generate a short title based on the first message",  # Crush
+    "Reply with only a description in four words or less",  # goose
+    "You are an expert software engineer that generates concise, one-line Git commit messages",  # aider
+)
 TOLD = re.compile(
     r"content-type|retry-after(-ms)?|x-should-retry|(x-)?request-id|openai-[a-z-]+|anthropic-[a-z-]+|x-ratelimit-[a-z-]+"
 )
@@ -112,6 +125,7 @@ def understand(
     query: str = "",
     model: str | None = None,
     side: Iterable[SideRule] = (),
+    known_side: bool = True,
     headers: Mapping[str, str] | None = None,
 ) -> Asked:
     """The request with body `raw`; `model` replaces the one that it names. Raises Invalid if it is no JSON object,
@@ -130,7 +144,7 @@ def understand(
     named = str(body.get("model", ""))
     if model is not None:
         body["model"] = model
-    main = is_main_loop(route, body, side, named=named)
+    main = is_main_loop(route, body, side, known=known_side, named=named)
     stream = body.get("stream") is True
     retry = _is_retry(headers or {})
     asked = Asked(route, path, body, _key(path, body), main=main, stream=stream, retry=retry)
@@ -161,17 +175,26 @@ def _is_retry(headers: Mapping[str, str]) -> bool:
 
 
 def is_main_loop(
-    route: Route, body: Mapping[str, Any], side: Iterable[SideRule] = (), *, named: str | None = None
+    route: Route,
+    body: Mapping[str, Any],
+    side: Iterable[SideRule] = (),
+    *,
+    known: bool = True,
+    named: str | None = None,
 ) -> bool:
     """Whether a request ends a turn. In doubt it does: then an answer waits too long, never too short.
 
-    Beside the main loop are: routes that ask no model, requests for a single token (is anybody there?), and what a
-    rule of the sandbox names (titles, summaries). `named` is the model that the agent named, where it was replaced.
+    Beside the main loop are: routes that ask no model, requests for a single token (is anybody there?), what a rule of
+    the sandbox names (titles, summaries) and, with `known`, what begins as in KNOWN_SIDE. `named` is the model that
+    the agent named, where it was replaced.
     """
     if route.conversation is None:
         return False
     most = _most_tokens(route, body)
     if most is not None and most <= PING_TOKENS:
+        return False
+    tools = body.get("tools") or body.get("functions")
+    if known and not tools and any(text.lstrip("\r\n\t -").startswith(KNOWN_SIDE) for text in _system(body, route)):
         return False
     model = str(body.get("model", "")) if named is None else named
     return not any(_fits(rule, model, most, body, route) for rule in side)
@@ -194,12 +217,19 @@ def _fits(rule: SideRule, model: str, most: int | None, body: Mapping[str, Any],
 
 def _heard(body: Mapping[str, Any], route: Route) -> list[str]:
     """The texts that a rule looks at: the system's, and the last of the conversation."""
-    said = body.get(route.conversation or "")
-    parts = said if isinstance(said, list) else [said]
-    system = [part for part in parts if isinstance(part, dict) and part.get("role") in ("system", "developer")]
-    return [
-        text for part in (body.get("system"), body.get("instructions"), *system, *parts[-1:]) for text in _texts(part)
+    return [*_system(body, route), *(text for part in _parts(body, route)[-1:] for text in _texts(part))]
+
+
+def _system(body: Mapping[str, Any], route: Route) -> list[str]:
+    system = [
+        part for part in _parts(body, route) if isinstance(part, dict) and part.get("role") in ("system", "developer")
     ]
+    return [text for part in (body.get("system"), body.get("instructions"), *system) for text in _texts(part)]
+
+
+def _parts(body: Mapping[str, Any], route: Route) -> list[Any]:
+    said = body.get(route.conversation or "")
+    return said if isinstance(said, list) else [said]
 
 
 def _texts(part: Any, depth: int = 0) -> list[str]:
