@@ -3,14 +3,15 @@
 Each verb parses its arguments and calls one library method; heavy rooms are imported only by the verb that
 needs them. Every listing takes ``--json``.
 
-Exit codes: 0 done; 1 the thing asked for failed (one line on stderr says what to do); 2 wrong usage;
-``exec`` and ``run`` exit with the command's own code, 124 when it was cut off by its time limit.
+Exit codes: 0 done; 1 the thing asked for failed (one line on stderr says what to do); 2 wrong usage; 141 nobody read
+the output any more. ``exec``, ``run`` and ``shell`` exit with the command's own code (128 + signal number when a signal
+ended it); 124 when it was cut off by its time limit, 125 when Pagurus failed, 126 when the program cannot be executed,
+127 when there is none. docs/cli.md has the table.
 """
 
 from __future__ import annotations
 
-import sys
-
+from pagurus import output
 from pagurus.cli import application
 from sandbox.errors import PagurusError
 
@@ -18,9 +19,9 @@ from sandbox.errors import PagurusError
 def main() -> None:
     """Entry of the console script."""
     try:
-        application()
+        application(prog_name="pagurus")
     except PagurusError as error:
-        print(f"pagurus: {error}", file=sys.stderr)
+        output.complain(str(error))
         raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(141) from None

@@ -9,17 +9,28 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.tree import Tree
 
-from pagurus import checkpoint_cli, copy_cli, gateway_cli, image_cli, network_cli, output, shell, token_cli, top
-from pagurus.common import PASSED_ON, ImageName, Json, SandboxName, SandboxNames, WhoOption, call, each
-from sandbox import Client, Limits, Network
-from sandbox.messages import CheckpointInfo, ExecResult
+from pagurus import (
+    checkpoint_cli,
+    command_cli,
+    copy_cli,
+    gateway_cli,
+    image_cli,
+    network_cli,
+    output,
+    shell,
+    token_cli,
+    top,
+)
+from pagurus.common import PASSED_ON, Json, SandboxName, SandboxNames, call, each
+from sandbox import Client
+from sandbox.messages import CheckpointInfo
 
-T = TypeVar("T")
+IN_ORDER = {"allow_interspersed_args": False}  # what follows the first argument is the command's
 
 application = typer.Typer(
     name="pagurus",
@@ -67,36 +78,8 @@ def daemon(context: typer.Context) -> None:
 # --------------------------------------------------------------------------- sandboxes
 
 
-@application.command(context_settings={"allow_interspersed_args": False})
-def run(
-    image_name: ImageName,
-    command: Annotated[list[str] | None, typer.Argument(help="Run this, then remove the sandbox.")] = None,
-    name: Annotated[str | None, typer.Option(help="A name for the sandbox.")] = None,
-    cpus: Annotated[float | None, typer.Option(help="Cores.")] = None,
-    memory: Annotated[str, typer.Option(help="Memory, such as 512MiB.")] = "1GiB",
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox after the command.")] = False,
-    user: WhoOption = None,
-    network: network_cli.Mode = None,
-    allow: network_cli.Allow = None,
-) -> None:
-    """Start a sandbox; with a command, run it there. Without one, print the id and leave it running."""
-    limits = Limits(cpus=cpus, memory=memory)
-    reach = network_cli.policy(network, allow) or Network.none()
-
-    async def start(host: Client) -> ExecResult | None:
-        sandbox = await host.create(image_name, name=name, limits=limits, network=reach, user=user)
-        if not command:
-            print(sandbox.id)
-            return None
-        try:
-            return await sandbox.exec(command, timeout=None)
-        finally:
-            if not keep:
-                await sandbox.remove()
-
-    result = call(start)
-    if result is not None:
-        _deliver(result)
+application.command(context_settings=IN_ORDER)(command_cli.run)
+application.command("exec", context_settings=IN_ORDER)(command_cli.execute)
 
 
 @application.command("ls")
@@ -110,44 +93,6 @@ def list_sandboxes(json: Json = False) -> None:
         ("sandbox", "name", "image", "state", "turns", "head", "created"),
         [(s.id, s.name, s.image, s.state, s.turn, s.head, output.when(s.created_at)) for s in found],
     )
-
-
-@application.command("exec", context_settings={"allow_interspersed_args": False})
-def execute(
-    sandbox: SandboxName,
-    command: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
-    timeout: Annotated[float | None, typer.Option(help="Seconds after which it is killed.")] = None,
-    cwd: Annotated[str | None, typer.Option(help="Directory to run it in.")] = None,
-    user: WhoOption = None,
-    json: Json = False,
-) -> None:
-    """Run a command in a sandbox and end the turn. Exits with the command's code."""
-
-    async def work(host: Client) -> ExecResult:
-        stdin = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
-        return await (await host.get(sandbox)).exec(command, timeout=timeout, cwd=cwd, user=user, stdin=stdin)
-
-    result = call(work)
-    if json:
-        output.as_json(result)
-        raise typer.Exit(_exit_code(result))
-    _deliver(result)
-
-
-def _deliver(result: ExecResult) -> None:
-    sys.stdout.buffer.write(result.stdout)
-    sys.stdout.buffer.flush()
-    sys.stderr.buffer.write(result.stderr)
-    dropped = result.stdout_dropped + result.stderr_dropped
-    if dropped:
-        print(f"pagurus: {dropped} bytes of output were beyond the limit and dropped", file=sys.stderr)
-    if result.timed_out:
-        print("pagurus: the command reached its time limit and was killed", file=sys.stderr)
-    raise typer.Exit(_exit_code(result))
-
-
-def _exit_code(result: ExecResult) -> int:
-    return 124 if result.timed_out else result.exit_code
 
 
 @application.command()
@@ -203,7 +148,7 @@ def fork(
             if not isinstance(child, dict):
                 print(child.id)
     for line in failed:
-        print(f"pagurus: a child failed: {line}", file=sys.stderr)
+        output.complain(f"a child failed: {line}")
     raise typer.Exit(1 if failed else 0)
 
 

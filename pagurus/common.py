@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, TypeVar
 
 import typer
 
+from pagurus import output
 from sandbox import Client
-from sandbox.errors import PagurusError
+from sandbox.errors import CommandNotFound, PagurusError
 
 T = TypeVar("T")
 
@@ -35,6 +36,27 @@ def call(work: Callable[[Client], Awaitable[T]]) -> T:
     return asyncio.run(connected())
 
 
+@contextlib.contextmanager
+def exit_codes() -> Iterator[None]:
+    """Failures of ours get codes that commands seldom have, as those of a shell and of docker do."""
+    try:
+        yield
+    except PagurusError as error:
+        output.complain(str(error))
+        raise typer.Exit(exit_code(error)) from None
+
+
+def exit_code(error: PagurusError) -> int:
+    """127: no such program; 126: it cannot be executed; 125: we failed, not the command.
+
+    >>> exit_code(CommandNotFound("nosuch: no such program"))
+    127
+    """
+    if not isinstance(error, CommandNotFound):
+        return 125
+    return 127 if error.message.endswith(": no such program") else 126
+
+
 def each(names: list[str], act: Callable[[Client, str], Awaitable[None]]) -> None:
     """Do the same to each of these, whatever becomes of the others. What failed is said, and makes the exit code 1."""
 
@@ -49,7 +71,7 @@ def each(names: list[str], act: Callable[[Client, str], Awaitable[None]]) -> Non
 
     failed = call(work)
     for line in failed:
-        print(f"pagurus: {line}", file=sys.stderr)
+        output.complain(line)
     raise typer.Exit(1 if failed else 0)
 
 

@@ -17,7 +17,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pagurus.common import client
+from pagurus import output
+from pagurus.common import client, exit_code
 from sandbox import Client, Invalid, PagurusError, Sandbox
 from sandbox.messages import ExecResult
 
@@ -111,8 +112,11 @@ async def act(words: Words) -> int:
 def main() -> int:
     try:
         return asyncio.run(act(understand(sys.argv[1:])))
-    except (PagurusError, TimeoutError) as error:
-        print(f"pagurus: {error}", file=sys.stderr)
+    except PagurusError as error:
+        output.complain(str(error))
+        return exit_code(error)
+    except TimeoutError as error:
+        output.complain(str(error))
         return 125  # as docker says that it failed itself
 
 

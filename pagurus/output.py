@@ -1,6 +1,7 @@
 """How the program prints: JSON for scripts, tables for people.
 
-Owns: formatting. Guarantee: what a sandbox wrote never reaches a terminal as control sequences through a table.
+Owns: formatting. Guarantee: what a sandbox wrote (names, labels, errors) never reaches a terminal as control sequences
+through anything here. The raw outputs of commands are not printed here.
 """
 
 from __future__ import annotations
@@ -28,8 +29,19 @@ console = Console()
 
 
 def as_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    """One JSON document on stdout. What a terminal would obey is escaped: it only occurs inside strings."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    sys.stdout.write("".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text) + "\n")
+
+
+def _escaped(char: str) -> str:
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def complain(text: str) -> None:
+    """Say on stderr what went wrong."""
+    print(f"pagurus: {printable(text)}", file=sys.stderr)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
@@ -70,9 +82,14 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def line(text: str) -> str:
+    """The same as one line: also without tabs and line ends."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def plain(text: str) -> str:
-    """Text without markup or control characters."""
-    return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))
+    """The same for what reads markup: tables, trees, bars."""
+    return escape(line(text))
 
 
 def size(count: int) -> str:

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from pagurus.common import SandboxName, WhoOption, client
+from pagurus.common import SandboxName, WhoOption, client, exit_codes
 from sandbox import Terminal
 from sandbox.errors import Invalid, PagurusError
 
@@ -174,7 +174,9 @@ def register(application: typer.Typer) -> None:
         keep: Annotated[bool, typer.Option("--keep", help="Keep the terminal and its log after its end.")] = False,
     ) -> None:
         """A terminal in a sandbox. Exits with the code of the shell; what was done is a turn."""
-        raise typer.Exit(asyncio.run(visit(sandbox, command or [], user, attach, keep)))
+        with exit_codes():
+            code = asyncio.run(visit(sandbox, command or [], user, attach, keep))
+        raise typer.Exit(code)
 
     @application.command("port-forward")
     def port_forward(

@@ -52,13 +52,13 @@ def test_exec_runs_as_whom_it_is_told(host: Daemon, sandbox: str) -> None:
     who = pagurus("exec", "--user", "nobody:daemon", sandbox, "sh", "-c", "id -un; id -gn", host=host)
     assert who.stdout == b"nobody\ndaemon\n"
     ghost = pagurus("exec", "-u", "ghost", sandbox, "true", host=host)
-    assert ghost.returncode == 1 and b"no user 'ghost' in the sandbox's /etc/passwd" in ghost.stderr
+    assert ghost.returncode == 125 and b"no user 'ghost' in the sandbox's /etc/passwd" in ghost.stderr
 
 
 @needs_host
 def test_exec_of_what_does_not_exist_says_so(host: Daemon, sandbox: str) -> None:
     done = pagurus("exec", sandbox, "no-such-program", host=host)
-    assert done.returncode == 1
+    assert done.returncode == 127
     assert b"no-such-program" in done.stderr and sandbox.encode() in done.stderr and b"Traceback" not in done.stderr
 
 
@@ -79,7 +79,7 @@ def test_run_removes_what_it_started(host: Daemon) -> None:
 @needs_host
 def test_an_unknown_image_lists_those_there_are(host: Daemon) -> None:
     done = pagurus("run", "no-such-image", host=host)
-    assert done.returncode == 1 and b"debian" in done.stderr
+    assert done.returncode == 125 and b"debian" in done.stderr
 
 
 @needs_host

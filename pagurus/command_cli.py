@@ -1,0 +1,234 @@
+"""``pagurus exec`` and ``pagurus run``: a command in a sandbox, as if it ran here.
+
+Owns: its input, its outputs as they come, signals that end it, exit codes. Does not own: the command (the daemon).
+Guarantee: outputs are passed on byte by byte, each to its own stream, at the pace of the reader; Ctrl-C, SIGTERM and a
+reader that goes away end the command in the sandbox, not only this program.
+
+A command is found again by a mark in its environment, which what it starts inherits: the daemon has no name for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import select
+import signal
+import stat
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from pagurus import network_cli, output
+from pagurus.common import ImageName, Json, SandboxName, WhoOption, call, exit_codes
+from sandbox import Client, Limits, Network, Sandbox
+from sandbox.errors import Invalid, PagurusError, Protocol
+from sandbox.messages import ExecResult
+
+MARK = "PAGURUS_EXEC"
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOOKS, PAUSE = 50, 0.1  # how often a command that is being started is looked for, seconds between
+GRACE = 1.0  # seconds from SIGPIPE to SIGKILL
+SIGNAL = """
+for e in /proc/[0-9]*/environ; do
+    if grep -qs "$1" "$e"; then p=${e%/environ}; kill -s "$2" "${p#/proc/}" && found=1; fi
+done
+[ "$found" ]
+"""
+
+StdinOption = Annotated[
+    bool,
+    typer.Option("--stdin", "-i", help="Read stdin to its end and give it to the command, whatever stdin is."),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", "-e", help="A variable of its environment. May be repeated.", metavar="NAME=VALUE"),
+]
+
+
+def run(
+    image_name: ImageName,
+    command: Annotated[list[str] | None, typer.Argument(help="Run this, then remove the sandbox.")] = None,
+    name: Annotated[str | None, typer.Option(help="A name for the sandbox.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Cores.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory, such as 512MiB.")] = "1GiB",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox after the command.")] = False,
+    user: WhoOption = None,
+    env: EnvOption = None,
+    interactive: StdinOption = False,
+    network: network_cli.Mode = None,
+    allow: network_cli.Allow = None,
+) -> None:
+    """Start a sandbox; with a command, run it there. Without one, print the id and leave it running."""
+    with exit_codes():
+        limits, variables = Limits(cpus=cpus, memory=memory), _variables(env)
+        reach = network_cli.policy(network, allow) or Network.none()
+        stdin = given(interactive) if command else b""
+
+        async def start(host: Client) -> ExecResult | None:
+            sandbox = await host.create(image_name, name=name, limits=limits, network=reach, user=user, env=variables)
+            if not command:
+                print(sandbox.id)
+                return None
+            try:
+                return await carry_out(sandbox, command, stdin=stdin, user=user)
+            finally:
+                if not keep:
+                    await sandbox.remove()
+
+        result = call(start)
+    if result is not None:
+        _conclude(result)
+
+
+def execute(
+    sandbox: SandboxName,
+    command: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
+    timeout: Annotated[float | None, typer.Option(help="Seconds after which it is killed.")] = None,
+    cwd: Annotated[str | None, typer.Option(help="Directory to run it in.")] = None,
+    user: WhoOption = None,
+    env: EnvOption = None,
+    interactive: StdinOption = False,
+    json: Json = False,
+) -> None:
+    """Run a command in a sandbox and end the turn. Exits with the command's code.
+
+    Its output comes as it is written; with --json it is collected, the first MiB of each stream. Stdin is passed on
+    with -i, and without it when it is a file, or a pipe that holds something.
+    """
+    with exit_codes():
+        variables, stdin = _variables(env), given(interactive)
+
+        async def work(host: Client) -> ExecResult:
+            found = await host.get(sandbox)
+            return await carry_out(
+                found, command, env=variables, stdin=stdin, timeout=timeout, cwd=cwd, user=user, collect=json
+            )
+
+        result = call(work)
+    if json:
+        output.as_json(result)
+        raise typer.Exit(_exit_code(result))
+    _conclude(result)
+
+
+def _conclude(result: ExecResult) -> None:
+    dropped = result.stdout_dropped + result.stderr_dropped
+    if dropped:
+        output.complain(f"{dropped} bytes of output were beyond the limit and dropped")
+    if result.timed_out:
+        output.complain("the command reached its time limit and was killed")
+    raise typer.Exit(_exit_code(result))
+
+
+def _exit_code(result: ExecResult) -> int:
+    return 124 if result.timed_out else result.exit_code
+
+
+def _variables(given: list[str] | None) -> dict[str, str]:
+    for text in given or ():
+        if not text.partition("=")[0] or "=" not in text:
+            raise Invalid(f"not a variable: {text!r}", remedy="write --env NAME=VALUE")
+    return {name: value for name, _, value in (text.partition("=") for text in given or ())}
+
+
+def given(wanted: bool) -> bytes:
+    """The stdin of this program as far as it is meant for the command; it is read before the command starts.
+
+    Not `wanted`: a file, or a pipe that holds something already. One that is merely open, as under a supervisor or in
+    a shell's loop over ssh, would never end.
+    """
+    if sys.stdin is None:
+        return b""
+    source = sys.stdin.fileno()
+    if not wanted:
+        kind = os.fstat(source).st_mode
+        piped = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
+        if not stat.S_ISREG(kind) and not (piped and select.select([source], [], [], 0)[0]):
+            return b""
+    return sys.stdin.buffer.read()
+
+
+async def carry_out(
+    sandbox: Sandbox, command: Sequence[str], *, env: dict[str, str] | None = None, collect: bool = False, **named: Any
+) -> ExecResult:
+    """Run a command, with its outputs on ours unless they are to be collected.
+
+    The first signal that asks us to end is passed on to the command, the second one kills it, the third leaves it.
+    """
+    mark = secrets.token_hex(16)
+    named["env"] = {**(env or {}), MARK: mark}
+    named.setdefault("timeout", None)
+    work = asyncio.ensure_future(sandbox.exec(command, **named) if collect else _stream(sandbox, command, **named))
+    loop, sending = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+
+    def asked(number: signal.Signals) -> None:
+        if len(sending) >= 2:
+            work.cancel()
+            return
+        passed_on = signal.SIGKILL if sending else number
+        sending.append(loop.create_task(_pass_on(sandbox, mark, passed_on, named.get("user"), work)))
+
+    for number in ENDINGS:
+        loop.add_signal_handler(number, asked, number)
+    try:
+        return await work
+    except BrokenPipeError:
+        if await _signal(sandbox, mark, signal.SIGPIPE, named.get("user")):
+            await asyncio.sleep(GRACE)
+            await _signal(sandbox, mark, signal.SIGKILL, named.get("user"))
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+    except asyncio.CancelledError:
+        if not sending:
+            raise
+        output.complain("the command may still run in the sandbox")
+        raise typer.Exit(128 + signal.SIGINT) from None
+    finally:
+        for number in ENDINGS:
+            loop.remove_signal_handler(number)
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+
+
+async def _stream(sandbox: Sandbox, command: Sequence[str], **named: Any) -> ExecResult:
+    targets = {"stdout": 1, "stderr": 2}
+    async with contextlib.aclosing(sandbox.stream(command, **named)) as chunks:  # type: ignore[type-var]
+        async for chunk in chunks:
+            if chunk.result is not None:
+                return chunk.result
+            await asyncio.to_thread(_write, targets[chunk.stream], chunk.data)
+    raise Protocol("the output ended without a result", remedy="is the daemon alive?")
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+async def _pass_on(
+    sandbox: Sandbox, mark: str, number: signal.Signals, user: str | None, work: asyncio.Future[ExecResult]
+) -> None:
+    """Send a signal to the command, which may still be on its way into the sandbox; where that fails, leave it."""
+    for _ in range(LOOKS):
+        if work.done() or await _signal(sandbox, mark, number, user):
+            return
+        await asyncio.sleep(PAUSE)
+    work.cancel()
+
+
+async def _signal(sandbox: Sandbox, mark: str, number: signal.Signals, user: str | None) -> bool:
+    """Whether there was a process with the mark to send it to. As who the command is: others' environments are secret.
+
+    Needs a shell and grep in the sandbox.
+    """
+    program = ["/bin/sh", "-c", SIGNAL, "sh", f"{MARK}={mark}", number.name.removeprefix("SIG")]
+    try:
+        done = await sandbox.exec(program, user=user, cwd="/", timeout=10, ends_turn=False)
+    except PagurusError:
+        return False
+    return done.exit_code == 0
