@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import io
 import os
+import socket
+import struct
 import subprocess
 import sys
 import tarfile
@@ -57,6 +59,8 @@ class ApiScene:
         return "" if self.secret.read_bytes() == b"secret" else "the host's file was changed"
 
 
+OBEYED = ("\x1b[2J", "\x1b]0;", "\x07", "\x9b31m", "\u202e")  # what a terminal obeys
+RSS_MOST = 160 << 20  # bytes by which the daemon may grow for one stream: its backlog of 32 MiB, and what holds it
 TAR = "application/x-tar"
 ApiCheck = Callable[[ApiScene], Awaitable[str]]  # "" when contained, else what went wrong
 
@@ -301,10 +305,31 @@ async def _output(scene: ApiScene) -> str:
     done = await scene.attacker.exec("yes", timeout=1, output_limit=1000)
     if len(done.stdout) != 1000 or not done.timed_out:
         return f"kept {len(done.stdout)} bytes"
-    seen = 0
-    async for chunk in scene.attacker.stream("yes", timeout=1):
-        seen += len(chunk.data)
-    return "" if seen else "was not tried"
+    keeper = _daemon(scene)
+    before = most = _rss(keeper)
+    seen = parts = 0
+    async for chunk in scene.attacker.stream("yes", timeout=4):  # by a reader that is slow
+        seen, parts = seen + len(chunk.data), parts + 1
+        if chunk.result is not None:
+            seen += chunk.result.stdout_dropped
+        elif parts <= 40:
+            await asyncio.sleep(0.1)
+        most = max(most, _rss(keeper))
+    if most - before > RSS_MOST:
+        return f"the daemon grew by {(most - before) >> 20} MiB"
+    return "" if parts > 40 else f"was not tried: {seen} bytes"
+
+
+def _daemon(scene: ApiScene) -> int:
+    """The pid of whoever listens on the daemon's socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(scene.run / "pagurus.sock"))
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
+
+
+def _rss(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @act("terminal escapes in names, output and refusals, through the command line")
@@ -314,19 +339,47 @@ async def _escapes(scene: ApiScene) -> str:
         "for n in ('\\x1b[2J', '\\x1b]0;evil\\x07', 'a\\rb', '\\x9b31m', '[bold]x', '\\u202egnp'):\n"
         " os.mkdir('/tmp/' + n); open('/tmp/' + n + '/f', 'w')"
     )
-    base = [sys.executable, "-m", "pagurus"]
-    verbs = [["diff", scene.attacker.id, (await scene.attacker.tree())[0].id], ["ls"], ["tree", scene.attacker.id]]
+    evil, me = "".join(OBEYED), scene.attacker.id
+    saved = await scene.attacker.checkpoint(f"label {evil}")
+    first = (await scene.attacker.tree())[0].id
+    shown = [["diff", me, first], ["ls"], ["tree", me], ["checkpoint", "list"], ["image", "list"], ["net", me]]
+    shown += [["diff", "--json", me, first], ["tree", "--json", me], ["checkpoint", "list", "--json"]]
+    refused = [
+        ["cp", f"{me}:/tmp/{evil}", "/tmp"],
+        ["exec", me, f"/tmp/{evil}"],
+        ["exec", "--cwd", f"/tmp/{evil}", me, "true"],
+        ["exec", "--user", evil, me, "true"],
+        ["shell", me, f"/tmp/{evil}"],
+        ["diff", me, evil],
+        ["checkpoint", "rm", evil],
+        ["run", f"image{evil}"],
+        ["rm", f"sandbox{evil}"],
+    ]
+    told = ""
+    for verb in (*shown, *refused):
+        done = await _pagurus(scene, verb)
+        printed = done.stdout + done.stderr
+        if bool(done.returncode) != (verb in refused):
+            return f"was not tried: {verb}: exit {done.returncode}, {done.stderr[-200:]!r}"
+        if bad := [sign for sign in OBEYED if sign.encode() in printed]:
+            return f"{verb[0]} printed {bad}"
+        told += f"{verb[0]} " if "\N{REPLACEMENT CHARACTER}".encode() in printed else ""
+    await scene.host.store.label(saved, None)
+    needed = {"diff", "tree", "checkpoint", "cp", "exec", "shell"}  # these had such text to show
+    return said or ("" if needed <= set(told.split()) else f"was not tried: only {told}told of it")
+
+
+async def _pagurus(scene: ApiScene, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "PAGURUS_RUN": str(scene.run), "TERM": "xterm-256color", "FORCE_COLOR": "1"}
-    for verb in verbs:
-        done = await asyncio.to_thread(
-            subprocess.run, [*base, *verb], capture_output=True, env=environment, timeout=60, check=False
-        )
-        if done.returncode:
-            return f"was not tried: {verb}: {done.stderr[-200:]!r}"
-        for bad in (b"\x1b[2J", b"\x1b]0;", b"\x07", b"\xc2\x9b", "\u202e".encode()):
-            if bad in done.stdout + done.stderr:
-                return f"{verb[0]} printed {bad!r}"
-    return said
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "pagurus", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
 
 
 # ------------------------------------------------------------------ gateway

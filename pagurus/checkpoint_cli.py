@@ -99,7 +99,7 @@ def verify(
         output.table(("checkpoint", "", "pages", "files", "notes"), rows)
         for report in reports:
             for line in report.damage:
-                print(f"pagurus: {report.checkpoint}: {output.plain(line)}", file=sys.stderr)
+                output.complain(f"{report.checkpoint}: {output.line(line)}")
     raise typer.Exit(1 if any(report.damage for report in reports) else 0)
 
 
@@ -203,4 +203,4 @@ def _deliver(imported: Imported, json: bool) -> None:
             f"{imported.new_contents} of {imported.contents} contents were new"
         )
     )
-    print(f"{imported.checkpoint.id}: {facts}")
+    print(output.line(f"{imported.checkpoint.id}: {facts}"))

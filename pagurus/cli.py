@@ -191,8 +191,8 @@ def diff(
         output.as_json(changes)
         return
     for change in changes:
-        reason = f"  ({output.plain(change.why)})" if change.why else ""
-        print(f"{ {'added': 'A', 'modified': 'M', 'removed': 'D'}[change.kind] } {output.plain(change.path)}{reason}")
+        reason = f"  ({output.line(change.why)})" if change.why else ""
+        print(f"{ {'added': 'A', 'modified': 'M', 'removed': 'D'}[change.kind] } {output.line(change.path)}{reason}")
 
 
 # --------------------------------------------------------------------------- training and benches

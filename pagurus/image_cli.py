@@ -180,7 +180,7 @@ def rm(name: ImageName) -> None:
 
 
 def _made(info: ImageInfo) -> None:
-    print(f"{info.name} {info.digest[:12]} {output.size(info.size)}")
+    print(output.line(f"{info.name} {info.digest[:12]} {output.size(info.size)}"))
 
 
 def _store() -> Any:
