@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -16,14 +16,13 @@ import typer
 from typer.core import TyperGroup
 
 from pagurus import output
-from pagurus.common import Json, SandboxName, call, each
+from pagurus.common import CheckpointName, Json, SandboxName, call, checkpoint_ids, each
 from sandbox import Client
 from sandbox.errors import Invalid
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.store import CheckpointReport, Imported
 
 CHUNK = 1 << 20
-CheckpointName = Annotated[str, typer.Argument(help="Id of a checkpoint.", metavar="CHECKPOINT")]
 
 
 class _TakeByDefault(TyperGroup):
@@ -80,7 +79,10 @@ def list_(json: Json = False) -> None:
 @application.command()
 def verify(
     checkpoints: Annotated[
-        list[str] | None, typer.Argument(help="Ids; without any, all and the catalogue.", metavar="CHECKPOINT...")
+        list[str] | None,
+        typer.Argument(
+            help="Ids; without any, all and the catalogue.", metavar="CHECKPOINT...", autocompletion=checkpoint_ids
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -89,7 +91,8 @@ def verify(
     async def work(host: Client) -> list[CheckpointReport]:
         return await host.store.verify(*(checkpoints or []))
 
-    reports = call(work)
+    with output.working("verify", quiet=json):
+        reports = call(work)
     if json:
         output.as_json(reports)
     else:
@@ -114,7 +117,9 @@ def label(
 
 @application.command()
 def rm(
-    checkpoints: Annotated[list[str], typer.Argument(help="Ids.", metavar="CHECKPOINT...")],
+    checkpoints: Annotated[
+        list[str], typer.Argument(help="Ids.", metavar="CHECKPOINT...", autocompletion=checkpoint_ids)
+    ],
 ) -> None:
     """Remove checkpoints that nothing stands on. What descends from them is handed to their parents."""
     each(checkpoints, lambda host, name: host.store.remove(name))
@@ -146,11 +151,16 @@ def export(
         raise Invalid("a checkpoint is no text", remedy="redirect it to a file or a pipe")
     known = have_file.read_bytes() if have_file is not None else b""
 
-    async def work(host: Client) -> None:
-        async for part in host.store.stream(checkpoint, since=since, have=known):
-            await asyncio.to_thread(_write, part)
+    with output.progress(f"export {checkpoint}", None) as advanced:
 
-    call(work)
+        async def work(host: Client) -> None:
+            sent = 0
+            async for part in host.store.stream(checkpoint, since=since, have=known):
+                await asyncio.to_thread(_write, part)
+                sent += len(part)
+                advanced(sent)
+
+        call(work)
 
 
 def _write(part: bytes) -> None:
@@ -165,13 +175,16 @@ def import_(
 ) -> None:
     """Take in a checkpoint that `pagurus checkpoint export` wrote, from a host that you trust. All or nothing."""
 
-    async def work(host: Client) -> Imported:
-        if file is None:
-            return await host.store.receive(_parts(sys.stdin.buffer))
-        with open(file, "rb") as source:  # noqa: ASYNC230 - read on worker threads
-            return await host.store.receive(_parts(source))
+    with output.progress("import", None if file is None else file.stat().st_size, quiet=json) as advanced:
 
-    _deliver(call(work), json)
+        async def work(host: Client) -> Imported:
+            if file is None:
+                return await host.store.receive(_parts(sys.stdin.buffer, advanced))
+            with open(file, "rb") as source:  # noqa: ASYNC230 - read on worker threads
+                return await host.store.receive(_parts(source, advanced))
+
+        imported = call(work)
+    _deliver(imported, json)
 
 
 @application.command()
@@ -183,12 +196,17 @@ def pull(
     json: Json = False,
 ) -> None:
     """Let the daemon fetch a checkpoint from another one, only what is missing here."""
-    _deliver(call(lambda host: host.store.pull(address, checkpoint, token=token, ca=ca)), json)
+    with output.working(f"pull {checkpoint}", quiet=json):
+        imported = call(lambda host: host.store.pull(address, checkpoint, token=token, ca=ca))
+    _deliver(imported, json)
 
 
-async def _parts(source: BinaryIO) -> AsyncIterator[bytes]:
+async def _parts(source: BinaryIO, advanced: Callable[[int], None]) -> AsyncIterator[bytes]:
+    sent = 0
     while part := await asyncio.to_thread(source.read, CHUNK):
         yield part
+        sent += len(part)
+        advanced(sent)
 
 
 def _deliver(imported: Imported, json: bool) -> None:

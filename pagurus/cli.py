@@ -7,7 +7,6 @@ daemon or of the trainer.
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,17 @@ from pagurus import (
     token_cli,
     top,
 )
-from pagurus.common import PASSED_ON, Json, SandboxName, SandboxNames, call, each
+from pagurus.common import (
+    PASSED_ON,
+    CheckpointName,
+    Json,
+    SandboxName,
+    SandboxNames,
+    call,
+    checkpoint_ids,
+    each,
+    sources,
+)
 from sandbox import Client
 from sandbox.messages import CheckpointInfo
 
@@ -111,7 +120,9 @@ def rm(sandboxes: SandboxNames) -> None:
 @application.command()
 def restore(
     sandbox: SandboxName,
-    to: Annotated[str | None, typer.Argument(help="Checkpoint id; the latest when left out.")] = None,
+    to: Annotated[
+        str | None, typer.Argument(help="Checkpoint id; the latest when left out.", autocompletion=checkpoint_ids)
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the restored state with the checkpoint.")] = False,
     json: Json = False,
 ) -> None:
@@ -120,7 +131,8 @@ def restore(
     async def work(host: Client) -> Any:
         return await (await host.get(sandbox)).restore(to, verify=verify)
 
-    result = call(work)
+    with output.working(f"restore {sandbox}", quiet=json):
+        result = call(work)
     if json:
         output.as_json(result)
     else:
@@ -129,7 +141,7 @@ def restore(
 
 @application.command()
 def fork(
-    source: Annotated[str, typer.Argument(help="A sandbox, or the id of a checkpoint.")],
+    source: Annotated[str, typer.Argument(help="A sandbox, or the id of a checkpoint.", autocompletion=sources)],
     count: Annotated[int, typer.Argument(min=1, help="How many.")] = 1,
     json: Json = False,
 ) -> None:
@@ -139,7 +151,8 @@ def fork(
         children = await (host.fork(source, count) if source.startswith("c-") else (await host.get(source)).fork(count))
         return [child.sandbox.info if child.error is None else {"error": child.error} for child in children]
 
-    children = call(work)
+    with output.working(f"fork {source}", quiet=json):
+        children = call(work)
     if json:
         output.as_json(children)
     failed = [child["error"] for child in children if isinstance(child, dict)]
@@ -177,7 +190,7 @@ def tree(sandbox: SandboxName, json: Json = False) -> None:
 @application.command()
 def diff(
     sandbox: SandboxName,
-    since: Annotated[str, typer.Argument(help="Checkpoint id.")],
+    since: CheckpointName,
     why: Annotated[bool, typer.Option("--why", help="Also which process did it, by which call.")] = False,
     json: Json = False,
 ) -> None:
@@ -231,19 +244,27 @@ def train(
     raise typer.Exit(main(Config(task=task, seed=seed, engine=engine, out=out, resume=resume, **given)))
 
 
+def _benches(incomplete: str) -> list[str]:
+    import bench as benches
+
+    return [name for name in benches.names() if name.startswith(incomplete)]
+
+
 @application.command(context_settings=PASSED_ON, add_help_option=False)
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of a bench; `list` shows them.")] = "list",
+    name: Annotated[str, typer.Argument(help="Name of a bench; `list` shows them.", autocompletion=_benches)] = "list",
 ) -> None:
     """Run a bench: `pagurus bench NAME [--json] ...`. With --json one JSON object is printed last."""
     import bench as benches
 
-    known = benches.names()
-    if name not in known:
-        if name not in ("list", "--help"):
-            print(f"pagurus: no bench {name!r}; there are: {', '.join(known)}", file=sys.stderr)
-            raise typer.Exit(2)
+    known, words = benches.names(), [name, *context.args]
+    if name in known:
+        raise typer.Exit(importlib.import_module(f"bench.{name}").main(context.args))
+    if name != "list" and not name.startswith("-"):
+        output.complain(f"no bench {name!r}; there are: {', '.join(known)}")
+        raise typer.Exit(2)
+    if "--json" in words:
+        output.as_json([{"name": each} for each in known])
+    else:
         output.table(("bench",), [(each,) for each in known])
-        return
-    raise typer.Exit(importlib.import_module(f"bench.{name}").main(context.args))

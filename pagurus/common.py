@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Annotated, TypeVar
 
 import typer
@@ -75,34 +75,60 @@ def each(names: list[str], act: Callable[[Client, str], Awaitable[None]]) -> Non
     raise typer.Exit(1 if failed else 0)
 
 
-def _sandboxes(incomplete: str) -> list[str]:
-    """Names and ids for the shell's completion; nothing when no daemon answers."""
+def known(names: Callable[[Client], Awaitable[Iterable[str | None]]], incomplete: str) -> list[str]:
+    """What the shell's completion offers; nothing when no daemon answers."""
     try:
-        found = call(lambda host: host.sandboxes())
+        found = call(names)
     except PagurusError:
         return []
-    names = [name for sandbox in found for name in (sandbox.name, sandbox.id) if name]
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for name in found if name and name.isprintable() and name.startswith(incomplete)]
 
 
-def _images(incomplete: str) -> list[str]:
-    try:
-        found = call(lambda host: host.images.list())
-    except PagurusError:
-        return []
-    return [image.name for image in found if image.name.startswith(incomplete)]
+def sandbox_names(incomplete: str) -> list[str]:
+    """Names and ids of sandboxes, for completion."""
+
+    async def names(host: Client) -> list[str | None]:
+        return [name for sandbox in await host.sandboxes() for name in (sandbox.name, sandbox.id)]
+
+    return known(names, incomplete)
+
+
+def image_names(incomplete: str) -> list[str]:
+    """Names of images, for completion."""
+
+    async def names(host: Client) -> list[str]:
+        return [image.name for image in await host.images.list()]
+
+    return known(names, incomplete)
+
+
+def checkpoint_ids(incomplete: str) -> list[str]:
+    """Ids of checkpoints, for completion: the newest first."""
+
+    async def names(host: Client) -> list[str]:
+        return [checkpoint.id for checkpoint in reversed(await host.store.checkpoints())]
+
+    return known(names, incomplete)
+
+
+def sources(incomplete: str) -> list[str]:
+    """Sandboxes and checkpoints, for completion."""
+    return sandbox_names(incomplete) + checkpoint_ids(incomplete)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SandboxName = Annotated[
-    str, typer.Argument(help="Id or name of a sandbox.", metavar="SANDBOX", autocompletion=_sandboxes)
+    str, typer.Argument(help="Id or name of a sandbox.", metavar="SANDBOX", autocompletion=sandbox_names)
 ]
 SandboxNames = Annotated[
-    list[str], typer.Argument(help="Ids or names.", metavar="SANDBOX...", autocompletion=_sandboxes)
+    list[str], typer.Argument(help="Ids or names.", metavar="SANDBOX...", autocompletion=sandbox_names)
 ]
 WhoOption = Annotated[
     str | None,
     typer.Option("--user", "-u", help="NAME, UID, NAME:GROUP or UID:GID; else the sandbox's default.", metavar="USER"),
 ]
-ImageName = Annotated[str, typer.Argument(metavar="IMAGE", help="Name of an image.", autocompletion=_images)]
+ImageName = Annotated[str, typer.Argument(metavar="IMAGE", help="Name of an image.", autocompletion=image_names)]
 NewImage = Annotated[str, typer.Argument(metavar="NAME", help="Name of the new image.")]
+CheckpointName = Annotated[
+    str, typer.Argument(help="Id of a checkpoint.", metavar="CHECKPOINT", autocompletion=checkpoint_ids)
+]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from pagurus import output
-from pagurus.common import ImageName, Json, NewImage, call
+from pagurus.common import CheckpointName, ImageName, Json, NewImage, call
 from sandbox import Client, Network
 from sandbox.errors import Invalid
 from sandbox.messages import ImageInfo, StepInfo
@@ -166,7 +166,7 @@ def build(
 @application.command()
 def commit(
     name: NewImage,
-    checkpoint: Annotated[str, typer.Argument(help="Id of the checkpoint whose files it gets.")],
+    checkpoint: CheckpointName,
     replace: Replace = False,
 ) -> None:
     """Make an image of the files of a checkpoint."""

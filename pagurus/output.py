@@ -20,6 +20,7 @@ from rich.progress import (
     DownloadColumn,
     Progress,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -53,10 +54,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """A bar on stderr for `total` bytes (None: unknown); call what it yields with the bytes so far.
 
-    Nothing is drawn where stderr is no terminal.
+    Nothing is drawn where stderr is no terminal, or with `quiet`.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -65,15 +66,19 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    hidden = quiet or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
         task = bar.add_task(plain(what), total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """A spinner on stderr for work of unknown length."""
-    with Console(stderr=True).status(plain(what)):
+def working(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """The same for work that does not tell how far it is: a bar that moves, and the time that it took so far."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    hidden = quiet or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
+        bar.add_task(plain(what), total=None)
         yield
 
 

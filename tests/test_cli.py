@@ -8,9 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from pagurus.cli import application
 from tests.daemon_host import Daemon, missing
 
 needs_host = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -120,27 +123,39 @@ def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
     assert b"pagurus daemon" in done.stderr and b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        "doctor",
-        "daemon",
-        "run",
-        "ls",
-        "exec",
-        "checkpoint",
-        "restore",
-        "fork",
-        "tree",
-        "diff",
-        "rm",
-        "train",
-        "bench",
-        "image",
-    ],
-)
-def test_every_verb_is_there(verb: str) -> None:
-    assert verb in pagurus("--help").stdout.decode()
+VERBS = {
+    *("doctor", "daemon", "run", "ls", "top", "exec", "shell", "cp", "port-forward", "rm", "restore", "fork"),
+    *("tree", "diff", "net", "train", "bench"),
+}
+GROUPS = {
+    "image": {"list", "import", "docker", "debootstrap", "upload", "build", "commit", "rm", "steps", "prune"},
+    "checkpoint": {"take", "list", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
+    "token": {"create", "ls", "revoke"},
+    "gateway": {"ls", "set", "rm", "token", "log"},
+}
+
+
+def test_the_table_of_verbs() -> None:
+    """By name, not by the words of the help."""
+    table: Any = typer.main.get_command(application)
+    assert {name for name, verb in table.commands.items() if not verb.hidden} == VERBS | GROUPS.keys()
+    for name, verbs in GROUPS.items():
+        assert {each for each, verb in table.commands[name].commands.items() if not verb.hidden} == verbs
+
+
+LISTINGS = ("ls", "top", "tree", "diff", "net", "doctor", "bench list", "image list", "image steps", "checkpoint list")
+
+
+@pytest.mark.parametrize("listing", [*LISTINGS, "checkpoint verify", "token ls", "gateway ls", "gateway log"])
+def test_every_listing_takes_json(listing: str) -> None:
+    verb: Any = typer.main.get_command(application)
+    if listing != "bench list":  # which passes its words on
+        for word in listing.split():
+            verb = verb.commands[word]
+        assert "--json" in {option for parameter in verb.params for option in parameter.opts}
+        return
+    named = json.loads(pagurus("bench", "list", "--json").stdout)
+    assert {"name": "isolation"} in named and named == json.loads(pagurus("bench", "--json").stdout)
 
 
 def test_wrong_usage_is_exit_code_2() -> None:

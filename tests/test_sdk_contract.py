@@ -110,11 +110,13 @@ async def test_restores_and_forks_continue_from_a_state(sb, host: Client) -> Non
         await fork.sandbox.remove()
 
 
-async def test_checkpoints_have_labels_and_share_what_is_the_same(sb) -> None:
+async def test_checkpoints_have_labels_and_share_what_is_the_same(sb, host: Client) -> None:
     await sb.files.write("/a", "a")
     one = await sb.checkpoint("one")
     two = await sb.checkpoint("two")
     assert (one.label, one.verdict, two.verdict, two.parent) == ("one", Verdict.FILES, Verdict.NONE, one.id)
+    listed = [saved.id for saved in await host.store.checkpoints() if saved.sandbox == sb.id]
+    assert listed == [saved.id for saved in await sb.tree()] and listed[-2:] == [one.id, two.id]
     await sb.files.write("/d/b", "b")
     await sb.files.write("/a", "other")
     assert [(change.path, change.kind) for change in await sb.diff(two)] == [

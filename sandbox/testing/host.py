@@ -110,6 +110,7 @@ class FakeHost:
             ("GET", "/v1/sandboxes/{id}/network"): self._network,
             ("PUT", "/v1/sandboxes/{id}/network"): self._set_network,
             ("GET", "/v1/network"): self._traffic,
+            ("GET", "/v1/checkpoints"): self._checkpoint_list,
             ("GET", "/v1/checkpoints/{id}"): self._wait,
             ("POST", "/v1/checkpoints/{id}/fork"): self._fork,
         }
@@ -431,6 +432,9 @@ class FakeHost:
                 found.add(saved.id)
                 pending += [saved.parent] if saved.parent not in found else []
         return reply([saved for saved in self._checkpoints.values() if saved.id in found])
+
+    async def _checkpoint_list(self, request: web.Request) -> web.Response:
+        return reply(list(self._checkpoints.values()))
 
     async def _restore(self, request: web.Request) -> web.Response:
         sandbox, wanted = self._find(request.match_info["id"]), await body(request, RestoreRequest)
