@@ -152,7 +152,7 @@ class Files:
         """Whether there is anything at `path`; a dangling link counts."""
     def list(self, path: str = "/") -> builtins.list[FileInfo]:
         """The entries of a directory, by name."""
-    def mkdir(self, path: str, *, mode: int = 493) -> None:
+    def mkdir(self, path: str, *, mode: int = ...) -> None:
         """Make a directory with its missing parents; one that exists stays as it is."""
     def move(self, source: str, target: str) -> None:
         """Rename a file or directory, over a file that is there; missing parents of `target` are made."""
@@ -168,14 +168,14 @@ class Files:
         """Copy a local file, or the content of a local directory, into the directory `path`."""
     def watch(self, path: str = "/", *, recursive: bool = False) -> Generator[FileEvent]:
         """Changes below a directory as they happen; paths are relative to it."""
-    def write(self, path: str, data: bytes | str, *, mode: int = 420, append: bool = False) -> None:
+    def write(self, path: str, data: bytes | str, *, mode: int = ..., append: bool = False) -> None:
         """Write a regular file, of at most 256 MiB at once; missing parents are made. Text is UTF-8."""
 
 class Conversation:
     """What the agent of one sandbox and its model say to each other."""
     def exchange(self, of: ExchangeInfo | int) -> Exchange:
         """One exchange with its content."""
-    def exchanges(self, limit: int = 1000) -> builtins.list[ExchangeInfo]:
+    def exchanges(self, limit: int = ...) -> builtins.list[ExchangeInfo]:
         """The last exchanges, the oldest first."""
     def exec(
         self,
@@ -436,7 +436,7 @@ class Client:
         *,
         token: str | None = None,
         ca: str | Path | None = None,
-        connections: int = 256,
+        connections: int = ...,
         patience: float = 20.0,
     ) -> None: ...
     def __enter__(self) -> Self: ...

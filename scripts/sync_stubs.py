@@ -122,10 +122,8 @@ def _function(function: Any, *, name: str | None = None, returns: str | None = N
     for argument in (*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg):
         if argument is not None and argument.annotation is not None:
             argument.annotation = Types().visit(argument.annotation)
-    for defaults in (node.args.defaults, node.args.kw_defaults):
-        defaults[:] = [
-            each if each is None or isinstance(each, ast.Constant) else ast.Constant(...) for each in defaults
-        ]
+    node.args.defaults[:] = [_default(each) for each in node.args.defaults]
+    node.args.kw_defaults[:] = [None if each is None else _default(each) for each in node.args.kw_defaults]
     answer = returns or (ast.unparse(Types().visit(node.returns)) if node.returns is not None else "Any")
     if answer.startswith("AsyncIterator["):
         item = answer.removeprefix("AsyncIterator[").removesuffix("]")
