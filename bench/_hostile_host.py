@@ -96,10 +96,9 @@ async def _host_ipc(scene: Scene) -> str:
 
 @act("kill every process there is")
 async def _kill_all(scene: Scene) -> str:
-    await scene.attacker.exec(["python3", "-c", "import os; os.kill(-1, 9)"], timeout=5)
-    if not scene.attacker.alive:
-        return "pid 1 died"
-    return await unharmed(scene)
+    code = "\nif os.fork() == 0: time.sleep(60)\nos.kill(-1, 9); print('tried', os.wait())"
+    done = await run(scene, code)
+    return judge(done) or ("" if scene.attacker.alive else "pid 1 died") or await unharmed(scene)
 
 
 @act("kill pid 1")

@@ -11,11 +11,14 @@ from sandbox.messages import Limits
 
 @act("fork bomb")
 async def _fork_bomb(scene: Scene) -> str:
-    bomb = "print('tried', flush=True)\nwhile True:\n try: os.fork()\n except OSError: pass"
-    await run(scene, bomb, timeout=1.5)
+    bomb = (
+        "refused = 0\nwhile True:\n try: os.fork()\n except OSError:\n"
+        "  if not refused: print('tried', flush=True)\n  refused = 1"
+    )
+    done = await run(scene, bomb, timeout=1.5)
     if len(scene.attacker.tasks()) > 64:
         return f"{len(scene.attacker.tasks())} processes"
-    return await unharmed(scene)
+    return judge(done) or await unharmed(scene)
 
 
 @act("thread bomb")
@@ -149,8 +152,7 @@ async def _output_behind(scene: Scene) -> str:
 @act("flood of zombies")
 async def _zombies(scene: Scene) -> str:
     code = (
-        "print('tried', flush=True)\nfor _ in range(3000):\n try:\n  if os.fork() == 0: os._exit(0)\n"
-        " except OSError: pass\ntime.sleep(60)"
+        "made = 0\nfor _ in range(3000):\n try:\n  if os.fork() == 0: os._exit(0)\n  made += 1\n"
+        "  if made == 20: print('tried', flush=True)\n except OSError: pass\ntime.sleep(60)"
     )
-    await run(scene, code, timeout=2)
-    return await unharmed(scene)
+    return judge(await run(scene, code, timeout=2)) or await unharmed(scene)

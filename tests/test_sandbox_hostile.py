@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bench import _internet, isolation
-from bench._hostile import ATTEMPT, Act, judge
+from bench._hostile import ATTEMPT, Act, Scene, judge
 from bench._hostile_acts import ACTS
 from bench._hostile_api import API_ACTS, ApiAct, try_api_act
 from sandbox import Client, paths
@@ -125,3 +127,43 @@ def test_a_program_that_tried_nothing_proves_nothing() -> None:
     assert judge(Completed(0, b"", b"", 0.0)).startswith("was not tried")
     assert judge(Completed(0, b"tried x EFAULT\nBREACH x\n", b"", 0.0)) == "BREACH x"
     assert judge(Completed(0, b"tried x EPERM\n", b"", 0.0)) == ""
+
+
+class Absent:
+    """A sandbox without the program that is to act: nothing is ever tried, and nothing goes wrong."""
+
+    cgroup = SimpleNamespace(memory_usage=lambda: 0, cpu_usage_usec=lambda: 0)
+    alive, init_pid = True, 2
+
+    async def exec(self, argv: list[str], **_: object) -> Completed:
+        if argv[0] == "echo":
+            return Completed(0, f"{argv[1]}\n".encode(), b"", 0.01)
+        return Completed(127, b"", b"no such program", 0.01)
+
+    def tasks(self) -> list[int]:
+        return []
+
+    async def kill(self) -> None:
+        pass
+
+    async def start(self) -> None:
+        pass
+
+
+SERVED = (
+    "reach a server of the neighbour",
+    "use the neighbour's System V shared memory",
+)  # these wait for the neighbour
+WITHOUT_PROGRAMS = [
+    act
+    for act in ACTS
+    if act.network is None
+    and act.name not in SERVED
+    and act.check.__module__ in ("bench._hostile", "bench._hostile_limits", "bench._hostile_host")
+]
+
+
+@pytest.mark.parametrize("act", WITHOUT_PROGRAMS, ids=lambda act: act.name.replace(" ", "-"))
+async def test_an_act_that_was_not_tried_does_not_count(act: Act, tmp_path: Path) -> None:
+    here: Any = Absent()
+    assert await act.check(Scene(here, here, 1, tmp_path)) != ""
