@@ -4,8 +4,8 @@ Owns: what a rule means, a pure matter. Does not own: finding what changed (:mod
 (:mod:`daemon.judge`).
 
 Scope: a rule ignores *being changed* (a path) and *having lived on* (a process). What an ignored process does to
-files, IPC objects, pipes, sockets or other processes counts; so does an ignored process that ended, since nobody can tell any more
-who it was. Whatever cannot be identified for certain is not ignored.
+files, IPC objects, pipes, sockets or other processes counts; so does an ignored process that ended, since nobody can
+tell any more who it was. Whatever cannot be identified for certain is not ignored.
 
 Guarantee: a path is matched as it lies in the tree, never as a program wrote it: symbolic links are not followed, so
 none can lead into an ignored directory.

@@ -357,7 +357,7 @@ def _opened(directory: int | None, name: str, facts: Facts) -> Iterator[int | No
 
 
 def _named(directory: int | None, name: str, descriptor: int | None) -> int | str:
-    """What was opened; or a path to what cannot be: a symbolic link, a FIFO, a socket, a device. These have no flags."""
+    """What was opened, or a path to what cannot be: a symbolic link, a FIFO, a socket, a device. Flagless."""
     return f"/proc/self/fd/{directory}/{name}" if descriptor is None else descriptor
 
 

@@ -114,6 +114,61 @@ static void quiet(void)
 	for (;;) pause();
 }
 
+/* Sends a byte again and again to a child that never reads. */
+static void talk(int kind)
+{
+	int pair[2];
+
+	if (kind == 0 ? pipe(pair) : socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) return;
+	for (int fd = 0; fd < 3; fd++) close(fd);
+	prctl(PR_SET_NAME, "agent of mine");
+	setsid();
+	if (!fork()) { prctl(PR_SET_NAME, "deaf"); close(pair[1]); close(70); for (;;) pause(); }
+	close(pair[0]);
+	fcntl(pair[1], F_SETFL, O_NONBLOCK);
+	usleep(2000);
+	close(70);
+	for (;;) {
+		if (kind == 2 ? send(pair[1], "x", 1, 0) : write(pair[1], "x", 1)) {}
+		usleep(20000);
+	}
+}
+
+static void talk_by_pipe(void) { talk(0); }
+static void talk_by_write(void) { talk(1); }
+static void talk_by_send(void) { talk(2); }
+
+static void *after_leader(void *unused)
+{
+	char b[64], state = 0, *end;
+
+	while (state != 'Z') {
+		int f = open("/proc/self/stat", O_RDONLY), length = read(f, b, sizeof(b) - 1);
+
+		close(f);
+		b[length > 0 ? length : 0] = 0;
+		end = strrchr(b, ')');
+		state = end ? end[2] : 'Z';
+	}
+	close(70);
+	for (;;) pause();
+	return unused;
+}
+
+/* Its first thread ends, another one lives on and takes no signals. */
+static void leaderless(void)
+{
+	pthread_t thread;
+	sigset_t all;
+
+	setsid();
+	for (int fd = 0; fd < 3; fd++) close(fd);
+	sigfillset(&all);
+	sigprocmask(SIG_BLOCK, &all, NULL);
+	pthread_create(&thread, NULL, after_leader, NULL);
+	pthread_exit(NULL);
+}
+
 /* Starts a process when it is told to by SIGUSR1. */
 static void parent(void)
 {
@@ -190,6 +245,7 @@ int main(int argc, char **argv)
 	OP("nice_all", setpriority(PRIO_USER, 0, 3))
 	OP("limits", if (!v) v = sleeper(); struct rlimit l = { 64, 64 }; prlimit(v, RLIMIT_NOFILE, &l, NULL); if (i == N - 1) kill(v, SIGKILL))
 	OP("channels", if (!v) v = tcp(9300, 1); int c = tcp(9300, 0); close(c); close(accept(v, NULL, NULL)))
+	OP("channels_both", if (!v) v = tcp(9300, 1); int c = tcp(9300, 0); close(c); close(accept(v, NULL, NULL)); close(tcp(9100, 0)))
 	OP("channels_old", close(tcp(9100, 0)))
 	OP("unix_pair", struct sockaddr_un a = { AF_UNIX }; strcpy(a.sun_path + 1, "pair"); int s = socket(AF_UNIX, SOCK_STREAM, 0), c;
 		if (bind(s, (void *)&a, sizeof(a)) || listen(s, 5)) return 1;
@@ -211,6 +267,10 @@ int main(int argc, char **argv)
 	OP("ipc_seven", shmget(7, 4096, IPC_CREAT | 0600))
 	OP("agent", leave(agent))
 	OP("parent", leave(parent))
+	OP("talk_by_pipe", leave(talk_by_pipe))
+	OP("talk_by_write", leave(talk_by_write))
+	OP("talk_by_send", leave(talk_by_send))
+	OP("leaderless", leave(leaderless))
 	OP("quiet", leave(quiet))
 	OP("uring", char p[256]; memset(p, 0, sizeof(p)); if (syscall(425, 4, p) < 0) return errno)
 	return 2;

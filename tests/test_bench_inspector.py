@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from bench import _leftovers, _oracle, _overhead
 from bench import inspector as bench
 from bench._torture import Arena, Case, Tally, build, calls, matrix, programs
-from bench._torture_cases import ACTORS, GROUP, PLACES, Call
+from bench._torture_cases import ACTORS, GROUP, PLACES, Call, other_kinds
 from daemon.judge import Judgement
 from ebpf.inspector import Inspector
 from sandbox import paths
@@ -113,6 +113,15 @@ async def test_stores_through_mappings_older_than_the_mark_are_seen(arena: Arena
     assert len(chosen) == 4 * len(PLACES)
     tally = Tally()
     await arena.run_cases(chosen[::3], tally)
+    assert tally.false_negatives == []
+    assert Verdict.NONE not in tally.verdicts
+
+
+async def test_metadata_of_every_kind_of_file_and_files_without_names_are_seen(arena: Arena) -> None:
+    chosen = [case for where in PLACES for case in other_kinds(where) if case.way == "setns"]
+    tally = Tally()
+    await arena.run_cases(chosen, tally)
+    assert tally.cases == len(chosen) > 4 * 9
     assert tally.false_negatives == []
     assert Verdict.NONE not in tally.verdicts
 

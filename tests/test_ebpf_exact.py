@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from bench._torture import Arena
+from daemon.ignore import checked
+from daemon.inspection import look
 from daemon.judge import judge
 from ebpf.inspector import Inspector
 from sandbox import paths
 from sandbox.container import Container
 from sandbox.errors import NotFound
-from sandbox.messages import Effects, Verdict
+from sandbox.messages import Effects, IgnoreRules, Verdict
 from sandbox.pool import Pool
 from tests.daemon_host import until
 from tests.ebpf_support import image_with_probe
@@ -96,7 +98,7 @@ COUNTED: list[tuple[str, str, Callable[[Effects], int]]] = [
     ("foreign_old", "quiet", lambda e: e.foreign_writes),
     ("limits_old", "quiet", lambda e: e.foreign_writes),
     ("nice_all", "quiet", lambda e: e.foreign_writes),
-    ("channels", "nothing", lambda e: 23 - e.channels),  # to a listener of its own
+    ("channels_both", "start_server", lambda e: e.channels),  # as many to a listener of its own, which are none
     ("channels_old", "start_server", lambda e: e.channels),
     ("mqueue_left", "nothing", lambda e: e.ipc_changes),
     ("shm_left", "nothing", lambda e: e.ipc_changes),
@@ -230,6 +232,64 @@ async def test_what_an_agent_starts_counts_unless_its_children_are_excluded_too(
         effects = arena.inspector.read(container.cgroup.id)
         assert (effects.survivors_new, effects.excluded) == ((0, 2) if children else (1, 1))
         assert judge(effects).verdict is (Verdict.NONE if children else Verdict.PROCESSES)
+
+
+@pytest.mark.parametrize("word", ["talk_by_pipe", "talk_by_write", "talk_by_send"])
+async def test_what_an_agent_says_to_an_older_process_changes_that(arena: Arena, word: str) -> None:
+    """It waits in the other's pipe or socket, which the dump holds."""
+    async with agent_at_work(arena, word, children=False) as (container, pid):
+        os.kill(pid, signal.SIGSTOP)
+        await arena.settle(container)
+        arena.mark(container)
+        assert judge(await seen(arena, container, "nothing")).verdict is Verdict.NONE
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: arena.inspector.read(container.cgroup.id).channels > 0)
+        effects = arena.inspector.read(container.cgroup.id)
+        assert (effects.survivors, effects.survivors_ran, effects.signals) == (1, 0, 0)
+        assert judge(effects).verdict is Verdict.PROCESSES
+
+
+async def test_what_an_ignored_process_says_to_another_one_counts(arena: Arena) -> None:
+    rules = checked(IgnoreRules(processes=["agent of mine"]))
+    async with arena.sandbox() as container:
+        await probe(container, "talk_by_pipe")
+        await until(lambda: "deaf" in {task.name for task in arena.inspector.tasks(container.cgroup.id)})
+        arena.mark(container)
+        await until(lambda: any(task.spoke for task in arena.inspector.tasks(container.cgroup.id)))
+        effects, judgement = look(arena.inspector, container, rules)
+        assert (effects.ignored, effects.survivors_ran, effects.channels) == (1, 0, 1)
+        assert judgement.verdict is Verdict.PROCESSES
+
+
+async def test_a_signal_to_a_process_whose_first_thread_has_ended_counts(arena: Arena) -> None:
+    async with arena.sandbox() as container:
+        await probe(container, "leaderless")
+        arena.inspector.mark(container.cgroup.id)
+        (task,) = arena.inspector.tasks(container.cgroup.id)
+        assert task.tid != task.pid
+        os.kill(task.pid, signal.SIGUSR1)
+        effects = arena.inspector.read(container.cgroup.id)
+        assert (effects.signals, effects.survivors_ran) == (1, 0)
+        assert judge(effects).verdict is Verdict.PROCESSES
+
+
+async def test_the_child_of_a_process_without_a_record_counts(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with arena.sandbox() as container:
+        await probe(container, "parent")
+        pid = agent_of(container)
+        assert pid is not None
+        with Inspector.load() as second:
+            with monkeypatch.context() as patched:
+                patched.setattr(second, "_sweep", lambda: None)  # nobody is recorded
+                second.watch(container.cgroup.id)
+            os.kill(pid, signal.SIGUSR1)
+            await until(lambda: len(container.tasks()) == 3)
+            effects = second.read(container.cgroup.id)
+            assert effects.overflow
+            assert effects.survivors == effects.survivors_new == 1
+            second.mark(container.cgroup.id)  # which finds the parent
+            assert (found := second.read(container.cgroup.id)).survivors == 2
+            assert not found.overflow
 
 
 async def test_exclusion_needs_a_watched_sandbox(inspector: Inspector) -> None:

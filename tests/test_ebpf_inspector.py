@@ -58,7 +58,9 @@ SECTIONS = sorted({name.partition(":")[0] for name in CASES})
 
 def test_every_operation_is_in_a_case() -> None:
     named = {word.rpartition(":")[2] for case in CASES.values() for word in case.program + case.setup}
-    counted = {word for word, _, _ in bench.COUNTS} | {word for word, _ in bench.RELATIVE_COUNTS}
+    counted = {word for word, setup, *_ in bench.COUNTS for word in (word, *setup)}
+    counted |= {word for word, _ in bench.RELATIVE_COUNTS} | {word for word, _, _ in bench.ENTERED_COUNTS}
+    counted |= set(operations()["metadata of other kinds"])  # tests/test_bench_inspector.py
     everything = {name for section in operations().values() for name in section}
     assert everything <= named | counted | {"noise"}
     assert len(list(cases())) >= 200
@@ -104,7 +106,7 @@ async def test_counting_is_exact(arena: Arena) -> None:
 
 async def test_absurdly_small_maps_miss_nothing(pool: Pool, image: Path, tmp_path: Path) -> None:
     chosen = list(CASES.values())[::5]
-    with Inspector.load(sizes=Sizes(sandboxes=1, inodes=4, explanations=4096)) as tiny:
+    with Inspector.load(sizes=Sizes(sandboxes=1, inodes=4, numbers=4, explanations=4096)) as tiny:
         tally = Tally()
         await Arena(pool, image, tmp_path, tiny).run_cases(chosen, tally)
     assert not tally.false_negatives

@@ -88,6 +88,18 @@ TMUX = checked(IgnoreRules(processes=["tmux: server", "/usr/bin/watcher"]))
         ([Task("tmux: server", True, False)], Effects(survivors=1, survivors_new=1, data_writes=1), Verdict.FILES),
         ([], Effects(survivors_gone=1), Verdict.PROCESSES),
         ([Task("tmux: server", True, False)], Effects(survivors=1, survivors_new=1, unknown=True), Verdict.BOTH),
+        # What an ignored one says to another.
+        (
+            [Task("tmux: server", False, True, spoke=True), Task("bash", False, False)],
+            Effects(survivors=2, survivors_ran=1),
+            Verdict.PROCESSES,
+        ),
+        (
+            [Task("tmux: server", False, True), Task("bash", False, False, spoke=True)],
+            Effects(survivors=2, survivors_ran=1),
+            Verdict.NONE,
+        ),
+        ([Task("tmux: server", False, True, spoke=True)], Effects(survivors=1, survivors_ran=1), Verdict.NONE),
         # A channel to nobody but ignored ones.
         ([Task("tmux: server", False, False)], Effects(survivors=1, channels=1), Verdict.NONE),
     ],

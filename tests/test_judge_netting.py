@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from sandbox.messages.ignore import IgnoreRules
 from sandbox.pool import Pool
 
 PATIENT = Bounds(seconds=60)
+NOBODY = 0xFFFFFFFF
+MOVING = ["work/fifo", "work/sub", "work", "."]
 
 
 @pytest.fixture
@@ -39,6 +42,8 @@ def place(pool: Pool, tmp_path: Path) -> Iterator[Path]:
     os.link(upper / "work/other", upper / "work/twin")
     os.mkfifo(upper / "work/fifo")
     os.setxattr(upper / "work/file", "user.mine", b"1")
+    for name in MOVING:
+        os.utime(upper / name, (5, 5))
     btrfs.snapshot(before, now, readonly=False)
     (tmp_path / "before").symlink_to(upper)
     (tmp_path / "now").symlink_to(now / "upper")
@@ -60,12 +65,16 @@ def outcome(place: Path, case: Case | None = None, *, bounds: Bounds | None = No
     )
 
 
+_ENTRIES = struct.pack("<I" + 5 * "HHI", 2, 1, 6, NOBODY, 2, 4, 1, 4, 4, NOBODY, 16, 4, NOBODY, 32, 4, NOBODY)
+ACL = ("system.posix_acl_access", _ENTRIES)
+ACL_OF_CHILDREN = ("system.posix_acl_default", _ENTRIES)
+
 SAME: dict[str, Callable[[Path], object]] = {
     "nothing": lambda now: None,
     "rewritten with the same bytes": lambda now: (now / "work/file").write_text("same\n"),
     "replaced by the same": lambda now: _replace(now / "work/file", "same\n"),
     "made and removed": lambda now: ((now / "work/new").write_text("x"), (now / "work/new").unlink()),
-    "a directory's times": lambda now: os.utime(now / "work", (1, 1)),
+    "made and removed below": lambda now: ((now / "work/sub/new").write_text("x"), (now / "work/sub/new").unlink()),
     "overlay's own notes": lambda now: os.setxattr(now / "work", "trusted.overlay.impure", b"y"),
     "copied up, as it was": lambda now: _copy_up(now),
 }
@@ -85,6 +94,9 @@ DIFFERENT: dict[str, Callable[[Path], object]] = {
     "an attribute more": lambda now: os.setxattr(now / "work/file", "user.more", b"1"),
     "an attribute less": lambda now: os.removexattr(now / "work/file", "user.mine"),
     "an attribute of a directory": lambda now: os.setxattr(now / "work/sub", "user.more", b"1"),
+    "an attribute of a directory's children": lambda now: os.setxattr(now / "work/sub", *ACL_OF_CHILDREN),
+    "an attribute of a FIFO": lambda now: os.setxattr(now / "work/fifo", *ACL),
+    "an attribute of a link": lambda now: os.setxattr(now / "work/link", "trusted.mine", b"1", follow_symlinks=False),
     "a hard link less": lambda now: (now / "work/twin").unlink(),
     "a hard link parted": lambda now: _replace(now / "work/twin", "other\n"),
     "another type": lambda now: ((now / "work/file").unlink(), (now / "work/file").mkdir()),
@@ -129,10 +141,48 @@ def test_different(place: Path, name: str) -> None:
     assert not found.equal and found.difference
 
 
-def test_times_matter_when_they_were_set_on_purpose(place: Path) -> None:
-    os.utime(place / "now/work/file", (1, 1))
+@pytest.mark.parametrize("name", ["work/file", "work/link", *MOVING])
+def test_times_matter_when_they_were_set_on_purpose(place: Path, name: str) -> None:
+    os.utime((place / "now").resolve() / name, (1, 1), follow_symlinks=False)
     assert outcome(place).equal
     assert "time" in outcome(place, Case(strict=True)).difference
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_the_time_of_a_directory_may_have_been_set_to_the_present(place: Path, name: str) -> None:
+    os.utime(place / "now" / name)
+    assert outcome(place, Case(strict=True)).equal  # names were made and removed in it, or bytes went through it
+    assert "time" in outcome(place, Case(strict=True, set_to_now=True)).difference
+
+
+def test_times_of_a_directory_follow_from_names_made_and_removed(place: Path) -> None:
+    for folder in ("now", "now/work", "now/work/sub"):
+        (place / folder / "new").mkdir()
+        (place / folder / "new").rmdir()
+    assert outcome(place, Case(strict=True)).equal
+
+
+def test_a_time_set_in_the_lower_counts(place: Path) -> None:
+    _copy_up(place / "now")
+    for name in ("etc", "etc/motd"):
+        status = os.stat(place / "lower" / name)
+        os.utime(place / "now" / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+    before = place / "lower/etc/motd", place / "now/etc/motd"
+    assert os.stat(before[0]).st_mtime_ns == os.stat(before[1]).st_mtime_ns
+    os.utime(place / "now/etc", (1, 1))
+    assert "time" in outcome(place, Case(strict=True)).difference
+    assert outcome(place).equal
+
+
+def test_a_whiteout_has_no_times(place: Path) -> None:
+    for tree in ("before", "now"):
+        (place / tree / "etc").mkdir()
+        os.mknod(place / tree / "etc/motd", 0o20000, 0)
+    os.utime(place / "now/etc/motd", (1, 1))
+    status = os.stat(place / "before/etc")
+    os.utime(place / "now/etc", ns=(status.st_atime_ns, status.st_mtime_ns))
+    arguments = ((place / "before").resolve(), (place / "now").resolve(), place / "lower", Case(strict=True))
+    assert trees(*arguments, bounds=PATIENT, hints=["/etc/motd"]).equal
 
 
 def test_another_inode_is_another_file_while_somebody_may_hold_the_old_one(place: Path) -> None:
@@ -205,7 +255,15 @@ facts = st.builds(
 
 
 @given(
-    facts, facts, st.builds(Case, strict=st.booleans(), replaced=st.booleans(), taken_at=st.sampled_from([0.0, 9.0]))
+    facts,
+    facts,
+    st.builds(
+        Case,
+        strict=st.booleans(),
+        set_to_now=st.booleans(),
+        replaced=st.booleans(),
+        taken_at=st.sampled_from([0.0, 9.0]),
+    ),
 )
 def test_nothing_is_the_same_unseen_unless_its_old_change_time_proves_it(one: Facts, two: Facts, case: Case) -> None:
     found = compare(one, two, case)
@@ -215,6 +273,10 @@ def test_nothing_is_the_same_unseen_unless_its_old_change_time_proves_it(one: Fa
         assert (one.mode, one.uid, one.gid) == (two.mode, two.uid, two.gid)
         if not one.directory:
             assert one.links == two.links
+        if case.strict and not one.moves:
+            assert one.modified == two.modified
+        if one.moves and (case.set_to_now or (case.strict and two.modified != two.changed)):
+            assert one.modified == two.modified
 
 
 def test_a_hint_ends_the_comparison_early_and_never_hides_anything(place: Path) -> None:
