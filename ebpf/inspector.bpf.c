@@ -4,7 +4,7 @@
  *
  * Owns: the counters of inspector.h. Does not own: what they mean (daemon/judge.py).
  * Guarantee: an effect is counted, or `unknown`/`untracked` is set; a full ring buffer loses
- * explanations only. Verdicts read the mapped array; no event stream lies on their path.
+ * explanations only. Verdicts read the mapped array, and depend on no event stream.
  *
  *   task_newtask ─▶ a task's record (slot, epoch of birth) in task storage: the filter of all hooks
  *   sys_exit ─────▶ name-space, metadata, data, IPC and foreign calls that succeeded; progress.
