@@ -23,7 +23,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,12 +56,12 @@ class Book:
     steps: dict[int, Step] = field(default_factory=dict)
     by_checkpoint: dict[str, list[int]] = field(default_factory=dict)
     owner: dict[int, str] = field(default_factory=dict)
-    sides: dict[str, list[Step]] = field(default_factory=dict)  # by sandbox
+    sides: dict[str, dict[bytes, list[Step]]] = field(default_factory=dict)  # by sandbox and key: there may be many
 
     def add(self, sandbox: str, step: Step, *, main: bool) -> None:
         self.owner[step.id] = sandbox
         if not main:
-            self.sides.setdefault(sandbox, []).append(step)
+            self.sides.setdefault(sandbox, {}).setdefault(step.key, []).append(step)
             return
         self.steps[step.id] = step
         if step.checkpoint is not None:
@@ -225,7 +225,7 @@ class Line:
 
     async def _main(self, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
         await self.follow()
-        self._see_readers()
+        self._see_readers(self.path)
         if self.settings.agent == "inside":
             choice = replay.inside(self.path, asked.key, life=self.life, retry=asked.retry)
         else:
@@ -298,14 +298,14 @@ class Line:
     async def _side(self, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
         """Beside the main loop: no turn, nothing is held; still one upstream call for one request."""
         loop = self.loop
-        self._see_readers()
         here = {None, *(step.id for step in self.path)}
-        known = [step for step in self.desk.book.sides.get(loop.row.id, ()) if step.parent in here]
+        same = self.desk.book.sides.get(loop.row.id, {}).get(asked.key, ())
+        known = [step for step in same if step.parent in here]
+        self._see_readers(known)
         for step in reversed(known):
-            if step.key == asked.key:
-                choice = replay.inside([step], asked.key, life=self.life, retry=asked.retry)
-                if choice.do is not Do.FRESH:
-                    return await self._known(choice.do, step, asked, request)
+            choice = replay.inside([step], asked.key, life=self.life, retry=asked.retry)
+            if choice.do is not Do.FRESH:
+                return await self._known(choice.do, step, asked, request)
         number, size = await self.desk.journal.begin(
             asked,
             sandbox=loop.row.id,
@@ -320,9 +320,9 @@ class Line:
         self.bytes += size
         return step, self._ask(step, asked, request), "upstream"
 
-    def _see_readers(self) -> None:
-        """Who still waits for what."""
-        for step in (*self.path, *self.desk.book.sides.get(self.loop.row.id, ())):
+    def _see_readers(self, steps: Iterable[Step]) -> None:
+        """Who still waits for which of these."""
+        for step in steps:
             reader = self._readers.get(step.id)
             step.waiting = reader is not None and is_open(reader)
             step.asking = step.id in self.desk.answers
