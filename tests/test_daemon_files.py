@@ -322,7 +322,7 @@ def test_every_name_is_told_and_found_again(name: bytes) -> None:
     assert beneath.refused(OSError(2, "none"), os.fsdecode(name)).message.encode()
 
 
-async def test_names_that_are_not_utf8_are_told_and_accepted(sb) -> None:
+async def test_names_that_are_not_utf8_are_told_and_accepted(sb, tmp_path: Path) -> None:
     """``\\356\\276\\200`` is U+EF80, a character that stands for a byte elsewhere."""
     before = await sb.checkpoint()
     result = await sb.exec(
@@ -340,6 +340,11 @@ async def test_names_that_are_not_utf8_are_told_and_accepted(sb) -> None:
     assert await sb.files.read(f"/n/{strange}") == b"two"
     assert (await sb.files.stat("/n/d\uefff")).name == "d\uefff"
     assert {change.path for change in await sb.diff(before)} >= {"/n/d\uefff", "/n/d\uefff/f\uef80", f"/n/{strange}"}
+
+    await sb.files.download("/n", tmp_path / "out")
+    assert set(os.listdir(os.fsencode(tmp_path / "out"))) == {b"link", "\xe9".encode(), b"d\xff", "\uef80".encode()}
+    await sb.files.upload(tmp_path / "out", "/again")
+    assert await sb.files.read("/again/d\uefff/f\uef80") == b"one"
 
     await sb.files.move("/n/d\uefff", "/n/e\uefff")
     await sb.files.write("/n/e\uefff/new\uefff", b"four")
