@@ -1,7 +1,7 @@
 """Static types of sandbox.sync. Made by scripts/sync_stubs.py; do not edit."""
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -481,7 +481,7 @@ class Client:
         """A new sandbox: ``sb = await host.create(...)``, or ``with host.create(...) as sb``."""
     def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> builtins.list[Fork]:
         """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
-    def frames(self, method: str, path: str, kind: type[T], body: Any = None) -> Generator[T]:
+    def frames(self, method: str, path: str, kind: type[T], body: Any = None) -> AsyncGenerator[T, None]:
         """One request whose answer is a stream of values, each behind its length."""
     @property
     def gateway(self) -> Models:
