@@ -24,14 +24,6 @@
 #define EINPROGRESS 115
 #define UTIME_NOW 0x3fffffff
 
-/* Of directories, FIFOs, sockets and devices, whose times also move when somebody uses them. */
-static __always_inline bool times_move(u32 mode)
-{
-	u32 type = mode & 0170000;
-
-	return type != 0100000 && type != 0120000;
-}
-
 static __always_inline struct file *file_at(struct task_struct *p, u32 fd)
 {
 	struct files_struct *files = p->files;
@@ -482,10 +474,13 @@ static __always_inline bool to_now(struct pt_regs *regs, u64 nr, u8 kind)
 }
 
 /* Times were set, of this directory, or (NULL) of what a path led to. */
-static __always_inline void touched(struct sandbox *s, struct pt_regs *regs, u64 nr, u8 kind, struct file *file)
+static __always_inline void touched(struct sandbox *s, struct task *t, struct pt_regs *regs, u64 nr, u8 kind,
+				    struct file *file)
 {
 	count(files_of(s)->hidden);
 	if ((file && !times_move(LOAD(struct inode, inode_at(file), i_mode))) || !to_now(regs, nr, kind))
+		return;
+	if (t->stamped == STAMPED) /* seen, and of a file */
 		return;
 	count(files_of(s)->touched);
 	count(procs_of(s)->touched);
@@ -582,7 +577,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		break;
 	case K_UTIMENSAT:
 		file = ARG1 ? NULL : file_at(p, ARG0);
-		touched(s, regs, nr, kind, file);
+		touched(s, t, regs, nr, kind, file);
 		if (!ARG1) {
 			if (file)
 				metadata_of(s, t, c, p, file);
@@ -594,7 +589,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 			count(files_of(s)->metadata);
 		break;
 	case K_UTIMES:
-		touched(s, regs, nr, kind, NULL);
+		touched(s, t, regs, nr, kind, NULL);
 		if (!of_new_file(s, t))
 			count(files_of(s)->metadata);
 		break;

@@ -170,6 +170,49 @@ int BPF_PROG(on_inode_evict, const struct inode *inode)
 	return 0;
 }
 
+/* Of directories, FIFOs, sockets and devices, whose times also move when somebody uses them. */
+static __always_inline bool times_move(u32 mode)
+{
+	u32 type = mode & 0170000;
+
+	return type != 0100000 && type != 0120000;
+}
+
+/*
+ * Linux 6.13 added these events. They tell what a call that sets times by path led to, and come with each change of an
+ * inode, by anybody.
+ */
+static __always_inline int stamped(struct inode *inode)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
+	struct pt_regs *regs;
+	struct task *t;
+	u64 nr;
+
+	if (is_nobodys(p))
+		return 0;
+	regs = (struct pt_regs *)bpf_task_pt_regs(p);
+	nr = regs->orig_ax;
+	if (nr != NR_UTIME && nr != NR_UTIMES && nr != NR_FUTIMESAT && (nr != NR_UTIMENSAT || !regs->si))
+		return 0;
+	t = task_of(p);
+	if (t)
+		t->stamped |= times_move(inode->i_mode) ? STAMPED_MOVING : STAMPED;
+	return 0;
+}
+
+SEC("tp_btf/ctime_ns_xchg")
+int BPF_PROG(on_stamp, struct inode *inode)
+{
+	return stamped(inode);
+}
+
+SEC("tp_btf/ctime_xchg_skip")
+int BPF_PROG(on_same_stamp, struct inode *inode)
+{
+	return stamped(inode);
+}
+
 /*
  * The fentry tier: which inode a call about a path changed. With it, attributes of a file that is gone again net out,
  * as those changed through a descriptor do everywhere. Of an overlay, the hooks run for the upper inode last.

@@ -101,6 +101,8 @@ static __always_inline int looked_at(struct processor *c, struct task_struct *p,
 		call(s, t, c, p, regs, nr, kind, result);
 	if (t->birth)
 		t->birth = 0;
+	if (t->stamped)
+		t->stamped = 0;
 	if (t->targets)
 		t->targets = 0;
 	epoch = s->procs_epoch; /* once: the next mark makes all of this void */

@@ -16,10 +16,14 @@ from ebpf import btf, libbpf
 
 BTF = Path("/sys/kernel/btf/vmlinux")
 
+_WITHOUT_STAMPS = "older than 6.13: times set to the present by path may be a directory's"
+
 # Programs that may be absent: the tracepoint they need, and what that means.
 OPTIONAL = {
     "on_inode_new": ("btrfs_inode_new", "no btrfs: files made and removed in one turn count as changes"),
     "on_inode_evict": ("btrfs_inode_evict", "no btrfs: files made and removed in one turn count as changes"),
+    "on_stamp": ("ctime_ns_xchg", _WITHOUT_STAMPS),
+    "on_same_stamp": ("ctime_xchg_skip", _WITHOUT_STAMPS),
     "on_uring": ("io_uring_submit_req", "no io_uring tracepoint: sandboxes must deny io_uring (they do)"),
 }
 

@@ -43,6 +43,7 @@ struct task {
 	u64 at_nr, at_ip, at_sp;	/* the interrupted system call it sits in */
 	u64 birth, birth_ino;		/* inode made by the system call that is running */
 	u32 birth_generation;
+	u32 stamped;			/* STAMPED_...: whose times the running call set, by path */
 	u64 targets;			/* inodes whose attributes it changed: known where fentry programs load */
 	struct inode_key target;	/* the last of them */
 };
@@ -105,6 +106,9 @@ struct inode_value {
 	u32 slot;
 	u32 pad;
 };
+
+#define STAMPED 1	/* some inode's */
+#define STAMPED_MOVING 2	/* those of one whose times also move by themselves */
 
 #define TOUCHED_BORN 1
 #define TOUCHED_DATA 2

@@ -107,7 +107,10 @@ static const volatile unsigned char syscall_kinds[SYSCALLS] = {
 #define NR_TRUNCATE 76
 #define NR_FTRUNCATE 77
 #define NR_CREAT 85
+#define NR_UTIME 132
+#define NR_UTIMES 235
 #define NR_FUTIMESAT 261
+#define NR_UTIMENSAT 280
 #define NR_SETPRIORITY 141
 #define NR_RENAME 82
 #define NR_LINK 86
