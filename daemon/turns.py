@@ -23,6 +23,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from daemon import apart, metrics, states
@@ -37,7 +38,7 @@ from daemon.schedule import Stage
 from daemon.sessions import Sessions
 from daemon.storing import store
 from sandbox import users
-from sandbox.errors import Conflict, Invalid, PagurusError
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import (
     CheckpointState,
     Effects,
@@ -48,6 +49,7 @@ from sandbox.messages import (
     Verdict,
 )
 from sandbox.outlet import Outlet
+from sandbox.process import Command
 
 log = logging.getLogger("pagurus.turns")
 
@@ -76,6 +78,7 @@ class TurnLoop:
         self.attached = 0  # terminals, streams and turns of several acts that somebody has open
         self.used_at = time.time()  # when the last call began or ended
         self.group: Group | None = None
+        self.commands: dict[str, Command | None] = {}  # those under way, by their key; None: not started yet
         self.programs = Programs(self)
         self.sessions = Sessions(self, self.programs)
         self.failed: PagurusError | None = None  # why the last checkpoint failed, until an answer has said it
@@ -136,6 +139,9 @@ class TurnLoop:
                 outlet.need_reader()
             argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
             user = await self.user(request.user)
+            options: dict[str, Any] = {} if outlet is None else {"outlet": outlet}
+            if request.key is not None:
+                options["on_start"] = partial(self.commands.__setitem__, request.key)
             done = await self.container.exec(
                 argv,
                 env={"HOME": user.home, **self.row.env, **request.env},
@@ -146,7 +152,7 @@ class TurnLoop:
                 stdin=request.stdin,
                 timeout=request.timeout,
                 output_limit=request.output_limit,
-                **({"outlet": outlet} if outlet is not None else {}),
+                **options,
             )
             return ExecResult(
                 exit_code=done.exit_code,
@@ -159,7 +165,22 @@ class TurnLoop:
                 oom_killed=getattr(done, "oom_killed", False),
             )
 
-        return await self.act(request.command, run, ends_turn=request.ends_turn)
+        if request.key is None:
+            return await self.act(request.command, run, ends_turn=request.ends_turn)
+        if request.key in self.commands:
+            raise Conflict("a command of this key is under way", remedy="use a new key for a new command")
+        self.commands[request.key] = None
+        try:
+            return await self.act(request.command, run, ends_turn=request.ends_turn)
+        finally:
+            del self.commands[request.key]
+
+    async def signal(self, key: str, number: int, *, group: bool) -> None:
+        """Send a signal to the command of this key. Raises NotFound unless it runs."""
+        async with self.using():
+            command = self.commands.get(key)
+            if command is None or not await command.signal(number, group=group):
+                raise NotFound("no command of this key runs", remedy="it has ended, or not begun", sandbox=self.row.id)
 
     async def act(
         self,

@@ -66,7 +66,7 @@ from sandbox.messages import (
 )
 from sandbox.sdk.client import Client
 from sandbox.sdk.files import Files
-from sandbox.sdk.handle import Creation, Fork, Sandbox
+from sandbox.sdk.handle import Creation, Fork, Running, Sandbox
 from sandbox.sdk.processes import Process, Terminal
 from sandbox.sdk.sessions import Session
 from sandbox.sdk.turns import Turn
@@ -113,6 +113,7 @@ __all__ = [
     "RestoreFailed",
     "RestoreResult",
     "Retention",
+    "Running",
     "Sandbox",
     "SandboxDead",
     "SandboxInfo",

@@ -44,6 +44,7 @@ from sandbox.process import (
     exit_status,
     kill_started,
     readable,
+    signal_started,
 )
 from sandbox.process import pidfd_tells_exit as _pidfd_tells_exit
 from sandbox.shim import Refused, Shim, ShimGone, launch
@@ -277,6 +278,7 @@ class Container:
         output_limit: int = 1 << 20,
         on_output: Callable[[str, bytes], None] | None = None,
         outlet: Outlet | None = None,
+        on_start: Callable[[Command], None] | None = None,
     ) -> Completed:
         """Run a program to its end. Adopted by pid 1, in a session of its own.
 
@@ -284,7 +286,8 @@ class Container:
         supplementary ones. A failure of the program is a result; CommandNotFound, Invalid (working directory), Conflict
         (no process left under the limit) and SandboxDead are raised.
         `on_output` gets ("stdout" | "stderr", chunk) as it comes. An `outlet` gets all of it instead of the result, at
-        the pace of its reader; when that leaves, the command ends as after `timeout`.
+        the pace of its reader; when that leaves, the command ends as after `timeout`. `on_start` gets the command,
+        which takes signals.
         """
         began = time.monotonic()
         parented = not _pidfd_tells_exit()
@@ -313,6 +316,8 @@ class Container:
                 await (await launching).close()
             raise
         try:
+            if on_start is not None:
+                on_start(command)
             status, timed_out = await command.wait(timeout)
         finally:
             # Also when the caller was cancelled: nobody is left to see the end.
@@ -354,6 +359,7 @@ class Container:
             release=release,
             kill=lambda: kill_started(pid, self.tasks),
             terminate=lambda: end_started(pid, self.tasks),
+            signal=lambda number, group: signal_started(pid, self.tasks, number, group=group),
         )
 
     # ---------------------------------------------------------------- host programs

@@ -240,6 +240,7 @@ class Handles:
     release: Callable[[], Awaitable[None]]  # give its pipes up to the shim
     kill: Callable[[], int]  # all that it started; blocks
     terminate: Callable[[], None]  # the same, but SIGTERM and some time first; blocks
+    signal: Callable[[int, bool], None]  # to it alone, or (True) to all that it started; blocks
 
 
 class Command:
@@ -281,6 +282,12 @@ class Command:
                 await asyncio.to_thread(self._handles.terminate)
                 async with asyncio.timeout(_KILL_PATIENCE):
                     return await self._end(), True
+
+    async def signal(self, number: int, *, group: bool) -> bool:
+        """Send a signal to all that it started, or to it alone; False once it has ended."""
+        if not self._done:
+            await asyncio.to_thread(self._handles.signal, number, group)
+        return not self._done
 
     def _pace(self, reading: bool) -> None:
         self.stdout.pace(reading)
@@ -363,6 +370,13 @@ def end_started(root: int, pids: Callable[[], list[int]]) -> None:
         _signal(task, signal.SIGKILL)
 
 
+def signal_started(root: int, pids: Callable[[], list[int]], number: int, *, group: bool) -> None:
+    """Send a signal to the command `root`; with `group` to all that it started and that is still connected to it."""
+    for task in readers_first(root, started_by(root, pids())):
+        if group or task.pid == root:
+            _signal(task, number)
+
+
 def interrupt(
     root: int,
     pids: Callable[[], list[int]],
@@ -431,7 +445,7 @@ def inner_pid(pid: int) -> int | None:
     return None
 
 
-def _signal(task: Task, number: signal.Signals) -> None:
+def _signal(task: Task, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(task.pid)
         try:

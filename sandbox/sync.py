@@ -36,6 +36,7 @@ __all__ = [
     "Ports",
     "Process",
     "Processes",
+    "Running",
     "Sandbox",
     "Session",
     "Sessions",
@@ -134,6 +135,13 @@ def _iterate(source: AsyncIterator[Any]) -> Iterator[Any]:
             _loop.run(close())
 
 
+def _next(self: _Proxy) -> Any:
+    try:
+        return _wrapped(_loop.run(anext(self._original)))
+    except StopAsyncIteration:
+        raise StopIteration from None
+
+
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(self: _Proxy, *args: Any, **kwargs: Any) -> Any:
@@ -164,6 +172,8 @@ def _proxy(original: type) -> type:
         body.update(__enter__=__enter__, __exit__=__exit__)
     if hasattr(original, "__aiter__"):
         body["__iter__"] = lambda self: _iterate(aiter(self._original))
+    if hasattr(original, "__anext__"):
+        body["__next__"] = _next
     for name, value in inspect.getmembers(original, inspect.isfunction):
         if not name.startswith("_"):
             body[name] = _method(value)
@@ -190,4 +200,5 @@ Turn: Any = _proxy(turns.Turn)
 Reader: Any = _proxy(asyncio.StreamReader)
 Writer: Any = _proxy(asyncio.StreamWriter)
 Fork: Any = _proxy(handle.Fork)
+Running: Any = _proxy(handle.Running)
 Client: Any = _proxy(client.Client)

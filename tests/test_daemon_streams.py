@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 
 import pytest
 
 from daemon.watching import WATCHES_MOST
 from sandbox import Client, Sandbox, SandboxState, sync
-from sandbox.errors import NotFound, TooMany
+from sandbox.errors import Conflict, Invalid, NotFound, TooMany
+from sandbox.messages import ExecRequest, ExecResult
 from sandbox.sdk.transport import MSGPACK
 from tests.daemon_host import IMAGE, Daemon, missing, until
 
@@ -34,6 +36,41 @@ async def test_a_reader_that_leaves_ends_the_command_and_its_turn(sb: Sandbox, c
         break
     assert await ended(sb, command) == 143
     assert (await sb.exec("echo on")).text == "on\n"
+
+
+async def test_signals_to_a_command_that_runs(sb: Sandbox) -> None:
+    running = sb.stream("trap 'echo tidy; exit 7' INT; echo up; while :; do sleep 1; done")
+    assert (await anext(running)).data == b"up\n"
+    await running.signal("INT")
+    *chunks, last = [chunk async for chunk in running]
+    assert b"".join(chunk.data for chunk in chunks) == b"tidy\n"
+    assert last.result is not None and last.result.exit_code == 7
+    assert not last.result.timed_out and last.result.turn is not None
+
+    silent = sb.stream("sleep 1000000; echo $?")
+    reading = asyncio.ensure_future(anext(silent))
+
+    async def sent() -> bool:
+        with contextlib.suppress(NotFound):  # not begun
+            await silent.signal(signal.SIGTERM)
+            return True
+        return False
+
+    await until(sent)
+    assert (await reading).result.exit_code == 143  # shell and sleep, whoever had begun by then
+    with pytest.raises(Invalid):
+        await silent.signal("NONE")
+
+
+async def test_one_key_names_one_command(host: Client, sb: Sandbox) -> None:
+    running = sb.stream("echo up; exec sleep 1000000")
+    await anext(running)
+    request = ExecRequest(command="true", key=running._key)
+    with pytest.raises(Conflict):
+        await host.call("POST", f"{sb._path}/exec", ExecResult, request)
+    await running.signal(9, group=False)
+    *_, last = [chunk async for chunk in running]
+    assert last.result is not None and last.result.exit_code == 137
 
 
 async def test_a_reader_that_leaves_before_there_was_any_output(sb: Sandbox) -> None:

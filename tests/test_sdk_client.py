@@ -56,6 +56,7 @@ PUBLIC = [
     "RestoreFailed",
     "RestoreResult",
     "Retention",
+    "Running",
     "Sandbox",
     "SandboxDead",
     "SandboxInfo",

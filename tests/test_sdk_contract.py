@@ -82,6 +82,16 @@ async def test_streams_end_with_the_result(sb) -> None:
     assert chunks[-1].stream == "result" and chunks[-1].result.exit_code == 0
 
 
+async def test_a_command_that_does_not_run_takes_no_signal(sb) -> None:
+    running = sb.stream("echo hello")
+    with pytest.raises(NotFound):
+        await running.signal("INT")
+    assert (await anext(running)).data == b"hello\n"
+    assert [chunk.stream async for chunk in running] == ["result"]
+    with pytest.raises(NotFound):
+        await running.signal()
+
+
 async def test_turns_have_verdicts_and_checkpoints(sb) -> None:
     first = await sb.exec("echo a > /a")
     assert first.verdict is Verdict.FILES and first.turn == 1

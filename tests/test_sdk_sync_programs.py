@@ -24,6 +24,10 @@ def test_everything_at_once(daemon: Daemon) -> None:
             session.exec("cd /usr; A=1")
             assert session.exec("pwd; echo $A").text == "/usr\n1\n"
             *chunks, last = session.stream("echo x")
+            running = sb.stream("echo up; exec sleep 1000000")
+            assert next(running).data == b"up\n"
+            running.signal("KILL")
+            assert [chunk.result.exit_code for chunk in running] == [137]
             assert (b"".join(chunk.data for chunk in chunks), last.result.exit_code) == (b"x\n", 0)
         with sb.turn() as turn:
             sb.exec("echo a > /a")

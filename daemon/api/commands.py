@@ -15,7 +15,7 @@ from aiohttp import web
 from daemon.api.presence import while_there
 from daemon.api.wire import HOST, Route, Stream, body, frame, log, reply, streaming
 from sandbox.errors import PagurusError
-from sandbox.messages import Chunk, ExecRequest, ExecResult, TurnInfo
+from sandbox.messages import Chunk, ExecRequest, ExecResult, SignalRequest, TurnInfo
 from sandbox.outlet import Outlet
 
 
@@ -30,6 +30,14 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     loop = request.app[HOST].loop(request.match_info["id"])
     command = await body(request, ExecRequest)
     return await streamed(request, loop.row.id, lambda outlet: loop.exec(command, outlet))
+
+
+async def _signal(request: web.Request) -> web.Response:
+    """Send a signal to a command that runs; it is known by the key with which it was started."""
+    wanted = await body(request, SignalRequest)
+    loop = request.app[HOST].loop(request.match_info["id"])
+    await loop.signal(request.match_info["command"], wanted.signal, group=wanted.group)
+    return reply(request, {})
 
 
 async def streamed(
@@ -102,6 +110,14 @@ ROUTES: list[Route] = [
         answer=Stream(Chunk),
         scope="exec",
         body_most=64 << 20,
+    ),
+    Route(
+        "POST",
+        "/v1/sandboxes/{id}/exec/{command}/signal",
+        _signal,
+        body=SignalRequest,
+        scope="exec",
+        keyed="once",
     ),
     Route("GET", "/v1/sandboxes/{id}/turns", _turns, answer=list[TurnInfo]),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,6 +24,7 @@ class ExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     user: User | None = None  # None: the sandbox's default, see CreateRequest
     output_limit: OutputLimit = 1 << 20  # bytes kept of each stream; the rest is counted and dropped
     ends_turn: bool = True  # judge and checkpoint when the command has ended
+    key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None = None  # by it signals find it while it runs
 
 
 class ExecResult(msgspec.Struct, kw_only=True, omit_defaults=True):

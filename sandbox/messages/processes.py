@@ -75,10 +75,10 @@ class ProcessInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class SignalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """SDK -> daemon: POST /v1/sandboxes/{id}/processes/{process}/signal"""
+    """SDK -> daemon: POST /v1/sandboxes/{id}/processes/{process}/signal and .../exec/{command}/signal"""
 
     signal: Annotated[int, msgspec.Meta(ge=1, le=64)] = 15
-    group: bool = True  # its process group, or it alone
+    group: bool = True  # its process group (of a command: all in its session and below), or it alone
 
 
 class Logs(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -7,7 +7,9 @@ Owns: the Python surface of one sandbox; each further area is a facet in a modul
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+import secrets
+import signal as signals
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,13 +29,14 @@ from sandbox.messages import (
     RestoreRequest,
     RestoreResult,
     SandboxInfo,
+    SignalRequest,
     TurnInfo,
 )
 from sandbox.sdk.files import Files
 from sandbox.sdk.gateway import Conversation
 from sandbox.sdk.network import Networking
 from sandbox.sdk.ports import Ports
-from sandbox.sdk.processes import Processes, Terminal, Terminals
+from sandbox.sdk.processes import Processes, Terminal, Terminals, signal_number
 from sandbox.sdk.sessions import Sessions
 from sandbox.sdk.turns import Turn
 
@@ -127,7 +130,7 @@ class Sandbox:
         request = _request(command, timeout, stdin, cwd, env, user, output_limit, ends_turn)
         return await self._client.call("POST", f"{self._path}/exec", ExecResult, request, keyed=True)
 
-    async def stream(
+    def stream(
         self,
         command: str | Sequence[str],
         *,
@@ -137,18 +140,14 @@ class Sandbox:
         env: dict[str, str] | None = None,
         user: int | str | None = None,
         ends_turn: bool = True,
-    ) -> AsyncIterator[Chunk]:
+    ) -> Running:
         """Run a command and yield its output as it comes; the last chunk carries the result.
 
-        The command waits for a slow reader. When the reader leaves (closes this iterator, or dies), it is ended as
-        after `timeout`, and so is its turn.
+        It begins when the first chunk is asked for, takes signals while it runs, and waits for a slow reader. When the
+        reader leaves (closes this iterator, or dies), it is ended as after `timeout`, and so is its turn.
         """
         request = _request(command, timeout, stdin, cwd, env, user, 0, ends_turn)
-        async with contextlib.aclosing(self._client.frames("POST", f"{self._path}/stream", Chunk, request)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-                if chunk.stream == "result":
-                    return
+        return Running(self._client, self._path, request)
 
     @contextlib.asynccontextmanager
     async def pty(
@@ -230,6 +229,44 @@ class Sandbox:
         if not self._removed:
             self._removed = True
             await self._client.call("DELETE", self._path, dict[str, Any])
+
+
+class Running:
+    """A command whose output is streamed: iterate for its chunks."""
+
+    def __init__(self, client: Client, path: str, request: ExecRequest) -> None:
+        self._client = client
+        self._path = path
+        self._key = request.key = secrets.token_hex(16)
+        self._chunks = _chunks(client, f"{path}/stream", request)
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        return await anext(self._chunks)
+
+    async def aclose(self) -> None:
+        """Leave it: the command is ended."""
+        await self._chunks.aclose()
+
+    async def signal(self, number: int | str = signals.SIGTERM, *, group: bool = True) -> None:
+        """Send a signal (``"INT"``, ``2``) to the command with all that it started, or to it alone.
+
+        Raises NotFound when it has ended or not begun.
+        """
+        request = SignalRequest(signal=signal_number(number), group=group)
+        path = f"{self._path}/exec/{self._key}/signal"
+        await self._client.call("POST", path, dict[str, Any], request, keyed=True)
+
+
+async def _chunks(client: Client, path: str, request: ExecRequest) -> AsyncGenerator[Chunk, None]:
+    """Apart from Running, which holds it: so that a loop that is left ends it at once."""
+    async with contextlib.aclosing(client.frames("POST", path, Chunk, request)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+            if chunk.stream == "result":
+                return
 
 
 class Fork:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from sandbox.errors import Closed, PagurusError
+from sandbox.errors import Closed, Invalid, PagurusError
 from sandbox.messages import (
     LogChunk,
     Logs,
@@ -122,12 +122,12 @@ class Process:
             if deadline is not None and asyncio.get_running_loop().time() >= deadline:
                 return None
 
-    async def signal(self, number: int = signals.SIGTERM, *, group: bool = True) -> None:
-        """Send a signal to its process group (or to it alone)."""
-        request = SignalRequest(signal=int(number), group=group)
+    async def signal(self, number: int | str = signals.SIGTERM, *, group: bool = True) -> None:
+        """Send a signal (``"INT"``, ``2``) to its process group (or to it alone)."""
+        request = SignalRequest(signal=signal_number(number), group=group)
         self.info = await self._client.call("POST", f"{self._path}/signal", ProcessInfo, request, keyed=True)
 
-    async def kill(self, number: int = signals.SIGKILL) -> None:
+    async def kill(self, number: int | str = signals.SIGKILL) -> None:
         """The same, with SIGKILL unless told otherwise."""
         await self.signal(number)
 
@@ -165,6 +165,19 @@ class Process:
         query = encoded(offset=str(self._written), close="true" if close else "false")
         await self._client.raw("POST", f"{self._path}/stdin?{query}", part, "application/octet-stream")
         self._written += len(part)
+
+
+def signal_number(signal: int | str) -> int:
+    """
+    >>> signal_number("INT"), signal_number("SIGTERM"), signal_number(9)
+    (2, 15, 9)
+    """
+    if isinstance(signal, int):
+        return int(signal)
+    try:
+        return int(signals.Signals[f"SIG{signal.upper().removeprefix('SIG')}"])
+    except KeyError:
+        raise Invalid(f"no such signal: {signal}", remedy="a name such as INT, or a number") from None
 
 
 def _since(out: int, errors: int) -> str:

@@ -93,6 +93,7 @@ class FakeHost:
             ("DELETE", "/v1/sandboxes/{id}"): self._remove,
             ("POST", "/v1/sandboxes/{id}/exec"): self._exec,
             ("POST", "/v1/sandboxes/{id}/stream"): self._stream,
+            ("POST", "/v1/sandboxes/{id}/exec/{command}/signal"): self._signal,
             ("POST", "/v1/sandboxes/{id}/kill"): self._kill,
             ("GET", "/v1/sandboxes/{id}/turns"): self._turns,
             ("GET", "/v1/sandboxes/{id}/files"): self._read,
@@ -283,6 +284,10 @@ class FakeHost:
             await response.write(len(data).to_bytes(4, "big") + data)
         await response.write_eof()
         return response
+
+    async def _signal(self, request: web.Request) -> web.Response:
+        self._alive(request)
+        raise NotFound("no command of this key runs", remedy="those of this host end at once")
 
     async def _run(self, sandbox: _Sandbox, wanted: ExecRequest) -> ExecResult:
         command = wanted.command if isinstance(wanted.command, str) else " ".join(wanted.command)
