@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,8 @@ import pytest
 from bench import _internet as world
 from sandbox import Client, Network
 from sandbox.connections import POOL
-from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, SandboxDead, Unsupported
-from sandbox.messages import NetworkStatistics, SandboxState, Verdict
+from sandbox.errors import Closed, Conflict, ImageNotFound, Invalid, NotFound, SandboxDead, Unsupported
+from sandbox.messages import LogChunk, NetworkStatistics, ProgramKind, ProgramState, SandboxState, Verdict
 from sandbox.testing import FakeHost
 
 WRONG_NETWORKS = (
@@ -214,6 +217,124 @@ async def test_the_dead_are_restored(sb) -> None:
     assert (await sb.exec("cat /a")).text == "a\n"
 
 
+async def test_processes(sb, host: Client) -> None:
+    before = (await sb.metrics()).processes
+    server = await sb.processes.start("sleep 60")
+    assert server.info.verdict in (Verdict.PROCESSES, Verdict.BOTH) and server.info.turn == 1
+    began = server.info.checkpoint
+    assert (server.info.state, server.info.kind) == (ProgramState.RUNNING, ProgramKind.PROCESS)
+    assert (await sb.metrics()).processes > before >= 1
+    assert await server.wait(0.01) is None
+    short = await sb.processes.start("echo hello", ends_turn=False)
+    assert await short.wait() == 0 and short.info.turn is None
+    assert [(chunk.stream, chunk.data) async for chunk in short.stream()] == [("stdout", b"hello\n")]
+    logs = await short.logs()
+    assert (logs.stdout, logs.stderr, logs.ended) == (b"hello\n", b"", True)
+    assert (await short.logs(since=logs)).stdout == b""
+    assert [each.id for each in await sb.processes.list()] == [server.id, short.id]
+    with pytest.raises(Conflict):
+        await short.signal()
+    await sb.captured(began)
+    (fork,) = await host.fork(began)
+    async with fork.sandbox as child:
+        assert [each.id for each in await child.processes.list()] == [server.id]
+        twin = await child.processes.get(server.id)
+        await twin.kill()
+        assert await twin.wait() == 137
+    await server.signal()
+    assert await server.wait() == 143
+    await sb.restore(began)
+    assert (await server.refresh()).state is ProgramState.RUNNING
+    with pytest.raises(NotFound):
+        await short.refresh()
+    await server.remove()
+    assert await sb.processes.list() == []
+
+
+async def test_programs_of_the_dead_are_lost(sb) -> None:
+    server = await sb.processes.start("sleep 60")
+    session = await sb.sessions.open()
+    await sb.captured(await sb.checkpoint())
+    await sb.kill()
+    assert (await server.refresh()).state is ProgramState.LOST
+    assert [each.info.state for each in await sb.processes.list()] == [ProgramState.LOST]
+    for act in (server.wait(), server.logs(), server.kill(), session.exec("true"), sb.processes.start("true")):
+        with pytest.raises(SandboxDead):
+            await act
+    await sb.restore()
+    assert (await server.refresh()).state is ProgramState.RUNNING
+    assert (await session.exec("echo hello")).text == "hello\n"
+
+
+async def test_who_waits_for_a_process_is_told_of_its_loss(sb) -> None:
+    server = await sb.processes.start("sleep 60")
+    waiting = asyncio.ensure_future(server.wait())
+    assert await server.wait(0.1) is None
+    await sb.kill()
+    with pytest.raises((Closed, SandboxDead)):  # as it began to wait before or after
+        await waiting
+
+
+async def test_sessions(sb) -> None:
+    async with await sb.sessions.open() as session:
+        assert (await session.exec("echo hello")).text == "hello\n"
+        changed = await session.exec("echo a > /a", key="0" * 32)
+        assert changed.verdict is Verdict.FILES or changed.verdict is Verdict.BOTH
+        again = await session.exec("echo a > /a", key="0" * 32)
+        assert (again.turn, again.checkpoint) == (changed.turn, changed.checkpoint)
+        assert (await session.exec("true")).turn == changed.turn + 1
+        with pytest.raises(Conflict):
+            await session.exec("true", key="0" * 32)
+        late = await session.exec("sleep 60", timeout=0.2)
+        assert late.timed_out and late.exit_code == 130
+        cut = await session.exec("echo hello", output_limit=2)
+        assert (cut.stdout, cut.stdout_dropped) == (b"he", 4)
+        chunks = [chunk async for chunk in session.stream("echo hello")]
+        assert b"".join(chunk.data for chunk in chunks) == b"hello\n" and chunks[-1].result.exit_code == 0
+        assert [each.id for each in await sb.sessions.list()] == [session.id]
+        assert await sb.processes.list() == []
+    assert await sb.sessions.list() == []
+    with pytest.raises(NotFound):
+        await session.exec("true")
+
+
+async def test_several_acts_are_one_turn(sb) -> None:
+    async with sb.turn() as turn:
+        assert (await sb.exec("echo a > /a")).turn is None
+        await sb.files.write("/b", "b")
+        with pytest.raises(Conflict):
+            async with sb.turn():
+                pass
+    assert (turn.result.turn, turn.result.verdict) == (1, Verdict.FILES) and turn.result.checkpoint
+    assert [each.command for each in await sb.turns()] == ["(several acts)"]
+    assert (await sb.exec("true")).turn == 2
+
+
+async def test_labels_change(sb, host: Client) -> None:
+    assert (await sb.set_labels({"task": "8", "of": "me"})).labels == {"task": "8", "of": "me"}
+    assert (await sb.set_labels({"of": None})).labels == {"task": "8"}
+    assert [info.id for info in await host.sandboxes({"task": "8"})] == [sb.id]
+    assert [info.id for info in await host.sandboxes({"task": None})] == [sb.id]
+    assert await host.sandboxes({"task": "9"}) == []
+
+
+async def test_trees(sb, tmp_path: Path) -> None:
+    (tmp_path / "in/sub").mkdir(parents=True)
+    (tmp_path / "in/sub/f").write_bytes(b"carried")
+    (tmp_path / "in/link").symlink_to("sub/f")
+    (tmp_path / "in/sub/f").chmod(0o640)
+    assert await sb.files.upload(tmp_path / "in", "/work") == 7
+    assert await sb.files.read("/work/sub/f") == b"carried" and (await sb.files.stat("/work/sub/f")).mode == 0o640
+    assert (await sb.files.stat("/work/link")).target == "sub/f"
+    assert await sb.files.upload(tmp_path / "in/sub/f", "/one") == 7
+    assert await sb.files.download("/work", tmp_path / "out") == 7
+    assert (tmp_path / "out/sub/f").read_bytes() == b"carried" and (tmp_path / "out/link").is_symlink()
+    assert await sb.files.download("/one/f", tmp_path / "single") == 7
+    assert (tmp_path / "single/f").read_bytes() == b"carried"
+    with pytest.raises(NotFound):
+        await sb.files.download("/none", tmp_path / "none")
+
+
 async def test_names(host: Client) -> None:
     async with host.create("debian", name="mine", labels={"team": "a"}) as sandbox:
         assert (await host.get("mine")).id == sandbox.id
@@ -231,6 +352,30 @@ async def test_what_the_fake_cannot_do_it_says() -> None:
     async with FakeHost() as fake, fake.client() as host, host.create("debian") as sandbox:
         unknown = await sandbox.exec("make")
         assert unknown.exit_code == 127 and b"FakeHost.on" in unknown.stderr
-        with pytest.raises(Unsupported, match="fake host"):
-            await host.images.remove("debian")
+        for missing in (
+            host.images.remove("debian"),
+            sandbox.terminals.open(),
+            sandbox.ports.list(),
+            sandbox.ports.connect(80),
+            sandbox.processes.start("make", stdin="pipe"),
+            sandbox.gateway.exchanges(),
+            host.store.have(),
+            anext(aiter(sandbox.files.watch())),
+            anext(aiter(host.store.stream("c-1"))),
+        ):
+            with pytest.raises(Unsupported, match="fake host"):
+                await missing
         assert fake.commands == ["make"]
+
+
+async def test_a_process_of_the_fake_runs_until_it_is_ended() -> None:
+    async with FakeHost() as fake, fake.client() as host, host.create("debian") as sandbox:
+        fake.on("serve", stdout="up\n", delay=math.inf)
+        server = await sandbox.processes.start("serve")
+        assert await anext(aiter(server.stream())) == LogChunk(stream="stdout", data=b"up\n")
+        agent = await sandbox.processes.start("serve", excluded=True)
+        assert agent.info.verdict is Verdict.NONE
+        await server.kill()
+        assert (await sandbox.exec("none")).verdict is Verdict.PROCESSES
+        await sandbox.restore()
+        assert [each.id for each in await sandbox.processes.list()] == [server.id]

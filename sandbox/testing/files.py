@@ -50,6 +50,10 @@ class FakeFiles:
     def exists(self, name: str) -> bool:
         return self.path(name).exists()
 
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.lstat().st_size for path in self.root.rglob("*") if path.is_file() and not path.is_symlink())
+
     def print(self) -> dict[str, str]:
         """A digest of each entry, by path."""
         found = {}

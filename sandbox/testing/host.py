@@ -21,7 +21,6 @@ from sandbox.messages import (
     CheckpointInfo,
     CheckpointRequest,
     CheckpointState,
-    Chunk,
     CreateRequest,
     ExecRequest,
     ExecResult,
@@ -38,11 +37,18 @@ from sandbox.messages import (
     Verdict,
 )
 from sandbox.sdk.client import Client
-from sandbox.sdk.transport import MSGPACK
 from sandbox.testing.files import FakeFiles, described
 from sandbox.testing.network import FakeNetworks, check
-from sandbox.testing.wire import body, copy, cut, delete, encoded, errors, reply
+from sandbox.testing.programs import FakePrograms, Program
+from sandbox.testing.routes import LongLived
+from sandbox.testing.wire import body, copy, cut, delete, encoded, errors, reply, streamed
 
+REASONS = {
+    Verdict.NONE: "nothing changed",
+    Verdict.FILES: "the tree changed",
+    Verdict.PROCESSES: "programs started or ended",
+    Verdict.BOTH: "the tree changed, and programs started or ended",
+}
 Effect = Callable[[FakeFiles, re.Match[str]], Any]
 
 
@@ -62,10 +68,13 @@ class _Sandbox:
     request: CreateRequest
     files: FakeFiles
     print: dict[str, str]  # of the tree at its head
+    programs: FakePrograms = field(default_factory=FakePrograms)
+    running: dict[str, str] = field(default_factory=dict)  # programs at its head
+    grouped: bool = False  # several acts are one turn now
     turns: list[TurnInfo] = field(default_factory=list)
 
 
-class FakeHost:
+class FakeHost(LongLived):
     """A host whose commands are scripted. Enter it, then use :meth:`client`."""
 
     def __init__(self, *, images: tuple[str, ...] = ("debian",)) -> None:
@@ -75,6 +84,7 @@ class FakeHost:
         self._sandboxes: dict[str, _Sandbox] = {}
         self._checkpoints: dict[str, CheckpointInfo] = {}
         self._content: dict[str, str] = {}  # checkpoint -> the one whose copy of the tree it uses
+        self._held: dict[str, list[Program]] = {}  # checkpoint -> the programs in it
         self._tally = Statistics()
         self._networks = FakeNetworks()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -112,10 +122,10 @@ class FakeHost:
             ("PUT", "/v1/sandboxes/{id}/network"): self._set_network,
             ("GET", "/v1/network"): self._traffic,
             ("GET", "/v1/checkpoints"): self._checkpoint_list,
-            ("GET", "/v1/checkpoints/{id}"): self._wait,
+            ("GET", "/v1/checkpoints/{id:(?!have$)[^/]+}"): self._wait,
             ("POST", "/v1/checkpoints/{id}/fork"): self._fork,
         }
-        for (method, path), handler in routes.items():
+        for (method, path), handler in {**routes, **self._long_lived()}.items():
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
@@ -123,6 +133,8 @@ class FakeHost:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for sandbox in self._sandboxes.values():
+            sandbox.programs.stop()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._folder is not None:
@@ -204,7 +216,9 @@ class FakeHost:
         return reply([ImageInfo(name=name, digest="0" * 64) for name in sorted(self._images)])
 
     async def _list(self, request: web.Request) -> web.Response:
-        return reply([sandbox.info for sandbox in self._sandboxes.values()])
+        wanted = [part.partition("=") for part in request.query.get("label", "").split(",") if part]
+        found = [sandbox.info for sandbox in self._sandboxes.values()]
+        return reply([info for info in found if _labelled(info.labels, wanted)])
 
     async def _create(self, request: web.Request) -> web.Response:
         wanted = await body(request, CreateRequest)
@@ -235,7 +249,10 @@ class FakeHost:
             limits=wanted.limits,
         )
         files = FakeFiles(root)
-        self._sandboxes[number] = _Sandbox(info, wanted, files, files.print())
+        sandbox = self._sandboxes[number] = _Sandbox(info, wanted, files, files.print())
+        if origin is not None:
+            sandbox.programs.back(self._held[origin])
+            sandbox.running = sandbox.programs.print()
         self._networks.follow(number, wanted.network)
         return self._sandboxes[number]
 
@@ -244,13 +261,16 @@ class FakeHost:
 
     async def _remove(self, request: web.Request) -> web.Response:
         sandbox = self._find(request.match_info["id"])
+        sandbox.programs.stop()
         del self._sandboxes[sandbox.info.id]
         self._networks.forget(sandbox.info.id)
         delete(sandbox.files.root)
         return reply({})
 
     async def _kill(self, request: web.Request) -> web.Response:
-        self._alive(request).info.state = SandboxState.DEAD
+        sandbox = self._alive(request)
+        sandbox.info.state = SandboxState.DEAD
+        sandbox.programs.stop()
         return reply({})
 
     # ----------------------------------------------------------------- networks
@@ -274,58 +294,69 @@ class FakeHost:
         return reply(await self._run(self._alive(request), await body(request, ExecRequest)))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        result = await self._run(self._alive(request), await body(request, ExecRequest))
-        response = web.StreamResponse(headers={"Content-Type": MSGPACK})
-        await response.prepare(request)
-        chunks = [Chunk(stream="stdout", data=result.stdout), Chunk(stream="stderr", data=result.stderr)]
-        result.stdout = result.stderr = b""
-        for chunk in (*(chunk for chunk in chunks if chunk.data), Chunk(stream="result", result=result)):
-            data = msgspec.msgpack.encode(chunk)
-            await response.write(len(data).to_bytes(4, "big") + data)
-        await response.write_eof()
-        return response
+        return await streamed(request, await self._run(self._alive(request), await body(request, ExecRequest)))
 
     async def _signal(self, request: web.Request) -> web.Response:
         self._alive(request)
         raise NotFound("no command of this key runs", remedy="those of this host end at once")
 
-    async def _run(self, sandbox: _Sandbox, wanted: ExecRequest) -> ExecResult:
+    async def _run(self, sandbox: _Sandbox, wanted: ExecRequest, *, late: int = 143) -> ExecResult:
+        """Carry out a command; one that is late ends with SIGTERM, as a real one."""
         command = wanted.command if isinstance(wanted.command, str) else " ".join(wanted.command)
-        self.commands.append(command)
         began = time.time()
         result = ExecResult(exit_code=127, stdout=b"", stderr=b"", duration=0.0)
-        for script in reversed(self._scripts):
-            if (match := script.pattern.fullmatch(command)) is not None:
-                await self._carry_out(script, match, sandbox, wanted, result)
-                break
+        delay = self._delay(command)
+        if wanted.timeout is not None and delay > wanted.timeout:
+            self.commands.append(command)
+            await asyncio.sleep(wanted.timeout)
+            result.exit_code, result.timed_out = late, True
         else:
-            result.stderr = f"fake: no script for {command!r}; add one with FakeHost.on()\n".encode()
+            await asyncio.sleep(delay)
+            self._act(sandbox, command, result)
         result.stdout, result.stdout_dropped = cut(result.stdout, wanted)
         result.stderr, result.stderr_dropped = cut(result.stderr, wanted)
         result.duration = time.time() - began
         if wanted.ends_turn:
-            self._end_turn(sandbox, command, began, result)
+            self._end_turn(sandbox, command, result, began)
         return result
 
-    async def _carry_out(
-        self, script: _Script, match: re.Match[str], sandbox: _Sandbox, wanted: ExecRequest, result: ExecResult
-    ) -> None:
-        if wanted.timeout is not None and script.delay > wanted.timeout:
-            await asyncio.sleep(wanted.timeout)
-            result.exit_code, result.timed_out = 143, True  # SIGTERM, as a real one
-            return
-        await asyncio.sleep(script.delay)
+    def _scripted(self, command: str) -> tuple[_Script, re.Match[str]] | None:
+        for script in reversed(self._scripts):
+            if (match := script.pattern.fullmatch(command)) is not None:
+                return script, match
+        return None
+
+    def _delay(self, command: str) -> float:
+        found = self._scripted(command)
+        return found[0].delay if found is not None else 0.0
+
+    def _act(self, sandbox: _Sandbox, command: str, result: ExecResult) -> float:
+        """What a command does and says; the seconds that it takes."""
+        self.commands.append(command)
+        if (found := self._scripted(command)) is None:
+            result.stderr = f"fake: no script for {command!r}; add one with FakeHost.on()\n".encode()
+            return 0.0
+        script, match = found
         said = script.effect(sandbox.files, match) if script.effect is not None else None
         result.exit_code, result.stderr = script.exit_code, script.stderr
         result.stdout = encoded(said) if isinstance(said, str | bytes) else script.stdout
+        return script.delay
 
-    def _end_turn(self, sandbox: _Sandbox, command: str, began: float, result: ExecResult) -> None:
+    def _changes(self, sandbox: _Sandbox) -> Verdict:
+        """What is new since its head."""
+        files, programs = sandbox.files.print() != sandbox.print, sandbox.programs.print() != sandbox.running
+        if files:
+            return Verdict.BOTH if programs else Verdict.FILES
+        return Verdict.PROCESSES if programs else Verdict.NONE
+
+    def _end_turn(self, sandbox: _Sandbox, command: str, result: ExecResult, began: float | None = None) -> None:
         info = sandbox.info
+        if sandbox.grouped:
+            return
         info.turn += 1
-        changed = sandbox.files.print() != sandbox.print
-        result.turn, result.verdict = info.turn, Verdict.FILES if changed else Verdict.NONE
-        result.reason = "the tree changed" if changed else "nothing changed"
-        result.checkpoint = self._save(sandbox, result.verdict).id if changed else info.head
+        result.turn, result.verdict = info.turn, self._changes(sandbox)
+        result.reason = REASONS[result.verdict]
+        result.checkpoint = info.head if result.verdict is Verdict.NONE else self._save(sandbox, result.verdict).id
         self._tally.turns += 1
         self._tally.verdicts[result.verdict.value] = self._tally.verdicts.get(result.verdict.value, 0) + 1
         sandbox.turns.append(
@@ -333,7 +364,7 @@ class FakeHost:
                 sandbox=info.id,
                 turn=info.turn,
                 command=command,
-                started_at=began,
+                started_at=time.time() if began is None else began,
                 duration=result.duration,
                 exit_code=result.exit_code,
                 verdict=result.verdict,
@@ -414,18 +445,18 @@ class FakeHost:
             captured_at=now,
             durable_at=now,
         )
-        shared = info.head if verdict is Verdict.NONE and info.head is not None else None
+        shared = info.head if verdict in (Verdict.NONE, Verdict.PROCESSES) else None
         self._content[saved.id] = self._content[shared] if shared is not None else saved.id
         if shared is None:
             copy(sandbox.files.root, self._copy_of(saved.id))
         self._checkpoints[saved.id] = saved
-        info.head, sandbox.print = saved.id, sandbox.files.print()
+        self._held[saved.id] = sandbox.programs.saved()
+        info.head, sandbox.print, sandbox.running = saved.id, sandbox.files.print(), sandbox.programs.print()
         return saved
 
     async def _checkpoint(self, request: web.Request) -> web.Response:
         sandbox, wanted = self._alive(request), await body(request, CheckpointRequest)
-        changed = sandbox.files.print() != sandbox.print
-        return reply(self._save(sandbox, Verdict.FILES if changed else Verdict.NONE, wanted.label), 201)
+        return reply(self._save(sandbox, self._changes(sandbox), wanted.label), 201)
 
     async def _tree(self, request: web.Request) -> web.Response:
         wanted = self._find(request.match_info["id"]).info
@@ -447,14 +478,14 @@ class FakeHost:
         delete(sandbox.files.root)
         copy(self._copy_of(saved.id), sandbox.files.root)
         sandbox.info.state, sandbox.info.head = SandboxState.RUNNING, saved.id
-        sandbox.print = sandbox.files.print()
+        sandbox.programs.back(self._held[saved.id])
+        sandbox.print, sandbox.running = sandbox.files.print(), sandbox.programs.print()
         self._tally.restores += 1
         return reply(RestoreResult(sandbox=sandbox.info.id, checkpoint=saved.id, total_ms=0.0, verified=wanted.verify))
 
     async def _fork_sandbox(self, request: web.Request) -> web.Response:
         sandbox, wanted = self._alive(request), await body(request, ForkRequest)
-        changed = sandbox.files.print() != sandbox.print
-        saved = self._save(sandbox, Verdict.FILES if changed else Verdict.NONE)
+        saved = self._save(sandbox, self._changes(sandbox))
         return reply(self._forks(saved, wanted.count), 201)
 
     async def _fork(self, request: web.Request) -> web.Response:
@@ -484,3 +515,7 @@ class FakeHost:
 
     async def _wait(self, request: web.Request) -> web.Response:
         return reply(self._saved(request.match_info["id"]))
+
+
+def _labelled(labels: dict[str, str], wanted: list[tuple[str, str, str]]) -> bool:
+    return all(name in labels and (not equals or labels[name] == value) for name, equals, value in wanted)

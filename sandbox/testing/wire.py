@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from sandbox.errors import Invalid, PagurusError, Unsupported
-from sandbox.messages import ExecRequest
+from sandbox.messages import Chunk, ExecRequest, ExecResult
 from sandbox.sdk.transport import MSGPACK
 
 T = TypeVar("T")
@@ -31,6 +31,30 @@ async def errors(request: web.Request, handler: Callable[[web.Request], Any]) ->
 
 def reply(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.msgpack.encode(value), status=status, content_type=MSGPACK)
+
+
+def frame(value: Any) -> bytes:
+    """One value of a stream, behind its length."""
+    data = msgspec.msgpack.encode(value)
+    return len(data).to_bytes(4, "big") + data
+
+
+async def begun(request: web.Request) -> web.StreamResponse:
+    """A stream of values."""
+    response = web.StreamResponse(headers={"Content-Type": MSGPACK})
+    await response.prepare(request)
+    return response
+
+
+async def streamed(request: web.Request, result: ExecResult) -> web.StreamResponse:
+    """A result as a stream: its outputs, then what is left of it."""
+    response = await begun(request)
+    chunks = [Chunk(stream="stdout", data=result.stdout), Chunk(stream="stderr", data=result.stderr)]
+    last = Chunk(stream="result", result=msgspec.structs.replace(result, stdout=b"", stderr=b""))
+    for chunk in (*(chunk for chunk in chunks if chunk.data), last):
+        await response.write(frame(chunk))
+    await response.write_eof()
+    return response
 
 
 async def body(request: web.Request, kind: type[T]) -> T:
