@@ -313,7 +313,7 @@ async def _output(scene: ApiScene) -> str:
         if chunk.result is not None:
             seen += chunk.result.stdout_dropped
         elif parts <= 40:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
         most = max(most, _rss(keeper))
     if most - before > RSS_MOST:
         return f"the daemon grew by {(most - before) >> 20} MiB"

@@ -46,7 +46,7 @@ class Writer:
 """
 RENAMED = {"Creation": "Sandbox", "AbstractAsyncContextManager": "AbstractContextManager", "list": "builtins.list"}
 QUALIFIED = {"asyncio.StreamReader": "Reader", "asyncio.StreamWriter": "Writer"}
-PARTS = {"__aenter__": "__enter__", "__aiter__": "__iter__"}
+PARTS = {"__aenter__": "__enter__", "__aiter__": "__iter__", "__anext__": "__next__"}
 
 
 class Types(ast.NodeTransformer):
@@ -125,9 +125,10 @@ def _function(function: Any, *, name: str | None = None, returns: str | None = N
     node.args.defaults[:] = [_default(each) for each in node.args.defaults]
     node.args.kw_defaults[:] = [None if each is None else _default(each) for each in node.args.kw_defaults]
     answer = returns or (ast.unparse(Types().visit(node.returns)) if node.returns is not None else "Any")
-    if answer.startswith("AsyncIterator["):
-        item = answer.removeprefix("AsyncIterator[").removesuffix("]")
-        answer = f"AbstractContextManager[{item}]" if managed else f"Generator[{item}]"
+    if (match := re.fullmatch(r"Async(?:Iterator|Generator)\[(.*?)(?:, None)?\]", answer)) is not None:
+        item = match[1]
+        plain = f"Iterator[{item}]" if node.name == "__aiter__" else f"Generator[{item}]"
+        answer = f"AbstractContextManager[{item}]" if managed else plain
     first = _first_line(function)
     rest = f'\n        """{first}"""' if first and not node.name.startswith("_") else " ..."
     return f"    def {name or node.name}({ast.unparse(node.args)}) -> {answer}:{rest}"

@@ -60,7 +60,7 @@ class LongLived:
             ("GET", f"{one}/processes/{{process}}/wait"): self._wait_program,
             ("GET", f"{one}/processes/{{process}}/logs"): self._logs,
             ("GET", f"{one}/processes/{{process}}/follow"): self._follow,
-            ("POST", f"{one}/processes/{{process}}/signal"): self._signal,
+            ("POST", f"{one}/processes/{{process}}/signal"): self._signal_program,
             ("POST", f"{one}/sessions"): self._open_session,
             ("DELETE", f"{one}/sessions/{{process}}"): self._close_session,
             ("POST", f"{one}/sessions/{{process}}/exec"): self._session_exec,
@@ -131,7 +131,7 @@ class LongLived:
         await response.write_eof()
         return response
 
-    async def _signal(self, request: web.Request) -> web.Response:
+    async def _signal_program(self, request: web.Request) -> web.Response:
         self._alive(request)
         programs.signalled(self._known(request), (await body(request, SignalRequest)).signal)
         return self._told(request)
