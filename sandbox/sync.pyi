@@ -1,7 +1,7 @@
 """Static types of sandbox.sync. Made by scripts/sync_stubs.py; do not edit."""
 
 import builtins
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -54,6 +54,7 @@ __all__ = [
     "Ports",
     "Process",
     "Processes",
+    "Running",
     "Sandbox",
     "Session",
     "Sessions",
@@ -131,7 +132,7 @@ class Sandbox:
         env: dict[str, str] | None = None,
         user: int | str | None = None,
         ends_turn: bool = True,
-    ) -> Generator[Chunk]:
+    ) -> Running:
         """Run a command and yield its output as it comes; the last chunk carries the result."""
     def tree(self) -> builtins.list[CheckpointInfo]:
         """Its checkpoints and those that they descend from, oldest first."""
@@ -309,7 +310,7 @@ class Process:
         """Nothing follows: it reads the end of its stdin."""
     @property
     def id(self) -> str: ...
-    def kill(self, number: int = ...) -> None:
+    def kill(self, number: int | str = ...) -> None:
         """The same, with SIGKILL unless told otherwise."""
     def logs(self, since: Logs | None = None) -> Logs:
         """What is kept of its outputs: all of it, or what follows an earlier answer."""
@@ -317,8 +318,8 @@ class Process:
         """The process as it is now."""
     def remove(self) -> None:
         """End it with all that it started, and forget its log."""
-    def signal(self, number: int = ..., *, group: bool = True) -> None:
-        """Send a signal to its process group (or to it alone)."""
+    def signal(self, number: int | str = ..., *, group: bool = True) -> None:
+        """Send a signal (``"INT"``, ``2``) to its process group (or to it alone)."""
     def stream(self, since: Logs | None = None) -> Generator[LogChunk]:
         """Its outputs as they come, from the oldest byte kept, until it has closed both."""
     def wait(self, timeout: float | None = None) -> int | None:
@@ -428,6 +429,15 @@ class Fork:
     def sandbox(self) -> Sandbox:
         """The new sandbox; raises if this child failed."""
 
+class Running:
+    """A command whose output is streamed: iterate for its chunks."""
+    def __iter__(self) -> Iterator[Chunk]: ...
+    def __next__(self) -> Chunk: ...
+    def aclose(self) -> None:
+        """Leave it: the command is ended."""
+    def signal(self, number: int | str = ..., *, group: bool = True) -> None:
+        """Send a signal (``"INT"``, ``2``) to the command with all that it started, or to it alone."""
+
 class Client:
     """A sandbox host. `address` is the daemon's socket, or a URL where a daemon listens on TCP."""
     def __init__(
@@ -481,7 +491,7 @@ class Client:
         """A new sandbox: ``sb = await host.create(...)``, or ``with host.create(...) as sb``."""
     def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> builtins.list[Fork]:
         """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
-    def frames(self, method: str, path: str, kind: type[T], body: Any = None) -> AsyncGenerator[T, None]:
+    def frames(self, method: str, path: str, kind: type[T], body: Any = None) -> Generator[T]:
         """One request whose answer is a stream of values, each behind its length."""
     @property
     def gateway(self) -> Models:

@@ -103,7 +103,7 @@ class FakeHost(LongLived):
             ("DELETE", "/v1/sandboxes/{id}"): self._remove,
             ("POST", "/v1/sandboxes/{id}/exec"): self._exec,
             ("POST", "/v1/sandboxes/{id}/stream"): self._stream,
-            ("POST", "/v1/sandboxes/{id}/exec/{command}/signal"): self._signal,
+            ("POST", "/v1/sandboxes/{id}/exec/{command}/signal"): self._signal_command,
             ("POST", "/v1/sandboxes/{id}/kill"): self._kill,
             ("GET", "/v1/sandboxes/{id}/turns"): self._turns,
             ("GET", "/v1/sandboxes/{id}/files"): self._read,
@@ -296,7 +296,7 @@ class FakeHost(LongLived):
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         return await streamed(request, await self._run(self._alive(request), await body(request, ExecRequest)))
 
-    async def _signal(self, request: web.Request) -> web.Response:
+    async def _signal_command(self, request: web.Request) -> web.Response:
         self._alive(request)
         raise NotFound("no command of this key runs", remedy="those of this host end at once")
 
