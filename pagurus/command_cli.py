@@ -3,8 +3,6 @@
 Owns: its input, its outputs as they come, signals that end it, exit codes. Does not own: the command (the daemon).
 Guarantee: outputs are passed on byte by byte, each to its own stream, at the pace of the reader; Ctrl-C, SIGTERM and a
 reader that goes away end the command in the sandbox, not only this program.
-
-A command is found again by a mark in its environment, which what it starts inherits: the daemon has no name for it.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import select
 import signal
 import stat
@@ -24,20 +21,13 @@ import typer
 
 from pagurus import network_cli, output
 from pagurus.common import ImageName, Json, SandboxName, WhoOption, call, exit_codes
-from sandbox import Client, Limits, Network, Sandbox
-from sandbox.errors import Invalid, PagurusError, Protocol
+from sandbox import Client, Limits, Network, Running, Sandbox
+from sandbox.errors import Invalid, NotFound, PagurusError, Protocol
 from sandbox.messages import ExecResult
 
-MARK = "PAGURUS_EXEC"
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOOKS, PAUSE = 50, 0.1  # how often a command that is being started is looked for, seconds between
-GRACE = 1.0  # seconds from SIGPIPE to SIGKILL
-SIGNAL = """
-for e in /proc/[0-9]*/environ; do
-    if grep -qs "$1" "$e"; then p=${e%/environ}; kill -s "$2" "${p#/proc/}" && found=1; fi
-done
-[ "$found" ]
-"""
+PAUSE = 0.1  # seconds between two looks for a command that is being started
+COLLECTED = 1 << 20  # bytes of each output that --json keeps
 
 StdinOption = Annotated[
     bool,
@@ -152,39 +142,31 @@ def given(wanted: bool) -> bytes:
     return sys.stdin.buffer.read()
 
 
-async def carry_out(
-    sandbox: Sandbox, command: Sequence[str], *, env: dict[str, str] | None = None, collect: bool = False, **named: Any
-) -> ExecResult:
+async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool = False, **named: Any) -> ExecResult:
     """Run a command, with its outputs on ours unless they are to be collected.
 
-    The first signal that asks us to end is passed on to the command, the second one kills it, the third leaves it.
+    The first signal that asks us to end is passed on to the command, the second one kills it. With the third, or when
+    nobody reads any more, we leave, and the daemon ends it.
     """
-    mark = secrets.token_hex(16)
-    named["env"] = {**(env or {}), MARK: mark}
-    named.setdefault("timeout", None)
-    work = asyncio.ensure_future(sandbox.exec(command, **named) if collect else _stream(sandbox, command, **named))
+    running = sandbox.stream(command, **named)
+    work = asyncio.ensure_future(_collected(running) if collect else _shown(running))
     loop, sending = asyncio.get_running_loop(), list[asyncio.Task[None]]()
 
     def asked(number: signal.Signals) -> None:
         if len(sending) >= 2:
             work.cancel()
             return
-        passed_on = signal.SIGKILL if sending else number
-        sending.append(loop.create_task(_pass_on(sandbox, mark, passed_on, named.get("user"), work)))
+        sending.append(loop.create_task(_pass_on(running, signal.SIGKILL if sending else number, work)))
 
     for number in ENDINGS:
         loop.add_signal_handler(number, asked, number)
     try:
         return await work
     except BrokenPipeError:
-        if await _signal(sandbox, mark, signal.SIGPIPE, named.get("user")):
-            await asyncio.sleep(GRACE)
-            await _signal(sandbox, mark, signal.SIGKILL, named.get("user"))
         raise typer.Exit(128 + signal.SIGPIPE) from None
     except asyncio.CancelledError:
         if not sending:
             raise
-        output.complain("the command may still run in the sandbox")
         raise typer.Exit(128 + signal.SIGINT) from None
     finally:
         for number in ENDINGS:
@@ -194,14 +176,34 @@ async def carry_out(
         await asyncio.gather(*sending, return_exceptions=True)
 
 
-async def _stream(sandbox: Sandbox, command: Sequence[str], **named: Any) -> ExecResult:
+async def _shown(running: Running) -> ExecResult:
     targets = {"stdout": 1, "stderr": 2}
-    async with contextlib.aclosing(sandbox.stream(command, **named)) as chunks:  # type: ignore[type-var]
+    async with contextlib.aclosing(running) as chunks:
         async for chunk in chunks:
             if chunk.result is not None:
                 return chunk.result
             await asyncio.to_thread(_write, targets[chunk.stream], chunk.data)
-    raise Protocol("the output ended without a result", remedy="is the daemon alive?")
+    raise _cut_short()
+
+
+async def _collected(running: Running) -> ExecResult:
+    kept = {"stdout": bytearray(), "stderr": bytearray()}
+    dropped = {"stdout": 0, "stderr": 0}
+    async with contextlib.aclosing(running) as chunks:
+        async for chunk in chunks:
+            if (result := chunk.result) is not None:
+                result.stdout, result.stderr = bytes(kept["stdout"]), bytes(kept["stderr"])
+                result.stdout_dropped += dropped["stdout"]
+                result.stderr_dropped += dropped["stderr"]
+                return result
+            room = COLLECTED - len(kept[chunk.stream])
+            kept[chunk.stream] += chunk.data[:room]
+            dropped[chunk.stream] += max(0, len(chunk.data) - room)
+    raise _cut_short()
+
+
+def _cut_short() -> Protocol:
+    return Protocol("the output ended without a result", remedy="is the daemon alive?")
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -210,25 +212,14 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-async def _pass_on(
-    sandbox: Sandbox, mark: str, number: signal.Signals, user: str | None, work: asyncio.Future[ExecResult]
-) -> None:
+async def _pass_on(running: Running, number: signal.Signals, work: asyncio.Future[ExecResult]) -> None:
     """Send a signal to the command, which may still be on its way into the sandbox; where that fails, leave it."""
-    for _ in range(LOOKS):
-        if work.done() or await _signal(sandbox, mark, number, user):
+    while not work.done():
+        try:
+            await running.signal(number)
             return
-        await asyncio.sleep(PAUSE)
-    work.cancel()
-
-
-async def _signal(sandbox: Sandbox, mark: str, number: signal.Signals, user: str | None) -> bool:
-    """Whether there was a process with the mark to send it to. As who the command is: others' environments are secret.
-
-    Needs a shell and grep in the sandbox.
-    """
-    program = ["/bin/sh", "-c", SIGNAL, "sh", f"{MARK}={mark}", number.name.removeprefix("SIG")]
-    try:
-        done = await sandbox.exec(program, user=user, cwd="/", timeout=10, ends_turn=False)
-    except PagurusError:
-        return False
-    return done.exit_code == 0
+        except NotFound:  # it has not begun, or has just ended
+            await asyncio.sleep(PAUSE)
+        except PagurusError:
+            work.cancel()
+            return
