@@ -302,30 +302,53 @@ static __always_inline bool speaks(struct inode *inode)
 	return (type == 0010000 || type == 0140000) && LOAD(struct inode, inode, i_uid.val);
 }
 
+/* Noted once; the daemon looks whether a survivor holds it. One more than there is room for is a channel. */
+static __always_inline void told(struct procs_bucket *b, u64 whom)
+{
+	for (int i = 0; whom && i < TOLD_AT_MOST; i++) {
+		u64 was = __sync_val_compare_and_swap(&b->told[i], 0, whom);
+
+		if (!was || was == whom)
+			return;
+	}
+	count(b->channels);
+}
+
 /*
  * What an excluded process writes to a pipe or socket may wait in a survivor's end of it. Of any other process it is
  * noted: an ignore rule may leave that out later. The other end of a network connection is in no checkpoint that leaves
  * the writer out.
  */
-static __always_inline void spoken(struct sandbox *s, struct task *t, struct task_struct *p, struct file *file, u64 nr)
+static __always_inline void spoken(struct sandbox *s, struct task *t, struct task_struct *p, struct file *file)
 {
 	struct inode *inode = inode_at(file);
 	struct socket *socket;
+	u64 whom = 0;
 	u16 family;
 
-	if (!speaks(inode) || !foreign_pipe(p, inode))
+	if (!speaks(inode))
 		return;
 	if ((LOAD(struct inode, inode, i_mode) & 0170000) == 0140000) {
 		socket = BPF_CORE_READ(file, private_data);
 		family = BPF_CORE_READ(socket, sk, __sk_common.skc_family);
 		if (family == AF_INET || family == AF_INET6 || family == AF_NETLINK)
 			return;
+		if (family == AF_UNIX && bpf_core_type_exists(struct unix_sock)) {
+			struct unix_sock *own = (void *)BPF_CORE_READ(socket, sk);
+
+			/* 0: nobody has accepted the connection yet. */
+			whom = BPF_CORE_READ(own, peer, sk_socket, file, f_inode, i_ino);
+		}
+	} else { /* a pipe, or a FIFO of the tree */
+		struct super_block *of = LOAD(struct inode, inode, i_sb);
+		struct inode *real = real_of(inode, LOAD(struct super_block, of, s_magic));
+
+		whom = real ? LOAD(struct inode, real, i_ino) : 0;
 	}
-	t->spoke = s->procs_epoch;
-	if (t->apart & APART_AGENT) {
-		count(procs_of(s)->channels);
-		explain_proc(nr, entry_at(file), NULL);
-	}
+	if (t->apart & APART_AGENT)
+		told(procs_of(s), whom);
+	else if (foreign_pipe(p, inode))
+		t->spoke = s->procs_epoch;
 }
 
 static __always_inline void written(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
@@ -346,7 +369,7 @@ static __always_inline void written(struct sandbox *s, struct task *t, struct pr
 	if (seen_before(&c->written, inode, s->files_epoch))
 		return;
 	if (!has_content(LOAD(struct inode, inode, i_mode))) {
-		spoken(s, t, p, file, nr);
+		spoken(s, t, p, file);
 		return;
 	}
 	facts_found(&f, inode);

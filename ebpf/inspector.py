@@ -19,7 +19,8 @@ The hooks are attached while at least one sandbox is watched: a host without any
 Guarantee: an effect is in the counts, or the Effects say `overflow` or `unknown`. The counts are a read of mapped
 memory. Under a lock, a read also empties the ring of explanations, which may be lost, and are counted when they are;
 no verdict depends on one. Where IPC objects were changed and none was there at the mark, it walks over the tasks of the
-host; where a tmpfs was changed, it lists that, bounded (ebpf/memory.py).
+host; where a tmpfs was changed, it lists that, bounded (ebpf/memory.py); where an excluded process wrote to pipes, it
+looks at what waits in those that older processes have open.
 
 Nothing is pinned: the programs end with the daemon. Its successor watches what it adopts, whose tasks then count as
 new, and taints both halves, so that the gap gets the safest verdict.
@@ -27,8 +28,13 @@ new, and taints both halves, so that the gap gets the safest verdict.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import mmap
+import os
+import stat
+import termios
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -44,7 +50,10 @@ _IPC_UNKNOWN = layout.CONSTANTS["IPC_UNKNOWN"]
 _AGENT, _AGENT_TREE = 8, 8 | 16
 _ITERATORS = ("sweep", "tell")
 _KEPT_REASONS = 16
+_PIDFD_GETFD = 438
 _SWEEPS = 8  # tries to find all threads of an agent; one that is not found counts
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +288,8 @@ class Inspector:
             self._drain()
             reasons = list(self._reasons.get(cgroup_id, ()))
             gone = self._gone(cgroup_id, state, procs)
-        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons, gone)
+            heard = self._heard(cgroup_id, state, procs)
+        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons, gone, heard)
 
     def statistics(self) -> dict[str, int]:
         """Sandboxes watched, tasks seen in them, explanations lost."""
@@ -298,7 +308,7 @@ class Inspector:
 
     @staticmethod
     def _effects(  # type: ignore[no-untyped-def]
-        state, files, procs, why: dict[int, str], reasons: list[str], gone: tuple[bool, bool]
+        state, files, procs, why: dict[int, str], reasons: list[str], gone: tuple[bool, bool], heard: int
     ) -> Effects:
         temporary = files.temporary
         fresh, alive = _signed(procs.fresh), max(0, _signed(state.alive))
@@ -326,7 +336,7 @@ class Inspector:
             unknown=files.unknown > 0 or procs.unknown > 0,
             lost_events=state.lost,
             reasons=reasons,
-            channels=procs.channels,
+            channels=procs.channels + heard,
             tmpfs_writes=procs.tmpfs + (0 if gone[1] else procs.memory),
             uring_requests=files.uring,
             must_files=why.get(_TAINT_FILES, "marked before a restart") if state.tainted & _TAINT_FILES else "",
@@ -346,6 +356,17 @@ class Inspector:
             return ipc, False
         now = memory.listing(state.init_pid)
         return ipc, now is not None and memory.same(before, now, set_to_now=procs.touched > 0)
+
+    def _heard(self, cgroup_id: int, state, procs) -> int:  # type: ignore[no-untyped-def]
+        """How many of the pipes and sockets that excluded processes wrote to hold something for a survivor."""
+        told = set(procs.told) - {0}
+        if not told or _signed(state.alive) <= max(0, _signed(procs.fresh)):  # nobody older lives
+            return 0
+        held: set[int] = set()
+        for pid in {seen.pid for seen in self._census(cgroup_id)[0]}:
+            with contextlib.suppress(OSError):  # it ended meanwhile, which counts by itself
+                held |= _waiting(pid, told)
+        return len(held)
 
     def _attach(self) -> None:
         for program in self._object.programs:
@@ -389,6 +410,36 @@ class Inspector:
         if kept is not None:
             kept.append(explain.line(event))
         return 0
+
+
+def _waiting(pid: int, told: set[int]) -> set[int]:
+    """Which of these inodes of pipes and sockets a process has open, with bytes waiting in them."""
+    found = set()
+    process = os.pidfd_open(pid)
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as descriptors:
+            for entry in descriptors:
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    status = os.stat(entry.path)
+                    talks = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
+                    if talks and status.st_ino in told and _holds_bytes(process, int(entry.name)):
+                        found.add(status.st_ino)
+    finally:
+        os.close(process)
+    return found
+
+
+def _holds_bytes(process: int, number: int) -> bool:
+    """Whether bytes wait in this descriptor of a process, or it cannot be asked."""
+    descriptor = _libc.syscall(_PIDFD_GETFD, process, number, 0)
+    if descriptor < 0:
+        return True
+    try:
+        return any(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def _clear(bucket: ctypes.Structure, epoch: int) -> None:

@@ -119,7 +119,7 @@ static __always_inline void call_sockets(struct sandbox *s, struct task *t, stru
 			struct file *file = file_at(p, ARG0);
 
 			if (file)
-				spoken(s, t, p, file, nr);
+				spoken(s, t, p, file);
 			return;
 		}
 		break;

@@ -119,7 +119,12 @@ static void talk(int kind)
 {
 	int pair[2];
 
-	if (kind == 0 ? pipe(pair) : socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) return;
+	snprintf(name, sizeof(name), "%s/talk", at);
+	if (kind == 3) {
+		if (mkfifo(name, 0600) || (pair[0] = open(name, O_RDWR)) < 0 || (pair[1] = open(name, O_WRONLY)) < 0) return;
+	} else if (kind == 0 ? pipe(pair) : socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) {
+		return;
+	}
 	for (int fd = 0; fd < 3; fd++) close(fd);
 	prctl(PR_SET_NAME, "agent of mine");
 	setsid();
@@ -137,6 +142,7 @@ static void talk(int kind)
 static void talk_by_pipe(void) { talk(0); }
 static void talk_by_write(void) { talk(1); }
 static void talk_by_send(void) { talk(2); }
+static void talk_by_fifo(void) { talk(3); }
 
 static void *after_leader(void *unused)
 {
@@ -270,6 +276,7 @@ int main(int argc, char **argv)
 	OP("talk_by_pipe", leave(talk_by_pipe))
 	OP("talk_by_write", leave(talk_by_write))
 	OP("talk_by_send", leave(talk_by_send))
+	OP("talk_by_fifo", leave(talk_by_fifo))
 	OP("leaderless", leave(leaderless))
 	OP("quiet", leave(quiet))
 	OP("uring", char p[256]; memset(p, 0, sizeof(p)); if (syscall(425, 4, p) < 0) return errno)

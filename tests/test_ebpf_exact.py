@@ -77,6 +77,10 @@ async def agent_at_work(
         pid = agent_of(container)
         assert pid is not None
         arena.inspector.exclude(container.cgroup.id, pid, children=children)
+        # What it had started by then ends first.
+        await until(
+            lambda: "agent of mine" not in {task.name for task in arena.inspector.tasks(container.cgroup.id)},
+        )
         arena.mark(container)
         yield container, pid
 
@@ -234,7 +238,7 @@ async def test_what_an_agent_starts_counts_unless_its_children_are_excluded_too(
         assert judge(effects).verdict is (Verdict.NONE if children else Verdict.PROCESSES)
 
 
-@pytest.mark.parametrize("word", ["talk_by_pipe", "talk_by_write", "talk_by_send"])
+@pytest.mark.parametrize("word", ["talk_by_pipe", "talk_by_write", "talk_by_send", "talk_by_fifo"])
 async def test_what_an_agent_says_to_an_older_process_changes_that(arena: Arena, word: str) -> None:
     """It waits in the other's pipe or socket, which the dump holds."""
     async with agent_at_work(arena, word, children=False) as (container, pid):

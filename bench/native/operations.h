@@ -194,7 +194,7 @@ OP(fifo_time_set, utimensat(AT_FDCWD, "fifo", some_times(), 0);)
 OP(link_time_set, utimensat(AT_FDCWD, "link", some_times(), AT_SYMLINK_NOFOLLOW);)
 OP(set_acl_of_directory, setxattr("full", "system.posix_acl_default", acl, sizeof(acl), 0);)
 OP(set_acl_of_fifo, setxattr("fifo", "system.posix_acl_access", acl, sizeof(acl), 0);)
-OP(change_mode_of_fifo, chmod("fifo", 0400 | varied(0377));)
+OP(change_mode_of_fifo, chmod("fifo", 0500 | varied(0277));)
 
 /* --- processes */
 OP(start_survivor, survivor("survivor.pid", wait_paused);)
