@@ -299,14 +299,19 @@ async def test_a_flushed_ruleset_comes_back(host: Client, daemon: Daemon) -> Non
     """What the firewall service of a distribution does at a reload, here to our own table alone."""
     (name,) = _tables_of(daemon)
     async with host.create(IMAGE, network=Network.allow(cidrs=[world.WEB])) as sandbox:
-        await hold(sandbox, world.WEB)
-        await asyncio.to_thread(subprocess.run, ["nft", "delete", "table", "inet", name], check=True)
-        await until(lambda: world.WEB in elements(name, "cidrs"), "the table is back")
-        assert await reach(sandbox, f"{world.WEB} 80", f"{world.HOST} 22") == {
-            f"{world.WEB} 80": world.WEB,
-            f"{world.HOST} 22": "ConnectionRefusedError",
-        }
-        assert "served" in await held(sandbox), "rules and elements came back together"
+        said: list[str] = []
+        while not any("served" in each for each in said):
+            # Most connections go on; one of which a packet passes while there is no table may be reset.
+            assert len(said) < 4, f"rules and elements did not come back together: {said}"
+            await sandbox.exec("rm -f /tmp/held")
+            await hold(sandbox, world.WEB)
+            await asyncio.to_thread(subprocess.run, ["nft", "delete", "table", "inet", name], check=True)
+            await until(lambda: world.WEB in elements(name, "cidrs"), "the table is back")
+            assert await reach(sandbox, f"{world.WEB} 80", f"{world.HOST} 22") == {
+                f"{world.WEB} 80": world.WEB,
+                f"{world.HOST} 22": "ConnectionRefusedError",
+            }
+            said.append(await held(sandbox))
 
 
 async def test_nothing_is_left(daemon: Daemon) -> None:
