@@ -172,9 +172,9 @@ def test_the_program_loads_neither_torch_nor_bpf() -> None:
 def test_copies_go_in_and_come_out(host: Daemon, sandbox: str, tmp_path: Path) -> None:
     (tmp_path / "in/sub").mkdir(parents=True)
     (tmp_path / "in/sub/f").write_text("carried")
-    assert pagurus("cp", str(tmp_path / "in"), f"{sandbox}:/work", host=host).returncode == 0
-    assert pagurus("exec", sandbox, "cat", "/work/sub/f", host=host).stdout == b"carried"
-    assert pagurus("cp", f"{sandbox}:/work/sub", str(tmp_path / "out"), host=host).returncode == 0
+    assert pagurus("cp", str(tmp_path / "in"), f"{sandbox}:/carried", host=host).returncode == 0
+    assert pagurus("exec", sandbox, "cat", "/carried/sub/f", host=host).stdout == b"carried"
+    assert pagurus("cp", f"{sandbox}:/carried/sub", str(tmp_path / "out"), host=host).returncode == 0
     assert (tmp_path / "out/f").read_text() == "carried"
     refused = pagurus("cp", str(tmp_path / "in"), str(tmp_path / "out"), host=host)
     assert refused.returncode == 1 and b"SANDBOX:PATH" in refused.stderr

@@ -323,11 +323,11 @@ async def test_trees(sb, tmp_path: Path) -> None:
     (tmp_path / "in/sub/f").write_bytes(b"carried")
     (tmp_path / "in/link").symlink_to("sub/f")
     (tmp_path / "in/sub/f").chmod(0o640)
-    assert await sb.files.upload(tmp_path / "in", "/work") == 7
-    assert await sb.files.read("/work/sub/f") == b"carried" and (await sb.files.stat("/work/sub/f")).mode == 0o640
-    assert (await sb.files.stat("/work/link")).target == "sub/f"
+    assert await sb.files.upload(tmp_path / "in", "/carried") == 7
+    assert await sb.files.read("/carried/sub/f") == b"carried" and (await sb.files.stat("/carried/sub/f")).mode == 0o640
+    assert (await sb.files.stat("/carried/link")).target == "sub/f"
     assert await sb.files.upload(tmp_path / "in/sub/f", "/one") == 7
-    assert await sb.files.download("/work", tmp_path / "out") == 7
+    assert await sb.files.download("/carried", tmp_path / "out") == 7
     assert (tmp_path / "out/sub/f").read_bytes() == b"carried" and (tmp_path / "out/link").is_symlink()
     assert await sb.files.download("/one/f", tmp_path / "single") == 7
     assert (tmp_path / "single/f").read_bytes() == b"carried"
