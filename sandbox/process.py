@@ -240,7 +240,7 @@ class Handles:
     release: Callable[[], Awaitable[None]]  # give its pipes up to the shim
     kill: Callable[[], int]  # all that it started; blocks
     terminate: Callable[[], None]  # the same, but SIGTERM and some time first; blocks
-    signal: Callable[[int, bool], None]  # to it alone, or (True) to all that it started; blocks
+    signal: Callable[[int, bool], bool]  # to it alone, or (True) to all that it started; whether any got it; blocks
 
 
 class Command:
@@ -284,10 +284,8 @@ class Command:
                     return await self._end(), True
 
     async def signal(self, number: int, *, group: bool) -> bool:
-        """Send a signal to all that it started, or to it alone; False once it has ended."""
-        if not self._done:
-            await asyncio.to_thread(self._handles.signal, number, group)
-        return not self._done
+        """Send a signal to all that it started, or to it alone; False if none got it, since it has ended."""
+        return not self._done and await asyncio.to_thread(self._handles.signal, number, group)
 
     def _pace(self, reading: bool) -> None:
         self.stdout.pace(reading)
@@ -370,11 +368,13 @@ def end_started(root: int, pids: Callable[[], list[int]]) -> None:
         _signal(task, signal.SIGKILL)
 
 
-def signal_started(root: int, pids: Callable[[], list[int]], number: int, *, group: bool) -> None:
-    """Send a signal to the command `root`; with `group` to all that it started and that is still connected to it."""
-    for task in readers_first(root, started_by(root, pids())):
-        if group or task.pid == root:
-            _signal(task, number)
+def signal_started(root: int, pids: Callable[[], list[int]], number: int, *, group: bool) -> bool:
+    """Send a signal to the command `root`; with `group` to all that it started and that is still connected to it.
+
+    Whether any of them got it.
+    """
+    tasks = readers_first(root, started_by(root, pids()))
+    return any([_signal(task, number) for task in tasks if group or task.pid == root])
 
 
 def interrupt(
@@ -445,12 +445,15 @@ def inner_pid(pid: int) -> int | None:
     return None
 
 
-def _signal(task: Task, number: int) -> None:
+def _signal(task: Task, number: int) -> bool:
+    """Whether it got the signal: False when it is gone."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(task.pid)
         try:
             now = task_of(task.pid)
             if now is not None and now.started == task.started:
                 signal.pidfd_send_signal(pidfd, number)
+                return True
         finally:
             os.close(pidfd)
+    return False

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import signal
+import time
 
 import pytest
 
 from sandbox.errors import CommandNotFound, Invalid
 from sandbox.messages import Limits
-from sandbox.process import Task, pidfd_tells_exit, readers_first
+from sandbox.process import Command, Task, pidfd_tells_exit, readers_first
 from tests.container_support import Maker, settled, shell
 
 
@@ -138,6 +141,25 @@ async def test_command_cancelled_while_it_starts_is_killed(maker: Maker) -> None
         with pytest.raises(asyncio.CancelledError):
             await task
     assert await settled(sb, {sb.init_pid}) == {sb.init_pid}
+
+
+async def test_a_signal_that_ends_the_command_at_once_has_reached_it(maker: Maker) -> None:
+    sb = await maker.create()
+    started: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+    running = asyncio.ensure_future(sb.exec(["sleep", "1000"], on_start=started.set_result))
+    command = await started
+    send = command._handles.signal
+
+    def send_and_see_the_end(number: int, group: bool) -> bool:
+        sent = send(number, group)
+        while not running.done():
+            time.sleep(0.001)
+        return sent
+
+    command._handles = dataclasses.replace(command._handles, signal=send_and_see_the_end)
+    assert await command.signal(signal.SIGTERM, group=True)
+    assert (await running).exit_code == 143
+    assert not await command.signal(signal.SIGTERM, group=True)
 
 
 async def test_many_at_once(maker: Maker) -> None:
