@@ -247,7 +247,7 @@ class Arena:
 
     async def assess(self, container: Container) -> tuple[Effects, Judgement]:
         """The daemon's verdict. Its comparison of files may take longer here, where the machine is busy."""
-        return await Assessor(PATIENT).assess(self.inspector, container, self.trees(container))
+        return await Assessor(PATIENT).assess(self.inspector, container, lambda: self.trees(container))
 
     def trees(self, container: Container) -> Trees | None:
         """The file tree of the last mark, and the one now."""

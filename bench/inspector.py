@@ -23,6 +23,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -135,7 +136,7 @@ async def latency(arena: Arena, verdicts: int) -> dict[str, list[float]]:
             turn = TURNS[number // len(quiet) % len(TURNS)]
             await arena.do(box, turn)
             began = time.perf_counter()
-            _, judgement = await assessor.assess(arena.inspector, box, arena.trees(box))
+            _, judgement = await assessor.assess(arena.inspector, box, functools.partial(arena.trees, box))
             taken[turn].append(1000 * (time.perf_counter() - began))
             if judgement.verdict is not Verdict.NONE:
                 arena.mark(box)

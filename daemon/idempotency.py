@@ -37,10 +37,11 @@ BYTES_MOST = 64 << 20  # of answers
 ANSWER_MOST = 8 << 20  # bytes of one answer that is kept
 _SWEEP = 256  # calls between two looks at what is too old
 
+# Rows are found by the number that we remember of each: a call waits for one write at the end of one table.
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS answers (
-    id TEXT PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL, status INTEGER, kind TEXT, answer BLOB);
-CREATE INDEX IF NOT EXISTS by_age ON answers (at);
+CREATE TABLE IF NOT EXISTS calls (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL, at REAL NOT NULL, body BLOB NOT NULL, status INTEGER, kind TEXT, answer BLOB);
 """
 
 
@@ -51,6 +52,14 @@ class Kept(msgspec.Struct, frozen=True):
     status: int | None = None
     kind: str = ""  # content type
     answer: bytes = b""
+
+
+class _Known(msgspec.Struct):
+    """Where a key is written down."""
+
+    number: int
+    at: float  # seconds since the epoch
+    size: int = 0  # bytes of its answer
 
 
 def identity(caller: str, method: str, path: str, key: str) -> str:
@@ -100,10 +109,12 @@ class Answers:
         path.touch(mode=0o600)
         self._database = sqlite3.connect(path, isolation_level=None)
         # A tmpfs, and a killed process loses nothing that it wrote: no call here waits for a disk.
-        for pragma in ("journal_mode = WAL", "synchronous = OFF", "mmap_size = 0"):
+        for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = OFF", "mmap_size = 0"):
             self._database.execute(f"PRAGMA {pragma}")
         self._database.executescript(SCHEMA)
-        self._known = {name for (name,) in self._database.execute("SELECT id FROM answers")}  # most keys are new
+        found = self._database.execute("SELECT id, number, at, ifnull(length(answer), 0) FROM calls ORDER BY number")
+        self._known = {name: _Known(number, at, size) for name, number, at, size in found}  # the oldest first
+        self._size = sum(known.size for known in self._known.values())
         self._clock = clock
         self._running: dict[str, asyncio.Future[None]] = {}
         self._until_sweep = 0
@@ -118,20 +129,24 @@ class Answers:
             return kept, False
         self._running[name] = asyncio.get_running_loop().create_future()
         self._sweep()
-        self._known.add(name)
-        self._database.execute(
-            "INSERT OR REPLACE INTO answers (id, at, body) VALUES (?, ?, ?)", (name, self._clock(), asked)
-        )
+        if name not in self._known:  # else it stands there as begun, with the same body
+            now = self._clock()
+            row = self._database.execute("INSERT INTO calls (id, at, body) VALUES (?, ?, ?)", (name, now, asked))
+            self._known[name] = _Known(row.lastrowid or 0, now)
         return None, decision == "undo first"
 
     def settle(self, name: str, status: int, kind: str, answer: bytes) -> None:
         """It was carried out; this is what everybody who asks again hears."""
         if len(answer) > ANSWER_MOST:
             status, answer = 0, b""
+        known = self._known[name]
         try:
             self._database.execute(
-                "UPDATE answers SET status = ?, kind = ?, answer = ? WHERE id = ?", (status, kind, answer, name)
+                "UPDATE calls SET status = ?, kind = ?, answer = ? WHERE number = ?",
+                (status, kind, answer, known.number),
             )
+            self._size += len(answer) - known.size
+            known.size = len(answer)
         finally:
             self._end(name)
 
@@ -145,8 +160,9 @@ class Answers:
         self._end(name)
 
     def _forget(self, name: str) -> None:
-        self._known.discard(name)
-        self._database.execute("DELETE FROM answers WHERE id = ?", (name,))
+        known = self._known.pop(name)
+        self._size -= known.size
+        self._database.execute("DELETE FROM calls WHERE number = ?", (known.number,))
 
     def _end(self, name: str) -> None:
         future = self._running.pop(name, None)
@@ -154,7 +170,8 @@ class Answers:
             future.set_result(None)
 
     def _read(self, name: str) -> Kept | None:
-        row = self._database.execute("SELECT body, status, kind, answer FROM answers WHERE id = ?", (name,)).fetchone()
+        found = "SELECT body, status, kind, answer FROM calls WHERE number = ?"
+        row = self._database.execute(found, (self._known[name].number,)).fetchone()
         return None if row is None else Kept(row[0], row[1], row[2] or "", row[3] or b"")
 
     def _sweep(self) -> None:
@@ -163,21 +180,14 @@ class Answers:
         if self._until_sweep > 0:
             return
         self._until_sweep = _SWEEP
-        old = "SELECT id FROM answers WHERE at < ?"
-        for (name,) in self._database.execute(old, (self._clock() - AGE_MOST,)).fetchall():
-            if name not in self._running:
-                self._forget(name)
-        count, size = self._database.execute("SELECT count(*), total(length(answer)) FROM answers").fetchone()
-        if count <= COUNT_MOST and size <= BYTES_MOST:
-            return
-        for name, length in self._database.execute(
-            "SELECT id, ifnull(length(answer), 0) FROM answers ORDER BY at LIMIT ?", (COUNT_MOST,)
-        ).fetchall():
-            if count <= COUNT_MOST * 3 // 4 and size <= BYTES_MOST * 3 // 4:
+        oldest = self._clock() - AGE_MOST
+        much = len(self._known) > COUNT_MOST or self._size > BYTES_MOST
+        for name, known in list(self._known.items()):
+            much = much and (len(self._known) > COUNT_MOST * 3 // 4 or self._size > BYTES_MOST * 3 // 4)
+            if known.at >= oldest and not much:
                 break
             if name not in self._running:
                 self._forget(name)
-                count, size = count - 1, size - length
 
     def close(self) -> None:
         self._database.close()

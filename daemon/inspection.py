@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,21 @@ class Assessor:
         self._rests = 0
 
     async def assess(
-        self, inspector: Any, container: Any, trees: Trees | None, *, rules: Rules = NOTHING, busy: bool = False
+        self,
+        inspector: Any,
+        container: Any,
+        places: Callable[[], Trees | None],
+        *,
+        rules: Rules = NOTHING,
+        busy: bool = False,
     ) -> tuple[Effects, Judgement]:
-        """The effects, and the verdict that counts. `busy`: commands are under way. `trees` None: compare nothing."""
+        """The effects, and the verdict that counts. `busy`: commands are under way.
+
+        `places` is asked where there is something to compare; None: compare nothing.
+        """
         effects, judgement = look(inspector, container, rules)
-        if trees is None or judgement.verdict is not Verdict.FILES:
+        trees = places() if judgement.verdict is Verdict.FILES else None
+        if trees is None:
             return effects, judgement
         if trees.held is not None and effects.survivors:
             # Content and descriptor belong together: a file that lost its name, or its content, under an older process.

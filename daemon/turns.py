@@ -321,19 +321,22 @@ class TurnLoop:
 
     async def judged(self) -> tuple[Effects, Judgement]:
         """What was done since the last checkpoint, and the verdict on it."""
-        head, tree = self.services.checkpoints.get(self.row.head), self.row.tree
-        trees = None
-        if head is not None and tree is not None:
-            places, owner = self.services.capturer.places, self.services.checkpoints.get(head.files or "")
-            trees = Trees(
-                before=None if head.files is None else places.snapshot(head.files) / "upper",
-                now=places.tree(tree) / "upper",
-                lower=self.container.spec.image,
-                taken_at=(owner.started_at or 0.0) if owner is not None else 0.0,
-                held=head.held,
-            )
         return await self._assessor.assess(
-            self.services.inspector, self.container, trees, rules=checked(self.row.ignore), busy=self.active > 0
+            self.services.inspector, self.container, self._trees, rules=checked(self.row.ignore), busy=self.active > 0
+        )
+
+    def _trees(self) -> Trees | None:
+        """Where the files lie, and what the last checkpoint has of them."""
+        head, tree = self.services.checkpoints.get(self.row.head), self.row.tree
+        if head is None or tree is None:
+            return None
+        places, owner = self.services.capturer.places, self.services.checkpoints.get(head.files or "")
+        return Trees(
+            before=None if head.files is None else places.snapshot(head.files) / "upper",
+            now=places.tree(tree) / "upper",
+            lower=self.container.spec.image,
+            taken_at=(owner.started_at or 0.0) if owner is not None else 0.0,
+            held=head.held,
         )
 
     def need_alive(self) -> None:

@@ -14,7 +14,8 @@ import signal
 from sandbox.cgroup import read_bytes
 from sandbox.process import readable
 
-PF_EXITING = 0x4  # of the flags in /proc/PID/stat
+PF_EXITING = 0x4  # of the flags
+FLAGS, PENDING = 6, 28  # fields of /proc/PID/stat behind the name
 
 
 async def ended(pid: int) -> None:
@@ -40,14 +41,11 @@ async def ended(pid: int) -> None:
 def is_doomed(pid: int) -> bool:
     """Whether a process was killed or is exiting. Its namespace starts nothing any more, though it is not dead yet."""
     try:
-        flags = int(read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()[6])
-        status = read_bytes(f"/proc/{pid}/status")
+        fields = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return True
-    if flags & PF_EXITING:
-        return True
-    pending = (part.split(None, 1)[0] for part in status.split(b"Pnd:\t")[1:])
-    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
+    # A signal that kills is made pending for each thread by itself, which is what stands there.
+    return bool(int(fields[FLAGS]) & PF_EXITING or int(fields[PENDING]) >> (signal.SIGKILL - 1) & 1)
 
 
 def is_readable(fd: int) -> bool:

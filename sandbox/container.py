@@ -296,7 +296,9 @@ class Container:
         before = self.cgroup.oom_kills()
 
         async def launch_command() -> Command:
-            (pid, stream), fds = await starting.start(self, flags, uid, cwd, argv, variables, gid, groups)
+            (pid, stream), fds = await starting.start(
+                self, flags, uid, cwd, argv, variables, gid, groups, oom_kills=before
+            )
             return Command(
                 self._handles(int(pid), int(stream), fds[0], parented),
                 fds,

@@ -136,9 +136,9 @@ class Shim:
             future: asyncio.Future[Answer] = self._loop.create_future()
             self._waiting.append(future)
         try:
-            return await asyncio.shield(future)
+            return await future
         except asyncio.CancelledError:
-            future.add_done_callback(_discard)  # its descriptors must not stay open
+            _discard(future)  # the answer may be here already; one that comes later meets a cancelled future
             raise
 
     async def _send(self, packet: bytes, fds: Sequence[int]) -> None:
@@ -196,11 +196,13 @@ class Shim:
             if not future.done():
                 future.set_result(int(rest[2]))
             return
-        future_answer = self._waiting.popleft()
-        if kind == "ok":
-            future_answer.set_result((rest, fds))
+        answer = self._waiting.popleft()
+        if answer.cancelled():
+            _close(fds)
+        elif kind == "ok":
+            answer.set_result((rest, fds))
         else:
-            future_answer.set_exception(Refused(rest[0], int(rest[1])))
+            answer.set_exception(Refused(rest[0], int(rest[1])))
 
     def _closed(self) -> None:
         self.close()
@@ -240,10 +242,14 @@ def _field(part: str | bytes | int) -> bytes:
     return data
 
 
-def _discard(future: asyncio.Future[Answer]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        for fd in future.result()[1]:
-            os.close(fd)
+def _discard(answer: asyncio.Future[Answer]) -> None:
+    if answer.done() and not answer.cancelled() and answer.exception() is None:
+        _close(answer.result()[1])
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def short_slice(nanoseconds: int = 100_000) -> None:

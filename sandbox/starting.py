@@ -31,15 +31,20 @@ async def start(
     env: Mapping[str, str],
     gid: int | None = None,
     groups: Sequence[int] = (),
+    *,
+    oom_kills: int | None = None,
 ) -> tuple[list[str], list[int]]:
-    """Start a program; the shim's answer: (pid, stream), and the descriptors. `flags`: STDIN, PARENTED."""
+    """Start a program; the shim's answer: (pid, stream), and the descriptors. `flags`: STDIN, PARENTED.
+
+    `oom_kills`: what the sandbox's group has counted so far, for who has just looked.
+    """
     if not argv or not argv[0]:
         raise Invalid("an empty command", sandbox=container.spec.id)
     if not 0 <= uid < ID_RANGE:
         raise Invalid(f"no such user in a sandbox: {uid}", sandbox=container.spec.id)
     gids = ",".join(map(str, (uid if gid is None else gid, *groups)))
     variables = [f"{name}={value}" for name, value in env.items()]
-    before = container.cgroup.oom_kills()
+    before = container.cgroup.oom_kills() if oom_kills is None else oom_kills
     try:
         answer: tuple[list[str], list[int]] = await container._call(
             "exec", flags, uid, gids, cwd, len(argv), *argv, *variables

@@ -18,12 +18,12 @@ import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
-from daemon import logs, tls
+from daemon import idempotency, logs, tls
 from daemon.api import routes
 from daemon.api.route import Route
 from daemon.idempotency import Answers
 from sandbox import Client, Forbidden, Limits, NotFound, TooMany, Unauthorized, errors
-from sandbox.errors import Invalid, PagurusError
+from sandbox.errors import Interrupted, Invalid, PagurusError
 from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
 from tests.daemon_host import IMAGE, Daemon, free_port, missing, until
 
@@ -351,6 +351,7 @@ async def test_what_a_killed_daemon_had_begun(tmp_path: Path) -> None:
     assert await answers.claim("c", b"asked", "once") == (None, False)
     answers.release("c")
     assert stat.S_IMODE((tmp_path / "answers").stat().st_mode) == 0o600
+    answers.close()
 
     after = Answers(tmp_path / "answers", clock=lambda: clock)
     assert await after.claim("a", b"asked", "anew") == (None, True)
@@ -362,8 +363,30 @@ async def test_what_a_killed_daemon_had_begun(tmp_path: Path) -> None:
         await after.claim(f"n{number}", b"asked", "once")
         after.settle(f"n{number}", 200, "k", b"")
     assert await after.claim("b", b"other", "again") == (None, False)
-    for each in (answers, after):
-        each.close()
+    after.close()
+
+
+async def test_what_is_too_much_is_forgotten_but_never_what_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "BYTES_MOST", 2000)
+    answers = Answers(tmp_path / "answers")
+    await answers.claim("first", b"asked", "once")
+    for number in range(600):
+        await answers.claim(f"n{number}", b"asked", "once")
+        answers.settle(f"n{number}", 200, "k", bytes(10))
+    kept, _ = await answers.claim("n599", b"asked", "once")
+    assert kept is not None and kept.answer == bytes(10)
+    assert await answers.claim("n0", b"other", "once") == (None, False)
+    answers.settle("first", 200, "k", b"done")
+    answers.close()
+
+    after = Answers(tmp_path / "answers")
+    kept, _ = await after.claim("first", b"asked", "once")
+    assert kept is not None and kept.answer == b"done"
+    with pytest.raises(Interrupted):
+        await after.claim("n0", b"other", "once")
+    after.close()
 
 
 # --------------------------------------------------------------------------- what it tells of itself

@@ -59,7 +59,7 @@ async def assessed(
 ) -> Verdict:
     assessor = assessor or Assessor(netting.Bounds(seconds=60))
     rules = checked(IgnoreRules(paths=list(paths)))
-    _, judgement = await assessor.assess(FakeInspector(answers), CONTAINER, trees, rules=rules, busy=busy)
+    _, judgement = await assessor.assess(FakeInspector(answers), CONTAINER, lambda: trees, rules=rules, busy=busy)
     return judgement.verdict
 
 
@@ -152,5 +152,5 @@ def test_a_process_that_changed_while_it_was_looked_at_counts() -> None:
 async def test_files_are_not_compared_while_an_ignored_process_could_write(equal: Trees) -> None:
     both = Effects(data_writes=1, survivors=1, survivors_new=1)
     inspector = FakeInspector([both], [SERVER])
-    _, judgement = await Assessor().assess(inspector, CONTAINER, equal, rules=TMUX)
+    _, judgement = await Assessor().assess(inspector, CONTAINER, lambda: equal, rules=TMUX)
     assert judgement.verdict is FILES
