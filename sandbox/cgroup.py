@@ -250,8 +250,9 @@ class Cgroup:
         found: list[int] = []
         for group in _tree(self.path):
             try:
-                found += map(int, (group / "cgroup.procs").read_text().split())
-            except (FileNotFoundError, OSError):  # removed by the sandbox's end while we looked
+                with open(f"{group}/cgroup.procs", "rb") as procs:
+                    found += map(int, procs.read().split())
+            except OSError:  # removed by the sandbox's end while we looked
                 continue
         return found
 
@@ -342,6 +343,8 @@ def _tree(path: Path) -> Iterator[Path]:
     """This group and all below it, parents first."""
     yield path
     try:
+        if os.stat(path).st_nlink == 2:  # of a group: two and its children
+            return
         children = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return
