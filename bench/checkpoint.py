@@ -346,7 +346,7 @@ async def fork(ours: Ours, images: Path, tree: Path) -> float:
         async with gate:
             child = await Container.prepare(ours.spec(ours.snapshot(tree, readonly=False)))
             children.append(child)
-            await ours.checkpointer.restore(child, images, fork=True)
+            await ours.checkpointer.restore(child, images)
 
     await asyncio.to_thread(os.sync)
     began = time.perf_counter()

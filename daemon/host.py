@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from daemon import ignore, metrics, mounts, owners, states
+from daemon import metrics, mounts, owners, states, wanted
 from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places
 from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
@@ -32,7 +32,6 @@ from daemon.flights import Flight, Services
 from daemon.idranges import IdRanges
 from daemon.keeper import Keeper
 from daemon.network.networks import Networks
-from daemon.network.policy import compile_policy
 from daemon.owners import Making
 from daemon.restoring import Restorer
 from daemon.schedule import Stage
@@ -202,31 +201,9 @@ class Host:
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """A new sandbox from an image, running. All or nothing."""
         image = await asyncio.to_thread(self.images.resolve, request.image)
-        workdir = image.config.workdir if request.workdir is None else request.workdir
-        if not workdir.startswith("/"):
-            raise Invalid(f"workdir must be absolute, not {workdir!r}")
-        ignore.checked(request.ignore)
-        compile_policy(request.network)  # refused before anything is made
-        row = self._new_row(
-            image=request.image,
-            image_digest=image.digest,
-            layer=paths.runtime_layer().name,
-            name=request.name,
-            limits=request.limits,
-            network=request.network,
-            env={**image.config.env, **request.env},
-            workdir=workdir,
-            user=image.config.user if request.user is None else str(request.user),
-            labels=request.labels,
-            mounts=await mounts.admitted(request.mounts, [self.run_dir.parent, self.places.stored.parent]),
-            durable_answers=request.durable_answers,
-            gateway=request.gateway,
-            retention=request.retention,
-            ignore=request.ignore,
-            lifetime=request.lifetime,
-            idle_timeout=request.idle_timeout,
-            at_end=request.at_end,
-        )
+        private = [self.run_dir.parent, self.places.stored.parent]
+        template = wanted.template(request, image, await mounts.admitted(request.mounts, private))
+        row = self._new_row(template, name=request.name)
         with self._made(row):
             root = self._root_checkpoint(row)
             row.head = row.origin = root.id
@@ -261,27 +238,7 @@ class Host:
 
     def _forked(self, origin: CheckpointRow) -> SandboxRow:
         """The row of a sandbox that goes on from `origin`."""
-        template = self.template(origin)
-        row = self._new_row(
-            image=template.image,
-            image_digest=template.image_digest,
-            layer=template.layer or paths.runtime_layer().name,
-            limits=template.limits,
-            network=template.network,
-            env=template.env,
-            workdir=template.workdir,
-            user=template.user,
-            labels=template.labels,
-            mounts=template.mounts,
-            owner=origin.owner,
-            durable_answers=template.durable_answers,
-            gateway=template.gateway,
-            retention=template.retention,
-            ignore=template.ignore,
-            lifetime=template.lifetime,
-            idle_timeout=template.idle_timeout,
-            at_end=template.at_end,
-        )
+        row = self._new_row(self.template(origin), owner=origin.owner)
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
         row.programs = origin.programs
         return row
@@ -301,7 +258,7 @@ class Host:
             undo.callback(self.services.inspector.unwatch, container.cgroup.id)
             await attach_all(self.attachments, row, container)
             undo.push_async_callback(detach_all, self.attachments, row, container)
-            await self.restorer.bring_back(container, origin, verify=False, fork=True)
+            await self.restorer.bring_back(container, origin, verify=False)
             await self.restorer.renew(row, container, origin)
             row.state = states.after(row.state, states.Event.START, sandbox=row.id)
             await self.services.catalogue.write([put_sandbox(row), *changes], durable=True)
@@ -309,18 +266,22 @@ class Host:
         self._admit(row, container)
         log.info("created from %s", row.image, extra={"sandbox": row.id})
 
-    def _new_row(self, **fields: Any) -> SandboxRow:
+    def _new_row(self, template: SandboxRow | Template, *, name: str | None = None, owner: str = "") -> SandboxRow:
         number = secrets.token_hex(5)
+        said = Template.of(template)
         return SandboxRow(
             id=f"s-{number}",
             state=SandboxState.CREATING,
             created_at=time.time(),
+            name=name,
+            owner=owner,
             uid_base=self._ids.take(),
             hostname=number,
             tree=None,
             head="",
             origin="",
-            **fields,
+            **{field: getattr(said, field) for field in said.__struct_fields__ if field != "layer"},
+            layer=template.layer or paths.runtime_layer().name,
         )
 
     @contextlib.contextmanager

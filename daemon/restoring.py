@@ -93,7 +93,7 @@ class Restorer:
                 loop.container = await Container.prepare(self.spec_over(row, self.tree_below(row)))
                 self.services.inspector.watch(loop.container.cgroup.id)
             await attach_all(self.attachments, row, loop.container)
-            differences = await self.bring_back(loop.container, target, verify=verify, fork=False)
+            differences = await self.bring_back(loop.container, target, verify=verify)
             await self.renew(row, loop.container, target)
             row.head, row.ipc = target.id, target.ipc
             row.programs = target.programs
@@ -118,7 +118,7 @@ class Restorer:
             await detach_all(self.attachments, loop.row, container)
             await container.destroy()
 
-    async def bring_back(self, container: Any, target: CheckpointRow, *, verify: bool, fork: bool) -> list[str]:
+    async def bring_back(self, container: Any, target: CheckpointRow, *, verify: bool) -> list[str]:
         """The processes of a checkpoint in a container that is mounted over its files, marked. Raises NotEqual.
 
         The mark comes before their first instruction: what they do from then on belongs to the next turn.
@@ -136,7 +136,7 @@ class Restorer:
             return []
         async with self.services.capturer.reading(target.dump) as images:
             report = await self.services.capturer.checkpointer.restore(
-                container, images, verify=verify, fork=fork, reference=reference, before_run=mark
+                container, images, verify=verify, reference=reference, before_run=mark
             )
         return list(report.differences)
 

@@ -260,7 +260,6 @@ class Checkpointer:
         stored: StoredDump | Path,
         *,
         verify: bool = False,
-        fork: bool = False,
         reference: Path | None = None,
         before_run: Callable[[], None] | None = None,
     ) -> RestoreReport:
@@ -270,7 +269,6 @@ class Checkpointer:
         compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with. `before_run` is
         called on a worker thread when all of it is back and nothing has run.
         """
-        del fork  # what differs is read off the container's spec
         began = time.monotonic()
         await self.forget(container, restoring=True)
         waiting = await self._waited(container.spec.id)

@@ -22,7 +22,7 @@ async def fork(bench: Bench, source: Container, *, script: str = "true") -> tupl
     for number in range(2):
         tree = bench.snapshot(saved.tree, readonly=False)
         child = await bench.maker.prepare(tree=tree, hostname=f"child-{number}")
-        await bench.checkpointer.restore(child, saved.capture.dir, verify=True, reference=saved.tree, fork=True)
+        await bench.checkpointer.restore(child, saved.capture.dir, verify=True, reference=saved.tree)
         children.append(child)
     return children[0], children[1]
 

@@ -122,7 +122,7 @@ async def test_forks_have_their_own_gateway(bench: Bench, outside: Listen) -> No
     saved = await bench.save(sb)
     child = await bench.maker.prepare(tree=bench.snapshot(saved.tree, readonly=False), hostname="child")
     own = outside(child.netns)
-    await bench.checkpointer.restore(child, saved.dump, verify=True, fork=True)
+    await bench.checkpointer.restore(child, saved.dump, verify=True)
     await asyncio.to_thread(answer, own, b"answer of its own")
     assert "answer of its own" in await until_answered(child)
     connection.sendall(b"answer")

@@ -53,7 +53,7 @@ async def test_forks_live_beside_the_original(bench: Bench) -> None:
         child = await bench.maker.prepare(
             tree=tree, uid_base=90_000_000 + 65_536 * number, hostname=f"child-{number}", image=sb.spec.image
         )
-        report = await bench.checkpointer.restore(child, saved.dump, verify=True, fork=True)
+        report = await bench.checkpointer.restore(child, saved.dump, verify=True)
         assert report.verified
         assert await shell(child, CHECK) == "good\n"
         assert await shell(child, "hostname; stat -c %u /t/mine") == f"child-{number}\n1000\n"

@@ -10,7 +10,8 @@ import msgspec
 from sandbox.messages.verdict import Verdict
 
 # "name", uid, "name:group", "uid:gid", by the sandbox's own /etc/passwd and /etc/group
-User = Annotated[int, msgspec.Meta(ge=0, le=65_535)] | Annotated[str, msgspec.Meta(min_length=1, max_length=130)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=130, pattern=r"^[^\0]*$")]
+User = Annotated[int, msgspec.Meta(ge=0, le=65_535)] | _Name
 LogLimit = Annotated[int, msgspec.Meta(ge=4096, le=16 << 20)]
 OutputLimit = Annotated[int, msgspec.Meta(ge=0, le=16 << 20)]  # larger output is streamed, or goes to a file
 Deadline = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # seconds
