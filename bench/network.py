@@ -146,6 +146,7 @@ async def packets(sandbox: Sandbox, megabytes: int) -> dict[str, float]:
 def crowd(run: Path, *, add: bool) -> None:
     """The rules of a thousand sandboxes that are not there, in the daemon's own table. Blocks."""
     table = Networks(run).table
+    table.ownable = False  # nor does the daemon own it
     policy = compile_policy(NETWORK)
     for number in range(CROWD):
         address = POOL[POOL.num_addresses - 2 - number]
@@ -182,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     folder = Path(tempfile.mkdtemp(prefix="pagurus-network-"))
     folder.chmod(stat.S_IRWXU)
-    daemon = _host.BenchHost(folder, options.image or _host.image("debian"))
+    daemon = _host.BenchHost(folder, options.image or _host.image("debian"), module="bench._shared")
     with world.internet(folder) as internet:
         os.environ["PAGURUS_RESOLVERS"] = internet.resolvers
         try:

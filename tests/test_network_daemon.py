@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
@@ -11,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from bench import _internet as world
+from daemon.network.networks import Networks
+from daemon.network.table import nft
 from sandbox import Client, Network, Sandbox
-from sandbox.errors import Invalid
+from sandbox.errors import Invalid, Unsupported
 from tests.daemon_host import IMAGE, Daemon, missing, until
 
 #: Run in a sandbox: tries each "host port", prints a JSON object of what came of it.
@@ -42,6 +43,8 @@ signal.signal(signal.SIGUSR1, ask)
 open("/tmp/held", "w").write("yes")
 while True: signal.pause()
 """
+#: What a sandbox that may reach WEB reaches of it, and of the host.
+GUARDED = {f"{world.WEB} 80": world.WEB, f"{world.HOST} 22": "ConnectionRefusedError"}
 
 
 #: Asks for a name again and again.
@@ -295,23 +298,36 @@ async def test_the_network_outlives_the_daemon_and_strays_do_not(daemon: Daemon)
         await again.remove()
 
 
-async def test_a_flushed_ruleset_comes_back(host: Client, daemon: Daemon) -> None:
+async def test_nobody_takes_the_rules_of_a_running_daemon(host: Client, daemon: Daemon) -> None:
     """What the firewall service of a distribution does at a reload, here to our own table alone."""
-    (name,) = _tables_of(daemon)
+    table = Networks(daemon.run).table
+    if not table.ownable:
+        pytest.skip("before Linux 6.9 no table outlives its owner")
     async with host.create(IMAGE, network=Network.allow(cidrs=[world.WEB])) as sandbox:
-        said: list[str] = []
-        while not any("served" in each for each in said):
-            # Most connections go on; one of which a packet passes while there is no table may be reset.
-            assert len(said) < 4, f"rules and elements did not come back together: {said}"
-            await sandbox.exec("rm -f /tmp/held")
-            await hold(sandbox, world.WEB)
-            await asyncio.to_thread(subprocess.run, ["nft", "delete", "table", "inet", name], check=True)
-            await until(lambda: world.WEB in elements(name, "cidrs"), "the table is back")
-            assert await reach(sandbox, f"{world.WEB} 80", f"{world.HOST} 22") == {
-                f"{world.WEB} 80": world.WEB,
-                f"{world.HOST} 22": "ConnectionRefusedError",
-            }
-            said.append(await held(sandbox))
+        await hold(sandbox, world.WEB)
+        with pytest.raises(Unsupported, match="not permitted"):
+            nft("delete", "table", "inet", table.name)
+        assert await reach(sandbox, f"{world.WEB} 80", f"{world.HOST} 22") == GUARDED
+        assert "served" in await held(sandbox)
+
+
+async def test_rules_flushed_while_no_daemon_runs_come_back(daemon: Daemon) -> None:
+    (name,) = _tables_of(daemon)
+    async with daemon.client() as host:
+        sandbox = await host.create(IMAGE, network=Network.allow(cidrs=[world.WEB]))
+        await hold(sandbox, world.WEB)
+        # No dump is under way: at its end the kernel asks the other end whether it is there (a window probe), and what
+        # is sent without rules is not translated, so that the other end resets the connection.
+        await sandbox.checkpoint(wait="durable")
+    daemon.kill()
+    nft("delete", "table", "inet", name)
+    daemon.start()
+    async with daemon.client() as host:
+        again = await host.get(sandbox.id)
+        await until(lambda: world.WEB in elements(name, "cidrs"), "the table is back")
+        assert await reach(again, f"{world.WEB} 80", f"{world.HOST} 22") == GUARDED
+        assert "served" in await held(again)
+        await again.remove()
 
 
 async def test_nothing_is_left(daemon: Daemon) -> None:
@@ -338,6 +354,4 @@ async def _explained(sandbox: Sandbox, *wanted: str) -> bool:
 
 
 def _tables_of(daemon: Daemon) -> set[str]:
-    from daemon.network.networks import Networks
-
     return {Networks(daemon.run).table.name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import struct
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +19,17 @@ from hypothesis import strategies as st
 
 from bench import _internet
 from daemon.network import links, watch
+from daemon.network import table as tables
 from daemon.network.elements import Change, Element, addressed, generation, named, permitted, service, statements
-from daemon.network.networks import _addresses, _still_named
+from daemon.network.namespace import within
+from daemon.network.networks import Networks, _addresses, _still_named
 from daemon.network.policy import POOL, compile_policy
-from daemon.network.probe import _strict
-from daemon.network.table import DELSETELEM, NEWSETELEM, Table
+from daemon.network.probe import _strict, fresh_namespace
+from daemon.network.table import DELSETELEM, NEWSETELEM, Table, nft
 from sandbox import connections
+from sandbox.errors import Unsupported
 from sandbox.messages import Network
+from tests.daemon_host import until
 
 SOURCE = IPv4Address("198.18.0.20")
 
@@ -142,11 +148,23 @@ def test_garbage_announces_nothing(data: bytes) -> None:
 # ------------------------------------------------------------------ the kernel
 
 
-@pytest.fixture
-def table() -> Iterator[Table]:
+NAME, PREFIX, GROUP = f"pagurus_test_{os.getpid()}", f"pgt{os.getpid() % 0xFFFF:x}-", 64_000
+
+
+def a_table(group: int = GROUP, *, owned: bool) -> Table:
+    """`owned`: its own while it lives, as from Linux 6.9 on; or as on kernels before."""
     if reason := _internet.missing():
         pytest.skip(reason)
-    made = Table(f"pagurus_test_{os.getpid()}", f"pgt{os.getpid() % 0xFFFF:x}-", 64_000)
+    made = Table(NAME, PREFIX, group)
+    if owned and not made.ownable:
+        pytest.skip("before Linux 6.9 no table outlives its owner")
+    made.ownable = owned
+    return made
+
+
+@pytest.fixture(params=[True, False], ids=["owned", "as before Linux 6.9"])
+def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+    made = a_table(owned=request.param)
     try:
         assert made.ensure()
         assert not made.ensure()
@@ -198,7 +216,7 @@ def test_a_table_made_anew_comes_with_its_elements_in_one_transaction(table: Tab
     table.remove()
     with Announcements() as announced:
         assert table.ensure(ELEMENTS)
-        made = next(each for each in announced if (NEWTABLE, table.name) in each)
+        made = next(each for each in announced if {(NEWRULE, table.name), (NEWSETELEM, table.name)} & each)
     assert set(table.stored()) == set(ELEMENTS)
     assert {(NEWRULE, table.name), (NEWSETELEM, table.name)} <= made
     left = {element.set: element.seconds for element in table.stored()}
@@ -211,7 +229,7 @@ def test_a_table_made_anew_comes_with_its_elements_in_one_transaction(table: Tab
     assert set(table.stored()) == set(ELEMENTS)
 
 
-NEWTABLE, NEWRULE, NEWGEN = 0, 6, 15
+DELTABLE, NEWRULE, NEWGEN = 2, 6, 15
 
 
 class Announcements:
@@ -241,6 +259,132 @@ class Announcements:
                     (size,) = struct.unpack_from("=H", data, 20)
                     found.add((kind & 0xFF, data[24 : 20 + size].rstrip(b"\0").decode(errors="replace")))
                 data = data[length + 3 & ~3 :]
+
+
+def test_what_is_ours_nobody_else_takes_away_or_changes() -> None:
+    """In a namespace of its own, for the whole ruleset is flushed."""
+    a_table(owned=True)  # or it is skipped here
+    with fresh_namespace() as namespace:
+        within(namespace, _kept)
+
+
+def _kept() -> None:
+    table = a_table(owned=True)
+    table.ensure(ELEMENTS)
+    for refused in (
+        "delete table inet {}",
+        "flush chain inet {} guard",
+        "add element inet {} modes {{ 1.1.1.1 : accept }}",
+    ):
+        with pytest.raises(Unsupported, match="not permitted"):
+            nft(refused.format(NAME))
+    with pytest.raises(OSError):
+        table.apply([Change(Element("nonsense", b"1234"))])  # a batch that is refused: it stays the owner
+    nft("flush ruleset")
+    assert set(table.stored()) == set(ELEMENTS)
+    table.close()
+    table.apply([Change(ELEMENTS[0], add=False), Change(ELEMENTS[0])])  # on a new socket: ours again
+    nft("flush ruleset")
+    assert set(table.stored()) == set(ELEMENTS)
+    table.close()  # its owner is gone: it stays, for the next one
+    other = a_table(owned=True)
+    assert not other.ensure()
+    nft("flush ruleset")
+    assert set(other.stored()) == set(ELEMENTS)
+    other.close()
+    nft("flush ruleset")
+    assert not other.present()
+    with pytest.raises(FileNotFoundError):
+        other.apply([Change(ELEMENTS[0])])
+    assert not other.present(), "no empty table is made of a lost one"
+    other.close()
+
+
+def test_no_packet_passes_while_rules_are_made_anew(table: Table) -> None:
+    table.remove()
+    former = a_table(GROUP + 1, owned=table.ownable)  # other rules
+    former.ensure(ELEMENTS)
+    former.close()
+    with Announcements() as announced:
+        assert table.ensure(ELEMENTS)
+        full = {NAME}
+        for step, each in enumerate(announced):
+            full -= {name for kind, name in each if kind == DELTABLE}
+            full |= {name for kind, name in each if kind == NEWRULE and (NEWSETELEM, name) in each}
+            assert full, f"no rules after transaction {step}"
+            if full == {NAME} and (NEWRULE, NAME) in each:
+                break
+    assert set(table.stored()) == set(ELEMENTS)
+    assert [line.split()[2] for line in nft("list", "tables").splitlines() if NAME in line] == [NAME]
+
+
+class Died(Exception):
+    """In the middle."""
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_who_dies_while_rules_are_made_anew_loses_nothing(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    former = a_table(GROUP + 1, owned=True)
+    former.ensure(ELEMENTS)
+    former.close()
+    left = iter(range(steps))
+
+    def until_it_dies(do: Any) -> Any:
+        def step(*arguments: Any, **named: Any) -> Any:
+            if arguments[0] != "list" and next(left, None) is None:
+                raise Died
+            return do(*arguments, **named)
+
+        return step
+
+    after = a_table(owned=True)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(tables, "nft", until_it_dies(nft))
+            patch.setattr(Table, "_exchange", until_it_dies(Table._exchange))
+            dying = a_table(owned=True)
+            with pytest.raises(Died):
+                dying.ensure(ELEMENTS)
+            dying.close()
+        known = after.stored()
+        assert set(known) == set(ELEMENTS)
+        assert after.ensure(known) == (steps < 3)
+        assert set(after.stored()) == set(ELEMENTS)
+    finally:
+        after.remove()
+        assert NAME not in nft("list", "tables")
+
+
+def test_who_dies_before_the_first_rules_leaves_an_empty_table() -> None:
+    after = a_table(owned=True)
+    try:
+        after._exchange([tables._of_table(tables.NEWTABLE, NAME, tables.PERSIST)])
+        assert after.present() and after.stored() == []
+        assert after.ensure(ELEMENTS)
+        assert set(after.stored()) == set(ELEMENTS)
+    finally:
+        after.remove()
+
+
+async def test_a_lost_table_is_put_back_as_it_was(tmp_path: Path) -> None:
+    """As on kernels where anybody can flush it."""
+    if reason := _internet.missing():
+        pytest.skip(reason)
+    networks = Networks(tmp_path)
+    networks.table.ownable = False
+    await networks._ensure()
+    try:
+        attached = networks._new(links.Link("pgt0-14", 0, SOURCE, "s-1"))
+        attached.elements = {each for each in ELEMENTS if not each.set.startswith("name")}
+        until_then = asyncio.get_running_loop().time() + 60
+        attached.named = {each: ("web.test", until_then) for each in ELEMENTS if each.set.startswith("name")}
+        for _ in range(3):
+            nft("delete", "table", "inet", networks.table.name)
+            await until(networks.table.present, "it is back")
+            assert set(await asyncio.to_thread(networks.table.stored)) == set(ELEMENTS)
+    finally:
+        networks._attached.clear()
+        await networks.close()
 
 
 def test_a_batch_comes_into_force_as_a_whole_or_not_at_all(table: Table) -> None:

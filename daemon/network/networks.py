@@ -90,6 +90,7 @@ class Networks:
         self._listener = Listener(self._group, self._refused_packet)
         self._watch = Watch(name, self._lost_table)
         self._renewal: asyncio.Task[None] | None = None
+        self._lost = False
         self._asked = 0, 0  # questions allowed and refused, of sandboxes that are gone
 
     # ------------------------------------------------------------------ the daemon's life
@@ -143,27 +144,30 @@ class Networks:
         async with self._making:
             if self._ready:
                 return
+            self._watch.start()  # first: what is taken away before it looks stays away
             await self._write(partial(self.table.ensure, known))
             self._listener.start()
-            self._watch.start()
             self._upstream = Upstream()
             self._ready = True
 
     def _lost_table(self) -> None:
+        self._lost = True
         if self._renewal is None or self._renewal.done():
             self._renewal = asyncio.ensure_future(self._renew())
 
     async def _renew(self) -> None:
-        """Somebody has taken the table away: put it back, as it was."""
-        elements = self._everything()
-        try:
-            if await self._write(partial(self.table.ensure, elements)):
-                log.error("somebody removed the table %s (`nft flush ruleset`?): it was put back", self.table.name)
-                put = set(elements)  # a change that was under way has been noted by now
-                late = [Change(each) for each in self._everything() if each not in put]
-                await self._write(lambda: self.table.apply(late))
-        except (OSError, PagurusError) as error:
-            log.critical("somebody removed the table %s, and it cannot be put back: %s", self.table.name, error)
+        """Somebody has taken the table away: put it back, as it was. That it happens again meanwhile is not missed."""
+        while self._lost:
+            self._lost = False
+            elements = self._everything()
+            try:
+                if await self._write(partial(self.table.ensure, elements)):
+                    log.error("somebody removed the table %s (`nft flush ruleset`?): it was put back", self.table.name)
+                    put = set(elements)  # a change that was under way has been noted by now
+                    late = [Change(each) for each in self._everything() if each not in put]
+                    await self._write(partial(self.table.apply, late))
+            except (OSError, PagurusError) as error:
+                log.critical("somebody removed the table %s, and it cannot be put back: %s", self.table.name, error)
 
     def _everything(self) -> list[Element]:
         """What is in the table, or ought to be. What names have opened stays open for as long as it would have."""

@@ -2,18 +2,25 @@
 
 Owns: the table's life, the batch, reading elements and counters. Does not own: what the rules are
 (:mod:`daemon.network.ruleset`), what the elements are (:mod:`daemon.network.elements`).
-Guarantee: the changes of one :meth:`Table.apply` come into force together or not at all; a table that is made anew
-comes with its elements in one transaction, so no packet meets the rules without them. Everything here blocks.
+Guarantee: the changes of one :meth:`Table.apply` come into force together or not at all; the rules of a table that is
+made anew come with their elements in one transaction, so no packet meets the rules without them. From Linux 6.9 on the
+table is this process's own while it lives: ``nft flush ruleset`` passes it by, and nobody else can change it. It stays
+when the process ends, for the next to take. Everything here blocks.
 
 The rules are written once, as text, by the ``nft`` program: pyroute2 has no words for verdict maps, stateful
 expressions in sets, masquerading or rejecting. The elements, which change all the time, are netlink messages made
 of pyroute2's classes (1 ms; a run of ``nft`` takes 10 and reads all sets). The exchange is our own, because
 pyroute2's has no time-out and waits for ever when the kernel refuses a batch as a whole.
+
+A table belongs to a socket, and ``nft`` has one of its own. So an empty table that persists is made first, ``nft``
+fills it, and the socket that writes the elements takes it. (Newer ``nft`` can make such a table, that of Debian 12
+cannot.)
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import re
@@ -33,12 +40,20 @@ from sandbox.errors import Unsupported
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_CREATE = 0x1, 0x4, 0x400
 NLMSG_ERROR = 2
 BATCH_BEGIN, BATCH_END = 0x10, 0x11
-NEWSETELEM, DELSETELEM, DESTROYSETELEM = 12, 14, 30
+NEWTABLE, NEWSETELEM, DELSETELEM, DESTROYTABLE, DESTROYSETELEM = 0, 12, 14, 26, 30
+TABLE_NAME, TABLE_FLAGS = 1, 2
+SET_TABLE, SET_NAME = 1, 2
+OWNER, PERSIST = 0x2, 0x4
 SUBSYSTEM = 10  # nf_tables
 INET = 1
 GOTO = -4
 PER_MESSAGE = 200  # elements; a netlink attribute holds 64 KiB
 TIMEOUT = 10.0  # seconds for the kernel's answer
+
+
+def _kernel() -> tuple[int, int]:
+    numbers = re.findall(r"\d+", platform.release())
+    return int(numbers[0]), int(numbers[1])
 
 
 # ------------------------------------------------------------------ the table
@@ -47,40 +62,73 @@ TIMEOUT = 10.0  # seconds for the kernel's answer
 class Table:
     """One table in the kernel. For use by one thread at a time."""
 
+    ownable = _kernel() >= (6, 9)  # a table with an owner can outlive it
+
     def __init__(self, name: str, prefix: str, group: int) -> None:
         self.name, self.prefix, self.group = name, prefix, group
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._sequence = 0
         self._remover = DESTROYSETELEM if _kernel() >= (6, 3) else DELSETELEM
+        self._owned = False
+        self._twin = f"{name}_next"
 
     # ------------------------------------------------------------------ its life
 
     def present(self) -> bool:
         """Whether there is a table by this name, of whatever version."""
-        return self.name in nft("list", "tables", "inet")
+        return _there(self.name)
 
     def ensure(self, elements: Sequence[Element] = ()) -> bool:
         """The table with today's rules. True when it had to be made: then with these elements."""
-        mine = version(self.name, self.prefix, self.group)
-        there = nft("list", "sets", "inet") if self.present() else ""
-        text = ruleset(self.name, self.prefix, self.group)
-        if re.search(rf"\b{mine}\b", there):
+        if self._current():
+            if self.ownable:
+                self._own()
             return False
-        known = statements(self.name, elements)
-        nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n{text}{known}")
+        if not self.ownable:
+            nft("-f", "-", text=_emptied(self.name) + self._content(self.name, elements))
+            return True
+        self.close()  # what is ours alone `nft` cannot fill
+        if elements and self.present():  # sandboxes send meanwhile: they are held to their policies by another table
+            nft("-f", "-", text=_emptied(self._twin) + self._content(self._twin, elements))
+        self._exchange([_of_table(DESTROYTABLE, self.name), _of_table(NEWTABLE, self.name, PERSIST)])
+        nft("-f", "-", text=self._content(self.name, elements) + _gone(self._twin))
+        self._own()
         return True
 
     def remove(self) -> None:
         """Idempotent."""
+        if self.ownable:
+            self._exchange([_of_table(DESTROYTABLE, each) for each in (self.name, self._twin)])
+        else:
+            nft("-f", "-", text=_gone(self.name))
         self.close()
-        nft("-f", "-", text=f"table inet {self.name}\ndelete table inet {self.name}\n")
+
+    def _current(self) -> bool:
+        mine = version(self.name, self.prefix, self.group)
+        return self.present() and re.search(rf"\b{mine}\b", nft("list", "sets", "inet")) is not None
+
+    def _content(self, name: str, elements: Sequence[Element]) -> str:
+        return ruleset(name, self.prefix, self.group) + statements(name, elements)
+
+    def _own(self) -> None:
+        """From now on nobody else takes the table away, or changes it."""
+        self._exchange(self._claim())
+        self._owned = True
+
+    def _claim(self) -> list[bytes]:
+        """Messages that make the socket that sends them the owner. The second does nothing but fail, and the first with
+        it, where the table has gone or is not of today: alone the first would make an empty one."""
+        mine = version(self.name, self.prefix, self.group)
+        names = _attribute(SET_TABLE, _text(self.name)) + _attribute(SET_NAME, _text(mine))
+        return [_of_table(NEWTABLE, self.name, OWNER | PERSIST), _message(DELSETELEM, names)]
 
     def close(self) -> None:
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None
+                self._owned = False
 
     # ------------------------------------------------------------------ elements
 
@@ -98,27 +146,33 @@ class Table:
                         self._batch([change])
             self._batch([change for change in changes if change.add])
 
-    def elements(self, wanted: Iterable[str]) -> dict[str, list[tuple[bytes, Any]]]:
-        """Keys of the elements of some sets, with the netlink message of each."""
+    def elements(self, wanted: Iterable[str], table: str = "") -> dict[str, list[tuple[bytes, Any]]]:
+        """Keys of the elements of some sets, with the netlink message of each. A set that is not there has none."""
+        from pyroute2.netlink.exceptions import NetlinkError
         from pyroute2.netlink.nfnetlink import nftsocket
 
         found: dict[str, list[tuple[bytes, Any]]] = {}
         with nftsocket.NFTSocket(nfgen_family=INET) as reader:
             for name in wanted:
                 request = nftsocket.nft_set_elem_list_msg()
-                request["attrs"] = [("NFTA_SET_ELEM_LIST_TABLE", self.name), ("NFTA_SET_ELEM_LIST_SET", name)]
-                found[name] = [
-                    (bytes(element.get_nested("NFTA_SET_ELEM_KEY", "NFTA_DATA_VALUE")), element)
-                    for answer in reader.request_get(request, nftsocket.NFT_MSG_GETSETELEM)
-                    for element in answer.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or ()
-                ]
+                request["attrs"] = [("NFTA_SET_ELEM_LIST_TABLE", table or self.name), ("NFTA_SET_ELEM_LIST_SET", name)]
+                try:
+                    found[name] = [
+                        (bytes(element.get_nested("NFTA_SET_ELEM_KEY", "NFTA_DATA_VALUE")), element)
+                        for answer in reader.request_get(request, nftsocket.NFT_MSG_GETSETELEM)
+                        for element in answer.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or ()
+                    ]
+                except NetlinkError as error:  # a former daemon died before it had filled its table
+                    if error.code != errno.ENOENT:
+                        raise
+                    found[name] = []
         return found
 
     def stored(self, wanted: Iterable[str] = (*BY_ADDRESS, "bound")) -> list[Element]:
         """What a former daemon put into the table."""
-        return [
-            _stored(name, key, message) for name, elements in self.elements(wanted).items() for key, message in elements
-        ]
+        table = self._twin if _there(self._twin) else self.name  # it died while the table was made anew
+        found = self.elements(wanted, table)
+        return [_stored(name, key, message) for name, elements in found.items() for key, message in elements]
 
     def refusals(self) -> dict[IPv4Address, int]:
         """Packets refused, by the address of the sandbox."""
@@ -133,28 +187,25 @@ class Table:
     # ------------------------------------------------------------------ the exchange
 
     def _batch(self, changes: Sequence[Change]) -> None:
+        claim = self._claim() if self.ownable and not self._owned else []
+        self._exchange([*claim, *self._messages(changes)])
+        self._owned = self.ownable
+
+    def _exchange(self, messages: Iterable[bytes]) -> None:
         with self._lock:
-            messages = list(self._messages(changes))
             first = self._next()
             parts = [_edge(BATCH_BEGIN, first)]
             waiting = set()
             for message in messages:
                 number = self._next()
                 waiting.add(number)
-                message["header"]["sequence_number"] = number
-                message.encode()
-                parts.append(bytes(message.data))
+                parts.append(message[:8] + struct.pack("=I", number) + message[12:])
             parts.append(_edge(BATCH_END, self._next()))
             connection = self._connection()
-            try:
-                connection.send(b"".join(parts))
-                self._answers(connection, waiting, first)
-            except BaseException:
-                connection.close()  # answers to this batch must not be taken for those to the next
-                self._socket = None
-                raise
+            connection.send(b"".join(parts))
+            self._answers(connection, waiting, first)
 
-    def _messages(self, changes: Sequence[Change]) -> Iterator[Any]:
+    def _messages(self, changes: Sequence[Change]) -> Iterator[bytes]:
         from pyroute2.netlink.nfnetlink.nftsocket import nft_set_elem_list_msg
 
         groups: list[tuple[tuple[bool, str], list[Element]]] = []
@@ -173,9 +224,12 @@ class Table:
                 ("NFTA_SET_ELEM_LIST_SET", name),
                 ("NFTA_SET_ELEM_LIST_ELEMENTS", [_encoded(element, add=add) for element in elements]),
             ]
-            yield message
+            message.encode()
+            yield bytes(message.data)
 
     def _answers(self, connection: socket.socket, waiting: set[int], first: int) -> None:
+        """Those to one batch. What is said late of an earlier one has other numbers: the socket, which the table
+        belongs to, is kept whatever fails."""
         failed = 0
         while waiting:
             try:
@@ -184,7 +238,7 @@ class Table:
                 raise Unsupported(f"nf_tables gave no answer within {TIMEOUT:g} s") from None
             while len(data) >= 16:
                 length, kind, _, number, _ = struct.unpack_from("=IHHII", data)
-                if kind == NLMSG_ERROR:
+                if kind == NLMSG_ERROR and (number in waiting or number == first):
                     (code,) = struct.unpack_from("=i", data, 16)
                     failed = failed or -code
                     if number == first and code:  # the batch as a whole was refused
@@ -211,6 +265,25 @@ class Table:
 def _edge(kind: int, number: int) -> bytes:
     """The begin or the end of a batch."""
     return struct.pack("=IHHIIBBH", 20, kind, NLM_F_REQUEST, number, 0, 0, 0, socket.htons(SUBSYSTEM))
+
+
+def _message(kind: int, body: bytes) -> bytes:
+    """Its number is filled in when it is sent."""
+    flags = NLM_F_REQUEST | NLM_F_ACK | (NLM_F_CREATE if kind == NEWTABLE else 0)
+    return struct.pack("=IHHIIBBH", 20 + len(body), SUBSYSTEM << 8 | kind, flags, 0, 0, INET, 0, 0) + body
+
+
+def _of_table(kind: int, table: str, flags: int | None = None) -> bytes:
+    name = _attribute(TABLE_NAME, _text(table))
+    return _message(kind, name if flags is None else name + _attribute(TABLE_FLAGS, struct.pack("!I", flags)))
+
+
+def _attribute(kind: int, data: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
+
+
+def _text(word: str) -> bytes:
+    return word.encode() + b"\0"
 
 
 def _encoded(element: Element, *, add: bool) -> dict[str, Any]:
@@ -245,6 +318,19 @@ def _stored(name: str, key: bytes, message: Any) -> Element:
     return Element(name, key, bytes(end or b""), chain or "", mark, 0 if left is None else 1 + int(left) // 1000)
 
 
+def _there(table: str) -> bool:
+    return any(line.split()[2:3] == [table] for line in nft("list", "tables", "inet").splitlines())
+
+
+def _gone(table: str) -> str:
+    """In nft's language: takes a table away, whether or not it is there. One that persists it would not take."""
+    return f"table inet {table}\ndelete table inet {table}\n"
+
+
+def _emptied(table: str) -> str:
+    return f"{_gone(table)}table inet {table}\n"
+
+
 def nft(*arguments: str, text: str | None = None) -> str:
     """What the program says. Raises Unsupported where it is missing or refuses."""
     program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
@@ -255,8 +341,3 @@ def nft(*arguments: str, text: str | None = None) -> str:
         said = done.stderr.strip().splitlines()
         raise Unsupported(f"nft: {said[0] if said else done.returncode}", remedy="see `pagurus doctor`")
     return done.stdout
-
-
-def _kernel() -> tuple[int, int]:
-    numbers = re.findall(r"\d+", platform.release())
-    return int(numbers[0]), int(numbers[1])
