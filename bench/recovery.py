@@ -13,7 +13,8 @@ this turn or the one before, whose capture was awaited.
 
 `equal` counts trials that ended so; `killed` those in which the sandbox died; `without_checkpoint` those that died with
 no checkpoint to go back to; `lost` those in which an older state, a mixture or nothing came back; `leaks` what is left
-at the end of processes, groups, mounts, namespaces, subvolumes, images and loop devices.
+at the end of processes, groups, mounts, namespaces, subvolumes, images and loop devices; `under_way` in how many trials
+the strike fell into which stages, as the daemon itself had noted.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import Any
 
 import aiohttp
 
+from bench import _staged
 from bench._host import IMAGE, BenchHost, Census, image, shims, tasks
 from sandbox import Client, Retention
 from sandbox.cgroup import Cgroup, hierarchy
@@ -69,8 +71,8 @@ NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "cgroup")
 class Trials:
     """The host, its sandbox, and what was found so far."""
 
-    def __init__(self, host: BenchHost, chance: random.Random) -> None:
-        self.host, self.chance = host, chance
+    def __init__(self, host: BenchHost, chance: random.Random, notes: _staged.Notes) -> None:
+        self.host, self.chance, self.notes = host, chance, notes
         self.client: Client = host.client()
         self.name = ""
         self.state = 0  # the number that memory and file agree on
@@ -78,6 +80,7 @@ class Trials:
         self.names: set[str] = set()
         self.counts: collections.Counter[str] = collections.Counter()
         self.by_kind: collections.Counter[str] = collections.Counter()
+        self.hit: collections.Counter[str] = collections.Counter()  # what was under way at the strikes
         self.troubles: list[str] = []
 
     async def run(self, count: int) -> None:
@@ -111,6 +114,7 @@ class Trials:
         await asyncio.sleep(delay)
         if kind in ("daemon", "lot"):
             await asyncio.to_thread(self.host.kill)
+        self.hit.update(self.notes.under_way() or ["nothing"])
         if kind in ("sandbox", "lot"):
             with contextlib.suppress(OSError):
                 Cgroup(self.name).kill()
@@ -267,12 +271,13 @@ def _losetup(file: Path) -> list[str]:
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
     directory = Path(tempfile.mkdtemp(prefix="pagurus-recovery-", dir="/var/tmp"))
-    host = BenchHost(directory, await asyncio.to_thread(image, options.image))
+    host = BenchHost(directory, await asyncio.to_thread(image, options.image), module="bench._staged")
+    host.environment[_staged.WHERE] = str(directory / "stages")
     before = Census(host)
     began = time.monotonic()
     try:
         await asyncio.to_thread(host.start)
-        trials = Trials(host, random.Random(options.seed))
+        trials = Trials(host, random.Random(options.seed), _staged.Notes(directory / "stages"))
         await trials.run(options.trials)
         leaks = await trials.leaks(before)
         host.process = None
@@ -286,6 +291,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
         "leaks": leaks,
         "troubles": trials.troubles,
         "strikes": dict(sorted(trials.by_kind.items())),
+        "under_way": {stage: trials.hit[stage] for stage in (*_staged.STAGES, "nothing")},
         "seed": options.seed,
         "seconds": round(time.monotonic() - began, 1),
     }
