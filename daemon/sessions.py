@@ -29,7 +29,7 @@ import msgspec
 from daemon.catalogue import AnswerRow
 from daemon.processes import Programs, read_all
 from sandbox.attendant import OUTPUT_MOST, Attendant, Gone, State, Until
-from sandbox.errors import Closed, Conflict, Invalid
+from sandbox.errors import Closed, Conflict, Invalid, NotFound
 from sandbox.messages import (
     ExecResult,
     ProcessInfo,
@@ -59,6 +59,8 @@ class Sessions:
         self._loop = loop
         self._programs = programs
         self._busy: dict[str, asyncio.Lock] = {}
+        self._signalling: dict[str, asyncio.Lock] = {}
+        self._jobs: dict[str, frozenset[Task]] = {}  # of sessions with a command under way: what was there before it
 
     # ----------------------------------------------------------------- life
 
@@ -93,6 +95,7 @@ class Sessions:
         async with self._loop.using():
             await self._programs.remove(session)
         self._busy.pop(session, None)
+        self._signalling.pop(session, None)
 
     # ----------------------------------------------------------------- commands
 
@@ -117,18 +120,21 @@ class Sessions:
     async def _run(self, session: str, request: SessionExecRequest, outlet: Outlet | None) -> ExecResult:
         if outlet is not None:
             outlet.need_reader()
-        connection = await self._connection(session)
+        connection, state = await self._connection(session)
         key, began = bytes.fromhex(request.key), time.monotonic()
         kills = self._loop.container.cgroup.oom_kills()
         limit = OUTPUT_MOST if outlet is not None else request.output_limit
         script = _script(request.command, key, await self._first(session))
-        pid = await asyncio.to_thread(host_pid, self._programs.row(session).pid, self._loop.container.tasks())
-        ends = request.timeout is not None or outlet is not None
-        jobs = await asyncio.to_thread(self._running, pid) if ends else frozenset()
+        pid = await self._shell_pid(session)
+        # A former daemon may have begun it: then what lives below the shell are not only jobs of earlier ones.
+        goes_on = state.busy and state.key == key
+        jobs = frozenset() if goes_on else await asyncio.to_thread(self._running, pid)
         timed_out = False
         pumps: list[asyncio.Task[None]] = []
         try:
-            await connection.execute(key, script, limit)
+            async with self._signals(session):  # one that is on its way was meant for the command before
+                await connection.execute(key, script, limit)
+            self._jobs[session] = jobs
             if outlet is not None:
                 pumps = [asyncio.ensure_future(_pump(connection, stream, outlet)) for stream in (0, 1)]
             try:
@@ -145,6 +151,7 @@ class Sessions:
         except Gone as error:
             raise Closed("the session ended while the command ran", remedy="open another one") from error
         finally:
+            self._jobs.pop(session, None)
             for pump in pumps:
                 pump.cancel()
         if state.exit_status is not None:
@@ -160,7 +167,33 @@ class Sessions:
             oom_killed=self._loop.container.cgroup.oom_kills() > kills,
         )
 
-    async def _connection(self, session: str) -> Attendant:
+    async def signal(self, session: str, number: int) -> None:
+        """Send a signal to what the command under way has in front; SIGINT also to the shell, as Ctrl-C would.
+
+        Raises NotFound unless one runs.
+        """
+        self._programs.row(session, ProgramKind.SESSION)
+        async with self._loop.using(), self._signals(session):
+            jobs, shell = self._jobs.get(session), await self._shell_pid(session)
+            if jobs is None or shell is None or not await asyncio.to_thread(_in_command, shell):
+                raise NotFound("no command runs in this session", remedy="it has ended, or not begun")
+            await asyncio.to_thread(
+                interrupt,
+                shell,
+                self._loop.container.tasks,
+                number,
+                spared=jobs,
+                jobs=False,
+                shell=number == signal.SIGINT,
+            )
+
+    def _signals(self, session: str) -> asyncio.Lock:
+        return self._signalling.setdefault(session, asyncio.Lock())
+
+    async def _shell_pid(self, session: str) -> int | None:
+        return await asyncio.to_thread(host_pid, self._programs.row(session).pid, self._loop.container.tasks())
+
+    async def _connection(self, session: str) -> tuple[Attendant, State]:
         row = self._programs.row(session)
         try:
             connection = await self._programs.attendant(session)
@@ -172,7 +205,7 @@ class Sessions:
             raise Closed(
                 f"the shell has ended with code {exit_code(state.exit_status or 0)}", remedy="open another one"
             )
-        return connection
+        return connection, state
 
     async def _first(self, session: str) -> int:
         return _descriptors(self._programs.row(session).command.split()[0])
@@ -261,6 +294,17 @@ async def _pump(connection: Attendant, stream: int, outlet: Outlet) -> None:
 
 
 # --------------------------------------------------------------------------- the shell's language
+
+
+def _in_command(shell: int) -> bool:
+    """Whether the shell is within a script of :func:`_script`, whose stdin is not where the shell reads scripts from.
+
+    Before that a SIGINT would have it forget what it has read of the script.
+    """
+    try:
+        return os.readlink(f"/proc/{shell}/fd/0") == "/dev/null"
+    except OSError:
+        return False
 
 
 def _shell(program: str) -> list[str]:

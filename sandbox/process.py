@@ -380,7 +380,7 @@ def signal_started(root: int, pids: Callable[[], list[int]], number: int, *, gro
 def interrupt(
     root: int,
     pids: Callable[[], list[int]],
-    number: signal.Signals,
+    number: int,
     *,
     spared: frozenset[Task],
     jobs: bool,
@@ -398,7 +398,7 @@ def interrupt(
         if task.pid == root:
             if shell:
                 _signal(task, signal.SIGINT)
-        elif task not in spared and (jobs or number is signal.SIGINT or not _ignores(task.pid, signal.SIGINT)):
+        elif task not in spared and (jobs or number == signal.SIGINT or not _ignores(task.pid, signal.SIGINT)):
             _signal(task, number)
 
 

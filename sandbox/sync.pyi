@@ -400,6 +400,8 @@ class Session:
         """Run a command in the shell: directory, variables, functions, jobs and ``$?`` stay for the next one."""
     @property
     def id(self) -> str: ...
+    def signal(self, number: int | str = ...) -> None:
+        """Send a signal (``"TERM"``, ``15``) to what the running command has in front; SIGINT is Ctrl-C."""
     def stream(
         self, command: str, *, timeout: float | None = None, ends_turn: bool = True, key: str | None = None
     ) -> Generator[Chunk]:

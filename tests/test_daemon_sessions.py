@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from sandbox import Client, Sandbox
 from sandbox.errors import Closed, Conflict, Invalid, NotFound
 from sandbox.messages import Verdict
-from tests.daemon_host import Daemon
+from tests.daemon_host import IMAGE, Daemon, until
 
 SHELLS = ["/bin/bash", "/bin/sh"]
 
@@ -63,6 +64,54 @@ async def test_a_deadline_interrupts_the_command_and_spares_the_session(sb: Sand
     assert b"no" not in late.stdout
     after = await session.exec("echo $A; kill -0 $J && echo job")
     assert after.text == "kept\njob\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("command", ["sleep 1000; echo no", "while :; do :; done", "sleep 1000 | cat; echo no"])
+async def test_a_command_takes_signals_and_the_session_lives_on(sb: Sandbox, shell: str, command: str) -> None:
+    session = await sb.sessions.open(shell)
+    await session.exec("A=kept; sleep 1000 & J=$!")
+    with pytest.raises(NotFound):
+        await session.signal()
+    running = asyncio.ensure_future(session.exec(command, timeout=None))
+
+    async def sent() -> bool:
+        with contextlib.suppress(NotFound):  # not begun
+            await session.signal("INT")
+            return True
+        return False
+
+    await until(sent)
+    done = await running
+    assert done.exit_code == 130 and not done.timed_out
+    assert done.stdout == b""
+    assert (await session.exec("echo $A; kill -0 $J && echo job")).text == "kept\njob\n"
+
+
+async def test_a_command_that_was_begun_under_a_daemon_that_died_can_be_interrupted(daemon: Daemon) -> None:
+    async with daemon.client() as host, host.create(IMAGE) as sb:
+        session = await sb.sessions.open()
+        await session.exec("sleep 1000 & J=$!")
+        running = asyncio.ensure_future(session.exec("touch /begun; sleep 1000", timeout=20))
+
+        async def begun() -> bool:
+            with contextlib.suppress(NotFound):
+                return (await sb.files.stat("/begun")).kind == "file"
+            return False
+
+        await until(begun)
+        daemon.kill()
+        await asyncio.to_thread(daemon.start)
+
+        async def sent() -> bool:
+            with contextlib.suppress(NotFound):  # the call has not been sent again
+                await session.signal("INT")
+                return True
+            return False
+
+        await until(sent)
+        assert (await running).exit_code == 130
+        assert (await session.exec("kill -0 $J && echo job")).text == "job\n"
 
 
 async def test_a_session_goes_back_with_its_sandbox(sb: Sandbox) -> None:

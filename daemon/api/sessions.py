@@ -12,7 +12,14 @@ from daemon.api import sockets
 from daemon.api.commands import streamed
 from daemon.api.wire import HOST, Route, Stream, WebSocket, body, reply
 from daemon.turns import TurnLoop
-from sandbox.messages import Chunk, ExecResult, ProcessInfo, SessionExecRequest, SessionRequest
+from sandbox.messages import (
+    Chunk,
+    ExecResult,
+    ProcessInfo,
+    SessionExecRequest,
+    SessionRequest,
+    SessionSignalRequest,
+)
 
 HEARTBEAT = 10.0  # seconds between signs of life: a client that died ends its turn
 
@@ -42,6 +49,13 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     """The same, with the output as it comes."""
     wanted, loop, name = await body(request, SessionExecRequest), _loop(request), request.match_info["session"]
     return await streamed(request, loop.row.id, lambda outlet: loop.sessions.exec(name, wanted, outlet))
+
+
+async def _signal(request: web.Request) -> web.Response:
+    """Send a signal to what the command that runs in the shell has in front; SIGINT (2) is Ctrl-C."""
+    wanted = await body(request, SessionSignalRequest)
+    await _loop(request).sessions.signal(request.match_info["session"], wanted.signal)
+    return reply(request, {})
 
 
 async def _turn(request: web.Request) -> web.StreamResponse:
@@ -88,6 +102,14 @@ ROUTES: list[Route] = [
         body=SessionExecRequest,
         answer=Stream(Chunk),
         scope="exec",
+    ),
+    Route(
+        "POST",
+        "/v1/sandboxes/{id}/sessions/{session}/signal",
+        _signal,
+        body=SessionSignalRequest,
+        scope="exec",
+        keyed="once",
     ),
     Route("GET", "/v1/sandboxes/{id}/turn", _turn, answer=WebSocket, scope="exec"),
 ]

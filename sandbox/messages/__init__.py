@@ -61,7 +61,7 @@ from sandbox.messages.sandboxes import (
     SandboxState,
     Statistics,
 )
-from sandbox.messages.sessions import SessionExecRequest, SessionRequest
+from sandbox.messages.sessions import SessionExecRequest, SessionRequest, SessionSignalRequest
 from sandbox.messages.verdict import Effects, Verdict
 
 __all__ = [
@@ -112,6 +112,7 @@ __all__ = [
     "SandboxState",
     "SessionExecRequest",
     "SessionRequest",
+    "SessionSignalRequest",
     "SideRule",
     "SignalRequest",
     "Statistics",

@@ -75,10 +75,13 @@ class ProcessInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     checkpoint: str | None = None
 
 
+SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+
 class SignalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """SDK -> daemon: POST /v1/sandboxes/{id}/processes/{process}/signal and .../exec/{command}/signal"""
 
-    signal: Annotated[int, msgspec.Meta(ge=1, le=64)] = 15
+    signal: SignalNumber = 15
     group: bool = True  # its process group (of a command: all in its session and below), or it alone
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from sandbox.messages.processes import Deadline, OutputLimit, User
+from sandbox.messages.processes import Deadline, OutputLimit, SignalNumber, User
 
 
 class SessionRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -29,3 +29,9 @@ class SessionExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbi
     timeout: Deadline | None = 60.0  # seconds; then it is interrupted
     output_limit: OutputLimit = 1 << 20
     ends_turn: bool = True
+
+
+class SessionSignalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes/{id}/sessions/{session}/signal"""
+
+    signal: SignalNumber = 2

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import signal as signals
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sandbox.messages import Chunk, ExecResult, ProcessInfo, ProgramKind, SessionExecRequest, SessionRequest
+from sandbox.messages import (
+    Chunk,
+    ExecResult,
+    ProcessInfo,
+    ProgramKind,
+    SessionExecRequest,
+    SessionRequest,
+    SessionSignalRequest,
+)
+from sandbox.sdk.processes import signal_number
 from sandbox.sdk.transport import Transport
 
 
@@ -93,6 +103,14 @@ class Session:
                 yield chunk
                 if chunk.stream == "result":
                     return
+
+    async def signal(self, number: int | str = signals.SIGINT) -> None:
+        """Send a signal (``"TERM"``, ``15``) to what the running command has in front; SIGINT is Ctrl-C.
+
+        Jobs that the session put behind do not get it. Raises NotFound when no command runs, or it has not begun.
+        """
+        request = SessionSignalRequest(signal=signal_number(number))
+        await self._client.call("POST", f"{self._path}/signal", dict[str, Any], request, keyed=True)
 
     async def close(self) -> None:
         """End the shell with all that it started."""
