@@ -40,7 +40,7 @@ _SWEEP = 256  # calls between two looks at what is too old
 # Rows are found by the number that we remember of each: a call waits for one write at the end of one table.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    number INTEGER PRIMARY KEY,
     id TEXT NOT NULL, at REAL NOT NULL, body BLOB NOT NULL, status INTEGER, kind TEXT, answer BLOB);
 """
 
