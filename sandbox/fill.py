@@ -45,7 +45,7 @@ from sandbox.errors import RestoreFailed
 from sandbox.shim import going_first
 
 PAGE = 4096
-LEAST = 4 << 20  # bytes in all
+LEAST = 16 << 20  # bytes in all; below, parsing and threads cost more than CRIU does
 RUN_LEAST = 32 << 10  # bytes of a run
 HUGE = 2 << 20
 STEP = 16 << 20  # bytes that a thread takes at a time: what was zeroed is still in the cache when it is written
