@@ -95,9 +95,14 @@ def make(row: SandboxRow, places: Places) -> None:
     for number, mount in enumerate(row.mounts):
         path = places.tree(_name(row, number))
         if mount.source is None and not path.exists():
-            btrfs.create_subvolume(path)
-            path.chmod(0o1777)
-            btrfs.limit(path, parse_bytes(mount.size))
+            make_scratch(path, mount.size)
+
+
+def make_scratch(path: Path, size: str | int) -> None:
+    """An empty scratch of this size, in the pool. Blocks."""
+    btrfs.create_subvolume(path)
+    path.chmod(0o1777)
+    btrfs.limit(path, parse_bytes(size))
 
 
 def drop(row: SandboxRow, places: Places) -> None:
