@@ -7,7 +7,7 @@ moves them.
 
 Per file: type, mode, owner, size, links and which names share an inode, device, modification time, content, where its
 holes are, inode flags, extended attributes (ACLs and capabilities are such). Files of a tmpfs are facts about
-processes: they live in the process dump.
+processes: they live in the process dump. Files of scratch are told apart: no checkpoint holds them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import hashlib
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ class Changes:
     times: list[str]  # of the files, those of which only the modification time differs
     moved: tuple[str, ...] = ()  # directories and FIFOs that are still there, with another modification time
     moved_in_memory: tuple[str, ...] = ()  # the same on a tmpfs: facts about processes
+    scratch: tuple[str, ...] = ()  # files that no checkpoint holds: seen they must be, captured not
+    scratch_times: tuple[str, ...] = ()  # of these, as `times`
+    moved_in_scratch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,32 +52,59 @@ class Truth:
     moving: dict[str, int] = field(default_factory=dict)  # modification times of directories and FIFOs
     memory: tuple[str, ...] = ()  # where a tmpfs is mounted, with a slash behind
     mounted: frozenset[str] = frozenset()  # mount points: what is seen there is the mount's, and below "mounts"
+    scratch: dict[str, Any] = field(default_factory=dict)  # as `files`, of what no checkpoint holds
+    apart: tuple[str, ...] = ()  # where that is mounted, with a slash behind
 
     def since(self, before: Truth) -> Changes:
         """The facts that differ."""
         covered = tuple(f"{point}/" for point in before.mounted ^ self.mounted)  # another tree is seen there now
         files = [path for path in _differ(before.files, self.files) if not f"{path}/".startswith(covered)]
         times = [path for path in files if _only_time(before.files.get(path), self.files.get(path))]
+        scratch = [path for path in _differ(before.scratch, self.scratch) if not f"{path}/".startswith(covered)]
+        scratch_times = [path for path in scratch if _only_time(before.scratch.get(path), self.scratch.get(path))]
         moved = [path for path, when in self.moving.items() if before.moving.get(path, when) != when]
         memory = tuple(path for path in moved if f"{path}/".startswith(self.memory or ("\0",)))
-        rest = tuple(path for path in moved if path not in memory)
-        return Changes(files, _differ(before.processes, self.processes), times, rest, memory)
+        apart = tuple(path for path in moved if f"{path}/".startswith(self.apart or ("\0",)))
+        return Changes(
+            files,
+            _differ(before.processes, self.processes),
+            times,
+            moved=tuple(path for path in moved if path not in memory and path not in apart),
+            moved_in_memory=memory,
+            scratch=tuple(scratch),
+            scratch_times=tuple(scratch_times),
+            moved_in_scratch=apart,
+        )
 
 
-def read(init: int, tasks: list[int]) -> Truth:
-    """The truth about the sandbox of this pid 1. `tasks` are the host's numbers of its processes."""
+def read(init: int, tasks: list[int], apart: Sequence[str] = ()) -> Truth:
+    """The truth about the sandbox of this pid 1. `tasks` are the host's numbers of its processes.
+
+    `apart`: mount points of what no checkpoint holds.
+    """
     root = f"/proc/{init}/root"
     processes = dict(_oracle_processes.read(init, tasks))
     points = dict(_mount_points(processes["mounts"]))
     memory = tuple(f"{point}/" for point, kind in points.items() if kind in ("tmpfs", "ramfs"))
-    files = {}
+    outside = tuple(f"{point}/" for point in apart)
+    files, scratch = {}, {}
     moving: dict[str, int] = {}
     for path, facts in _tree(root, moving):
         if memory and path.startswith(memory):
             processes[f"tmpfs {path}"] = facts
+        elif outside and f"{path}/".startswith(outside):
+            scratch[path] = facts
         else:
             files[path] = facts
-    return Truth(files=files, processes=processes, moving=moving, memory=memory, mounted=frozenset(points))
+    return Truth(
+        files=files,
+        processes=processes,
+        moving=moving,
+        memory=memory,
+        mounted=frozenset(points),
+        scratch=scratch,
+        apart=outside,
+    )
 
 
 def _differ(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
