@@ -27,24 +27,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import _oracle
-from bench._torture_cases import PLACES, WORK, Case, build, calls, cases, matrix, operations, programs
+from bench._torture_cases import SCRATCH, WORK, Case, Place, build, calls, cases, matrix, operations
 from bench._torture_enter import STILL, Enter, compiled
-from daemon import netting
+from bench._torture_programs import Series, Vocabulary, minimal
+from daemon import mounts, netting
 from daemon.inspection import Assessor, Trees
 from daemon.judge import Judgement, judge
 from ebpf.inspector import Inspector
 from sandbox import btrfs
-from sandbox.container import Container, ContainerSpec
+from sandbox.container import Bind, Container, ContainerSpec
 from sandbox.held import held_files
 from sandbox.messages import Effects, Limits, Verdict
 from sandbox.pool import Pool
 
-__all__ = ["Arena", "Case", "Tally", "build", "calls", "cases", "matrix", "operations", "programs"]
+__all__ = ["Arena", "Case", "Tally", "build", "calls", "cases", "matrix", "operations"]
 
 FIRST_UID = 40_000_000
 EACH = 200  # cases in one sandbox, then a fresh one
 CHILD_CGROUP = "child-cgroup"
 SETTLING = 3.0  # seconds; a survivor that only computes never waits
+TRIES = 3  # of a program that is being made smaller: some misses are races
 PATIENT = netting.Bounds(seconds=2.0)
 
 
@@ -54,12 +56,15 @@ class Tally:
 
     cases: int = 0
     false_negatives: list[str] = field(default_factory=list)
+    missed: list[Case] = field(default_factory=list)  # the same, as cases
     no_effect_cases: int = 0
     false_positives: list[str] = field(default_factory=list)
     set_back: int = 0  # changes undone by the program; their verdicts are neither right nor wrong
     set_back_captured: int = 0
     only_times: int = 0  # nothing but modification times differs, and nobody set them: either verdict is right
     safest: int = 0
+    scratch: int = 0  # cases after which nothing but scratch differs: they must be seen, and need no checkpoint
+    scratch_captured: int = 0
     wider: int = 0  # verdicts that capture a half which did not change, beside one which did
     verdicts: Counter[str] = field(default_factory=Counter)
     succeeded: Counter[str] = field(default_factory=Counter)  # calls of the matrix, by what the kernel answered
@@ -81,10 +86,11 @@ class Tally:
         changes = _with_moved(case, changes)
         files = changes.files
         only_times = bool(files) and files == changes.times and not case.sets_times
+        unseen = _unseen(case, changes, effects)
         if self.tell is not None:
-            self.tell(f"{case.name} [{case.way}: {' '.join((*case.setup, '|', *case.program))}] in {case.place}")
+            self.tell(f"{case.name} [{case.way}: {' '.join((*case.setup, '|', *case.program))}] in {case.place.name}")
             self.tell(f"  judged {verdict}: {judgement.reason}")
-            self.tell(f"  differs: {(changes.files + changes.processes)[:20] or 'nothing'}")
+            self.tell(f"  differs: {_said(changes, 20)}")
             self.tell(f"  seen: {effects}")
         self._check_oracle(case, changes, self._answered(output))
         self.cases += 1
@@ -93,8 +99,11 @@ class Tally:
         self.only_times += only_times
         truth = Verdict.of(files=bool(files) and not only_times, processes=bool(changes.processes))
         if truth.files > verdict.files or truth.processes > verdict.processes:
-            changed = (changes.files + changes.processes)[:6]
-            self.false_negatives.append(f"{case.name} {_words(case)}: judged {verdict}, changed {changed}")
+            self.missed.append(case)
+            self.false_negatives.append(f"{case.name}: judged {verdict}, changed {_said(changes)}")
+        elif unseen:
+            self.missed.append(case)
+            self.false_negatives.append(f"{case.name}: not seen in scratch: {_said(changes)}")
         elif truth is not Verdict.NONE:
             self.wider += truth is not verdict
         elif only_times:
@@ -104,15 +113,17 @@ class Tally:
             self.set_back_captured += verdict is not Verdict.NONE
         else:
             self.no_effect_cases += 1
+            self.scratch += bool(changes.scratch)
             if verdict is not Verdict.NONE:
-                self.false_positives.append(f"{case.name} {_words(case)}: judged {verdict}: {judgement.reason}")
+                self.scratch_captured += bool(changes.scratch)
+                self.false_positives.append(f"{case.name}: judged {verdict}: {judgement.reason}")
 
     def _answered(self, output: str) -> bool:
         """What the calls of the matrix returned: lines of `word number`. True when all of them succeeded."""
         failed = False
         for line in output.splitlines():
             word, _, number = line.rpartition(" ")
-            if word:
+            if word and number.strip().isdigit():
                 failed |= number.strip() != "0"
                 (self.refused if number.strip() != "0" else self.succeeded)[word.rpartition(":")[2]] += 1
         return bool(output) and not failed
@@ -122,10 +133,10 @@ class Tally:
         word = case.program[-1]
         if case.group >= 0 or "." not in word or word.endswith((".failed", ".restored")):
             return
-        differs = bool(changes.files or changes.processes)
+        differs = bool(changes.files or changes.processes or changes.scratch)
         promised = word.endswith((".created", ".changed"))
         if succeeded and differs is not promised:
-            self.unexpected.append(f"{case.name}: {(changes.files + changes.processes)[:6] or 'nothing differs'}")
+            self.unexpected.append(f"{case.name}: {_said(changes)}")
 
     def never_succeeded(self) -> list[str]:
         """Calls of the matrix that the kernel refused everywhere, though they were meant to succeed."""
@@ -135,15 +146,27 @@ class Tally:
 def _with_moved(case: Case, changes: _oracle.Changes) -> _oracle.Changes:
     """With the times of directories and FIFOs that the case sets on purpose."""
     names = case.sets_moving_times
-    files = [path for path in changes.moved if path.rpartition("/")[2] in names]
-    memory = [f"tmpfs {path}" for path in changes.moved_in_memory if path.rpartition("/")[2] in names]
-    if not files and not memory:
-        return changes
-    return dataclasses.replace(changes, files=changes.files + files, processes=changes.processes + memory)
+
+    def chosen(paths: tuple[str, ...]) -> list[str]:
+        return [path for path in paths if path.rpartition("/")[2] in names]
+
+    return dataclasses.replace(
+        changes,
+        files=changes.files + chosen(changes.moved),
+        processes=changes.processes + [f"tmpfs {path}" for path in chosen(changes.moved_in_memory)],
+        scratch=(*changes.scratch, *chosen(changes.moved_in_scratch)),
+    )
 
 
-def _words(case: Case) -> str:
-    return f"[{case.way}: {' '.join(case.program)}]" if case.group >= 0 else ""
+def _unseen(case: Case, changes: _oracle.Changes, effects: Effects) -> bool:
+    """Whether scratch differs and no effect on files was seen. A mere time that nobody set may stay unseen."""
+    differs = set(changes.scratch) if case.sets_times else set(changes.scratch) - set(changes.scratch_times)
+    return bool(differs) and not judge(effects).verdict.files
+
+
+def _said(changes: _oracle.Changes, most: int = 6) -> str:
+    found = [*changes.files, *changes.processes, *(f"scratch {path}" for path in changes.scratch)]
+    return str(found[:most]) if found else "nothing"
 
 
 @dataclass
@@ -151,7 +174,7 @@ class Stage:
     """A sandbox that cases share, and what it held when it was new."""
 
     container: Container
-    place: str
+    place: Place
     pristine: _oracle.Truth
     before: _oracle.Truth | None = None  # at the mark; None: it must be reset and marked first
     used: int = 0
@@ -176,13 +199,14 @@ class Arena:
     # ------------------------------------------------------------------ one sandbox
 
     @contextlib.asynccontextmanager
-    async def sandbox(self, place: str = WORK) -> AsyncIterator[Container]:
+    async def sandbox(self, place: Place = WORK) -> AsyncIterator[Container]:
         name = f"{self.tag}-{secrets.token_hex(5)}"
         tree = self.pool.sandboxes / name
         self.pool.create_tree(tree)
+        binds = self._binds(place, name)
         spec = ContainerSpec(
             id=name, image=self.image, tree=tree, uid_base=FIRST_UID + 65536 * (next(self._numbers) % 64),
-            hostname="crab", run_dir=self.run / name, limits=Limits(processes=512),
+            hostname="crab", run_dir=self.run / name, limits=Limits(processes=512), binds=binds,
         )  # fmt: skip
         container = await Container.prepare(spec)
         nested = container.cgroup.path / CHILD_CGROUP
@@ -190,11 +214,10 @@ class Arena:
         try:
             self.inspector.watch(container.cgroup.id)
             await container.start()
-            if place in (PLACES["tmpfs"], PLACES["bind mount"]):
-                kind = "mount_tmpfs_here" if place == PLACES["tmpfs"] else "mount_bind_here"
-                await self.do(container, kind, way="setns", place=place)
+            if place.kind in ("tmpfs", "bind"):
+                await self.do(container, f"mount_{place.kind}_here", way="setns", place=place)
             for each in {WORK, place}:
-                await self.do(container, "reset", place=each)
+                await self.reset(container, each, way="exec")
             yield container
         finally:
             self.lost_events += self.inspector.read(container.cgroup.id).lost_events
@@ -203,11 +226,28 @@ class Arena:
             await container.kill()
             nested.rmdir()
             await container.destroy()
-            btrfs.delete_subvolume(tree)
+            for path in {tree, *(bind.source for bind in binds)}:
+                btrfs.delete_subvolume(path)
 
-    async def do(self, container: Container, *words: str, way: str = "exec", place: str = WORK) -> str:
+    def _binds(self, place: Place, name: str) -> tuple[Bind, ...]:
+        """As the daemon mounts them: scratch in the pool, and for what is read-only the same directory once more."""
+        if place.kind not in ("scratch", "read-only"):
+            return ()
+        source = self.pool.sandboxes / f"{name}.scratch0"
+        mounts.make_scratch(source, "1GiB")
+        scratch = Bind(source, SCRATCH, read_only=False)
+        return (scratch,) if place.kind == "scratch" else (scratch, Bind(source, place.path))
+
+    async def reset(self, container: Container, place: Place, *before: str, way: str = "setns") -> None:
+        """Bring back the state that cases start from; `before` are operations that run first."""
+        await self._do(container, place.made_at, (*before, "reset", "forget_ipc"), way)
+
+    async def do(self, container: Container, *words: str, way: str = "exec", place: Place = WORK) -> str:
         """Run operations; returns what the calls of the matrix answered."""
-        argv = ["/effects", place, *words]
+        return await self._do(container, place.path, words, way)
+
+    async def _do(self, container: Container, path: str, words: tuple[str, ...], way: str) -> str:
+        argv = ["/effects", path, *words]
         if way == "exec":
             done = await container.exec(argv, env=STILL, timeout=30)
             status, output, failed = done.exit_code, done.stdout.decode(), done.exit_code in (1, 2) or done.timed_out
@@ -221,11 +261,14 @@ class Arena:
             entered = self._enter.run(way, container.init_pid, cgroup, cgroup / CHILD_CGROUP, argv)
             status, output, failed = entered.exit_code, entered.output, entered.exit_code in (1, 2, 126)
         if failed:
-            raise RuntimeError(f"{' '.join(words)} in {place} by {way}: {output or 'does not end'} ({status})")
+            raise RuntimeError(f"{' '.join(words)} in {path} by {way}: {output or 'does not end'} ({status})")
         return output
 
     def mark(self, container: Container) -> None:
         """As the daemon does when it captures: nothing runs, the marks first, then the snapshot."""
+        for bind in container.spec.binds:
+            if not bind.read_only:  # a store to a page that is dirty already is no event; a snapshot writes them out
+                btrfs.flush(bind.source)
         began = time.time()
         self.inspector.mark(container.cgroup.id)
         self._forget_snapshot(container)
@@ -267,7 +310,11 @@ class Arena:
         while True:
             assert container.init_pid is not None
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                return _oracle.read(container.init_pid, _oracle.processes_below(container.cgroup.path))
+                tasks, apart = (
+                    _oracle.processes_below(container.cgroup.path),
+                    [each.target for each in container.spec.binds],
+                )
+                return _oracle.read(container.init_pid, tasks, apart)
             await asyncio.sleep(0.001)
 
     async def judged(self, container: Container, words: tuple[str, ...]) -> Effects:
@@ -278,68 +325,116 @@ class Arena:
 
     async def run_cases(self, chosen: Iterable[Case], tally: Tally) -> None:
         """Cases that share a sandbox come one after the other: order them by place."""
-        stage: Stage | None = None
-        group = -1
-        async with contextlib.AsyncExitStack() as last:
-            for case in chosen:
-                together = case.group >= 0 and case.group == group
-                group = case.group
-                if stage is not None and not together:
-                    if case.setup or case.group >= 0:
-                        stage.before = None  # not a state that this case starts from
-                    if stage.place != case.place or stage.used >= EACH:
-                        stage = None
-                if stage is None or not await self._prepare(stage, case, reset=not together):
-                    await last.aclose()
-                    container = await last.enter_async_context(self.sandbox(case.place))
-                    stage = Stage(container, case.place, await self.truth(container))
-                    await self._prepare(stage, case, reset=False)
-                await self._run_case(stage, case, tally)
-
-    async def _prepare(self, stage: Stage, case: Case, *, reset: bool) -> bool:
-        """Reset, set up, mark, unless that still holds. False when the reset did not bring the first state back."""
-        container = stage.container
-        if stage.before is not None:
-            return True
-        if reset:
-            words = ["reset", "forget_ipc"]
-            if len(_oracle.processes_below(container.cgroup.path)) > 1:
-                words.insert(0, "kill_all")
-            await self.do(container, *words, way="setns", place=case.place)
-            now = await self.truth(container)
-            changes = now.since(stage.pristine)
-            if changes.files or changes.processes:
-                return False
-        stage.used += 1
-        if case.setup:
-            way = "exec" if case.way == "exec" and "mount_there" not in case.setup else "setns"
-            await self.do(container, *case.setup, way=way, place=case.place)
-        await self.settle(container)
-        self.mark(container)
-        stage.before = await self.truth(container)
-        return True
-
-    async def _run_case(self, stage: Stage, case: Case, tally: Tally) -> None:
-        assert stage.before is not None
-        answers = await self.do(stage.container, *case.program, way=case.way, place=case.place)
-        await self.settle(stage.container)
-        effects, judgement = await self.assess(stage.container)
-        after = await self.truth(stage.container)
-        changes = after.since(stage.before)
-        tally.add(case, changes, effects, judgement, answers)
-        captured = judgement.verdict is not Verdict.NONE
-        # A change of mere times may stay unjudged; the truth to compare with is the one after it.
-        stage.before = None if captured or case.setup or changes.processes or changes.files else after
-
-    async def run_programs(self, chosen: Iterable[Case], tally: Tally) -> None:
-        """Random programs, group by group."""
-        await self.run_cases(chosen, tally)
+        async with Lane(self) as lane:
+            await lane.run(chosen, tally)
 
     async def run_lanes(self, chosen: list[Case], tally: Tally, lanes: int) -> None:
         """The same, in several sandboxes side by side: most of a case's time is spent waiting for processes."""
         async with asyncio.TaskGroup() as together:
             for lane in _lanes(chosen, lanes):
                 together.create_task(self.run_cases(lane, tally))
+
+
+class Lane:
+    """A sandbox at a time, in which cases run one after the other; a fresh one when it cannot be reset."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._stage: Stage | None = None
+        self._open = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Lane:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove the sandbox. The next case gets another."""
+        self._stage = None
+        await self._open.aclose()
+
+    async def run(self, chosen: Iterable[Case], tally: Tally) -> None:
+        """Run cases, and count them."""
+        group = -1
+        for case in chosen:
+            together = case.group >= 0 and case.group == group
+            group, stage = case.group, self._stage
+            if stage is not None and not together:
+                if case.setup or case.group >= 0:
+                    stage.before = None  # not a state that this case starts from
+                if stage.place != case.place or stage.used >= EACH:
+                    stage = None
+            if stage is None or not await self._prepare(stage, case, reset=not together):
+                await self.close()
+                container = await self._open.enter_async_context(self._arena.sandbox(case.place))
+                stage = self._stage = Stage(container, case.place, await self._arena.truth(container))
+                await self._prepare(stage, case, reset=False)
+            await self._run_case(stage, case, tally)
+
+    async def _prepare(self, stage: Stage, case: Case, *, reset: bool) -> bool:
+        """Reset, set up, mark, unless that still holds. False when the reset did not bring the first state back."""
+        arena, container = self._arena, stage.container
+        if stage.before is not None:
+            return True
+        if reset:
+            somebody = len(_oracle.processes_below(container.cgroup.path)) > 1
+            await arena.reset(container, case.place, *(["kill_all"] if somebody else []))
+            now = await arena.truth(container)
+            changes = now.since(stage.pristine)
+            if changes.files or changes.processes or changes.scratch:
+                return False
+        stage.used += 1
+        if case.setup:
+            way = "exec" if case.way == "exec" and "mount_there" not in case.setup else "setns"
+            await arena.do(container, *case.setup, way=way, place=case.place)
+        await arena.settle(container)
+        arena.mark(container)
+        stage.before = await arena.truth(container)
+        return True
+
+    async def _run_case(self, stage: Stage, case: Case, tally: Tally) -> None:
+        assert stage.before is not None
+        arena = self._arena
+        answers = await arena.do(stage.container, *case.program, way=case.way, place=case.place)
+        await arena.settle(stage.container)
+        effects, judgement = await arena.assess(stage.container)
+        after = await arena.truth(stage.container)
+        changes = after.since(stage.before)
+        tally.add(case, changes, effects, judgement, answers)
+        # A change of mere times, or of scratch, may stay uncaptured; the next case starts from the state reset.
+        changed = changes.processes or changes.files or changes.scratch
+        stage.before = None if judgement.verdict is not Verdict.NONE or case.setup or changed else after
+
+
+async def smallest(arena: Arena, vocabulary: Vocabulary, series: Series, batch: str) -> Series | None:
+    """The smallest series near this one of which something is missed; None: it did not happen again."""
+    loop = asyncio.get_running_loop()
+    stopped = False
+
+    async def missed(lane: Lane, tried: Series) -> bool:
+        for _ in range(TRIES):
+            tally = Tally()
+            try:
+                await lane.run(tried.cases(), tally)
+            except RuntimeError:  # a program that did not end says nothing about verdicts
+                await lane.close()
+                return False
+            if tally.false_negatives:
+                return True
+        return False
+
+    async with Lane(arena) as lane:
+
+        def again(tried: Series) -> bool:
+            if stopped:
+                raise KeyboardInterrupt  # the only thing that hypothesis does not take for a finding
+            return asyncio.run_coroutine_threadsafe(missed(lane, tried), loop).result()
+
+        try:
+            return await asyncio.to_thread(minimal, vocabulary, series, batch, again)
+        finally:
+            stopped = True
 
 
 def _lanes(chosen: list[Case], lanes: int) -> list[list[Case]]:

@@ -1,7 +1,6 @@
-"""Cases and random programs: which operations run, before the mark and after it, by whom and where.
+"""Cases: which operations run, before the mark and after it, by whom and where.
 
-Owns: the lists. Does not own: the operations (native/), running them (_torture).
-Guarantee: the same seed gives the same programs, each of which can be had alone by its name.
+Owns: the lists. Does not own: the operations (native/), random programs (_torture_programs), running them (_torture).
 
 A case of the matrix is a call with an outcome (native/matrix_*.h says which), an actor and a place. Calls that act on
 processes have no place.
@@ -9,8 +8,6 @@ processes have no place.
 
 from __future__ import annotations
 
-import itertools
-import random
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +15,42 @@ from pathlib import Path
 
 from bench._torture_enter import NATIVE, WAYS, compiled
 
-WORK = "/work"
-PLACES = {"overlay upper": WORK, "tmpfs": "/tmpfs", "bind mount": "/bind", "/dev/shm": "/dev/shm"}
+SCRATCH = "/bind"  # where a sandbox has a scratch mount, if it has one
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory in which cases act, and what is mounted there.
+
+    `kind`: "" nothing, it is the sandbox's own tree; "scratch" and "read-only" what the daemon mounts for its users
+    (daemon/mounts.py); "tmpfs" and "bind" (of the tree) what the host mounts from inside, as a sandbox itself may not.
+    """
+
+    name: str
+    path: str
+    kind: str = ""
+    thorough: bool = True  # every actor makes every call there; else only `setns`, of which no filter refuses any
+
+    @property
+    def made_at(self) -> str:
+        """Where the state is made that cases start from: what is read-only here can be written there."""
+        return SCRATCH if self.kind == "read-only" else self.path
+
+
+WORK = Place("overlay upper", "/work")
+SHARED = "/dev/shm"  # a directory of the runtime layer: what a sandbox writes there lies in its upper
+PLACES = {
+    place.name: place
+    for place in (
+        WORK,
+        Place("tmpfs", "/tmpfs", "tmpfs"),
+        Place("bind mount", SCRATCH, "scratch"),
+        Place("/dev/shm", SHARED),
+        Place("tmpfs at /dev/shm", SHARED, "tmpfs", thorough=False),
+        Place("bind of the tree", "/bound", "bind", thorough=False),
+        Place("read-only bind", "/data", "read-only", thorough=False),
+    )
+}
 # Who makes the call: (way into the sandbox, part of the program).
 ACTORS = {
     "main": ("exec", "main"),
@@ -29,7 +60,6 @@ ACTORS = {
     "setns": ("setns", "main"),
 }
 _MOVING = {"directory_time": "full", "fifo_time": "fifo"}  # parts of operations' names, and what they act on
-GROUP = 5  # random programs between two resets
 
 
 @dataclass(frozen=True)
@@ -40,8 +70,8 @@ class Case:
     program: tuple[str, ...]
     setup: tuple[str, ...] = ()
     way: str = "exec"  # exec: by the daemon's own way; or one of _torture_enter.WAYS
-    place: str = WORK
-    group: int = -1  # of the random programs that belong together; -1: none
+    place: Place = WORK
+    group: int = -1  # of the random programs of one series, between which nothing is reset; -1: none
 
     @property
     def sets_times(self) -> bool:
@@ -62,7 +92,8 @@ class Case:
 def build(folder: Path) -> Path:
     """An image with nothing but the static generator and some files to copy up."""
     image = folder / "image"
-    for name in ("work", "tmpfs", "bind", "lower/d", "proc", "dev", "dev/shm", "tmp", "root", "etc", "sys"):
+    places = [place.path[1:] for place in PLACES.values()]
+    for name in (*places, "lower/d", "proc", "dev", "tmp", "root", "etc", "sys"):
         (image / name).mkdir(parents=True, exist_ok=True)
     for name in ("file", "two", "three", "gone", "moved", "d/x"):
         (image / "lower" / name).write_text("a line of the image\n")
@@ -160,30 +191,32 @@ def matrix(found: list[Call]) -> Iterator[Case]:
     Sorted by place, because all cases of a place run in the same sandbox.
     """
     yield from _process_cases(found)
-    for where, place in PLACES.items():
+    for place in PLACES.values():
         for call in found:
-            if call.family == "processes":
+            if call.family == "processes" or (call.family == "shared" and place.path != SHARED):
                 continue
-            for actor, (way, part) in ACTORS.items():
-                yield Case(f"{call.word} by {actor} in {where}", (f"{part}:{call.word}",), (), way, place)
-        for way in ("exec", *WAYS):
-            name = f"store through a mapping made before the mark, by {way}, in {where}"
-            yield Case(name, ("fill_fifo",), ("start_mapper",), way, place)
-        yield from other_kinds(where)
+            for actor in ACTORS if place.thorough else ("setns",):
+                way, part = ACTORS[actor]
+                yield Case(f"{call.word} by {actor} in {place.name}", (f"{part}:{call.word}",), (), way, place)
+        if place.kind != "read-only":
+            for way in ("exec", *WAYS):
+                name = f"store through a mapping made before the mark, by {way}, in {place.name}"
+                yield Case(name, ("fill_fifo",), ("start_mapper",), way, place)
+        yield from other_kinds(place)
     for call in found:
-        if call.family != "processes" and call.outcome in ("created", "changed"):
+        if call.family not in ("processes", "shared") and call.outcome in ("created", "changed"):
             yield Case(f"{call.word} by a moved process in overlay upper", ("--wait", call.word), (), "moved")
 
 
-def other_kinds(where: str) -> Iterator[Case]:
+def other_kinds(place: Place) -> Iterator[Case]:
     """Metadata of directories, FIFOs and symbolic links by each actor; and files that lost their names."""
-    place = PLACES[where]
     for word in operations()["metadata of other kinds"]:
         for actor, (way, part) in ACTORS.items():
-            yield Case(f"{word} by {actor} in {where}", (f"{part}:{word}",), (), way, place)
-    if place != WORK:
-        for call in ("kept_file_write", "kept_file_truncate", "kept_file_store"):
-            yield Case(f"{call} in {where}", (f"main:{call}.changed",), ("start_keeper",), "setns", place)
+            yield Case(f"{word} by {actor} in {place.name}", (f"{part}:{word}",), (), way, place)
+    if place is WORK or place.kind == "read-only":
+        return
+    for call in ("kept_file_write", "kept_file_truncate", "kept_file_store"):
+        yield Case(f"{call} in {place.name}", (f"main:{call}.changed",), ("start_keeper",), "setns", place)
 
 
 def _process_cases(found: list[Call]) -> Iterator[Case]:
@@ -191,40 +224,3 @@ def _process_cases(found: list[Call]) -> Iterator[Case]:
         if call.family == "processes":
             for actor, (way, part) in ACTORS.items():
                 yield Case(f"{call.word} by {actor}", (f"{part}:{call.word}",), call.setup, way)
-
-
-# --------------------------------------------------------------------------- random programs
-
-
-def programs(seed: int, count: int, found: list[Call] | None = None, first: int = 0) -> Iterator[Case]:
-    """Random programs: one to six operations, each by the main thread, a child or a second thread.
-
-    `found`: calls of the matrix to choose from too. Programs of a group run in one sandbox without a reset.
-    """
-    sections = operations()
-    harmless = sections["nothing"] + sections["failures"] + sections["made and gone again"]
-    changing = sections["content"] + sections["names"] + sections["metadata"]
-    living = [name for name in sections["processes"] if name != "start_spinner"]
-    for call in found or ():
-        # Who opens a FIFO by the name that the calls of the matrix share waits for a reader that never comes.
-        if call.outcome == "restored" or "mount" in call.name or "fifo" in call.name or call.setup:
-            continue
-        quiet = call.outcome in ("zero", "orphan", "failed")
-        (harmless if quiet else living if call.family == "processes" else changing).append(call.word)
-    single = set(living)
-    pools = (harmless, harmless + changing, harmless + changing, harmless + changing + living)
-    for group in itertools.count():
-        rng = random.Random(f"{seed}/{group}")
-        place = rng.choice((WORK, WORK, WORK, *PLACES.values())) if found else WORK
-        for index in range(group * GROUP, group * GROUP + GROUP):
-            pool = rng.choice(pools)
-            way = rng.choice(("exec", "exec", "setns", "nested")) if found else "exec"
-            words = []
-            for _ in range(rng.randint(1, 6)):
-                name = rng.choice(pool)
-                who = "main" if name in single else rng.choice(("main", "main", "child", "thread"))
-                words.append(f"{who}:{name}")
-            if index >= count:
-                return
-            if index >= first:
-                yield Case(f"program {seed}:{index}", tuple(words), (), way, place, group)

@@ -3,18 +3,21 @@
 ::
 
     pagurus bench inspector [--json] [--quick] [--programs N] [--seed S] [--rounds N]
-    pagurus bench inspector --only CASE [--seed S]      one case, or all whose names hold CASE, with all that was seen
+    pagurus bench inspector --only CASE      one case, or all whose names hold CASE, with all that was seen
 
-runs every operation, every call of the matrix (call x outcome x actor x place) and N random programs in real
-sandboxes and compares each verdict with the truth (_oracle); repeats a part with absurdly small maps and on every
+runs every operation, every call of the matrix (call x outcome x actor x place) and N different random programs in
+real sandboxes and compares each verdict with the truth (_oracle); repeats a part with absurdly small maps and on every
 other tier that loads; counts 23 events of each kind; measures the verdict beside 30 noisy sandboxes, and a
 syscall-heavy workload with and without the inspector (_overhead).
 
-What a run that was killed left is removed by the next one (_leftovers).
+Hypothesis draws the random programs, and makes the first ones that were missed small (`minimal`): it runs smaller and
+smaller ones until nothing more can be left out. What a run that was killed left is removed by the next (_leftovers).
 
-`cases` counts cases and programs. A no-effect case is one after which nothing differs; changes that the program
-itself set back (`set_back`) are not among them: capturing those is no mistake, and `set_back_captured` says how often
-it happens. `overhead_ratio` is of wall time. A failure is named; `--only NAME --seed S` repeats it alone.
+`cases` counts cases and programs. A no-effect case is one after which nothing differs that a checkpoint holds; changes
+that the program itself set back (`set_back`) are not among them: capturing those is no mistake, and
+`set_back_captured` says how often it happens. `scratch`: those of them after which scratch differs, which no checkpoint
+holds: it must be seen, but capturing for it is a false positive. `overhead_ratio` is of wall time. A failure is named;
+`--only NAME` repeats it alone.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import functools
 import inspect
 import json
 import os
+import shlex
 import statistics
 import sys
 import tempfile
@@ -37,8 +41,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import _leftovers, _overhead
-from bench._torture import Arena, Tally, build, calls, cases, matrix, programs
-from bench._torture_cases import GROUP, PLACES, WORK, Call, Case
+from bench._torture import Arena, Tally, build, calls, cases, matrix, smallest
+from bench._torture_cases import PLACES, WORK, Case, Place
+from bench._torture_programs import PREFIX, Series, Vocabulary, drawn
 from daemon.inspection import Assessor
 from ebpf import probe
 from ebpf.inspector import Inspector, Sizes
@@ -53,6 +58,7 @@ TINY = Sizes(**{**{one.name: 4 for one in dataclasses.fields(Sizes)}, "sandboxes
 SANDBOXES, NOISY = 32, 30
 HURRY = -15
 LANES = 4  # sandboxes in which cases run side by side
+SHRUNK = 3  # misses of each part that are made small
 
 # What 23 operations of a kind must read as: operation, what comes before the mark, field of Effects.
 COUNTS: tuple[tuple[str, tuple[str, ...], Callable[[Any], int]], ...] = (
@@ -70,7 +76,7 @@ COUNTS: tuple[tuple[str, tuple[str, ...], Callable[[Any], int]], ...] = (
     ("count_woken", ("count_signal_takers",), lambda e: e.survivors_ran),
 )
 # Of programs without a system-call filter: operation, place, field.
-ENTERED_COUNTS: tuple[tuple[str, str, Callable[[Any], int]], ...] = (
+ENTERED_COUNTS: tuple[tuple[str, Place, Callable[[Any], int]], ...] = (
     ("count_mounts", WORK, lambda e: e.mounts),
     ("count_tmpfs", PLACES["tmpfs"], lambda e: e.tmpfs_writes),
     ("count_uring", WORK, lambda e: e.uring_requests),
@@ -191,10 +197,13 @@ class Bench:
     place: _leftovers.Run
     pool: Pool
     began: float = field(default_factory=time.monotonic)
+    programs: dict[Series, str] = field(default_factory=dict)  # random ones, and the batches that they are of
+    minimal: list[str] = field(default_factory=list)  # commands that repeat the smallest programs that were missed
 
     def __post_init__(self) -> None:
         self.image = build(self.place.folder)
-        self.calls: list[Call] = calls(self.image)
+        self.calls = calls(self.image)
+        self.vocabulary = Vocabulary.of(self.calls)
         self.every = 10 if self.options.quick else 1
 
     def say(self, line: str) -> None:
@@ -219,9 +228,9 @@ class Bench:
             arena.close()
 
     async def tortured(
-        self, inspector: Inspector, chosen: list[Case], what: str, tally: Tally, lanes: int = LANES
+        self, inspector: Inspector, chosen: list[Case], what: str, tally: Tally, lanes: int = LANES, how: str = ""
     ) -> int:
-        """Run cases; returns the explanations that were lost."""
+        """Run cases; returns the explanations that were lost. `how`: options that repeat a miss."""
         before = len(tally.false_negatives), len(tally.false_positives)
         with self.hurry(), self.arena(inspector) as arena:
             await arena.run_lanes(chosen, tally, lanes)
@@ -229,13 +238,34 @@ class Bench:
         self.say(f"{len(chosen)} {what}: {missed} missed, {mistaken} captured for nothing")
         for line in tally.false_negatives[before[0] :][:20]:
             self.say(f"  missed: {line}")
+        await self.shrunk(inspector, tally.missed[before[0] :], how)
         return arena.lost_events
+
+    async def shrunk(self, inspector: Inspector, missed: list[Case], how: str) -> None:
+        """Let hypothesis make the first random programs that were missed small, and say how they are repeated."""
+        everything = list(self.programs)
+        for group in list(dict.fromkeys(case.group for case in missed if case.group >= 0))[:SHRUNK]:
+            if group >= len(everything):  # it was not drawn, but asked for
+                continue
+            series = everything[group]
+            self.say(f"shrink {series.text}")
+            with self.arena(inspector) as arena:
+                found = await smallest(arena, self.vocabulary, series, self.programs[series])
+            if found is None:
+                self.say("  it was not missed again")
+                continue
+            self.minimal.append(f"pagurus bench inspector --only {shlex.quote(found.text)}{how}")
+            self.say(f"  smallest: {self.minimal[-1]}")
 
 
 async def measure(bench: Bench) -> dict[str, Any]:
     options = bench.options
     operations, everything = list(cases()), list(matrix(bench.calls))
-    random_programs = list(programs(options.seed, options.programs, bench.calls))
+    began = time.monotonic()
+    bench.programs = drawn(bench.vocabulary, options.seed, options.programs)
+    serieses = sorted((series.cases(n) for n, series in enumerate(bench.programs)), key=lambda each: each[0].place.name)
+    random_programs = [case for each in serieses for case in each]
+    bench.say(f"{len(random_programs)} random programs drawn in {time.monotonic() - began:.1f} s")
     tally, tiny, others = Tally(), Tally(), {}
     first, *more = tiers()
     with load(first) as inspector:
@@ -248,13 +278,16 @@ async def measure(bench: Bench) -> dict[str, Any]:
             wrong = await count(arena)
             bench.say(f"23 events of each kind: {KINDS - len(wrong)} kinds exact")
             taken = await latency(arena, 99 if options.quick else 999)
-    part = [*operations[:: 4 * bench.every], *everything[:: 7 * bench.every], *random_programs[::20]]
+    part = [*operations[:: 4 * bench.every], *everything[:: 7 * bench.every]]
+    part += [case for each in serieses[::20] for case in each]
     with load(first, TINY) as inspector:
-        await bench.tortured(inspector, part, "cases with tiny maps", tiny, lanes=TINY.sandboxes)
+        await bench.tortured(
+            inspector, part, "cases with tiny maps", tiny, lanes=TINY.sandboxes, how=f" --tiny --tier {tier}"
+        )
     for name in more:
         others[str(name)] = Tally()
         with load(name) as inspector:
-            await bench.tortured(inspector, part, f"cases on tier {name}", others[str(name)])
+            await bench.tortured(inspector, part, f"cases on tier {name}", others[str(name)], how=f" --tier {name}")
     with tempfile.TemporaryDirectory(prefix=f"bench-{bench.place.tag}-", dir=bench.pool.path) as folder:
         cost = await asyncio.to_thread(_overhead.measure, Path(folder), options.rounds, lambda: load(first))
     return {
@@ -263,6 +296,8 @@ async def measure(bench: Bench) -> dict[str, Any]:
         **results(tally, tiny, others),
         "distinct_cases": len(operations) + len(everything[:: bench.every]),
         "random_programs": len(random_programs),
+        "different_programs": len({(case.place, case.way, case.program) for case in random_programs}),
+        "minimal": bench.minimal,
         "seed": options.seed,
         **latencies(taken),
         **overhead(cost),
@@ -285,6 +320,8 @@ def results(tally: Tally, tiny: Tally, others: dict[str, Tally]) -> dict[str, An
         "set_back": tally.set_back,
         "set_back_captured": tally.set_back_captured,
         "only_times": tally.only_times,
+        "scratch": tally.scratch,
+        "scratch_captured": tally.scratch_captured,
         "wider_verdicts": tally.wider,
         "safest_verdicts": tally.safest,
         "verdicts": dict(tally.verdicts),
@@ -317,10 +354,8 @@ def overhead(cost: _overhead.Measured) -> dict[str, Any]:
 async def only(bench: Bench) -> dict[str, Any]:
     """The chosen cases alone, each with what was seen and what differed."""
     wanted: str = bench.options.only
-    if wanted.startswith("program "):
-        seed, _, index = wanted.split()[1].partition(":")
-        last = int(index)
-        chosen = list(programs(int(seed), last + 1, bench.calls, first=last - last % GROUP))
+    if wanted.startswith(PREFIX):
+        chosen = Series.parse(wanted, bench.vocabulary).cases()
     else:
         everything = [*cases(), *matrix(bench.calls)]
         exact = [case for case in everything if case.name == wanted]
@@ -335,6 +370,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     pool = await asyncio.to_thread(Pool(paths.state()).ensure)
     await _leftovers.remove()
     with _leftovers.run(pool) as place:
+        if "hypothesis" not in sys.modules:  # it keeps notes, else in the working directory
+            os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(place.folder / "hypothesis"))
         bench = Bench(options, place, pool)
         short_slice()
         return await (only(bench) if options.only else measure(bench))
@@ -344,12 +381,12 @@ def main(arguments: list[str]) -> int:
     """Exit code 0 when nothing was missed and everything counted exactly."""
     parser = argparse.ArgumentParser(prog="pagurus bench inspector", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object, last")
-    parser.add_argument("--programs", type=int, default=10_000, help="random programs (default 10000)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--programs", type=int, default=10_000, help="different random programs (default 10000)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random programs")
     parser.add_argument("--rounds", type=int, default=48, help="pairs of the overhead measurement")
     parser.add_argument("--quick", action="store_true", help="200 programs, a tenth of the matrix, 3 pairs")
     parser.add_argument(
-        "--only", metavar="CASE", help="the case of this name, or all whose names hold it; or `program SEED:NUMBER`"
+        "--only", metavar="CASE", help="the case of this name, or all whose names hold it; or `program in ...`"
     )
     parser.add_argument("--tier", help="with --only: on this tier")
     parser.add_argument("--tiny", action="store_true", help="with --only: with absurdly small maps")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench import inspector as bench
-from bench._torture import Arena, Case, Tally, build, cases, operations, programs
+from bench._torture import Arena, Case, Tally, build, calls, cases, operations
+from bench._torture_programs import Vocabulary, drawn
 from daemon.judge import judge
 from ebpf import layout, probe
 from ebpf.inspector import Inspector, Sizes
@@ -93,9 +94,10 @@ async def test_no_effect_is_missed(arena: Arena, section: str) -> None:
     assert not tally.false_positives
 
 
-async def test_no_effect_of_random_programs_is_missed(arena: Arena) -> None:
+async def test_no_effect_of_random_programs_is_missed(arena: Arena, image: Path) -> None:
     tally = Tally()
-    await arena.run_programs(list(programs(seed=7, count=80)), tally)
+    for number, series in enumerate(drawn(Vocabulary.of(calls(image)), seed=7, count=80)):
+        await arena.run_cases(series.cases(number), tally)
     assert not tally.false_negatives
     assert tally.no_effect_cases > 10
 

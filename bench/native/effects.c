@@ -386,6 +386,7 @@ static void foreign_memory(pid_t pid, int by_file)
 #include "state.h"
 #include "uring.h"
 #include "matrix_content.h"
+#include "matrix_shared.h"
 #include "matrix_names.h"
 #include "matrix_metadata.h"
 #include "matrix_survivors.h"

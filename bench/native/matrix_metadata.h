@@ -161,9 +161,10 @@ META_CALLS(X)
 
 /* ------------------------------------------------------------------ the table */
 
-enum family { CONTENT, NAMES, LINKS, RENAMES, REMOVALS, METADATA };
+enum family { CONTENT, NAMES, LINKS, RENAMES, REMOVALS, METADATA, SHARED };
 
-static const char *const family_names[] = { "content", "names", "links", "renames", "removals", "metadata" };
+static const char *const family_names[] = { "content", "names", "links", "renames", "removals", "metadata",
+					    "shared" };
 
 struct file_call {
 	enum family family;
@@ -199,6 +200,9 @@ static const struct file_call file_calls[] = {
 #define X(id, ...) { METADATA, #id, { .with_fd = meta_##id }, 0, ALL },
 	META_CALLS(X)
 #undef X
+#define X(id, ...) { SHARED, #id, { .with_fd = shared_##id }, 0, ALL },
+	SHARED_CALLS(X)
+#undef X
 };
 
 static int run_file_call(const struct file_call *c, enum outcome o)
@@ -216,6 +220,8 @@ static int run_file_call(const struct file_call *c, enum outcome o)
 		return remove_case(c->with_path, c->option, o);
 	case METADATA:
 		return meta_case(c->with_fd, o);
+	case SHARED:
+		return shared_case(c->with_fd, o);
 	}
 	return -ENOSYS;
 }

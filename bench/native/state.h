@@ -64,6 +64,7 @@ static void reset(void)
 	mkfifo("fifo", 0644);
 	setxattr("third", "user.before", "1", 1, 0);
 	shm_unlink("/there");
+	shm_unlink("/fresh");
 	for (unsigned i = 0; i < sizeof(files) / sizeof(*files); i++)
 		age(files[i]);
 	age("big");
