@@ -179,14 +179,19 @@ def minimal(vocabulary: Vocabulary, series: Series, batch: str, missed: Callable
     from hypothesis.errors import Flaky
 
     found: list[Series] = []
+    met = False
 
     def attempt(one: Series) -> None:
+        nonlocal met
+        met = met or one == series
         if (found or one == series) and missed(one):
             found.append(one)
             raise _Missed
 
     with contextlib.suppress(_Missed, Flaky):
         _explore(vocabulary, batch, attempt, shrink=True)
+    if not met and missed(series):  # other programs are drawn than before: a module with constants came in between
+        return series
     # Where a miss is a race, the last one need not be the smallest.
     return min(reversed(found), key=_size, default=None)
 

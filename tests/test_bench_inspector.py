@@ -376,6 +376,12 @@ def test_a_miss_that_does_not_come_again_is_said_to_be_none() -> None:
     assert minimal(VOCABULARY, series, found[series], lambda _: next(first, False)) == series
 
 
+def test_a_miss_of_a_batch_that_is_drawn_otherwise_now_stays_as_it_was() -> None:
+    series = Series(WORK, (Program("exec", ("main:read", "main:sung")), Program("exec", ("main:write",))))
+    assert minimal(VOCABULARY, series, "2/0", lambda one: one == series) == series
+    assert minimal(VOCABULARY, series, "2/0", lambda _: False) is None
+
+
 async def test_a_blind_inspector_is_shown_by_a_smallest_program(
     inspector: Inspector, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
