@@ -46,8 +46,8 @@ PLACES = {
         Place("tmpfs", "/tmpfs", "tmpfs"),
         Place("bind mount", SCRATCH, "scratch"),
         Place("/dev/shm", SHARED),
+        Place("bind of the tree", "/bound", "bind"),
         Place("tmpfs at /dev/shm", SHARED, "tmpfs", thorough=False),
-        Place("bind of the tree", "/bound", "bind", thorough=False),
         Place("read-only bind", "/data", "read-only", thorough=False),
     )
 }
