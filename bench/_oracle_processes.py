@@ -44,7 +44,6 @@ def read(init: int, tasks: list[int]) -> Iterator[tuple[str, Any]]:
         yield from _process(pid)
     if survivors:  # without one, nobody holds a socket or a pipe
         yield "listeners", _listeners(init)
-        yield "fifos", dict(_fifos(f"/proc/{init}/root"))
 
 
 # --------------------------------------------------------------------------- one process
@@ -84,7 +83,7 @@ def _descriptors(pid: int) -> Iterator[tuple[Any, ...]]:
             found = os.stat(base / "fd" / name)
             size = found.st_size if stat.S_ISREG(found.st_mode) else 0  # no dump is restored over another size
             nameless = target.endswith(" (deleted)") and _content(str(base / "fd" / name))
-            yield name, target, information, size, nameless or _waiting(pidfd, int(name), target)
+            yield name, target, information, size, nameless or _waiting(pidfd, int(name), target, found.st_mode)
     finally:
         os.close(pidfd)
 
@@ -98,9 +97,10 @@ def _content(path: str) -> Any:
         return found.st_mode, found.st_uid, found.st_size, hashlib.blake2b(file.read(), digest_size=16).digest()
 
 
-def _waiting(pidfd: int, number: int, target: str) -> Any:
-    """Bytes in a pipe, socket or terminal; readiness of a socket; settings of a terminal."""
-    if not target.startswith(("pipe:", "socket:", "/dev/ptmx", "/dev/pts/")):
+def _waiting(pidfd: int, number: int, target: str, mode: int) -> Any:
+    """Bytes in a pipe, named or not, a socket or terminal; readiness of a socket; settings of a terminal."""
+    terminal = target.startswith(("/dev/ptmx", "/dev/pts/"))
+    if not (stat.S_ISFIFO(mode) or terminal or target.startswith("socket:")):
         return None
     fd = _libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
     if fd < 0:
@@ -112,7 +112,7 @@ def _waiting(pidfd: int, number: int, target: str) -> Any:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         found.append(poll.poll(0))
-        if target.startswith("/dev/"):
+        if terminal:
             found.append(repr(termios.tcgetattr(fd)))
             found.append(fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))
         return [[events for _, events in part] if isinstance(part, list) else part for part in found]
@@ -146,20 +146,6 @@ def _listeners(init: int) -> list[str]:
             if protocol == "udp" or words[3] == "0A":
                 found.append(f"{protocol} {words[1]} {words[4]}")
     return sorted(found)
-
-
-def _fifos(root: str) -> Iterator[tuple[str, int]]:
-    """Bytes that wait in the named pipes of the work directory."""
-    for path in sorted(Path(root, "work").glob("*")):
-        if not stat.S_ISFIFO(path.lstat().st_mode):
-            continue
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            waiting = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
-        finally:
-            os.close(fd)
-        if waiting:
-            yield path.name, waiting
 
 
 # --------------------------------------------------------------------------- namespaces
