@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import re
 import select
@@ -128,9 +130,17 @@ def _memory(pid: int) -> bytes:
             span, rights, _, _, _, *path = line.split()
             if "w" not in rights or ("s" in rights and path and not path[0].startswith(_MEMORY) and len(path) == 1):
                 continue
-            start, end = (int(each, 16) for each in span.split("-"))
-            memory.seek(start)
-            total.update(memory.read(end - start))
+            at, end = (int(each, 16) for each in span.split("-"))
+            while at < end:
+                memory.seek(at)
+                try:
+                    found = memory.read(end - at)
+                except OSError as error:
+                    if error.errno != errno.EIO:
+                        raise
+                    found = b""  # a page behind the end of a file
+                total.update(found or b"nothing")
+                at += len(found) or mmap.PAGESIZE
     return total.digest()
 
 

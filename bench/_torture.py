@@ -358,19 +358,26 @@ class Lane:
         """Run cases, and count them."""
         group = -1
         for case in chosen:
-            together = case.group >= 0 and case.group == group
-            group, stage = case.group, self._stage
-            if stage is not None and not together:
-                if case.setup or case.group >= 0:
-                    stage.before = None  # not a state that this case starts from
-                if stage.place != case.place or stage.used >= EACH:
-                    stage = None
-            if stage is None or not await self._prepare(stage, case, reset=not together):
-                await self.close()
-                container = await self._open.enter_async_context(self._arena.sandbox(case.place))
-                stage = self._stage = Stage(container, case.place, await self._arena.truth(container))
-                await self._prepare(stage, case, reset=False)
-            await self._run_case(stage, case, tally)
+            try:
+                await self._run(case, tally, together=0 <= case.group == group)
+            except Exception as error:
+                error.add_note(f"in {case.name}")
+                raise
+            group = case.group
+
+    async def _run(self, case: Case, tally: Tally, *, together: bool) -> None:
+        stage = self._stage
+        if stage is not None and not together:
+            if case.setup or case.group >= 0:
+                stage.before = None  # not a state that this case starts from
+            if stage.place != case.place or stage.used >= EACH:
+                stage = None
+        if stage is None or not await self._prepare(stage, case, reset=not together):
+            await self.close()
+            container = await self._open.enter_async_context(self._arena.sandbox(case.place))
+            stage = self._stage = Stage(container, case.place, await self._arena.truth(container))
+            await self._prepare(stage, case, reset=False)
+        await self._run_case(stage, case, tally)
 
     async def _prepare(self, stage: Stage, case: Case, *, reset: bool) -> bool:
         """Reset, set up, mark, unless that still holds. False when the reset did not bring the first state back."""

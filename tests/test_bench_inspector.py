@@ -198,6 +198,24 @@ def test_random_programs_over_all_places_and_actors(
             arena.close()
 
 
+@pytest.mark.parametrize(
+    ("text", "differs"),
+    [
+        # A survivor that maps what lies behind the end of a file.
+        ("program in overlay upper: exec main:map_mremap.orphan main:start_survivor", "memory"),
+        # Bytes that wait in a FIFO, wherever it is.
+        ("program in tmpfs at /dev/shm: exec main:start_fifo_holder; exec main:fill_fifo", "descriptors"),
+        ("program in bind mount: exec main:start_fifo_holder; setns main:fill_fifo", "descriptors"),
+    ],
+)
+async def test_what_a_survivor_holds_is_part_of_the_truth(arena: Arena, image: Path, text: str, differs: str) -> None:
+    seen = Recorder()
+    await arena.run_cases(Series.parse(text, Vocabulary.of(calls(image))).cases(), seen)
+    assert seen.false_negatives == []
+    *_, (_, changes, _) = seen.told
+    assert any(fact.startswith("process ") and fact.endswith(differs) for fact in changes.processes)
+
+
 # --------------------------------------------------------------------------- a blind torture fails
 
 # Words that an inspector without this field of Effects must miss. (Older tasks that ran or ended are seen twice: by
