@@ -89,7 +89,7 @@ def read(init: int, tasks: list[int], apart: Sequence[str] = ()) -> Truth:
     outside = tuple(f"{point}/" for point in apart)
     files, scratch = {}, {}
     moving: dict[str, int] = {}
-    for path, facts in _tree(root, moving):
+    for path, facts in _tree(root, moving, outside):
         if memory and path.startswith(memory):
             processes[f"tmpfs {path}"] = facts
         elif outside and f"{path}/".startswith(outside):
@@ -130,8 +130,8 @@ class _File:
     rest: tuple[Any, ...]
 
 
-def _tree(root: str, moving: dict[str, int]) -> Iterator[tuple[str, Any]]:
-    links: dict[tuple[int, int], str] = {}
+def _tree(root: str, moving: dict[str, int], apart: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    links: dict[tuple[int, int, str], str] = {}  # of each mount its own: the same directory may be mounted twice
     pending = [""]
     while pending:
         directory = pending.pop()
@@ -149,7 +149,8 @@ def _tree(root: str, moving: dict[str, int]) -> Iterator[tuple[str, Any]]:
                         pending.append(path)
                     yield path, (found.st_mode, found.st_uid, found.st_gid, _attributes(full))
                     continue
-                first = links.setdefault((found.st_dev, found.st_ino), path)
+                mount = next((point for point in apart if path.startswith(point)), "")
+                first = links.setdefault((found.st_dev, found.st_ino, mount), path)
                 yield path, _file(full, found, first)
 
 

@@ -60,6 +60,7 @@ ACTORS = {
     "setns": ("setns", "main"),
 }
 _MOVING = {"directory_time": "full", "fifo_time": "fifo"}  # parts of operations' names, and what they act on
+_LEAVING_NONE = (".failed", ".zero", ".orphan")
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Case:
 
     @property
     def sets_times(self) -> bool:
-        """Whether it sets modification times on purpose."""
-        return any("time" in word for word in self.program)
+        """Whether it sets modification times on purpose, of what stays."""
+        return any("time" in word and not word.endswith(_LEAVING_NONE) and "fail_" not in word for word in self.program)
 
     @property
     def sets_moving_times(self) -> tuple[str, ...]:

@@ -216,6 +216,21 @@ async def test_what_a_survivor_holds_is_part_of_the_truth(arena: Arena, image: P
     assert any(fact.startswith("process ") and fact.endswith(differs) for fact in changes.processes)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The same bytes, and a time that nobody set.
+        "program in overlay upper: exec main:map_by_direct_read.changed main:utime.failed",
+        # A mount over one of two mounts of the same directory.
+        "program in read-only bind: setns main:fail_mount",
+    ],
+)
+async def test_what_is_no_difference_is_not_missed(arena: Arena, image: Path, text: str) -> None:
+    tally = Tally()
+    await arena.run_cases(Series.parse(text, Vocabulary.of(calls(image))).cases(), tally)
+    assert tally.false_negatives == []
+
+
 # --------------------------------------------------------------------------- a blind torture fails
 
 # Words that an inspector without this field of Effects must miss. (Older tasks that ran or ended are seen twice: by
