@@ -37,6 +37,15 @@ static int made(const char *path, int filled)
 	return fd;
 }
 
+/* A file as it was: these bytes, and its times. Not 0: it cannot be. */
+static int set_back(int fd, const void *bytes, long length, const struct stat *old)
+{
+	struct timespec times[2] = { old->st_atim, old->st_mtim };
+	int failed = ftruncate(fd, 0) || pwrite(fd, bytes, length, 0) != length;
+
+	return futimens(fd, times) || failed;
+}
+
 static int data_case(int (*call)(int fd, const char *path), int filled, enum outcome o)
 {
 	static char saved[1 << 16];
@@ -71,13 +80,8 @@ static int data_case(int (*call)(int fd, const char *path), int filled, enum out
 		length = pread(fd, saved, sizeof(saved), 0);
 	}
 	result = call(fd, o == CREATED ? FRESH : o == ZERO ? GONE : o == ORPHAN ? proc : o == FAILED ? "missing" : "big");
-	if (o == RESTORED) {
-		struct timespec times[2] = { old.st_atim, old.st_mtim };
-
-		if (ftruncate(fd, 0) || pwrite(fd, saved, length, 0) != length)
-			result = -EIO;
-		futimens(fd, times);
-	}
+	if (o == RESTORED && set_back(fd, saved, length, &old))
+		result = -EIO;
 	close(fd);
 	if (o == ZERO)
 		unlink(GONE);

@@ -34,13 +34,8 @@ static int shared_case(int (*call)(int fd, const char *path), enum outcome o)
 		length = pread(fd, saved, sizeof(saved), 0);
 	}
 	result = call(fd, name);
-	if (o == RESTORED) {
-		struct timespec times[2] = { old.st_atim, old.st_mtim };
-
-		if (ftruncate(fd, 0) || pwrite(fd, saved, length, 0) != length)
-			result = -EIO;
-		futimens(fd, times);
-	}
+	if (o == RESTORED && set_back(fd, saved, length, &old))
+		result = -EIO;
 	close(fd);
 	if (o == ZERO)
 		shm_unlink(name);
