@@ -58,8 +58,9 @@ async def serve(options: Config, *, ready: Callable[[Host], None] | None = None)
     sockets = _sockets(options)
     secure = await asyncio.to_thread(_tls, options)
     state, run = paths.state(), paths.run()
+    run.mkdir(parents=True, exist_ok=True)
+    answers = Answers(run / "answers.sqlite")  # first: it refuses a second daemon, before that adopts anything
     host = await open_host(state, run)
-    answers = Answers(run / "answers.sqlite")
     listeners = Listeners(application(host, state / "tokens.json", answers), connections=options.connections)
     await listeners.open()
     for each in sockets:

@@ -109,9 +109,17 @@ class Answers:
         path.touch(mode=0o600)
         self._database = sqlite3.connect(path, isolation_level=None)
         # A tmpfs, and a killed process loses nothing that it wrote: no call here waits for a disk.
-        for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = OFF", "mmap_size = 0"):
-            self._database.execute(f"PRAGMA {pragma}")
-        self._database.executescript(SCHEMA)
+        try:
+            for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = OFF", "mmap_size = 0"):
+                self._database.execute(f"PRAGMA {pragma}")
+            self._database.executescript(SCHEMA)
+        except sqlite3.OperationalError as error:
+            self._database.close()
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+            raise Conflict(
+                f"another daemon works in {path.parent}", remedy="stop it first, or set PAGURUS_RUN and PAGURUS_STATE"
+            ) from None
         found = self._database.execute("SELECT id, number, at, ifnull(length(answer), 0) FROM calls ORDER BY number")
         self._known = {name: _Known(number, at, size) for name, number, at, size in found}  # the oldest first
         self._size = sum(known.size for known in self._known.values())

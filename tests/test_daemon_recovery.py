@@ -114,14 +114,16 @@ async def test_a_shim_that_is_busy_is_not_taken_for_one_that_is_gone(tmp_path: P
         (await connecting).close()
 
 
-async def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
+@pytest.mark.parametrize(("socket", "says"), [(None, b"already listens"), ("other.sock", b"another daemon works in")])
+async def test_a_second_daemon_is_refused(daemon: Daemon, tmp_path: Path, socket: str | None, says: bytes) -> None:
     environment = {**os.environ, "PAGURUS_STATE": str(daemon.state), "PAGURUS_RUN": str(daemon.run)}
+    options = [] if socket is None else ["--socket", str(tmp_path / socket)]
     other = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "daemon", env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        sys.executable, "-m", "daemon", *options, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
     _, error = await other.communicate()
     assert other.returncode == 1
-    assert b"already listens" in error
+    assert says in error
 
 
 async def test_only_the_daemons_user_may_connect(daemon: Daemon) -> None:
