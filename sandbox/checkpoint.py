@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import adapt, criu, digest, dump, dumpfile, fill, paths, prune, watches
+from sandbox import adapt, digest, dump, dumpfile, fill, paths, prune, watches
 from sandbox import restore as restoring
 from sandbox.dumpfile import StoredDump
 from sandbox.errors import NotEqual, PagurusError, Unsupported
@@ -76,7 +76,7 @@ class Checkpointer:
     def __init__(self, *, state: Path | None = None, run: Path | None = None):
         self._run = run or paths.run()
         self._store = PageStore((state or paths.state()) / "pages")
-        self._warm: dict[str, criu.Worker] = {}
+        self._warm: dict[str, dump.Ready] = {}
         self._waiting: dict[str, restoring.Waiting] = {}  # for the next restore
         self._warming: dict[str, asyncio.Task[None]] = {}
         self._readying: dict[str, asyncio.Task[None]] = {}
@@ -138,18 +138,21 @@ class Checkpointer:
         )
 
     async def _dump(self, container: Any, dest: Path, on_frozen: Callable[[], None] | None) -> dump.Dumped:
-        known = self._watched.get(container.spec.id, [])
-        try:
-            process = await self._worker(container)
-            return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=known)
-        except dump.UnknownWatch:
-            found = await asyncio.to_thread(watches.find, container)
-            if set(found) <= set(known):
-                raise  # gone, or too far away
-        self._watched[container.spec.id] = found
-        await asyncio.to_thread(_empty, dest)
-        process = await self._worker(container)
-        return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=found)
+        for last in (False, False, True):
+            known = self._watched.get(container.spec.id, [])
+            process = await self._ready(container)
+            try:
+                return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=known)
+            except dump.UnknownWatch:
+                found = await asyncio.to_thread(watches.find, container)
+                if last or set(found) <= set(known):
+                    raise  # gone, or too far away
+                self._watched[container.spec.id] = found
+            except dump.NewObjects:
+                if last:
+                    raise
+            await asyncio.to_thread(_empty, dest)
+        raise AssertionError("the last attempt returns or raises")
 
     async def warm(self, container: Any) -> None:
         """Have the CRIU processes of the next dump and of the next restore ready. Optional."""
@@ -161,8 +164,8 @@ class Checkpointer:
 
     async def _warm_dump(self, container: Any) -> None:
         kept = self._warm.get(container.spec.id)
-        if kept is None or not kept.alive():
-            made = await dump.worker(container, self.cache)
+        if kept is None or not kept.fits():
+            made = await dump.ready(container, self.cache)
             if (kept := self._warm.get(container.spec.id)) is not None:
                 kept.close()
             self._warm[container.spec.id] = made
@@ -186,7 +189,7 @@ class Checkpointer:
         if name not in self._readying or self._readying[name].done():
             self._readying[name] = asyncio.create_task(attempt(self._warm_restore))
 
-    async def _warmed(self, sandbox: str) -> criu.Worker | None:
+    async def _warmed(self, sandbox: str) -> dump.Ready | None:
         """Take the warm process for a dump of a sandbox, once one that is being started has started."""
         task = self._warming.pop(sandbox, None)
         if task is not None:
@@ -200,11 +203,13 @@ class Checkpointer:
             await asyncio.gather(task, return_exceptions=True)
         return self._waiting.pop(sandbox, None)
 
-    async def _worker(self, container: Any) -> criu.Worker:
+    async def _ready(self, container: Any) -> dump.Ready:
         kept = await self._warmed(container.spec.id)
-        if kept is not None and kept.alive():
+        if kept is not None and kept.fits():
             return kept
-        return await dump.worker(container, self.cache)
+        if kept is not None:
+            kept.close()
+        return await dump.ready(container, self.cache)
 
     async def forget(self, container: Any, *, restoring: bool = False) -> None:
         """End the warm processes of a container: before its processes are killed or it is destroyed.
@@ -335,7 +340,7 @@ class Checkpointer:
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
-            process = await dump.worker(container, self.cache)
+            process = await dump.ready(container, self.cache)
             watched = await asyncio.to_thread(watches.find, container)
             steps = {"network-lock": hold.seized, "query-ext-files": hold.seized, "post-dump": hold.hold}
             await dump.dump(container, again, process, on_frozen=None, steps=steps, watched=watched)
@@ -363,8 +368,10 @@ class Checkpointer:
     async def close(self) -> None:
         """Let go of the store and the warm processes. Captures stay."""
         await asyncio.gather(*self._warming.values(), *self._readying.values(), *self._dropping, return_exceptions=True)
-        for process in (*self._warm.values(), *(each.worker for each in self._waiting.values())):
-            process.close()
+        for kept in self._warm.values():
+            kept.close()
+        for waiting in self._waiting.values():
+            waiting.worker.close()
         self._warm.clear()
         self._waiting.clear()
         await asyncio.to_thread(self._store.close)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox import btrfs, paths, starting
+from sandbox import btrfs, namespaces, paths, starting
 from sandbox.alive import ended, is_doomed, is_readable
 from sandbox.apart import Apart
 from sandbox.cgroup import Cgroup, parse_bytes
@@ -51,7 +51,6 @@ from sandbox.shim import Refused, Shim, ShimGone, launch
 from sandbox.starting import ID_RANGE
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-NAMESPACES = {"net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "cgroup": 0x02000000}
 
 
 @dataclass(frozen=True)
@@ -233,11 +232,17 @@ class Container:
         """Returns when pid 1 has died."""
         if self.init_pid is None:
             return
-        pidfd = os.dup(self._init_pidfd)
+        pidfd = self.pidfd()
         try:
             await readable(pidfd)
         finally:
             os.close(pidfd)
+
+    def pidfd(self) -> int:
+        """A new descriptor of pid 1. Raises SandboxDead when there is none."""
+        if self.init_pid is None:
+            raise self.dead("no processes")
+        return os.dup(self._init_pidfd)
 
     @property
     def shim_pid(self) -> int:
@@ -381,15 +386,13 @@ class Container:
 
         ``fds[i]`` becomes its descriptor ``3 + i``. `in_cgroup`: inside the sandbox's groups and in fresh ipc and uts
         namespaces, so that what it restores is; otherwise outside all groups. `join`: namespaces of pid 1 to enter
-        ("net", "ipc", "uts", "cgroup"). `stderr`: the descriptor for its stdout and stderr, else the shim's log.
+        (:data:`sandbox.namespaces.IDS`). `stderr`: the descriptor for its stdout and stderr, else the shim's log.
         `waits`: the groups are joined later, by `cgroup.join`; a shim of before that is Refused.
         """
         passed, targets = list(fds), list(range(3, 3 + len(fds)))
         if stderr is not None:
             passed, targets = [*passed, stderr, stderr], [*targets, 1, 2]
-        flags = 0
-        for name in join:
-            flags |= NAMESPACES[name]
+        flags = namespaces.flags(join)
         variables = [f"{name}={value}" for name, value in {"PATH": PATH, **(env or {})}.items()]
         listed = ",".join(map(str, targets))
         (pid,), (pidfd,) = await self._call(

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import criu, imagefile
-from sandbox.errors import CheckpointFailed
+from sandbox.errors import CheckpointFailed, SandboxDead
 from sandbox.held import Held, held_files
+from sandbox.namespaces import Inside, look
 from sandbox.process import inner_pid
-from sandbox.shim import Refused
+from sandbox.shim import Refused, going_first
 
 EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
 EXTERNAL_MOUNT = "pagurus-mount-"  # and the directories of the host, by their number
@@ -59,6 +60,17 @@ class UnknownWatch(CheckpointFailed):
     """CRIU does not know the path of a file that is watched: try again with the paths of :mod:`sandbox.watches`."""
 
 
+class NewObjects(CheckpointFailed):
+    """System V objects that were not there when CRIU started, inside their namespace: try again with another CRIU."""
+
+
+#: CRIU's words -> what the caller may do better.
+AGAIN: tuple[tuple[str, type[CheckpointFailed]], ...] = (
+    ("Can't dump that handle", UnknownWatch),
+    ("doesn't live in IPC ns", NewObjects),
+)
+
+
 @dataclass
 class Dumped:
     """A finished dump in `directory`."""
@@ -73,26 +85,61 @@ class Dumped:
     apart: frozenset[int] = frozenset()  # numbers in the sandbox of the processes that are to be taken out of it
 
 
-async def worker(container: Any, cache: Path) -> criu.Worker:
-    """A warm CRIU process for one dump of this container, joined to its network namespace.
+@dataclass(frozen=True)
+class Ready:
+    """A warm CRIU process for one dump of a container, and what it will leave out."""
 
-    Not to its ipc and uts namespaces: from inside, CRIU would not see that they belong to the sandbox, refuse
-    System V objects, and restore the processes into namespaces that the sandbox's user namespace does not own.
-    """
+    worker: criu.Worker
+    inside: Inside
+
+    def fits(self) -> bool:
+        """Whether it can dump the container as that is now."""
+        return self.worker.alive() and not _unseen(self.inside)
+
+    def close(self) -> None:
+        """A process that waits ends by itself. Idempotent."""
+        self.worker.close()
+        self.inside.close()
+
+
+async def ready(container: Any, cache: Path) -> Ready:
+    """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.namespaces`)."""
+    try:
+        inside = await asyncio.to_thread(_look, container)
+    except (OSError, SandboxDead) as error:
+        raise _killed_meanwhile(container, f"cannot look into its namespaces: {error}") from error
 
     async def spawn(argv: Any, fds: Any) -> int:
         try:
-            return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net",))
+            return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net", *inside.joined))
         except Refused as error:
             raise _killed_meanwhile(container, f"cannot enter its namespaces: {error}") from error
 
-    return await criu.Worker.spawn(criu.program(cache, cgroup_namespace=False), spawn)
+    try:
+        return Ready(await criu.Worker.spawn(criu.program(cache, cgroup_namespace=False), spawn), inside)
+    except BaseException:
+        inside.close()
+        raise
+
+
+@going_first()
+def _look(container: Any) -> Inside:
+    pidfd = container.pidfd()
+    try:
+        return look(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def _unseen(inside: Inside) -> bool:
+    """Whether there is what a CRIU in these namespaces would leave out."""
+    return "ipc" in inside.joined and inside.has_objects()
 
 
 async def dump(
     container: Any,
     directory: Path,
-    process: criu.Worker,
+    process: Ready,
     *,
     on_frozen: Callable[[], None] | None,
     steps: criu.Notify | None = None,
@@ -103,35 +150,39 @@ async def dump(
     `steps`: more to do at CRIU's notifications. `watched`: paths of files that processes watch by inotify.
     """
     began = time.monotonic()
-    frozen = _Frozen(container, on_frozen, (steps or {}).get("post-dump"))
+    frozen = _Frozen(container, process.inside, on_frozen, (steps or {}).get("post-dump"))
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    attendant = asyncio.ensure_future(_attend(container, process))
+    attendant = asyncio.ensure_future(_attend(container, process.worker))
     try:
-        await process.call(
+        await process.worker.call(
             _request(container, *_target(container), fd, watched),
             notify={**(steps or {}), "post-dump": frozen},
             timeout=TIMEOUT,
             log=directory / LOG,
             kill_on_cancel=False,
         )
+        return await asyncio.to_thread(_finish, container, directory, process.inside, frozen, began)
     except criu.CriuError as error:
         raise _failed(container, error) from None
     finally:
         attendant.cancel()
         process.close()
         os.close(fd)
-    total = (time.monotonic() - began) * 1e3
-    statistics = stats(directory)
+
+
+@going_first()
+def _finish(container: Any, directory: Path, inside: Inside, frozen: _Frozen, began: float) -> Dumped:
+    """Complete and check what CRIU has written."""
     tasks = _check_complete(container, directory, frozen.pids)
     _check_terminals(container, directory)
-    raw = sum(entry.stat().st_size for entry in os.scandir(directory))
+    inside.complete(directory)
     return Dumped(
         directory=directory,
-        frozen_ms=statistics.get("frozen_time", 0) / 1e3,
-        total_ms=total,
+        frozen_ms=stats(directory).get("frozen_time", 0) / 1e3,
+        total_ms=(time.monotonic() - began) * 1e3,
         on_frozen_ms=frozen.took_ms,
         tasks=tasks,
-        raw_bytes=raw,
+        raw_bytes=sum(entry.stat().st_size for entry in os.scandir(directory)),
         held=frozen.held,
         apart=frozen.apart,
     )
@@ -162,8 +213,15 @@ def _target(container: Any) -> tuple[int, int]:
 class _Frozen:
     """What is done between the end of CRIU's dump and the thaw."""
 
-    def __init__(self, container: Any, on_frozen: Callable[[], None] | None, last: Callable[[int], None] | None):
+    def __init__(
+        self,
+        container: Any,
+        inside: Inside,
+        on_frozen: Callable[[], None] | None,
+        last: Callable[[int], None] | None,
+    ):
         self._container = container
+        self._inside = inside
         self._last = last
         self._on_frozen = on_frozen
         self.pids: list[int] = []
@@ -173,6 +231,10 @@ class _Frozen:
 
     def __call__(self, pid: int) -> None:
         began = time.monotonic()
+        if _unseen(self._inside):
+            raise NewObjects(
+                "System V objects were made meanwhile", remedy="try again", sandbox=self._container.spec.id
+            )
         self.pids = self._container.tasks()
         if self._on_frozen is not None:
             self._on_frozen()
@@ -291,7 +353,7 @@ def _failed(container: Any, error: criu.CriuError) -> CheckpointFailed:
     text = f"{error.words} {error.log}"
     remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "the sandbox keeps running")
     words = _with_names(str(error), container.tasks())
-    kind = UnknownWatch if "Can't dump that handle" in text else CheckpointFailed
+    kind = next((kind for words, kind in AGAIN if words in text), CheckpointFailed)
     return kind(f"CRIU could not dump the processes: {words}", remedy=remedy, sandbox=container.spec.id)
 
 

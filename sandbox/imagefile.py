@@ -51,6 +51,15 @@ class Image:
         path.write_bytes(self.content())
 
 
+def new(kind: str, *entries: Any) -> Image:
+    """An image of a kind, by the name of its magic number, without the service files' second one."""
+    criu.images()
+    from pycriu.images import magic
+
+    by_name = magic.by_name
+    return Image(_SIZE.pack(by_name["IMG_COMMON"]) + _SIZE.pack(by_name[kind]), list(entries))
+
+
 def parse(content: bytes, *kinds: Any) -> Image:
     """The records of an image; the first is of ``kinds[0]``, the next of ``kinds[1]`` and so on, the last repeats."""
     size = 8 if _SIZE.unpack_from(content)[0] in _COMMON_MAGICS else 4

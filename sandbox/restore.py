@@ -16,19 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import os
 import re
 import socket
 import struct
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox import criu, fill
+from sandbox import criu, fill, namespaces
 from sandbox.adapt import Adapted
 from sandbox.cgroup import hierarchy
 from sandbox.dump import EXTERNAL_MOUNT, EXTERNAL_NETNS
@@ -39,7 +37,6 @@ TIMEOUT = 120.0
 LOG = "restore.log"
 SPARE_SINKS = 2  # pipes to the outside that a waiting CRIU can restore: two outputs
 NETNS_FD = 4  # number of the network namespace's descriptor in CRIU (3 is the socket)
-CLONE_NEWNET = 0x40000000
 Times = list[tuple[str, int, int]]  # path in the sandbox, atime, mtime in ns
 IFF_UP = 1
 
@@ -171,7 +168,7 @@ async def restore(
     for number, (_, place) in enumerate(container.binds):
         options.external.append(f"mnt[{EXTERNAL_MOUNT}{number}]:{place}")
     if own_network:
-        options.empty_ns = CLONE_NEWNET
+        options.empty_ns = namespaces.IDS["net"]
     for key, number in process.inherited.items():
         if key != EXTERNAL_NETNS or not own_network:
             options.inherit_fd.add(key=key, fd=number)
@@ -278,29 +275,14 @@ class Hold:
 
 def _loopback(pid: int) -> None:
     """Set up the new network namespace of `pid` as the container's pool does: loopback up, low ports allowed."""
-    failed: list[BaseException] = []
-
-    def enter() -> None:  # a thread of its own: it never leaves that namespace
-        try:
-            _configure(pid)
-        except OSError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-
-
-def _configure(pid: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if libc.setns(fd, CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns to the restored network namespace")
+        namespaces.inside(fd, namespaces.IDS["net"], _configure)
     finally:
         os.close(fd)
+
+
+def _configure() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         request = struct.pack("16sh22x", b"lo", IFF_UP)
         fcntl.ioctl(control, 0x8914, request)  # SIOCSIFFLAGS

@@ -58,7 +58,7 @@ async def test_the_host_can_unmount_a_disk_beside_sandboxes(
     name = sb.spec.id
     assert sees(os.getpid(), place)
     waiting = bench.checkpointer._waiting[name].worker
-    for pid in (sb.shim_pid, sb.init_pid, waiting.pid, bench.checkpointer._warm[name].pid):
+    for pid in (sb.shim_pid, sb.init_pid, waiting.pid, bench.checkpointer._warm[name].worker.pid):
         assert pid is not None and not sees(pid, place)
     await asyncio.to_thread(subprocess.run, ["umount", str(place)], check=True)
     deadline = time.monotonic() + PATIENCE
