@@ -181,8 +181,8 @@ class Ours:
 
     async def restore(self, container: Container, images: Path, tree: Path, times: Times) -> None:
         await self.checkpointer.forget(container, restoring=True)
-        await container.kill()
         await asyncio.to_thread(os.sync)
+        await container.kill()
         with times.taken("restore_ms"):
             await container.remount(self.snapshot(tree, readonly=False))
             await self.checkpointer.restore(container, images)
@@ -275,8 +275,8 @@ def _round(other: Runc, images: Path, times: Times) -> None:
     os.sync()
     with times.taken("runc_total_ms"):
         other.checkpoint(images)
-    other.delete()
     os.sync()
+    other.delete()
     with times.taken("runc_restore_ms"):
         other.restore(images)
 

@@ -28,6 +28,7 @@ class Adapted:
 
     directory: Path  # for CRIU
     own_network: bool = False  # connections are restored, which repair mode does only in a namespace of their own
+    pipes: list[int] = field(default_factory=list)  # see `outside_pipes`
     closed: list[str] = field(default_factory=list)  # other ends of the connections that come back closed
     made_anew: list[str] = field(default_factory=list)  # paths whose times CRIU does not bring back
     fill: Fill | None = None  # memory that `directory` lacks and that is written after CRIU
@@ -56,6 +57,7 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
     table = imagefile.read(directory / "files.img", kinds.file_entry)
     if table is None:
         return adapted
+    adapted.pipes = _outside(table)
     if connections.readdress(table.entries, address):
         table.write(directory / "files.img")
     kept, adapted.closed = _sever(directory, table)
@@ -69,8 +71,12 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
 
 def outside_pipes(content: bytes) -> list[int]:
     """Pipes, of a files.img, that processes write to and of which nobody in the sandbox holds the reading end."""
+    return _outside(imagefile.files(content)) if content else []
+
+
+def _outside(table: imagefile.Image) -> list[int]:
     ends: dict[int, set[int]] = {}
-    for entry in imagefile.files(content).entries if content else ():
+    for entry in table.entries:
         if entry.HasField("pipe"):
             ends.setdefault(entry.pipe.pipe_id, set()).add(entry.pipe.flags & O_ACCMODE)
     return sorted(pipe for pipe, modes in ends.items() if modes == {os.O_WRONLY})

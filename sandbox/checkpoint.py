@@ -279,13 +279,16 @@ class Checkpointer:
         waiting = await self._waited(container.spec.id)
         source = stored.path if isinstance(stored, StoredDump) else stored
         images = self._restores / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
-        adapted: adapt.Adapted | None = None
+        preparing = asyncio.ensure_future(asyncio.to_thread(self._images, container, source, images))
         try:
             container.cgroup.lift()
             hold = restoring.Hold(container) if verify else None
-            pipes = await asyncio.to_thread(_outside_pipes, source)
+            if waiting is None:  # a fresh CRIU starts beside the preparation, and must be told the pipes before
+                pipes = await asyncio.to_thread(_outside_pipes, source)
+            else:
+                pipes = (await asyncio.shield(preparing)).pipes
             async with restoring.worker(container, self.cache, pipes, waiting) as process:
-                adapted = await self._images(container, source, images)
+                adapted = await asyncio.shield(preparing)
                 ready = time.monotonic()
                 last = None if verify else before_run
                 pid = await restoring.restore(container, adapted, process, hold=hold, before_run=last)
@@ -294,40 +297,38 @@ class Checkpointer:
                 await self._verify(container, images, reference, hold, before_run)
                 report.verified = True
         finally:
-            self._drop_later(images, adapted)
+            if waiting is not None:
+                waiting.worker.close()
+            self._drop_later(images, preparing)
         self._counts["restores"] += 1
         report.total_ms = (time.monotonic() - began) * 1e3
         return report
 
-    def _drop_later(self, images: Path, adapted: adapt.Adapted | None) -> None:
+    def _drop_later(self, images: Path, preparing: asyncio.Future[adapt.Adapted]) -> None:
         """Remove a restore's own copies; nobody needs to wait for that."""
-        task = asyncio.ensure_future(asyncio.to_thread(_drop_images, images, adapted))
+        task = asyncio.ensure_future(_drop_images(images, preparing))
         self._dropping.add(task)
         task.add_done_callback(self._dropping.discard)
 
-    async def _images(self, container: Any, source: Path, images: Path) -> adapt.Adapted:
+    @going_first()
+    def _images(self, container: Any, source: Path, images: Path) -> adapt.Adapted:
         spec = container.spec
-
-        @going_first()
-        def write() -> adapt.Adapted:
-            if source.is_dir():
-                adapt.copy(source, images)
-            else:
-                dumpfile.unpack(source, images, self._store)
-            adapted = adapt.adapt(
-                images,
-                uid_base=spec.uid_base,
-                hostname=spec.hostname[:64],
-                machine=machine_id(spec.id),
-                address=container.address,
-            )
-            lean = images.with_name(images.name + LEAN)
-            adapted.fill = fill.split(images, lean)
-            if adapted.fill is not None:
-                adapted.directory = lean
-            return adapted
-
-        return await asyncio.to_thread(write)
+        if source.is_dir():
+            adapt.copy(source, images)
+        else:
+            dumpfile.unpack(source, images, self._store)
+        adapted = adapt.adapt(
+            images,
+            uid_base=spec.uid_base,
+            hostname=spec.hostname[:64],
+            machine=machine_id(spec.id),
+            address=container.address,
+        )
+        lean = images.with_name(images.name + LEAN)
+        adapted.fill = fill.split(images, lean)
+        if adapted.fill is not None:
+            adapted.directory = lean
+        return adapted
 
     async def _verify(
         self,
@@ -395,11 +396,12 @@ def _empty(directory: Path) -> None:
         os.unlink(entry.path)
 
 
-def _drop_images(images: Path, adapted: adapt.Adapted | None) -> None:
-    if adapted is not None and adapted.fill is not None:
-        adapted.fill.close()
+async def _drop_images(images: Path, preparing: asyncio.Future[adapt.Adapted]) -> None:
+    await asyncio.wait([preparing])  # also when the restore was cancelled: the thread goes on writing
+    if preparing.exception() is None and (memory := preparing.result().fill) is not None:
+        await asyncio.to_thread(memory.close)
     for directory in (images, images.with_name(images.name + LEAN)):
-        shutil.rmtree(directory, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
 
 @going_first()

@@ -48,7 +48,7 @@ PAGE = 4096
 LEAST = 16 << 20  # bytes in all; below, parsing and threads cost more than CRIU does
 RUN_LEAST = 32 << 10  # bytes of a run
 HUGE = 2 << 20
-STEP = 16 << 20  # bytes that a thread takes at a time: what was zeroed is still in the cache when it is written
+STEP = 8 << 20  # bytes that a thread takes at a time: what was zeroed is still in the cache when it is written
 THREADS = 4
 QUICK = 0.003  # seconds that a huge page may take
 VECTORS = 1024  # of a system call
@@ -204,21 +204,39 @@ def divide(
     kept: list[tuple[Any, tuple[int, int]]] = []
     runs: list[Run] = []
     excepted = sorted(without)
+    ends = [end for _, end in ranges]
     offset = 0
     for entry in entries:
-        size = (entry.nr_pages or entry.compat_nr_pages) * PAGE
-        present = bool(entry.flags & PRESENT) or not entry.HasField("flags")
-        if entry.flags & PARENT or entry.in_parent or not present:
+        flags, size = entry.flags, (entry.nr_pages or entry.compat_nr_pages) * PAGE
+        if flags & PARENT or entry.in_parent or not (flags & PRESENT or not entry.HasField("flags")):
             kept.append((entry, (offset, 0)))
             continue
-        for start, end, ours in _pieces(entry.vaddr, entry.vaddr + size, ranges, excepted):
-            at = offset + start - entry.vaddr
+        if size < RUN_LEAST:
+            kept.append((entry, (offset, size)))
+            offset += size
+            continue
+        first = entry.vaddr
+        last = first + size
+        index = bisect.bisect_right(ends, first)
+        covered = index < len(ranges) and ranges[index][0] <= first and last <= ends[index]
+        if covered and not _any(excepted, first, last):
+            _append(runs, Run(first, offset, size))
+            offset += size
+            continue
+        for start, end, ours in _pieces(first, last, ranges[index:], excepted):
+            at = offset + start - first
             if ours:
                 _append(runs, Run(start, at, end - start))
             else:
                 kept.append((_part(entry, start, end), (at, end - start)))
         offset += size
     return kept, runs
+
+
+def _any(places: Sequence[int], first: int, last: int) -> bool:
+    """Whether one of these sorted places lies in [first, last)."""
+    index = bisect.bisect_left(places, first)
+    return index < len(places) and places[index] < last
 
 
 def _append(runs: list[Run], run: Run) -> None:
@@ -235,11 +253,10 @@ def _pieces(
 ) -> Iterator[tuple[int, int, bool]]:
     """(start, end, whether it is for us) of each piece of an address range, in order, neighbours joined.
 
-    `ranges` and `without` are sorted.
+    `ranges` and `without` are sorted; no range ends before the first.
     """
     at = first
-    for index in range(bisect.bisect_right(ranges, first, key=_end), len(ranges)):
-        start, end = ranges[index]
+    for start, end in ranges:
         if start >= last:
             break
         start, end = max(start, first), min(end, last)
@@ -254,10 +271,6 @@ def _pieces(
             at = edges[number + 1]
     if at < last:
         yield at, last, False
-
-
-def _end(span: tuple[int, int]) -> int:
-    return span[1]
 
 
 def _part(entry: Any, start: int, end: int) -> Any:
