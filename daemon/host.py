@@ -26,7 +26,15 @@ from typing import Any, Literal
 from daemon import metrics, mounts, owners, states, wanted
 from daemon.attachments import Attachment, attach_all, detach_all
 from daemon.capture import Places
-from daemon.catalogue import CheckpointRow, SandboxRow, Statement, Template, drop_sandbox, put_checkpoint, put_sandbox
+from daemon.catalogue import (
+    CheckpointRow,
+    SandboxRow,
+    Template,
+    drop_checkpoint,
+    drop_sandbox,
+    put_checkpoint,
+    put_sandbox,
+)
 from daemon.engine import quantile
 from daemon.flights import Flight, Services
 from daemon.idranges import IdRanges
@@ -207,7 +215,7 @@ class Host:
         with self._made(row):
             root = self._root_checkpoint(row)
             row.head = row.origin = root.id
-            await self._make(row, image.tree, root, [put_checkpoint(root)])
+            await self._make(row, image.tree, root, root=True)
         self.services.checkpoints[root.id] = root
         return row.info()
 
@@ -229,7 +237,7 @@ class Host:
             row = self._forked(origin)
             with self._made(row):
                 async with self._making:
-                    await self._make(row, self.restorer.tree_below(row), origin, [])
+                    await self._make(row, self.restorer.tree_below(row), origin)
         except Exception as error:  # whatever it is: the others succeed or fail alone
             if not isinstance(error, PagurusError | OSError):
                 log.error("a fork of %s failed", origin.id, exc_info=error)
@@ -243,8 +251,11 @@ class Host:
         row.programs = origin.programs
         return row
 
-    async def _make(self, row: SandboxRow, image: Path, origin: CheckpointRow, changes: list[Statement]) -> None:
-        """Tree, container, inspector, processes, rows; undone in reverse when any of it fails."""
+    async def _make(self, row: SandboxRow, image: Path, origin: CheckpointRow, *, root: bool = False) -> None:
+        """Tree, container, inspector, processes, rows; undone in reverse when any of it fails.
+
+        `root`: the origin is the sandbox's own and is written with it.
+        """
         async with contextlib.AsyncExitStack() as undo:
             self.services.capturer.need()
             row.tree = f"{row.id}.0"
@@ -261,7 +272,12 @@ class Host:
             await self.restorer.bring_back(container, origin, verify=False)
             await self.restorer.renew(row, container, origin)
             row.state = states.after(row.state, states.Event.START, sandbox=row.id)
-            await self.services.catalogue.write([put_sandbox(row), *changes], durable=True)
+            # Cancelled in the write, the rows may still be committed: they must not outlive what they tell of.
+            rows, gone = [put_sandbox(row)], drop_sandbox(row.id)
+            if root:
+                rows, gone = [*rows, put_checkpoint(origin)], [*gone, drop_checkpoint(origin.id)]
+            undo.callback(self.services.catalogue.later, gone)
+            await self.services.catalogue.write(rows, durable=True)
             undo.pop_all()
         self._admit(row, container)
         log.info("created from %s", row.image, extra={"sandbox": row.id})
