@@ -130,7 +130,7 @@ def _entry(root: int, path: bytes, parent: int, name: bytes, known: dict[int, by
     for each in os.listxattr(full, follow_symlinks=False):
         if each in transfer.HOST_ONLY:
             continue
-        if each not in (transfer.OPAQUE, transfer.REDIRECT) and not each.startswith(transfer.KEPT):
+        if each not in (transfer.OPAQUE, transfer.REDIRECT, *transfer.ACLS) and not each.startswith(transfer.KEPT):
             raise Invalid(f"{os.fsdecode(path)} has the extended attribute {each}, which does not travel")
         extended[each] = os.getxattr(full, each, follow_symlinks=False)
     kinds = {stat.S_IFDIR: "d", stat.S_IFREG: "f", stat.S_IFLNK: "l", stat.S_IFIFO: "p", stat.S_IFSOCK: "s"}

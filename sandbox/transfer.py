@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import enum
 import re
+import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -296,9 +297,11 @@ def unpack(packed: bytes, most: int) -> bytes:
 # ---------------------------------------------------------------------------- what values may be
 
 KEPT = ("user.", "security.capability")  # extended attributes that travel
+ACLS = ("system.posix_acl_access", "system.posix_acl_default")  # and those that hold ids
 OPAQUE = "trusted.overlay.opaque"  # this directory hides the one below
 REDIRECT = "trusted.overlay.redirect"  # this directory continues one of the image that had another name
 HOST_ONLY = ("trusted.overlay.origin", "trusted.overlay.impure", "trusted.overlay.nlink", "trusted.overlay.uuid")
+ACL_USER, ACL_GROUP, NOBODY = 0x02, 0x08, 0xFFFFFFFF  # tags with an id, and the id of the others
 ID_MOST = 65_536  # an upper holds ids as the sandbox sees them
 
 
@@ -343,8 +346,22 @@ def check_entry(number: int, entry: Entry) -> None:
         opaque = name == OPAQUE and entry.kind == "d" and value in (b"y", b"x")
         moved = name == REDIRECT and entry.kind == "d" and _stays_below(value)
         plain = name.startswith(KEPT) and entry.kind in "df" and len(name) <= NAME_MOST and "\0" not in name
-        if not (opaque or moved or plain) or total > EXTENDED_MOST:
+        rights = name in ACLS[: 2 if entry.kind == "d" else 1] and entry.kind not in "lw" and _names_own_ids(value)
+        if not (opaque or moved or plain or rights) or total > EXTENDED_MOST:
             raise Protocol(f"entry {number} has the extended attribute {name[:40]!r}")
+
+
+def _names_own_ids(acl: bytes) -> bool:
+    """Whether an access control list (linux/posix_acl_xattr.h) names nobody beyond a sandbox's range.
+
+    The rest of its grammar is the kernel's, which refuses what it cannot read.
+    """
+    if len(acl) < 4 or len(acl) % 8 != 4 or int.from_bytes(acl[:4], "little") != 2:
+        return False
+    return all(
+        identity < ID_MOST if tag in (ACL_USER, ACL_GROUP) else identity in (0, NOBODY)
+        for tag, _, identity in struct.iter_unpack("<HHI", acl[4:])
+    )
 
 
 def _stays_below(target: bytes) -> bool:

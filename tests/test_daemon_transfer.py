@@ -111,6 +111,11 @@ def test_a_changed_cut_or_longer_stream_is_refused(data: st.DataObject) -> None:
         Entry(parent=0, name=b"a", kind="f", extended={"trusted.overlay.metacopy": b""}),
         Entry(parent=0, name=b"a", kind="f", extended={"trusted.overlay.opaque": b"y"}),
         Entry(parent=0, name=b"a", kind="f", extended={"user.x": bytes(70_000)}),
+        Entry(parent=0, name=b"a", kind="f", extended={"system.posix_acl_access": b"\x02\0\0\0\x02\0\x06\0\0\0\x01\0"}),
+        Entry(parent=0, name=b"a", kind="f", extended={"system.posix_acl_access": b"\x02\0\0\0\x02\0\x06"}),
+        Entry(parent=0, name=b"a", kind="f", extended={"system.posix_acl_access": b"\x01\0\0\0"}),
+        Entry(parent=0, name=b"a", kind="f", extended={"system.posix_acl_default": b"\x02\0\0\0"}),
+        Entry(parent=0, name=b"a", kind="l", target=b"b", extended={"system.posix_acl_access": b"\x02\0\0\0"}),
         Entry(parent=0, name=b"a", kind="l", target=b""),
         Entry(parent=0, name=b"a", kind="f", same_as=7),
         Entry(parent=0, name=b"a", kind="d", same_as=0),
@@ -182,6 +187,23 @@ mkdir -p /work/deep/er && cd /work && echo one > a && ln a deep/b && ln -s ../a 
 truncate -s 3M sparse && echo end >> sparse && chmod 4711 a && chown 1000:1000 deep && touch -d @12345 deep/er
 rm /etc/motd && rm -rf /usr/share/doc && mkdir /usr/share/doc && head -c 3000000 /dev/urandom > noise
 mv /etc/alternatives /etc/choices
+touch shared && mkdir team && python3 - <<'END'
+import os, struct
+def acl(*entries): return struct.pack('<I', 2) + b''.join(struct.pack('<HHI', *entry) for entry in entries)
+none = 0xFFFFFFFF
+rights = acl((1, 6, none), (2, 6, 1000), (4, 4, none), (8, 5, 50), (16, 7, none), (32, 4, none))
+os.setxattr('shared', 'system.posix_acl_access', rights)
+os.setxattr('team', 'system.posix_acl_default', rights)
+END
+"""
+#: Of the file `shared` and the directory `team`, as a sandbox sees them.
+ACLS = """
+cd /work && touch team/new && stat -c %a shared team team/new && python3 - <<'END'
+import os
+for path, kind in (('shared', 'access'), ('team/new', 'access'), ('team', 'default')):
+    print(os.getxattr(path, 'system.posix_acl_' + kind).hex())
+END
+rm team/new
 """
 
 
@@ -224,6 +246,8 @@ async def test_a_checkpoint_moves_to_another_host_and_is_the_same(hosts: tuple[D
         await sandbox.files.write("/server.py", SERVER)
         await sandbox.exec("setsid python3 /server.py >/dev/null 2>&1 & while [ ! -e /up ]; do sleep 0.01; done")
         assert (await sandbox.exec(ASK)).text == "1 deleted but open 3145728\n"
+        rights = (await sandbox.exec(ACLS)).text
+        assert rights.splitlines()[0] == "674" and "e8030000" in rights.splitlines()[3]  # of user 1000
         first = await sandbox.checkpoint("moved", wait="durable")
 
         data = await whole(source.store.stream(first))
@@ -241,6 +265,7 @@ async def test_a_checkpoint_moves_to_another_host_and_is_the_same(hosts: tuple[D
         assert (await child.exec("ls -d /etc/alternatives 2>/dev/null; cat /etc/choices/README")).text.startswith(
             "Please read"
         )
+        assert (await child.exec(ACLS)).text == rights
         result = await child.restore(first, verify=True)
         assert result.verified and not result.differences
 
