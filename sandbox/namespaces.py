@@ -83,7 +83,7 @@ class Inside:
         return any(os.pread(fd, 1 << 12, 0).count(b"\n") > 1 for fd in self.objects)
 
     def complete(self, directory: Path) -> None:
-        """Add what is missing to the images in `directory`. Blocks."""
+        """Add what CRIU took for its own, and left out, to the images in `directory`. Blocks."""
         kinds = imagefile.messages()
         inventory = imagefile.read(directory / "inventory.img", kinds.inventory_entry)
         tree = imagefile.read(directory / "pstree.img", kinds.pstree_entry)
@@ -91,11 +91,11 @@ class Inside:
         ids = imagefile.read(directory / f"ids-{tree.entries[0].pid}.img", kinds.task_kobj_ids_entry)
         assert ids is not None
         outside, own = inventory.entries[0].root_ids, ids.entries[0]
-        if "uts" in self.joined:
+        if outside.uts_ns_id == own.uts_ns_id:
             outside.uts_ns_id += ANOTHER
             names = kinds.utsns_entry(nodename=self.hostname, domainname=self.domainname)
             imagefile.new("UTSNS", names).write(directory / f"utsns-{own.uts_ns_id}.img")
-        if "ipc" in self.joined:
+        if outside.ipc_ns_id == own.ipc_ns_id:
             outside.ipc_ns_id += ANOTHER
             imagefile.new("IPC_VAR", self.limits).write(directory / f"ipcns-var-{own.ipc_ns_id}.img")
         inventory.write(directory / "inventory.img")
