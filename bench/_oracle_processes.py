@@ -19,12 +19,12 @@ import select
 import stat
 import struct
 import termios
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_JOINED = (("ipc", 0x08000000), ("uts", 0x04000000))
+from sandbox import namespaces
+
 _GETALL = 13
 _IOPRIO_GET, _PIDFD_GETFD, _FSOPEN, _FSCONFIG, _FSMOUNT = 252, 438, 430, 431, 432
 _CREATE = 6  # FSCONFIG_CMD_CREATE
@@ -162,30 +162,17 @@ def _listeners(init: int) -> list[str]:
 
 
 def _in_namespaces(init: int) -> list[tuple[str, Any]]:
-    """Facts that can be read only from inside, by a thread that joined the IPC and UTS namespaces."""
-    result: list[tuple[str, Any]] = []
-    failure: list[BaseException] = []
+    """Facts that can be read only from inside the IPC and UTS namespaces."""
+    pidfd = os.pidfd_open(init)
+    try:
+        return namespaces.inside(pidfd, namespaces.flags(("ipc", "uts")), _namespaced)
+    finally:
+        os.close(pidfd)
 
-    def inside() -> None:
-        try:
-            for name, flag in _JOINED:
-                fd = os.open(f"/proc/{init}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    if _libc.setns(fd, flag) != 0:
-                        raise OSError(ctypes.get_errno(), f"setns {name}")
-                finally:
-                    os.close(fd)
-            machine = os.uname().nodename, Path("/proc/sys/kernel/domainname").read_text()
-            result.extend((("machine", machine), ("ipc", _ipc_objects()), ("queues", list(_message_queues()))))
-        except OSError as error:
-            failure.append(error)
 
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result
+def _namespaced() -> list[tuple[str, Any]]:
+    machine = os.uname().nodename, Path("/proc/sys/kernel/domainname").read_text()
+    return [("machine", machine), ("ipc", _ipc_objects()), ("queues", list(_message_queues()))]
 
 
 def _ipc_objects() -> tuple[str, list[list[int]]]:
