@@ -48,6 +48,7 @@ DEVICES = (
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
+AT_ONCE = 256  # processes that are killed at a time, and held by descriptors
 SIZE_MOST = 1 << 62  # bytes; the kernel's own limits end there
 
 
@@ -291,11 +292,21 @@ class Cgroup:
         different groups).
         """
         killed: set[int] = set()
-        while fresh := [pid for pid in self.pids() if pid not in killed]:
-            for pid in fresh:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        while fresh := [pid for pid in self.pids() if pid not in killed][:AT_ONCE]:
+            self._kill(fresh)
             killed.update(fresh)
+
+    def _kill(self, pids: list[int]) -> None:
+        with contextlib.ExitStack() as opened:
+            handles = {}
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    handles[pid] = os.pidfd_open(pid)
+                    opened.callback(os.close, handles[pid])
+            # Somebody else's process that has got such a number in between is not listed again.
+            for pid in handles.keys() & set(self.pids()):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
 
     def freeze(self) -> None:
         _write(self.path / "cgroup.freeze", 1)

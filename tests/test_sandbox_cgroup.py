@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox import cgroup
+from sandbox.alive import is_doomed
 from sandbox.cgroup import Cgroup, Hierarchy, hierarchy, parse_bytes
 from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import Limits
@@ -65,6 +68,27 @@ async def test_create_limit_lift_remove(group: Cgroup) -> None:
         await group.remove()
     await group.remove()
     assert not group.exists()
+
+
+async def test_only_processes_of_the_group_are_killed(group: Cgroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when a process ends and its number goes to somebody else's between the list and the signal."""
+    group.create()
+    ours, other = [await asyncio.create_subprocess_exec("sleep", "1000000") for _ in range(2)]
+    try:
+        group.join(ours.pid)
+        listed = group.pids
+        stale = [[ours.pid, other.pid]]
+        monkeypatch.setattr(group, "pids", lambda: stale.pop() if stale else listed())
+        group.kill()
+        assert await ours.wait() == -signal.SIGKILL
+        await group.wait_empty()
+        assert not is_doomed(other.pid)
+    finally:
+        for process in (ours, other):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        await group.remove()
 
 
 def test_half_made_groups_are_removed(group: Cgroup) -> None:
