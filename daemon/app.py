@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -128,6 +129,12 @@ async def _watchdog() -> None:
         notify("WATCHDOG=1")
 
 
+def _allow_descriptors() -> None:
+    """As many as the hard limit allows: a sandbox takes about ten, and shells begin with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """``pagurus daemon``."""
     try:
@@ -143,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if value is not None:
             os.environ[name] = str(value)
     logs.to_stderr(options.log_level)
+    _allow_descriptors()
     short_slice()  # the loop works for microseconds at a time: it need not queue behind a trainer's time slices
     try:
         asyncio.run(serve(options))
