@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -394,6 +395,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     with contextlib.suppress(OSError):
         short_slice()
+    gc.collect()
+    gc.freeze()  # as the daemon does
     result = asyncio.run(everything(options))
     if options.json:
         print(json.dumps(result))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -62,6 +63,8 @@ async def serve(options: Config, *, ready: Callable[[Host], None] | None = None)
     run.mkdir(parents=True, exist_ok=True)
     answers = Answers(run / "answers.sqlite")  # first: it refuses a second daemon, before that adopts anything
     host = await open_host(state, run)
+    gc.collect()
+    gc.freeze()  # what is there now stays: looking through it again and again takes 10 ms each time
     listeners = Listeners(application(host, state / "tokens.json", answers), connections=options.connections)
     await listeners.open()
     for each in sockets:
