@@ -161,7 +161,13 @@ async def dump(
             log=directory / LOG,
             kill_on_cancel=False,
         )
-        return await asyncio.to_thread(_finish, container, directory, process.inside, frozen, began)
+        finishing = asyncio.ensure_future(
+            asyncio.to_thread(_finish, container, directory, process.inside, frozen, began)
+        )
+        try:
+            return await asyncio.shield(finishing)
+        finally:
+            await asyncio.wait([finishing])  # cancelled or not: the directory is the caller's again
     except criu.CriuError as error:
         raise _failed(container, error) from None
     finally:

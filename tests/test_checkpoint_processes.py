@@ -7,12 +7,14 @@ import ctypes
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sandbox import digest
+from sandbox import digest, dump
 from sandbox.errors import CheckpointFailed, NotEqual, RestoreFailed
 from sandbox.held import held_files
 from tests.checkpoint_programs import ALL, CHECK, LISTENER, MEMORY, SHELL
@@ -147,6 +149,33 @@ async def test_a_dump_of_killed_processes_is_no_checkpoint(bench: Bench) -> None
         await bench.kill_and_restore(sb, source, source.capture.dir)
         assert await shell(sb, CHECK) == "good\n"
     assert failed
+
+
+async def test_a_capture_cancelled_while_it_is_completed_leaves_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sb = await bench.maker.create()
+    real, begun, go, done = dump._finish, threading.Event(), threading.Event(), threading.Event()
+
+    def finish(*arguments: Any) -> dump.Dumped:
+        begun.set()
+        assert go.wait(60)
+        found = real(*arguments)
+        done.set()
+        return found
+
+    monkeypatch.setattr(dump, "_finish", finish)
+    images = bench.checkpointer.captures / "cancelled"
+    capturing = asyncio.create_task(bench.checkpointer.capture(sb, images, processes=True))
+    await asyncio.to_thread(begun.wait, 60)
+    capturing.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await capturing
+    assert done.is_set() and not images.exists()
+    monkeypatch.undo()
+    await bench.save(sb)
 
 
 async def test_a_refused_dump_says_why_and_leaves_the_sandbox_running(bench: Bench) -> None:
