@@ -64,7 +64,7 @@ async def serve(options: Config, *, ready: Callable[[Host], None] | None = None)
     answers = Answers(run / "answers.sqlite")  # first: it refuses a second daemon, before that adopts anything
     host = await open_host(state, run)
     gc.collect()
-    gc.freeze()  # what is there now stays: looking through it again and again takes 10 ms each time
+    gc.freeze()  # what is there now stays: looking through it again and again only takes time
     listeners = Listeners(application(host, state / "tokens.json", answers), connections=options.connections)
     await listeners.open()
     for each in sockets:

@@ -138,21 +138,22 @@ class Checkpointer:
         )
 
     async def _dump(self, container: Any, dest: Path, on_frozen: Callable[[], None] | None) -> dump.Dumped:
-        for last in (False, False, True):
+        tried: set[type[PagurusError]] = set()
+        while True:
             known = self._watched.get(container.spec.id, [])
-            process = await self._ready(container)
+            process = await self._ready(container, outside=dump.NewObjects in tried)
             try:
                 return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=known)
-            except dump.UnknownWatch:
-                found = await asyncio.to_thread(watches.find, container)
-                if last or set(found) <= set(known):
-                    raise  # gone, or too far away
-                self._watched[container.spec.id] = found
-            except dump.NewObjects:
-                if last:
+            except (dump.UnknownWatch, dump.NewObjects) as error:  # each can be helped once
+                if type(error) in tried:
                     raise
+                tried.add(type(error))
+                if isinstance(error, dump.UnknownWatch):
+                    found = await asyncio.to_thread(watches.find, container)
+                    if set(found) <= set(known):
+                        raise  # gone, or too far away
+                    self._watched[container.spec.id] = found
             await asyncio.to_thread(_empty, dest)
-        raise AssertionError("the last attempt returns or raises")
 
     async def warm(self, container: Any) -> None:
         """Have the CRIU processes of the next dump and of the next restore ready. Optional."""
@@ -203,13 +204,13 @@ class Checkpointer:
             await asyncio.gather(task, return_exceptions=True)
         return self._waiting.pop(sandbox, None)
 
-    async def _ready(self, container: Any) -> dump.Ready:
+    async def _ready(self, container: Any, *, outside: bool) -> dump.Ready:
         kept = await self._warmed(container.spec.id)
-        if kept is not None and kept.fits():
+        if kept is not None and kept.fits() and not outside:
             return kept
         if kept is not None:
             kept.close()
-        return await dump.ready(container, self.cache)
+        return await dump.ready(container, self.cache, outside=outside)
 
     async def forget(self, container: Any, *, restoring: bool = False) -> None:
         """End the warm processes of a container: before its processes are killed or it is destroyed.

@@ -102,12 +102,23 @@ class Ready:
         self.inside.close()
 
 
-async def ready(container: Any, cache: Path) -> Ready:
-    """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.namespaces`)."""
+async def ready(container: Any, cache: Path, *, outside: bool = False) -> Ready:
+    """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.namespaces`).
+
+    `outside`: not in that of IPC, though there are no System V objects now; they come and go.
+    """
     try:
         inside = await asyncio.to_thread(_look, container)
-    except (OSError, SandboxDead) as error:
+    except (ProcessLookupError, SandboxDead) as error:
         raise _killed_meanwhile(container, f"cannot look into its namespaces: {error}") from error
+    except OSError as error:
+        raise CheckpointFailed(
+            f"cannot look into its namespaces: {error}",
+            remedy="the sandbox keeps running; if files are the trouble, raise the daemon's LimitNOFILE",
+            sandbox=container.spec.id,
+        ) from error
+    if outside:
+        inside.joined = tuple(name for name in inside.joined if name != "ipc")
 
     async def spawn(argv: Any, fds: Any) -> int:
         try:

@@ -218,8 +218,9 @@ def divide(
         first = entry.vaddr
         last = first + size
         index = bisect.bisect_right(ends, first)
+        # Most records lie in one range, whole: no need to cut them up.
         covered = index < len(ranges) and ranges[index][0] <= first and last <= ends[index]
-        if covered and not _any(excepted, first, last):
+        if covered and not _one_within(excepted, first, last):
             _append(runs, Run(first, offset, size))
             offset += size
             continue
@@ -233,7 +234,7 @@ def divide(
     return kept, runs
 
 
-def _any(places: Sequence[int], first: int, last: int) -> bool:
+def _one_within(places: Sequence[int], first: int, last: int) -> bool:
     """Whether one of these sorted places lies in [first, last)."""
     index = bisect.bisect_left(places, first)
     return index < len(places) and places[index] < last

@@ -5,11 +5,11 @@ Does not own: which CRIU runs where (:mod:`sandbox.dump`), the time namespace, w
 Guarantee: the completed images are those that CRIU would have written from outside (a test compares them); what a
 program inside can change is looked at while it stands still.
 
-From outside, CRIU starts a process for each namespace while the sandbox is frozen, 1 to 2 ms each. From inside it
-takes the namespaces for its own: it leaves them out, and could only restore into its own. So the images get two
-things: the content of the namespaces, and ids that tell CRIU to make new ones. A program inside can change neither the
-host name nor the limits of IPC (that takes CAP_SYS_ADMIN or a writable /proc/sys), so both are read before the freeze.
-It can make System V objects. Where there are some, CRIU stays outside that namespace and dumps them itself.
+From outside, CRIU starts a process for each namespace while the sandbox is frozen. From inside it takes them for its
+own: it leaves them out, and could only restore into its own. So the images get two things: the content of the
+namespaces, and ids that tell CRIU to make new ones. A program inside can change neither the host name nor the limits of
+IPC (that takes CAP_SYS_ADMIN or a writable /proc/sys), so both are read before the freeze. It can make System V
+objects. Where there are some, CRIU stays outside that namespace and dumps them itself.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Inside:
     joined: tuple[str, ...]  # the namespaces that CRIU is in
     hostname: str
     domainname: str
-    limits: Any  # ipc_var_entry
+    limits: Any  # ipc_var_entry; None: CRIU is not in that of IPC
     objects: list[int]  # descriptors of the lists of System V objects
 
     def has_objects(self) -> bool:
@@ -112,17 +112,20 @@ def look(pidfd: int) -> Inside:
 
 
 def _look() -> Inside:
-    objects = []
+    names = (_sysctl("kernel/hostname"), _sysctl("kernel/domainname"))
+    kinds = ("uts", "time") if os.path.exists("/proc/self/ns/time") else ("uts",)
+    found = Inside(kinds, *names, None, [])
     try:
         for kind in ("shm", "msg", "sem"):
-            objects.append(os.open(f"/proc/sysvipc/{kind}", os.O_RDONLY | os.O_CLOEXEC))
-        found = Inside((), _sysctl("kernel/hostname"), _sysctl("kernel/domainname"), _limits(), objects)
+            found.objects.append(os.open(f"/proc/sysvipc/{kind}", os.O_RDONLY | os.O_CLOEXEC))
+        found.limits = _limits()
+    except FileNotFoundError:  # a kernel without these: whatever else there is, CRIU knows
+        found.close()
     except BaseException:
-        for fd in objects:
-            os.close(fd)
+        found.close()
         raise
-    kinds = ("uts", "time") if os.path.exists("/proc/self/ns/time") else ("uts",)
-    found.joined = kinds if found.has_objects() else (*kinds, "ipc")
+    if found.objects and not found.has_objects():
+        found.joined = (*kinds, "ipc")
     return found
 
 
