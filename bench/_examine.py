@@ -12,6 +12,7 @@ import contextlib
 import os
 import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,9 @@ from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointState
 from sandbox.pages import PageStore
 from sandbox.pool import Pool
+
+#: All disks of a story hold sandboxes of the same names, which are those of their control groups on this host.
+ONE_DAEMON = threading.Lock()
 
 CLONES = Path("/sys/fs/btrfs/features/temp_fsid")  # several copies of one btrfs may be mounted at a time
 
@@ -112,12 +116,13 @@ class Examiner:
 
     def started(self, state: Path) -> list[str]:
         """What a real daemon says that starts on this disk."""
-        host = host_on(state.parent, self.directory, self.tree)
-        try:
-            host.start()
-            return asyncio.run(self._verify(host))
-        finally:
-            finish(host)
+        with ONE_DAEMON:
+            host = host_on(state.parent, self.directory, self.tree)
+            try:
+                host.start()
+                return asyncio.run(self._verify(host))
+            finally:
+                finish(host)
 
     async def _verify(self, host: BenchHost) -> list[str]:
         async with host.client() as client:
