@@ -1,0 +1,56 @@
+"""Objectives: what a step of training makes smaller, as rows of one table of parts.
+
+Owns: formulas. Pure: tensors in, tensors out; no model, no clock, no I/O. Does not own: where log-probabilities come
+from (models), which tokens share a micro-batch (batches), when a step happens (learner).
+
+Symbols, the same in every docstring here:
+
+| symbol | in code | meaning |
+|---|---|---|
+| i, t | | trajectory i of the batch, its sampled token t; o_i its sampled tokens, \\|o_i\\| their number |
+| R_i | `rewards` | reward of a trajectory |
+| A_t | `advantage` | advantage of a token |
+| π | `new` (logarithm) | the policy that is being trained; the only one that bears gradient |
+| μ | `engine` (logarithm) | the behaviour policy, as the engine reported it |
+| π_prox | `proximal` (logarithm) | the policy before the step, as the trainer computes it |
+| π_ref | `reference` (logarithm) | the policy that a KL term holds on to |
+| r_t | `ratio` | π / μ, or π / π_prox where the objective has corrections |
+| k_t | `mismatch` | π_prox / μ |
+| sg | `.detach()` | no gradient flows |
+
+::
+
+    rewards ─▶ advantage ─┐
+    π, μ ─▶ ratio ─▶ clip ┴▶ loss per token ─▶ × corrections ─▶ + KL ─▶ × share of the token ─▶ sum
+"""
+
+from __future__ import annotations
+
+from trainer.objectives.advantage import Advantage, Rewards, token_advantages
+from trainer.objectives.aggregate import Aggregate, Counts
+from trainer.objectives.correction import Correction
+from trainer.objectives.credit import Credit, credit, whole_divisor
+from trainer.objectives.figures import Figures
+from trainer.objectives.losses import KL, Clip, Tokens, Value
+from trainer.objectives.table import OBJECTIVES, Objective, named, with_corrections
+
+__all__ = [
+    "KL",
+    "OBJECTIVES",
+    "Advantage",
+    "Aggregate",
+    "Clip",
+    "Correction",
+    "Counts",
+    "Credit",
+    "Figures",
+    "Objective",
+    "Rewards",
+    "Tokens",
+    "Value",
+    "credit",
+    "named",
+    "token_advantages",
+    "whole_divisor",
+    "with_corrections",
+]

@@ -1,0 +1,188 @@
+"""How much better than expected: from rewards to one advantage per sampled token.
+
+Owns: baselines, normalisers, generalised advantage estimation. Pure. Does not own: the loss.
+Guarantee: a part of the batch that says nothing gets advantage exactly 0: a group whose rewards are all equal, for
+the baselines `group` and `leave_one_out`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+SILENT = 1e-6  # rewards of a group that differ by less are equal
+FLOOR = 1e-6  # added to a deviation before it divides
+
+Baseline = Literal["none", "group", "leave_one_out", "batch", "critic"]
+Scale = Literal["none", "group", "within_groups", "batch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advantage:
+    """A_i = (R_i - baseline) / (scale + FLOOR), or generalised advantage estimation where a critic is the baseline.
+
+    Baselines:
+
+    - `none`: 0.
+    - `group`: mean of the rewards of the trajectory's group (GRPO, arXiv 2402.03300, section 4.1.1).
+    - `leave_one_out`: mean of the others of the group (RLOO, arXiv 2402.14740, equation 9).
+    - `batch`: mean over all tokens of the batch (REINFORCE++, arXiv 2501.03262, section 3).
+    - `critic`: values V_t of a value head, by `gae`.
+
+    Scales; there are two that are called "batch standard deviation" in texts, so they have names of their own:
+
+    - `group`: sample deviation of the rewards of the trajectory's group (GRPO).
+    - `batch`: sample deviation of the raw rewards of the whole batch (Lite PPO, arXiv 2508.08221, section 4.1.2);
+      with the baselines `batch` and `critic`, of the advantages of all its tokens (REINFORCE++).
+    - `within_groups`: root of the mean of (R_i - group mean)^2 over the groups that say something: what is left of
+      the deviation when the difference between groups is taken out. Ours; the pooled deviation of statistics.
+    """
+
+    baseline: Baseline = "group"
+    scale: Scale = "none"
+    discount: float = 1.0  # γ of `gae`
+    trace: float = 0.95  # λ of `gae`
+
+    @property
+    def needs_batch(self) -> bool:
+        """Must the batch be complete before the first gradient? If not, only a common divisor is missing."""
+        return self.baseline in ("batch", "critic")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """A batch (or some whole groups of one) as advantages see it. N trajectories, T sampled tokens in all."""
+
+    rewards: Tensor  # [N]
+    groups: Tensor  # [N] long; equal numbers are one group
+    lengths: Tensor  # [N] long; sampled tokens of each
+    penalty: Tensor | None = None  # [T] β · KL per token, taken from the reward (KL in the reward)
+    values: Tensor | None = None  # [T] V_t
+
+
+def token_advantages(advantage: Advantage, batch: Rewards) -> Tensor:
+    """A_t [T] of a complete batch. Example: rewards [1, 0] of one group, `group`: [0.5, -0.5], once per token."""
+    if advantage.baseline == "critic":
+        found = gae(advantage, batch)
+    elif batch.penalty is not None:
+        found = _returns(batch) - _per_token(_baselines(advantage, batch), batch.lengths)
+    else:
+        found = _per_token(batch.rewards - _baselines(advantage, batch), batch.lengths)
+    if advantage.baseline == "batch":
+        found = found - found.mean()
+    if advantage.baseline in ("batch", "critic") and advantage.scale == "batch":
+        return (found - found.mean()) / (_deviation(found) + FLOOR)
+    if advantage.scale == "group":
+        return found / _per_token(_group_deviations(batch) + FLOOR, batch.lengths)
+    return found / divisor(advantage, batch)
+
+
+def divisor(advantage: Advantage, batch: Rewards) -> float:
+    """What every advantage of the batch is divided by: known only when the batch is complete, common to all of it.
+
+    1 for scales that need no more than the group. Losses are proportional to the advantage, so a trainer that
+    computes gradients while groups come in divides the sum of them by this at the end.
+    """
+    if advantage.needs_batch or advantage.scale in ("none", "group"):
+        return 1.0
+    if advantage.scale == "batch":
+        return float(_deviation(batch.rewards)) + FLOOR
+    centred = batch.rewards - _group_means(batch)
+    speaking = centred[~silent(batch)]
+    return max(float(speaking.square().mean().sqrt()), FLOOR) if len(speaking) else 1.0
+
+
+def silent(batch: Rewards) -> Tensor:
+    """[N] bool: trajectories of groups whose rewards are all equal."""
+    spread = _by_group(batch, lambda rewards: (rewards.max() - rewards.min()).expand_as(rewards))
+    return spread < SILENT
+
+
+def gae(advantage: Advantage, batch: Rewards) -> Tensor:
+    """A_t = Σ_l (γλ)^l δ_{t+l}, δ_t = R_t + γ V_{t+1} - V_t, over the sampled tokens of each trajectory.
+
+    Source: arXiv 1506.02438, equation 16. R_t is 0 but for the last token, which earns R_i, less the penalty of each
+    token. V after the last token is 0: an episode that was cut is scored as it stands. Tokens that the environment
+    wrote are no steps.
+    """
+    assert batch.values is not None, "generalised advantage estimation needs values"
+    found = torch.zeros_like(batch.values)
+    step = advantage.discount * advantage.trace
+    for at, length, reward in _spans(batch):
+        running = found.new_zeros(())
+        following = found.new_zeros(())
+        for t in range(at + length - 1, at - 1, -1):
+            earned = found.new_tensor(reward if t == at + length - 1 else 0.0)
+            if batch.penalty is not None:
+                earned = earned - batch.penalty[t]
+            delta = earned + advantage.discount * following - batch.values[t]
+            running = delta + step * running
+            following = batch.values[t]
+            found[t] = running
+    return found
+
+
+def _returns(batch: Rewards) -> Tensor:
+    """R_i - Σ_{s ≥ t} penalty_s for every token: what REINFORCE++ calls the token's reward to go (section 3)."""
+    assert batch.penalty is not None
+    found = torch.empty_like(batch.penalty)
+    for at, length, reward in _spans(batch):
+        rest = batch.penalty[at : at + length].flip(0).cumsum(0).flip(0)
+        found[at : at + length] = reward - rest
+    return found
+
+
+def _spans(batch: Rewards) -> list[tuple[int, int, float]]:
+    lengths: Sequence[int] = batch.lengths.tolist()
+    spans, at = [], 0
+    for length, reward in zip(lengths, batch.rewards.tolist(), strict=True):
+        spans.append((at, length, reward))
+        at += length
+    return spans
+
+
+def _baselines(advantage: Advantage, batch: Rewards) -> Tensor:
+    """[N]"""
+    if advantage.baseline == "group":
+        means = _group_means(batch)
+        return torch.where(silent(batch), batch.rewards, means)  # exactly 0, whatever the rounding of a mean
+    if advantage.baseline == "leave_one_out":
+        return _by_group(batch, _others)
+    return torch.zeros_like(batch.rewards)
+
+
+def _others(rewards: Tensor) -> Tensor:
+    """A trajectory that is alone in its group has nothing to be compared with: its own reward, so advantage 0."""
+    if len(rewards) == 1 or rewards.max() - rewards.min() < SILENT:
+        return rewards
+    return (rewards.sum() - rewards) / (len(rewards) - 1)
+
+
+def _group_means(batch: Rewards) -> Tensor:
+    return _by_group(batch, lambda rewards: rewards.mean().expand_as(rewards))
+
+
+def _group_deviations(batch: Rewards) -> Tensor:
+    return _by_group(batch, lambda rewards: _deviation(rewards).expand_as(rewards))
+
+
+def _by_group(batch: Rewards, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """[N]: `of(rewards of the group)` put back to where the group's trajectories are."""
+    found = torch.zeros_like(batch.rewards)
+    for group in batch.groups.unique():
+        here = batch.groups == group
+        found[here] = of(batch.rewards[here])
+    return found
+
+
+def _deviation(values: Tensor) -> Tensor:
+    """Sample standard deviation (n - 1); 0 of one value."""
+    return values.std() if len(values) > 1 else values.new_zeros(())
+
+
+def _per_token(values: Tensor, lengths: Tensor) -> Tensor:
+    return torch.repeat_interleave(values, lengths)

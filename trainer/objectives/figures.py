@@ -1,0 +1,119 @@
+"""Figures that every step logs, as sums, so that those of micro-batches and ranks add up.
+
+Owns: the sums and what is made of them. Pure. Guarantee: each figure is over the sampled tokens for which a forward
+pass was made; trajectories that could bear no gradient are counted, not computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+from trainer.objectives.losses import Tokens, divergence
+
+SUMS: tuple[str, ...] = (
+    "loss",
+    "tokens",
+    "mismatch_kl",
+    "k",
+    "k_squared",
+    "k_low",
+    "k_high",
+    "clipped_low",
+    "clipped_high",
+)
+SUMS += ("masked", "entropy", "reference_kl", "value_error")
+OUTSIDE = 2.0  # a token whose k is beyond this factor, up or down, is counted
+
+
+@dataclass(slots=True)
+class Figures:
+    """Sums over tokens. `add` a micro-batch, `+` another, read `result()`."""
+
+    sums: Tensor = field(default_factory=lambda: torch.zeros(len(SUMS), dtype=torch.float64))
+
+    @torch.no_grad()
+    def add(self, tokens: Tokens, loss: Tensor, bit: Tensor, weight: Tensor) -> None:
+        """loss: ℓ with its share taken; bit: where the clip bit; weight: product of the corrections; all [T]."""
+        mismatch = (tokens.before - tokens.engine).double()
+        k = mismatch.exp()
+        values = {
+            "loss": loss.double(),
+            "tokens": torch.ones_like(k),
+            "mismatch_kl": divergence("k3", tokens.engine.double(), tokens.before.double()),
+            "k": k,
+            "k_squared": k.square(),
+            "k_low": (k < 1 / OUTSIDE).double(),
+            "k_high": (k > OUTSIDE).double(),
+            "clipped_low": (bit < 0).double(),
+            "clipped_high": (bit > 0).double(),
+            "masked": (weight == 0).double(),
+            "entropy": tokens.entropy.double(),
+        }
+        if tokens.reference is not None:
+            values["reference_kl"] = divergence("k3", tokens.new.double(), tokens.reference.double())
+        if tokens.value is not None and tokens.returns is not None:
+            values["value_error"] = (tokens.value - tokens.returns).double().square()
+        nothing = k.new_zeros(())
+        self.sums += torch.stack([values[name].sum() if name in values else nothing for name in SUMS]).cpu()
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(self.sums + other.sums)
+
+    def result(self) -> Summary:
+        """Means over tokens, and the effective sample size (Σk)² / (T Σk²), Kish 1965, as a share of the tokens."""
+        total = dict(zip(SUMS, self.sums.tolist(), strict=True))
+        tokens = max(1.0, total["tokens"])
+        return Summary(
+            loss=total["loss"],
+            tokens=int(total["tokens"]),
+            mismatch_kl=total["mismatch_kl"] / tokens,
+            ess=total["k"] ** 2 / (tokens * total["k_squared"]) if total["k_squared"] else 1.0,
+            mismatch_low=total["k_low"] / tokens,
+            mismatch_high=total["k_high"] / tokens,
+            clipped_low=total["clipped_low"] / tokens,
+            clipped_high=total["clipped_high"] / tokens,
+            masked=total["masked"] / tokens,
+            entropy=total["entropy"] / tokens,
+            reference_kl=total["reference_kl"] / tokens,
+            value_error=total["value_error"] / tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What `Figures` say about a step. All but loss and tokens are means over the tokens that were computed."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    mismatch_kl: float = 0.0  # KL(μ ‖ π_prox), by k3: what the engine's numbers differ from the trainer's
+    ess: float = 1.0  # effective sample size of k, as a share of the tokens
+    mismatch_low: float = 0.0  # share of tokens with k < 1/2
+    mismatch_high: float = 0.0  # share of tokens with k > 2
+    clipped_low: float = 0.0
+    clipped_high: float = 0.0
+    masked: float = 0.0  # by a correction
+    entropy: float = 0.0  # nats
+    reference_kl: float = 0.0
+    value_error: float = 0.0
+
+    def items(self) -> dict[str, float]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+def by_outcome(rewards: list[float], lengths: list[int], truncated: list[bool]) -> dict[str, float]:
+    """Mean length of trajectories by how they ended: better than their batch's mean, not better, cut.
+
+    Example: ``by_outcome([1, 0], [10, 30], [False, True]) == {"better": 10, "worse": 30, "cut": 30}``
+    """
+    if not rewards:
+        return {}
+    mean = sum(rewards) / len(rewards)
+    kinds: dict[str, list[int]] = {}
+    for reward, length, cut in zip(rewards, lengths, truncated, strict=True):
+        kinds.setdefault("better" if reward > mean else "worse", []).append(length)
+        if cut:
+            kinds.setdefault("cut", []).append(length)
+    return {kind: sum(found) / len(found) for kind, found in kinds.items()}

@@ -1,0 +1,151 @@
+"""The table: each published objective is one row of parts.
+
+Owns: the rows and how a row's parts are put together. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from sandbox.errors import Invalid
+from trainer.objectives.advantage import Advantage
+from trainer.objectives.aggregate import Aggregate
+from trainer.objectives.correction import Correction
+from trainer.objectives.figures import Figures
+from trainer.objectives.losses import KL, Clip, Ratio, Tokens, Value, divergence, surrogate, value_loss
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """loss = Σ_t share_t · (ℓ_t · Π corrections + β KL_t + value loss_t).
+
+    With corrections the ratio is taken against π_prox and the corrections bridge from there to the engine's policy;
+    without, the ratio is taken against μ as the engine reported it.
+    """
+
+    source: str
+    advantage: Advantage
+    ratio: Ratio
+    clip: Clip | None
+    aggregate: Aggregate
+    corrections: tuple[Correction, ...] = ()
+    kl: KL | None = None
+    value: Value | None = None
+    drop_silent: bool = False  # groups whose rewards are all equal do not count at all (DAPO's dynamic sampling)
+
+    @property
+    def streams(self) -> bool:
+        """Can gradients be summed while groups come in, and be divided once the batch is complete?
+
+        A term of KL in the loss is not proportional to the advantage, so it must not meet a late divisor.
+        """
+        late_divisor = self.advantage.scale in ("batch", "within_groups")
+        return not self.advantage.needs_batch and not (late_divisor and self.kl is not None)
+
+    def loss(self, tokens: Tokens, figures: Figures) -> Tensor:
+        """The part of the batch's loss that these tokens make: a scalar. Adds to `figures`."""
+        old = tokens.before if self.corrections else tokens.engine
+        each, bit = surrogate(self.ratio, self.clip, tokens, old)
+        weight = torch.ones_like(tokens.engine)
+        mismatch = tokens.before - tokens.engine
+        for correction in self.corrections:
+            weight = weight * correction.factor(mismatch, tokens.sequence)
+        each = each * weight
+        if self.kl is not None and self.kl.place == "loss":
+            assert tokens.reference is not None, "a KL term needs log-probabilities of a reference"
+            each = each + self.kl.beta * divergence(self.kl.kind, tokens.new, tokens.reference)
+        if self.value is not None:
+            each = each + value_loss(self.value, tokens)
+        each = each * tokens.share
+        figures.add(tokens, each.detach(), bit, weight)
+        return each.sum()
+
+
+GROUP = Advantage(baseline="group", scale="group")
+TOKEN, SEQUENCE, WHOLE = Aggregate(kind="token"), Aggregate(kind="sequence"), Aggregate(kind="constant")
+
+OBJECTIVES: dict[str, Objective] = {
+    "grpo": Objective(
+        source="arXiv 2402.03300, equations 3 and 4; β = 0.04, ε = 0.2",
+        advantage=GROUP, ratio="token", clip=Clip(), aggregate=SEQUENCE, kl=KL(beta=0.04),
+    ),
+    "dr_grpo": Objective(
+        source="arXiv 2503.20783, section 3.2; the constant L is the longest answer",
+        advantage=Advantage(baseline="group"), ratio="token", clip=Clip(), aggregate=WHOLE,
+    ),
+    "dapo": Objective(
+        source="arXiv 2503.14476, equations 8 to 12; ε = 0.2 and 0.28",
+        advantage=GROUP, ratio="token", clip=Clip(high=0.28), aggregate=TOKEN, drop_silent=True,
+    ),
+    "gspo": Objective(
+        source="arXiv 2507.18071, equations 5 to 7; ε = 3e-4 and 4e-4",
+        advantage=GROUP, ratio="sequence", clip=Clip(low=3e-4, high=4e-4), aggregate=SEQUENCE,
+    ),
+    "reinforce++": Objective(
+        source="arXiv 2501.03262, section 3; KL in the reward, advantages normalised over the batch's tokens",
+        advantage=Advantage(baseline="batch", scale="batch"), ratio="token", clip=Clip(), aggregate=TOKEN,
+        kl=KL(beta=0.001, kind="k1", place="reward"),
+    ),
+    "rloo": Objective(
+        source="arXiv 2402.14740, equation 9; the trajectory is one action",
+        advantage=Advantage(baseline="leave_one_out"), ratio="none", clip=None, aggregate=WHOLE,
+    ),
+    "ppo": Objective(
+        source="arXiv 1707.06347, equations 7 and 9, with arXiv 1506.02438 for the advantages",
+        advantage=Advantage(baseline="critic", scale="batch"), ratio="token", clip=Clip(), aggregate=TOKEN,
+        value=Value(), kl=KL(beta=0.001, kind="k1", place="reward"),
+    ),
+    "lite_ppo": Objective(
+        source="arXiv 2508.08221, section 5: group mean, deviation of the batch's rewards, mean over tokens",
+        advantage=Advantage(baseline="group", scale="batch"), ratio="token", clip=Clip(), aggregate=TOKEN,
+    ),
+    "pooled": Objective(
+        source="Lite PPO with the deviation within groups, and DAPO's wider upper clip: what the example trains with",
+        advantage=Advantage(baseline="group", scale="within_groups"), ratio="token", clip=Clip(high=0.28),
+        aggregate=TOKEN,
+    ),
+    "cispo": Objective(
+        source="arXiv 2506.13585, equations 4 and 5; no lower bound, upper bound 5 as in arXiv 2510.13786",
+        advantage=GROUP, ratio="token", clip=Clip(kind="weight", low=1.0, high=4.0), aggregate=TOKEN,
+    ),
+}  # fmt: skip
+
+CORRECTIONS: dict[str, Correction] = {
+    "tis": Correction(kind="token", high=2.0),
+    "tis_sequence": Correction(kind="sequence", high=2.0),
+    "icepop": Correction(kind="icepop", low=0.5, high=5.0),
+    "sequence_mask": Correction(kind="sequence_mask", low=0.99, high=1.01),
+    "decoupled": Correction(kind="token"),
+}
+
+
+def named(name: str, *, length: int = 1) -> Objective:
+    """A row of the table; `length` is the constant of Dr. GRPO. Unknown names are refused with the nearest one."""
+    row = _lookup(OBJECTIVES, name, "objective")
+    if name == "dr_grpo":
+        return dataclasses.replace(row, aggregate=dataclasses.replace(row.aggregate, length=length))
+    return row
+
+
+def with_corrections(objective: Objective, names: Sequence[str]) -> Objective:
+    """The row with these corrections. Example: ``with_corrections(named("dapo"), ["tis"])``."""
+    found = tuple(_lookup(CORRECTIONS, name, "correction") for name in names)
+    if found and objective.ratio == "none":
+        raise Invalid("an objective without a ratio takes no corrections", remedy="name one with a ratio, as dapo")
+    return dataclasses.replace(objective, corrections=found)
+
+
+def _lookup(table: Mapping[str, T], name: str, what: str) -> T:
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(name, table, n=1, cutoff=0.0)
+    raise Invalid(f"no {what} {name!r}", remedy=f"nearest: {near[0]}; there are: {', '.join(table)}")
