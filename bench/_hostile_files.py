@@ -137,12 +137,12 @@ async def _symlinks(scene: Scene) -> str:
     said = judge(await run(scene, code))
     for path in ("/tmp/out", "/tmp/dots", "/" + "../" * 40 + str(scene.secret), f"/tmp/magic{scene.secret}"):
         with contextlib.suppress(PagurusError):
-            data = await asyncio.to_thread(files.read, scene.attacker.init_pid or 0, path, limit=1 << 20)
+            data = await asyncio.to_thread(files.read, scene.attacker.inside, path, limit=1 << 20)
             if b"secret" in data:
                 return f"{path} read the host's file"
         with contextlib.suppress(PagurusError):
-            init, base = scene.attacker.init_pid or 0, scene.attacker.spec.uid_base
-            await asyncio.to_thread(files.write, init, base, path, io.BytesIO(b"overwritten"))
+            inside, base = scene.attacker.inside, scene.attacker.spec.uid_base
+            await asyncio.to_thread(files.write, inside, base, path, io.BytesIO(b"overwritten"))
     return said or ("" if scene.secret.read_bytes() == b"secret" else "the host's file was written")
 
 
@@ -158,9 +158,7 @@ async def _symlink_race(scene: Scene) -> str:
         for _ in range(300):
             for path in (f"/race/dir/{scene.secret.name}", "/race/dir/f"):
                 with contextlib.suppress(PagurusError):
-                    if b"secret" in await asyncio.to_thread(
-                        files.read, scene.attacker.init_pid or 0, path, limit=1 << 20
-                    ):
+                    if b"secret" in await asyncio.to_thread(files.read, scene.attacker.inside, path, limit=1 << 20):
                         return f"{path} read the host's file"
     finally:
         done = await task
@@ -173,7 +171,7 @@ async def _fifo_read(scene: Scene) -> str:
     for path in ("/tmp/fifo", "/dev/zero", "/dev/tty", "/dev/ptmx", "/proc/kmsg"):
         try:
             async with asyncio.timeout(5):
-                data = await asyncio.to_thread(files.read, scene.attacker.init_pid or 0, path, limit=1 << 20)
+                data = await asyncio.to_thread(files.read, scene.attacker.inside, path, limit=1 << 20)
             return f"{path} was read: {data[:20]!r}"
         except PagurusError:
             continue

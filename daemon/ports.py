@@ -9,14 +9,13 @@ other side takes it, and its end is passed on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daemon.network.namespace import within
-from sandbox.errors import Conflict, NotFound
+from sandbox import namespaces
+from sandbox.beneath import SandboxRoot
+from sandbox.errors import Conflict
 
 if TYPE_CHECKING:
     from daemon.turns import TurnLoop
@@ -32,7 +31,7 @@ async def connect(loop: TurnLoop, port: int) -> socket.socket:
     async with loop.using():
         loop.need_alive()
         for family, address in LOOPBACKS:
-            made = await asyncio.to_thread(_socket, loop.container.netns, family)
+            made = await asyncio.to_thread(_socket, loop.container.inside, family)
             try:
                 async with asyncio.timeout(CONNECT_PATIENCE):
                     await asyncio.get_running_loop().sock_connect(made, (address, port))
@@ -49,14 +48,12 @@ async def connect(loop: TurnLoop, port: int) -> socket.socket:
     )
 
 
-def _socket(namespace: Path, family: int) -> socket.socket:
+def _socket(inside: SandboxRoot, family: int) -> socket.socket:
     def make() -> socket.socket:
         return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
-    try:
-        made = within(namespace, make)
-    except FileNotFoundError as error:
-        raise NotFound("its network namespace is gone", remedy="restore the sandbox") from error
+    with inside.of_process("ns/net") as namespace:
+        made = namespaces.inside(namespace, namespaces.IDS["net"], make)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made
 
@@ -64,14 +61,14 @@ def _socket(namespace: Path, family: int) -> socket.socket:
 async def listening(loop: TurnLoop) -> list[int]:
     """The TCP ports on which something in the sandbox listens, in order."""
     loop.need_alive()
-    return await asyncio.to_thread(_listening, loop.container.init_pid)
+    return await asyncio.to_thread(_listening, loop.container.inside)
 
 
-def _listening(init_pid: int) -> list[int]:
+def _listening(inside: SandboxRoot) -> list[int]:
     found: set[int] = set()
     for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            found |= parse(Path(f"/proc/{init_pid}/net/{name}").read_text())
+        with inside.of_process(f"net/{name}") as file, open(file, closefd=False) as table:
+            found |= parse(table.read())
     return sorted(found)
 
 

@@ -25,6 +25,7 @@ from daemon import apart
 from daemon.catalogue import ProgramRow, put_sandbox
 from sandbox import attendant
 from sandbox.attendant import Attendant, Data, Gone, Mode, Program, Started, Until
+from sandbox.beneath import SandboxRoot
 from sandbox.container import PATH
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError
 from sandbox.messages import (
@@ -57,7 +58,7 @@ class Programs:
     def __init__(self, loop: TurnLoop) -> None:
         self._loop = loop
         self._attendants: dict[str, Attendant] = {}
-        self._inits: dict[str, int] = {}  # pid 1 of the state that a connection belongs to
+        self._inside: dict[str, SandboxRoot] = {}  # the state that a connection belongs to
         self._connecting = asyncio.Lock()
         self.attached: set[str] = set()  # terminals that somebody sits at
 
@@ -97,15 +98,15 @@ class Programs:
         """The connection to a program's attendant in the sandbox's present state. Raises Gone."""
         self.row(program)
         self._loop.need_alive()
-        init = self._loop.container.init_pid
+        inside = self._loop.container.inside
         async with self._connecting:
             found = self._attendants.get(program)
-            if found is not None and not found.closed and self._inits[program] == init:
+            if found is not None and not found.closed and self._inside[program] is inside:
                 return found
             if found is not None:
                 found.close()
-            made, _ = await Attendant.connect(init, program)
-            self._attendants[program], self._inits[program] = made, init
+            made, _ = await Attendant.connect(inside, program)
+            self._attendants[program], self._inside[program] = made, inside
             return made
 
     async def settled(self) -> None:
@@ -277,11 +278,11 @@ class Programs:
 
     async def _comes_back(self) -> bool:
         """Whether an attendant that was lost may be there again, since the sandbox was being restored."""
-        before = self._loop.container.init_pid if self._loop.container is not None else None
+        before = self._loop.container.held_root if self._loop.container is not None else None
         restoring = self._loop.row.state is SandboxState.RESTORING or self._loop.exclusive.locked()
         await self.settled()
-        after = self._loop.container.init_pid if self._loop.container is not None else None
-        return restoring or before != after
+        after = self._loop.container.held_root if self._loop.container is not None else None
+        return restoring or before is not after
 
     # ----------------------------------------------------------------- logs
 

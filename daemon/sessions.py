@@ -29,7 +29,8 @@ import msgspec
 from daemon.catalogue import AnswerRow
 from daemon.processes import Programs, read_all
 from sandbox.attendant import OUTPUT_MOST, Attendant, Gone, State, Until
-from sandbox.errors import Closed, Conflict, Invalid, NotFound
+from sandbox.beneath import SandboxRoot, opened
+from sandbox.errors import Closed, Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import (
     ExecResult,
     ProcessInfo,
@@ -87,7 +88,7 @@ class Sessions:
 
     async def _default_shell(self) -> str:
         container = self._loop.container
-        return "/bin/bash" if await asyncio.to_thread(_is_there, container.init_pid, "/bin/bash") else "/bin/sh"
+        return "/bin/bash" if await asyncio.to_thread(_is_there, container.inside, "/bin/bash") else "/bin/sh"
 
     async def close(self, session: str) -> None:
         """End the shell with all that it started."""
@@ -343,8 +344,7 @@ def _script(command: str, key: bytes, first: int) -> bytes:
     return f"{{ eval '{quoted}'; }} {redirections}\n\n".encode("utf-8", "surrogateescape")
 
 
-def _is_there(init_pid: int, path: str) -> bool:
-    try:
-        return bool(os.stat(f"/proc/{init_pid}/root{path}").st_mode & 0o111)
-    except OSError:
-        return False
+def _is_there(inside: SandboxRoot, path: str) -> bool:
+    with contextlib.suppress(PagurusError), inside.opened() as root, opened(root, path, os.O_PATH) as found:
+        return bool(os.fstat(found).st_mode & 0o111)
+    return False

@@ -219,7 +219,7 @@ class TurnLoop:
             return users.ROOT
         self.need_alive()
         try:
-            return await asyncio.to_thread(users.find, self.container.init_pid, wanted)
+            return await asyncio.to_thread(users.find, self.container.inside, wanted)
         except Invalid as error:
             if who is not None:
                 raise

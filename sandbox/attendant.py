@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox import starting
-from sandbox.beneath import openat2, sandbox_root
+from sandbox.beneath import SandboxRoot, open_kind
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead
 from sandbox.process import Drain
 
@@ -231,9 +231,9 @@ class Attendant:
         self._loop.add_reader(answers, self._readable)
 
     @classmethod
-    async def connect(cls, init_pid: int, name: str) -> tuple[Attendant, State]:
+    async def connect(cls, inside: SandboxRoot, name: str) -> tuple[Attendant, State]:
         """Attach to the attendant `name` of the sandbox whose pid 1 this is. Raises Gone."""
-        requests, answers = await asyncio.to_thread(_open_fifos, init_pid, name)
+        requests, answers = await asyncio.to_thread(_open_fifos, inside, name)
         attendant = cls(name, requests, answers)
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -460,18 +460,18 @@ def _output(fields: list[int]) -> Output:
     return Output(start, end, dropped, bool(ended))
 
 
-def _open_fifos(init_pid: int, name: str) -> tuple[int, int]:
+def _open_fifos(inside: SandboxRoot, name: str) -> tuple[int, int]:
     """Both FIFOs of an attendant that lives. Without one the request end has no reader, and opening it fails."""
     fds: list[int] = []
     try:
-        with sandbox_root(init_pid) as root:
+        with inside.opened() as root:
             for file, flags in (("rs", os.O_RDONLY), ("rq", os.O_WRONLY)):
-                fds.append(openat2(root, f"{RUN_AREA}/{name}/{file}", flags | os.O_NOFOLLOW))
-                if not stat.S_ISFIFO(os.fstat(fds[-1]).st_mode):
-                    raise Gone(f"{name} is gone: something else lies in its place")
+                fds.append(open_kind(root, f"{RUN_AREA}/{name}/{file}", flags | os.O_NOFOLLOW, (stat.S_IFIFO,)))
     except (OSError, PagurusError) as error:
         for fd in fds:
             os.close(fd)
+        if isinstance(error, Invalid):
+            raise Gone(f"{name} is gone: something else lies in its place") from error
         if isinstance(error, PagurusError):
             raise
         raise Gone(f"{name} is not there (any more)") from error

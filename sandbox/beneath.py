@@ -1,9 +1,13 @@
 """Paths below a root that belongs to somebody else, resolved by the kernel.
 
-Owns: every way in which the host opens something in a tree that a sandbox may change under its feet.
-Does not own: what is done with it. Guarantee: a path is resolved below the root (``openat2`` with
-RESOLVE_IN_ROOT), whatever symlinks or ``..`` the sandbox races against us, and never into another
-mount (so neither ``/proc`` nor a device is reached). A FIFO or device cannot block the host.
+Owns: every way in which the host opens something in a tree that a sandbox may change under its feet, and the
+descriptors from which it does so: the root of a living sandbox, the upper layer of its file tree. No other module opens
+such a tree by a path string (a test looks for it).
+Does not own: what is done with it, walks through whole trees (:mod:`sandbox.walk`).
+
+Guarantee: a path is resolved below the root (``openat2`` with RESOLVE_IN_ROOT), whatever symlinks or ``..`` the sandbox
+races against us, and never into another mount (so neither ``/proc`` nor a device is reached). What lies there is looked
+at before it is opened, and opened without waiting: neither a FIFO nor a device nor a lease can block the host.
 """
 
 from __future__ import annotations
@@ -12,41 +16,124 @@ import contextlib
 import ctypes
 import errno
 import os
+import select
 import stat
 import struct
+import threading
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from sandbox.errors import Conflict, Invalid, NoSpace, NotFound, PagurusError
 
 _SYS_OPENAT2 = 437
 _RESOLVE_NO_XDEV = 0x01
 _RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_IN_ROOT = 0x10
+IN_ROOT = _RESOLVE_IN_ROOT | _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS  # as the sandbox sees it, links followed
+ACROSS_MOUNTS = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS  # likewise, also what is mounted below
+NO_LINKS = IN_ROOT | _RESOLVE_NO_SYMLINKS  # real directories only
+_STEP = 4000  # bytes of a path that the kernel takes at once; it refuses more than 4095
+UPPER = "upper"  # of a sandbox's subvolume: what its processes have written
 _PR_SET_SECUREBITS = 28
 _SECBIT_NO_SETUID_FIXUP = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class SandboxRoot:
+    """The root directory of a living sandbox, held from the moment its pid 1 is known to the moment it is let go.
+
+    Whoever wants something of a sandbox's files takes this object when the work is queued. Once pid 1 has died or was
+    replaced, `opened` raises Conflict: neither a pid that was given to another process nor a successor is met.
+    """
+
+    def __init__(self, init_pid: int, pidfd: int) -> None:
+        """`pidfd` is of the same process; this object keeps a copy of it. Raises Conflict when it has died."""
+        self._lock = threading.Lock()
+        self._pidfd = self._process = self._root = -1
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            self._process = os.open(f"/proc/{init_pid}", flags)
+            self._root = os.open("root", flags, dir_fd=self._process)
+            found, own = os.fstat(self._root), os.stat("/")
+            if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+                raise Conflict("its root is that of the host", remedy="restore the sandbox")
+            self._pidfd = os.dup(pidfd)
+            if not _lives(self._pidfd):  # the number may have been another process's by then
+                raise _gone()
+        except OSError as error:
+            self.close()
+            raise _gone() from error
+        except BaseException:
+            self.close()
+            raise
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of the root. Raises Conflict when pid 1 has died or the sandbox was let go."""
+        with self._lock:
+            if self._root < 0 or not _lives(self._pidfd):
+                raise _gone()
+            root = os.dup(self._root)
+        try:
+            yield root
+        finally:
+            os.close(root)
+
+    @contextlib.contextmanager
+    def of_process(self, name: str) -> Iterator[int]:
+        """A file of pid 1 in /proc, such as ``net/tcp`` or ``ns/net``, opened. Raises Conflict likewise."""
+        with self._lock:
+            if self._root < 0 or not _lives(self._pidfd):
+                raise _gone()
+            try:
+                file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._process)
+            except OSError as error:  # it is dying
+                raise _gone() from error
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def close(self) -> None:
+        """Let go of it. What is open goes on."""
+        with self._lock:
+            for descriptor in (self._root, self._process, self._pidfd):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._root = self._process = self._pidfd = -1
+
+
+def _lives(pidfd: int) -> bool:
+    waiting = select.poll()
+    waiting.register(pidfd, select.POLLIN)
+    return not waiting.poll(0)  # readable: it has died
+
+
+def _gone() -> Conflict:
+    return Conflict("its root is gone: pid 1 has ended", remedy="restore the sandbox")
+
+
 @contextlib.contextmanager
-def sandbox_root(init_pid: int) -> Iterator[int]:
-    """The root of the sandbox whose pid 1 this is, opened."""
+def upper(tree: Path) -> Iterator[int]:
+    """The upper layer of the file tree in the subvolume `tree`; both are names of the host's own."""
+    directory = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise Conflict(f"its root is gone: {os.strerror(error.errno or 0)}", remedy="restore the sandbox") from error
-    try:
-        yield root
+        found = openat2(directory, UPPER, os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS)
     finally:
-        os.close(root)
+        os.close(directory)
+    try:
+        yield found
+    finally:
+        os.close(found)
 
 
 @contextlib.contextmanager
 def opened(root: int, path: str, flags: int, mode: int = 0) -> Iterator[int]:
-    """`path` below `root`, opened; raises as :func:`refused` says."""
+    """`path` below `root`, opened if it is a regular file or a directory; raises as :func:`refused` says."""
     try:
-        file = openat2(root, path, flags, mode)
+        file = _open(root, path, flags, mode)
     except OSError as error:
         raise refused(error, path) from error
     try:
@@ -55,11 +142,36 @@ def opened(root: int, path: str, flags: int, mode: int = 0) -> Iterator[int]:
         os.close(file)
 
 
-def openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
+def _open(root: int, path: str, flags: int, mode: int) -> int:
+    if flags & os.O_PATH:
+        return openat2(root, path, flags)
+    try:
+        return open_kind(root, path, flags & ~os.O_CREAT)
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
+    return openat2(root, path, flags, mode)
+
+
+def open_kind(root: int, path: str, flags: int, kinds: tuple[int, ...] = (stat.S_IFREG, stat.S_IFDIR)) -> int:
+    """A descriptor of `path` if it is of one of these `kinds` (stat.S_IFMT). Raises OSError, and Invalid for others.
+
+    What lies there is looked at first: to open a FIFO or a device is an act already.
+    """
+    found = openat2(root, path, os.O_PATH | flags & (os.O_NOFOLLOW | os.O_DIRECTORY))
+    try:
+        if stat.S_IFMT(os.fstat(found).st_mode) not in kinds:
+            raise not_regular(path)
+        again = flags & ~os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        return os.open(f"/proc/self/fd/{found}", again)
+    finally:
+        os.close(found)
+
+
+def openat2(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> int:
     """A descriptor of `path`, resolved below the directory `root`. Raises OSError, and Invalid for what is no path."""
     need_path(path)
     flags |= os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY)
-    resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS
     how = struct.pack("=QQQ", flags, mode if flags & os.O_CREAT else 0, resolve)
     for _ in range(64):  # EAGAIN: a rename raced with the resolution
         file = _libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how))
@@ -68,7 +180,27 @@ def openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
         if ctypes.get_errno() != errno.EAGAIN:
             break
     number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number), path)
+    raise OSError(number, os.strerror(number), path[:200])
+
+
+def open_deep(root: int, path: bytes, flags: int) -> int:
+    """A descriptor of `path`, which may be of any length, by real directories only. Raises OSError."""
+    here, names = os.dup(root), path.split(b"/")
+    try:
+        while True:
+            part = [names.pop(0)]
+            while names and sum(map(len, part)) + len(part) + len(names[0]) < _STEP:
+                part.append(names.pop(0))
+            step = os.fsdecode(b"/".join(part)) or "."
+            kind = os.O_PATH | os.O_DIRECTORY if names else flags | os.O_NOFOLLOW
+            below = openat2(here, step, kind, resolve=NO_LINKS)
+            os.close(here)
+            here = below
+            if not names:
+                return here
+    except BaseException:
+        os.close(here)
+        raise
 
 
 def need_path(path: str) -> None:
@@ -118,9 +250,13 @@ def as_sandbox_root(uid_base: int) -> Iterator[None]:
 
 def need_regular(file: int, path: str) -> None:
     """Raise unless `file` is a regular file."""
-    mode = os.fstat(file).st_mode
-    if not stat.S_ISREG(mode):
-        raise Invalid(f"{path} is not a regular file", remedy="use a command in the sandbox for anything else")
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        raise not_regular(path)
+
+
+def not_regular(path: str) -> Invalid:
+    """Only regular files and directories are opened."""
+    return Invalid(f"{path} is not a regular file", remedy="use a command in the sandbox for anything else")
 
 
 def refused(error: OSError, path: str) -> PagurusError:

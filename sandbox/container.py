@@ -29,6 +29,7 @@ from pathlib import Path
 from sandbox import btrfs, namespaces, paths, starting
 from sandbox.alive import ended, is_doomed, is_readable
 from sandbox.apart import Apart
+from sandbox.beneath import SandboxRoot
 from sandbox.cgroup import Cgroup, parse_bytes
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
 from sandbox.identity import machine_id
@@ -88,6 +89,7 @@ class Container:
         self.init_pid: int | None = None
         self.tree = spec.tree
         self._init_pidfd = -1
+        self.held_root: SandboxRoot | None = None  # of pid 1; another object after each restore
         self._shim: Shim | None = None
         self._shim_pid = 0
         self._reaped: Reaped | None = None
@@ -194,8 +196,13 @@ class Container:
     def _adopt_init(self, pid: int, pidfd: int) -> None:
         self._drop_init()
         self.init_pid, self._init_pidfd = pid, pidfd
+        with contextlib.suppress(Conflict):  # it has died since: `inside` says so to whoever asks
+            self.held_root = SandboxRoot(pid, pidfd)
 
     def _drop_init(self) -> None:
+        if self.held_root is not None:
+            self.held_root.close()
+            self.held_root = None
         if self._init_pidfd >= 0:
             os.close(self._init_pidfd)
         self.init_pid, self._init_pidfd = None, -1
@@ -243,6 +250,13 @@ class Container:
         if self.init_pid is None:
             raise self.dead("no processes")
         return os.dup(self._init_pidfd)
+
+    @property
+    def inside(self) -> SandboxRoot:
+        """The root directory of pid 1, held since it was attached. Raises SandboxDead when there is none."""
+        if self.held_root is None:
+            raise self.dead("no processes")
+        return self.held_root
 
     @property
     def shim_pid(self) -> int:

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import criu, imagefile
-from sandbox.errors import CheckpointFailed, SandboxDead
+from sandbox.beneath import ACROSS_MOUNTS, openat2
+from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
 from sandbox.held import Held, held_files
 from sandbox.namespaces import Inside, look
 from sandbox.process import inner_pid
@@ -338,13 +339,20 @@ def _check_terminals(container: Any, directory: Path) -> None:
             for pid in container.tasks()
             for inside, name in [_identify(pid)]
             for fd, target in _links(pid)
-            if target.startswith("/dev/pts/") and not os.path.exists(f"/proc/{container.init_pid}/root{target}")
+            if target.startswith("/dev/pts/") and not _is_there(container, target)
         ]
         raise CheckpointFailed(
             f"a terminal lies outside the sandbox: {', '.join(holders) or 'its holder has ended'}",
             remedy="run the program without a terminal, or with one of the sandbox's own",
             sandbox=container.spec.id,
         )
+
+
+def _is_there(container: Any, path: str) -> bool:
+    with contextlib.suppress(OSError, PagurusError), container.inside.opened() as root:
+        os.close(openat2(root, path, os.O_PATH, resolve=ACROSS_MOUNTS))
+        return True
+    return False
 
 
 def _killed_meanwhile(container: Any, what: str) -> CheckpointFailed:

@@ -20,6 +20,7 @@ from pathlib import PurePosixPath
 from typing import IO, Literal, Self
 
 from sandbox.beneath import (
+    SandboxRoot,
     as_sandbox_root,
     make_parents,
     need_path,
@@ -27,7 +28,6 @@ from sandbox.beneath import (
     openat2,
     opened,
     refused,
-    sandbox_root,
 )
 from sandbox.errors import Conflict, Invalid
 from sandbox.messages import FileInfo
@@ -49,8 +49,8 @@ class Part:
     The size is that of the moment of opening; what is written behind it later is not read. Each step blocks.
     """
 
-    def __init__(self, init_pid: int, path: str, offset: int = 0, limit: int = 1 << 62) -> None:
-        with sandbox_root(init_pid) as root, opened(root, native(path), os.O_RDONLY) as file:
+    def __init__(self, inside: SandboxRoot, path: str, offset: int = 0, limit: int = 1 << 62) -> None:
+        with inside.opened() as root, opened(root, native(path), os.O_RDONLY) as file:
             need_regular(file, path)
             self._file = os.fdopen(os.dup(file), "rb", buffering=0)
         self._path = path
@@ -77,17 +77,17 @@ class Part:
         return part
 
 
-def read(init_pid: int, path: str, *, offset: int = 0, limit: int) -> bytes:
+def read(inside: SandboxRoot, path: str, *, offset: int = 0, limit: int) -> bytes:
     """Up to `limit` bytes of the regular file `path`, from `offset`."""
-    with Part(init_pid, path, offset, limit) as part:
+    with Part(inside, path, offset, limit) as part:
         return b"".join(iter(part.next, b""))
 
 
 def write(
-    init_pid: int, uid_base: int, path: str, source: IO[bytes], *, mode: int = 0o644, append: bool = False
+    inside: SandboxRoot, uid_base: int, path: str, source: IO[bytes], *, mode: int = 0o644, append: bool = False
 ) -> None:
     """Write what `source` holds to the regular file `path`, created with its missing parents when need be."""
-    with sandbox_root(init_pid) as root, as_sandbox_root(uid_base):
+    with inside.opened() as root, as_sandbox_root(uid_base):
         make_parents(root, absolute(path).parent)
         with opened(root, native(path), os.O_WRONLY | os.O_CREAT, mode) as file:
             need_regular(file, path)
@@ -104,20 +104,20 @@ def write(
                 raise refused(error, path) from error
 
 
-def status(init_pid: int, uid_base: int, path: str) -> FileInfo:
+def status(inside: SandboxRoot, uid_base: int, path: str) -> FileInfo:
     """What `path` is; a symbolic link is not followed."""
-    with sandbox_root(init_pid) as root, _located(root, path) as (parent, name):
+    with inside.opened() as root, _located(root, path) as (parent, name):
         try:
             return _info(name, os.stat(name, dir_fd=parent, follow_symlinks=False), uid_base, parent)
         except OSError as error:
             raise refused(error, path) from error
 
 
-def entries(init_pid: int, uid_base: int, path: str) -> list[FileInfo]:
+def entries(inside: SandboxRoot, uid_base: int, path: str) -> list[FileInfo]:
     """The entries of the directory `path`, by name. Raises Invalid for one that has more than ENTRIES_MOST."""
     found: list[FileInfo] = []
     with (
-        sandbox_root(init_pid) as root,
+        inside.opened() as root,
         opened(root, native(path), os.O_RDONLY | os.O_DIRECTORY) as directory,
         os.scandir(directory) as listing,
     ):
@@ -129,15 +129,15 @@ def entries(init_pid: int, uid_base: int, path: str) -> list[FileInfo]:
     return sorted(found, key=lambda info: info.name)
 
 
-def make_directory(init_pid: int, uid_base: int, path: str, *, mode: int = 0o755) -> None:
+def make_directory(inside: SandboxRoot, uid_base: int, path: str, *, mode: int = 0o755) -> None:
     """Make the directory `path` and its missing parents. One that exists is left as it is."""
-    with sandbox_root(init_pid) as root, as_sandbox_root(uid_base):
+    with inside.opened() as root, as_sandbox_root(uid_base):
         make_parents(root, absolute(path), mode)
 
 
-def move(init_pid: int, uid_base: int, source: str, target: str) -> None:
+def move(inside: SandboxRoot, uid_base: int, source: str, target: str) -> None:
     """Rename `source` to `target`, over a file that is there. Missing parents of `target` are made."""
-    with sandbox_root(init_pid) as root, as_sandbox_root(uid_base):
+    with inside.opened() as root, as_sandbox_root(uid_base):
         make_parents(root, absolute(target).parent)
         with _located(root, source) as (from_parent, from_name), _located(root, target) as (to_parent, to_name):
             try:
@@ -146,9 +146,9 @@ def move(init_pid: int, uid_base: int, source: str, target: str) -> None:
                 raise refused(error, f"{source} -> {target}") from error
 
 
-def remove(init_pid: int, uid_base: int, path: str, *, recursive: bool = False) -> None:
+def remove(inside: SandboxRoot, uid_base: int, path: str, *, recursive: bool = False) -> None:
     """Remove a file, a link or an empty directory; with `recursive`, a directory and what is in it."""
-    with sandbox_root(init_pid) as root, as_sandbox_root(uid_base), _located(root, path) as (parent, name):
+    with inside.opened() as root, as_sandbox_root(uid_base), _located(root, path) as (parent, name):
         try:
             os.close(openat2(parent, name, os.O_PATH | os.O_NOFOLLOW))  # a mount point is refused
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):

@@ -16,13 +16,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sandbox.beneath import ACROSS_MOUNTS, SandboxRoot, openat2
+from sandbox.errors import Conflict, SandboxDead
+
 Identity = tuple[int, int, int, int, int]  # inode, mode, size, mtime in ns, links
 
 
 class Tasks(Protocol):
     """The part of a container that is needed here."""
 
-    init_pid: int | None
+    @property
+    def inside(self) -> SandboxRoot: ...
 
     def kept_tasks(self) -> list[int]: ...
 
@@ -47,13 +51,15 @@ class Held:
 
 def held_files(container: Tasks) -> Held:
     """Fingerprint of the regular files and directories that the sandbox's processes hold now. Blocks, below 1 ms."""
-    init = container.init_pid
-    if init is None:
-        return Held()
-    root = f"/proc/{init}/root"
+    with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
+        return Held(_held(container.kept_tasks(), root))
+    return Held()
+
+
+def _held(tasks: list[int], root: int) -> dict[str, tuple[Identity, Identity | None]]:
     files: dict[str, tuple[Identity, Identity | None]] = {}
     mapped: set[bytes] = set()
-    for pid in container.kept_tasks():
+    for pid in tasks:
         for link in _links(pid, mapped):
             with contextlib.suppress(OSError):  # the process or the descriptor went away meanwhile
                 target = os.readlink(link)
@@ -61,8 +67,8 @@ def held_files(container: Tasks) -> Held:
                     continue
                 found = os.stat(link)
                 if stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode) or stat.S_ISDIR(found.st_mode):
-                    files[target] = (_identity(found), _at(root + target))
-    return Held(files)
+                    files[target] = (_identity(found), _at(root, target))
+    return files
 
 
 def _links(pid: int, mapped: set[bytes]) -> Iterator[str]:
@@ -84,11 +90,15 @@ def _links(pid: int, mapped: set[bytes]) -> Iterator[str]:
                 yield f"{base}/map_files/{int(first, 16):x}-{int(last, 16):x}"
 
 
-def _at(path: str) -> Identity | None:
+def _at(root: int, path: str) -> Identity | None:
     try:
-        return _identity(os.lstat(path))
+        found = openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
     except OSError:
         return None
+    try:
+        return _identity(os.fstat(found))
+    finally:
+        os.close(found)
 
 
 def _identity(found: os.stat_result) -> Identity:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sandbox import files
+from sandbox.beneath import SandboxRoot
 from sandbox.errors import Invalid, NotFound, PagurusError
 
 IDS = 65_536
@@ -50,14 +51,14 @@ def is_root(who: int | str) -> bool:
     return who in (0, "0", "root")
 
 
-def find(init_pid: int, who: int | str) -> User:
+def find(inside: SandboxRoot, who: int | str) -> User:
     """Who this is: ``"crab"``, ``"crab:staff"``, ``"1000:1000"``, ``1000``. Raises Invalid. Blocks."""
-    return ROOT if is_root(who) else resolve(who, _table(init_pid, PASSWD), _table(init_pid, GROUP))
+    return ROOT if is_root(who) else resolve(who, _table(inside, PASSWD), _table(inside, GROUP))
 
 
-def _table(init_pid: int, path: str) -> Table:
+def _table(inside: SandboxRoot, path: str) -> Table:
     try:
-        data = files.read(init_pid, path, limit=FILE_MOST + 1)
+        data = files.read(inside, path, limit=FILE_MOST + 1)
     except NotFound:
         return Table(trouble="it has no such file")
     except PagurusError as error:  # a FIFO, a link to somewhere else: the sandbox may have put anything there

@@ -19,6 +19,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sandbox.beneath import ACROSS_MOUNTS, openat2
+from sandbox.errors import Conflict, SandboxDead
+
 MOST = 300_000  # entries looked at
 SKIPPED = frozenset({"/proc", "/sys", "/dev"})
 _WATCH = re.compile(rb"^inotify wd:[0-9a-f]+ ino:([0-9a-f]+) ", re.M)
@@ -33,9 +36,11 @@ def find(container: Any) -> list[str]:
             wanted |= found
             with contextlib.suppress(OSError):
                 near.append(os.readlink(f"/proc/{pid}/cwd"))
-    if not wanted or container.init_pid is None:
+    if not wanted:
         return []
-    return list(_search(f"/proc/{container.init_pid}/root", [*near, "/"], wanted))
+    with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
+        return list(_search(root, [*near, "/"], wanted))
+    return []
 
 
 def _watched(pid: int) -> set[int]:
@@ -49,13 +54,13 @@ def _watched(pid: int) -> set[int]:
     return found
 
 
-def _search(root: str, starts: Iterable[str], wanted: set[int]) -> Iterator[str]:
+def _search(root: int, starts: Iterable[str], wanted: set[int]) -> Iterator[str]:
     """Breadth first from each start, nearest first, until all are found or MOST entries were seen."""
     seen = 0
     visited: set[int] = set()
     for start in starts:
         with contextlib.suppress(OSError):
-            if (number := os.lstat(root + start).st_ino) in wanted:
+            if (number := _inode(root, start)) in wanted:
                 wanted.discard(number)
                 yield start
         queue = deque([start.rstrip("/")])
@@ -73,8 +78,21 @@ def _search(root: str, starts: Iterable[str], wanted: set[int]) -> Iterator[str]
                     queue.append(path)
 
 
-def _entries(root: str, directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    with contextlib.suppress(OSError), os.scandir(f"{root}{directory}/") as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                yield f"{directory}/{entry.name}", entry.stat(follow_symlinks=False)
+def _inode(root: int, path: str) -> int:
+    found = openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
+    try:
+        return os.fstat(found).st_ino
+    finally:
+        os.close(found)
+
+
+def _entries(root: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
+    with contextlib.suppress(OSError):
+        directory = openat2(root, path or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)
+        finally:
+            os.close(directory)

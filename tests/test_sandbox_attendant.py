@@ -23,8 +23,7 @@ async def started(container: Container, name: str, mode: Mode, *argv: str, **mor
 
 
 async def connected(container: Container, name: str) -> Attendant:
-    assert container.init_pid is not None
-    return (await Attendant.connect(container.init_pid, name))[0]
+    return (await Attendant.connect(container.inside, name))[0]
 
 
 async def everything(a: Attendant, stream: int = 0) -> bytes:

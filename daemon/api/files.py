@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +19,6 @@ from daemon.api.wire import HOST, RAW, Route, Stream, chunks, frame, parameters,
 from daemon.turns import TurnLoop
 from sandbox import archive, beneath, files
 from sandbox.cgroup import parse_bytes
-from sandbox.errors import SandboxDead
 from sandbox.messages import Change, FileEvent, FileInfo
 from sandbox.names import native
 from sandbox.pipes import in_thread, put
@@ -82,7 +81,7 @@ class Written(msgspec.Struct, kw_only=True):
 async def _read(request: web.Request) -> web.StreamResponse:
     """A part of a regular file, or all of it, as it is read: at the pace of a slow reader."""
     loop, asked = _loop(request), parameters(request, ReadQuery)
-    part, first = await asyncio.to_thread(_begin, loop.container.init_pid, asked)
+    part, first = await asyncio.to_thread(_begin, loop.container.inside, asked)
     with part:
         if not part.left:
             return web.Response(body=first, content_type=RAW)
@@ -97,8 +96,8 @@ async def _read(request: web.Request) -> web.StreamResponse:
         return response
 
 
-def _begin(pid: int, asked: ReadQuery) -> tuple[files.Part, bytes]:
-    part = files.Part(pid, asked.path, asked.offset, asked.limit)
+def _begin(inside: beneath.SandboxRoot, asked: ReadQuery) -> tuple[files.Part, bytes]:
+    part = files.Part(inside, asked.path, asked.offset, asked.limit)
     try:
         return part, part.next()
     except BaseException:
@@ -123,13 +122,13 @@ async def _write(request: web.Request) -> web.Response:
 async def _status(request: web.Request) -> web.Response:
     """What a path is; links are not followed."""
     loop, path = _loop(request), parameters(request, PathQuery).path
-    return reply(request, await asyncio.to_thread(files.status, loop.container.init_pid, loop.row.uid_base, path))
+    return reply(request, await asyncio.to_thread(files.status, loop.container.inside, loop.row.uid_base, path))
 
 
 async def _entries(request: web.Request) -> web.Response:
     """The entries of a directory."""
     loop, path = _loop(request), parameters(request, PathQuery).path
-    return reply(request, await asyncio.to_thread(files.entries, loop.container.init_pid, loop.row.uid_base, path))
+    return reply(request, await asyncio.to_thread(files.entries, loop.container.inside, loop.row.uid_base, path))
 
 
 async def _make_directory(request: web.Request) -> web.Response:
@@ -155,7 +154,7 @@ async def _remove(request: web.Request) -> web.Response:
 
 async def _alter(loop: TurnLoop, path: str, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
     async with loop.altering(path):
-        return await asyncio.to_thread(change, loop.container.init_pid, loop.row.uid_base, *args, **named)
+        return await asyncio.to_thread(change, loop.container.inside, loop.row.uid_base, *args, **named)
 
 
 # --------------------------------------------------------------------------- whole trees
@@ -164,11 +163,11 @@ async def _alter(loop: TurnLoop, path: str, change: Callable[..., Any], *args: A
 async def _download(request: web.Request) -> web.StreamResponse:
     """A directory (its content) or a file as a tar stream."""
     loop, path = _loop(request), parameters(request, PathQuery).path
-    pid, base = loop.container.init_pid, loop.row.uid_base
-    await asyncio.to_thread(files.status, pid, base, path) if path.strip("/") else None  # refused before the stream
+    inside, base = loop.container.inside, loop.row.uid_base
+    await asyncio.to_thread(files.status, inside, base, path) if path.strip("/") else None  # refused before the stream
     response = web.StreamResponse(headers={"Content-Type": "application/x-tar"})
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    packing = in_thread(_pack, pid, base, path, writer)
+    packing = in_thread(_pack, inside, base, path, writer)
     with os.fdopen(reader, "rb", buffering=0) as stream:
         try:
             await response.prepare(request)
@@ -181,11 +180,11 @@ async def _download(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _pack(pid: int, base: int, path: str, writer: int) -> None:
+def _pack(inside: beneath.SandboxRoot, base: int, path: str, writer: int) -> None:
     with (
         contextlib.suppress(BrokenPipeError),  # the reader went away
         os.fdopen(writer, "wb", buffering=CHUNK) as out,
-        beneath.sandbox_root(pid) as root,
+        inside.opened() as root,
     ):
         archive.pack(root, native(path), out, uid_base=base)
 
@@ -196,7 +195,7 @@ async def _upload(request: web.Request) -> web.Response:
     limit = parse_bytes(loop.row.limits.disk) if loop.row.limits.disk is not None else TREE_MOST
     async with loop.altering(path):
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        unpacking = in_thread(_unpack, loop.container.init_pid, loop.row.uid_base, path, reader, limit)
+        unpacking = in_thread(_unpack, loop.container.inside, loop.row.uid_base, path, reader, limit)
         try:
             with os.fdopen(writer, "wb", buffering=0) as out:
                 async for part in chunks(request):
@@ -208,10 +207,10 @@ async def _upload(request: web.Request) -> web.Response:
     return reply(request, Written(bytes=written))
 
 
-def _unpack(pid: int, base: int, path: str, reader: int, limit: int) -> int:
+def _unpack(inside: beneath.SandboxRoot, base: int, path: str, reader: int, limit: int) -> int:
     with (
         os.fdopen(reader, "rb", buffering=CHUNK) as stream,
-        beneath.sandbox_root(pid) as root,
+        inside.opened() as root,
         beneath.as_sandbox_root(base),
     ):
         beneath.make_parents(root, files.absolute(path))
@@ -225,21 +224,11 @@ def _unpack(pid: int, base: int, path: str, reader: int, limit: int) -> int:
 async def _watch(request: web.Request) -> web.StreamResponse:
     """Changes below a directory as they happen, until it is gone or the sandbox is restored."""
     loop, asked = _loop(request), parameters(request, BranchQuery)
-    container, pid = loop.container, loop.container.init_pid
-
-    @contextlib.contextmanager
-    def root() -> Iterator[int]:
-        if not container.alive or container.init_pid != pid:
-            raise SandboxDead("it was restored or died")
-        with beneath.sandbox_root(pid) as opened:
-            if not container.alive:
-                raise SandboxDead("it died")
-            yield opened
-
+    inside = loop.container.inside
     response = streaming(request)
 
     async def send() -> None:
-        async with watching.events(root, asked.path, recursive=asked.recursive) as events:
+        async with watching.events(inside.opened, asked.path, recursive=asked.recursive) as events:
             await response.prepare(request)
             event = None
             while event is None or event.kind != "end":
