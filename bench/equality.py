@@ -39,10 +39,9 @@ def programs() -> dict[str, tuple[str, str]]:
     found = {name: (script, "echo good") for name, script in WORKLOADS.items()}
     tests = paths.CHECKOUT / "tests"
     if (tests / "checkpoint_programs.py").exists():
-        sys.path.append(str(tests))
-        import checkpoint_programs
+        from tests import checkpoint_programs, checkpoint_programs_held
 
-        found.update(checkpoint_programs.ALL)
+        found.update(checkpoint_programs.ALL | checkpoint_programs_held.ALL)
     return found
 
 

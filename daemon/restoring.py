@@ -27,7 +27,7 @@ from daemon.capture import Places
 from daemon.catalogue import CheckpointRow, SandboxRow, put_sandbox
 from daemon.flights import Services
 from daemon.turns import TurnLoop
-from sandbox import digest
+from sandbox import digest, treefacts
 from sandbox.container import Container, ContainerSpec
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
 from sandbox.identity import run_fork_hooks
@@ -162,6 +162,6 @@ class Restorer:
 
 
 def _need_equal_trees(reference: Path, tree: Path) -> None:
-    found = digest.differences(digest.tree(reference / "upper"), digest.tree(tree / "upper"))
+    found = digest.differences(treefacts.tree(reference / "upper"), treefacts.tree(tree / "upper"))
     if found:
         raise NotEqual(f"the restored files differ in {len(found)} points: {'; '.join(found[:10])}")

@@ -13,13 +13,14 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sandbox import connections, imagefile
 from sandbox.fill import Fill
 
 O_ACCMODE = os.O_ACCMODE
+SHM_DEST = 0o1000
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Adapted:
     pipes: list[int] = field(default_factory=list)  # see `outside_pipes`
     closed: list[str] = field(default_factory=list)  # other ends of the connections that come back closed
     made_anew: list[str] = field(default_factory=list)  # paths whose times CRIU does not bring back
+    removed_segments: list[int] = field(default_factory=list)  # ids of shared memory that goes with its last user
     fill: Fill | None = None  # memory that `directory` lacks and that is written after CRIU
 
 
@@ -54,6 +56,10 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
         _change(path, kinds.userns_entry, lambda entry: _shift(entry, uid_base))
     for path in directory.glob("utsns-*.img"):
         _change(path, kinds.utsns_entry, lambda entry: _rename(entry, hostname, machine))
+    for path in directory.glob("ipcns-shm-*.img"):
+        segments = imagefile.read(path, kinds.ipc_shm_entry)
+        found = [entry.desc for entry in (segments.entries if segments is not None else ())]
+        adapted.removed_segments += [one.id for one in found if one.mode & SHM_DEST]
     table = imagefile.read(directory / "files.img", kinds.file_entry)
     if table is None:
         return adapted
@@ -144,7 +150,7 @@ def _unread(directory: Path, ino: int) -> int:
 
 
 def _made_anew(directory: Path, table: imagefile.Image) -> list[str]:
-    """Bound sockets, and the directories of these and of deleted-but-open files."""
+    """Bound sockets and their directories, and the directories above deleted-but-open files."""
     paths = set()
     for entry in table.entries:
         if entry.HasField("usk") and entry.usk.name.startswith(b"/"):
@@ -154,5 +160,5 @@ def _made_anew(directory: Path, table: imagefile.Image) -> list[str]:
     remapped = {remap.orig_id for remap in remaps.entries} if remaps is not None else set()
     for entry in table.entries:
         if entry.id in remapped and entry.HasField("reg"):
-            paths.add(os.path.dirname("/" + entry.reg.name.lstrip("/")))
+            paths |= set(map(str, PurePosixPath("/" + entry.reg.name.lstrip("/")).parents))
     return sorted(paths)

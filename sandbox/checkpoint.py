@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import adapt, digest, dump, dumpfile, fill, paths, prune, watches
+from sandbox import adapt, digest, dump, dumpfile, fill, paths, prune, treefacts, watches
 from sandbox import restore as restoring
 from sandbox.dumpfile import StoredDump
 from sandbox.errors import NotEqual, PagurusError, Unsupported
@@ -416,7 +416,7 @@ def _outside_pipes(source: Path) -> list[int]:
 def _compare(before: Path, after: Path, reference: Path | None, tree: Path) -> list[str]:
     found = digest.differences(digest.processes(before), digest.processes(after))
     if reference is not None:
-        found += digest.differences(digest.tree(reference / "upper"), digest.tree(tree / "upper"))
+        found += digest.differences(treefacts.tree(reference / "upper"), treefacts.tree(tree / "upper"))
     return found
 
 

@@ -70,6 +70,14 @@ def images() -> ModuleType:
     return pycriu.images
 
 
+def as_dictionary(message: Any) -> dict[str, Any]:
+    """A message of an image as pycriu's parser gives it."""
+    _find_pycriu()
+    from pycriu.images import pb2dict
+
+    return pb2dict.pb2dict(message)  # type: ignore[no-any-return]
+
+
 @functools.cache
 def _find_pycriu() -> None:
     with contextlib.suppress(ImportError):

@@ -1,6 +1,7 @@
-"""State equality: a canonical form of a process tree (from CRIU's images) and of a file tree.
+"""State equality: a canonical form of a process tree, from CRIU's images.
 
-Owns: what "equal" means. Does not own: taking the dumps that are compared.
+Owns: what "equal" means of processes. Does not own: taking the dumps that are compared; file trees
+(:mod:`sandbox.treefacts`).
 Guarantee: :func:`differences` of two dumps of the same state is empty, however CRIU numbered its objects; and a
 change of anything listed as compared gives at least one readable line.
 
@@ -24,7 +25,10 @@ Not compared, with the reason:
 - cgroup paths: a fork lives in another cgroup;
 - the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
-- O_TMPFILE: a file that never had a name comes back as one that has lost it;
+- O_TMPFILE and O_DIRECTORY among the flags of a descriptor: a file that never had a name comes back as one that has
+  lost it, and CRIU opens a directory without saying that it must be one;
+- the former name of a file without a name, where that name is another file's by now: `.cr_link` is added to it;
+- with which flags System V shared memory was attached: the protection of the mapping is compared;
 - whether a TCP connection that the other side has ended was already reset: the kernel asks the one who is gone;
 - windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
   to rebuild them and leaves set;
@@ -32,17 +36,14 @@ Not compared, with the reason:
 - signals that a running timer of the process made pending: it goes on ticking while the processes are held;
 - the settings of a terminal whose other side (CRIU's next odd number) nobody has: it is hung up, nobody can ask;
 - locked termios bits of terminals, and what follows the 19 control characters: CRIU writes uninitialised memory there;
-- how neighbouring mappings of the same thing are split (the kernel merges them as it likes);
-- file tree: ctime and atime, bookkeeping xattrs of overlayfs.
+- how neighbouring mappings of the same thing are split (the kernel merges them as it likes).
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import signal
-import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from sandbox import criu
+from sandbox import criu, imagefile
 
 PAGE = 4096
 VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 << 9, 1 << 8, 1 << 10, 1 << 12
@@ -62,6 +63,8 @@ RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
 TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10
 SI_TIMER, SI_KERNEL = -2, 0x80
 OF_ITIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
+REUSED = ".cr_link"  # CRIU adds it to the name of a file without a name, where that name is another's
+SEGMENTS = "ipcns-shm-"
 SHOWN = 40  # differences listed
 
 Facts = dict[str, Any]
@@ -93,9 +96,7 @@ def digest(facts: Facts) -> str:
 
 
 def _flags(value: int) -> int:
-    if value & os.O_TMPFILE == os.O_TMPFILE:
-        value &= ~os.O_TMPFILE
-    return value & ~O_LARGEFILE
+    return value & ~(os.O_TMPFILE | O_LARGEFILE)  # O_DIRECTORY is a part of O_TMPFILE
 
 
 def _short(value: Any) -> str:
@@ -120,6 +121,8 @@ class _Canonical:
         self._labels: dict[int, str] = {}  # file id -> who referred to it first
         self._pipes: dict[int, str] = {}
         self._shared: dict[int, str] = {}
+        self._users: dict[int, str] = {}  # id of a file that is no descriptor's own -> who uses it
+        self._nameless = {entry["orig_id"] for entry in self._load("remap-fpath.img")}
         self._sockets = {e["usk"]["ino"]: i for i, e in self._files.items() if "usk" in e}
         sockets = [entry["usk"] for entry in self._files.values() if "usk" in entry]
         self._listening = {one.get("name") for one in sockets if one.get("state") == TCP_LISTEN and one.get("name")}
@@ -169,8 +172,8 @@ class _Canonical:
             if core:
                 rseq.append(self._core(f"{who} thread {thread}", core[0]))
         for place in self._load(f"fs-{pid}.img"):
-            self.facts[f"{who} cwd"] = self._path(place.get("cwd_id"))
-            self.facts[f"{who} root"] = self._path(place.get("root_id"))
+            self.facts[f"{who} cwd"] = self._path(place.get("cwd_id"), f"{who} cwd")
+            self.facts[f"{who} root"] = self._path(place.get("root_id"), f"{who} root")
             self.facts[f"{who} umask"] = place.get("umask")
         for index, action in enumerate(self._load(f"sigacts-{pid}.img")):
             self.facts[f"{who} signal action {index}"] = action
@@ -215,9 +218,17 @@ class _Canonical:
             following = one.get("prev")
         return chain
 
-    def _path(self, number: int | None) -> str:
-        entry = self._files.get(number or 0, {})
-        return entry["reg"]["name"] if "reg" in entry else f"object {self._labels.get(number or 0)}"
+    def _path(self, number: int | None, user: str) -> str:
+        """The name of the file `number`, which `user` has: a place, a mapping, or an object beside a descriptor."""
+        number = number or 0
+        self._users.setdefault(number, user)
+        if "reg" not in (entry := self._files.get(number, {})):
+            return f"object {self._labels.get(number)}"
+        return self._name(number, entry["reg"])
+
+    def _name(self, number: int, file: dict[str, Any]) -> str:
+        name = str(file["name"])
+        return name.removesuffix(REUSED) if number in self._nameless else name
 
     # ---- memory
 
@@ -225,7 +236,7 @@ class _Canonical:
         for mm in self._load(f"mm-{pid}.img"):
             for name, value in mm.items():
                 if name == "exe_file_id":
-                    self.facts[f"{who} executable"] = self._path(value)
+                    self.facts[f"{who} executable"] = self._path(value, f"{who} executable")
                 elif name != "vmas":
                     self.facts[f"{who} {name}"] = value
             vmas = mm.get("vmas", [])
@@ -246,11 +257,14 @@ class _Canonical:
         if vma["status"] & (VMA_VDSO | VMA_VVAR):
             fact = {"kernel": True}
         elif vma["status"] & (VMA_FILE | VMA_MEMFD) and not vma["status"] & VMA_ANON_SHARED:
-            fact["file"], fact["pgoff"] = self._path(vma["shmid"]), vma.get("pgoff")
+            fact["file"] = self._path(vma["shmid"], f"{who} mapping {vma['start']:#x}")
+            fact["pgoff"] = vma.get("pgoff")
         elif vma["status"] & (VMA_ANON_SHARED | VMA_SYSVIPC):
             number = vma["shmid"]
             fact["shared with"] = self._shared.setdefault(number, f"{pid}/{vma['start']:#x}")
             fact["pgoff"] = vma.get("pgoff")
+            if vma["status"] & VMA_SYSVIPC:
+                fact.pop("fdflags")
         self.facts[f"{who} mapping {vma['start']:#x}"] = fact
 
     def _pages(self, name: str) -> Iterator[tuple[int, bytes]]:
@@ -278,12 +292,14 @@ class _Canonical:
         for name, value in body.items():
             if name not in _HANDED_OUT:
                 self.facts[f"{label} {name}"] = _flags(value) if name == "flags" else value
-        if kind == "pipe":
+        if kind == "reg":
+            self.facts[f"{label} name"] = self._name(number, body)
+        elif kind == "pipe":
             shared = self._pipes.setdefault(body["pipe_id"], self._labels[number])
             self.facts[f"{label} pipe"] = shared
         elif kind == "fifo":
             self.facts[f"{label} pipe"] = self._pipes.setdefault(body["pipe_id"], self._labels[number])
-            self.facts[f"{label} path"] = self._path(body.get("regf_id"))
+            self.facts[f"{label} path"] = self._path(body.get("regf_id"), f"object {self._labels[number]}")
         elif kind == "usk":
             peer = self._sockets.get(body.get("peer", 0))
             self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
@@ -291,7 +307,8 @@ class _Canonical:
                 self.facts[f"{label} name"] = ""
                 self.facts.pop(f"{label} file_perms", None)
         elif kind == "epfd":
-            watched = [{k: v for k, v in t.items() if k not in ("id", "dev", "inode", "pos")} for t in body["tfd"]]
+            interest = body.get("tfd", [])  # absent where it is empty
+            watched = [{k: v for k, v in t.items() if k not in ("id", "dev", "inode", "pos")} for t in interest]
             self.facts[f"{label} tfd"] = sorted(watched, key=repr)
         elif kind == "ify":
             watches = [(w["wd"], w["mask"], w.get("f_handle", {}).get("path")) for w in body.get("wd", [])]
@@ -332,11 +349,15 @@ class _Canonical:
         for owner, packets in queued.items():
             self.facts[f"object {owner} queue"] = packets
         for entry in self._load("remap-fpath.img"):
-            owner = self._labels.get(entry["orig_id"]) or self._path(entry["orig_id"])
+            if (label := self._labels.get(entry["orig_id"])) is not None:
+                owner = f"object {label}"
+            else:
+                owner = self._users.get(entry["orig_id"], "?")
             ghost = self._load(f"ghost-file-{entry['remap_id']:x}.img")
             kept = [{k: v for k, v in g.items() if k not in ("dev", "ino", "atim")} for g in ghost]
-            self.facts[f"object {owner} deleted content"] = _hash(kept)
-        for number, owner in self._shared.items():
+            self.facts[f"{owner} deleted content"] = _hash(kept)
+        shared = {each["desc"]["id"]: f"segment {each['desc']['id']}" for each in self._segments()} | self._shared
+        for number, owner in shared.items():
             for address, page in self._pages(f"pagemap-shmem-{number}.img"):
                 if any(page):
                     self.facts[f"shared memory {owner} page {address:#x}"] = blake3(page).hexdigest()
@@ -346,7 +367,18 @@ class _Canonical:
     def _host(self) -> None:
         for pattern in ("utsns-*.img", "userns-*.img", "ipcns-*.img"):
             for path in sorted(self._directory.glob(pattern)):
-                self.facts[f"namespace {path.stem.rsplit('-', 1)[0]}"] = self._load(path.name)
+                if not path.name.startswith(SEGMENTS):
+                    self.facts[f"namespace {path.stem.rsplit('-', 1)[0]}"] = self._load(path.name)
+        for segment in self._segments():
+            self.facts[f"shared memory segment {segment['desc']['id']}"] = segment
+
+    def _segments(self) -> list[dict[str, Any]]:
+        """System V shared memory. Its content lies beside it, where pycriu does not look for it."""
+        found = []
+        for path in sorted(self._directory.glob(f"{SEGMENTS}*.img")):
+            image = imagefile.read(path, imagefile.messages().ipc_shm_entry)
+            found += [criu.as_dictionary(entry) for entry in (image.entries if image is not None else ())]
+        return found
 
 
 def _merged(vmas: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -420,66 +452,3 @@ def _not_of_timers(queue: dict[str, Any]) -> list[Any]:
 
 def _hash(value: Any) -> str:
     return blake3(repr(value).encode()).hexdigest()
-
-
-# ---------------------------------------------------------------------------- file tree
-
-
-def tree(upper: Path) -> Facts:
-    """The canonical form of the upper directory of a sandbox. Blocks; reads every file."""
-    facts: Facts = {}
-    linked: dict[int, str] = {}
-    for path, name in _walk(upper, ""):
-        found = os.lstat(path)
-        fact: dict[str, Any] = {"mode": oct(found.st_mode), "owner": (found.st_uid, found.st_gid)}
-        fact["xattrs"] = _xattrs(path)
-        if stat.S_ISREG(found.st_mode):
-            fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=_content(path), data=_layout(path))
-            if found.st_nlink > 1:
-                fact["same file as"] = linked.setdefault(found.st_ino, name)
-        elif stat.S_ISLNK(found.st_mode):
-            fact.update(target=os.readlink(path), mtime=found.st_mtime_ns)
-        elif stat.S_ISDIR(found.st_mode):
-            fact.update(mtime=found.st_mtime_ns)
-        elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
-            fact.update(device=found.st_rdev)  # 0 is overlayfs' mark of a deleted lower file
-        else:
-            fact.update(mtime=found.st_mtime_ns)
-        facts[f"file {name or '/'}"] = fact
-    return facts
-
-
-def _walk(path: Path, name: str) -> Iterator[tuple[Path, str]]:
-    yield path, name
-    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-        below = f"{name}/{entry.name}"
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path), below)
-        else:
-            yield Path(entry.path), below
-
-
-def _content(path: Path) -> str:
-    return blake3(max_threads=1).update_mmap(path).hexdigest()
-
-
-def _layout(path: Path) -> list[tuple[int, int]]:
-    """Where a file holds data: (first byte, behind the last) of each range. Between them are holes."""
-    ranges = []
-    with open(path, "rb", buffering=0) as file:
-        end = 0
-        with contextlib.suppress(OSError):  # ENXIO: no data behind here
-            while True:
-                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
-                end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-                ranges.append((start, end))
-    return ranges
-
-
-def _xattrs(path: Path) -> dict[str, str]:
-    kept = {}
-    for name in os.listxattr(path, follow_symlinks=False):
-        if name.startswith("trusted.overlay.") and name.rpartition(".")[2] in ("origin", "impure", "uuid", "nlink"):
-            continue
-        kept[name] = os.getxattr(path, name, follow_symlinks=False).hex()
-    return kept

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox import criu, fill, namespaces
+from sandbox import amend, criu, fill, namespaces
 from sandbox.adapt import Adapted
 from sandbox.cgroup import hierarchy
 from sandbox.dump import EXTERNAL_MOUNT, EXTERNAL_NETNS
@@ -37,7 +37,6 @@ TIMEOUT = 120.0
 LOG = "restore.log"
 SPARE_SINKS = 2  # pipes to the outside that a waiting CRIU can restore: two outputs
 NETNS_FD = 4  # number of the network namespace's descriptor in CRIU (3 is the socket)
-Times = list[tuple[str, int, int]]  # path in the sandbox, atime, mtime in ns
 IFF_UP = 1
 
 REMEDIES: tuple[tuple[str, str], ...] = (
@@ -200,12 +199,12 @@ async def restore(
 def _notify(
     container: Any, images: Adapted, process: Process, hold: Hold | None, before_run: Callable[[], None] | None
 ) -> dict[str, Callable[[int], None]]:
-    init, times = 0, Times()
+    init, times = 0, amend.Times()
     loop = asyncio.get_running_loop()
 
     def namespaces(pid: int) -> None:
         nonlocal init, times
-        init, times = pid, _times(container, images.made_anew)
+        init, times = pid, amend.times(container, images.made_anew)
         if images.own_network:
             _loopback(pid)
             moving = asyncio.run_coroutine_threadsafe(container.move_network(pid), loop)
@@ -214,9 +213,8 @@ def _notify(
                 follow(container.netns)
 
     def finish(_pid: int) -> None:
-        for path, accessed, modified in times:
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(f"/proc/{init}/root{path}", ns=(accessed, modified), follow_symlinks=False)
+        amend.set_times(init, times)
+        amend.remove_segments(init, images.removed_segments)
         if images.fill is not None:
             fill.write(images.fill, _numbers(container), container.spec.id)
         if hold is not None:
@@ -237,16 +235,6 @@ def _numbers(container: Any) -> dict[int, int]:
             if numbers is not None and len(inside := numbers[1].split()) > 1:
                 found[int(inside[-1])] = pid
     return found
-
-
-def _times(container: Any, paths: list[str]) -> Times:
-    """Times, in the checkpoint, of what CRIU makes anew."""
-    times = []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            found = os.lstat(f"{container.tree}/upper{path}")
-            times.append((path, found.st_atime_ns, found.st_mtime_ns))
-    return times
 
 
 class Hold:

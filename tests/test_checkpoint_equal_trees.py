@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import digest
+from sandbox import digest, treefacts
 
 WHEN = (10**18, 10**18)
 
@@ -57,9 +57,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("word", CHANGES)
 def test_a_change_of_the_tree_is_a_difference(tmp_path: Path, word: str) -> None:
     before, after = make(tmp_path / "a"), make(tmp_path / "b")
-    assert digest.differences(digest.tree(before), digest.tree(after)) == []
+    assert digest.differences(treefacts.tree(before), treefacts.tree(after)) == []
     CHANGES[word](after)
     for path in (*after.rglob("*"), after):
         os.utime(path, ns=WHEN, follow_symlinks=False)
-    found = digest.differences(digest.tree(before), digest.tree(after))
+    found = digest.differences(treefacts.tree(before), treefacts.tree(after))
     assert found and all(word in line for line in found), found

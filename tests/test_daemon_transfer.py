@@ -12,7 +12,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox import Client, Conflict, NotFound, PagurusError, digest
+from sandbox import Client, Conflict, NotFound, PagurusError, digest, treefacts
 from sandbox.errors import Protocol
 from sandbox.messages import CheckpointInfo, CheckpointState, Verdict
 from sandbox.pages import PAGE
@@ -235,7 +235,7 @@ async def tree(daemon: Daemon, host: Client, checkpoint: CheckpointInfo) -> dict
     found = infos[checkpoint.id]
     while not (snapshots / found.id).is_dir():
         found = infos[found.parent or ""]
-    return digest.tree(snapshots / found.id / "upper")
+    return treefacts.tree(snapshots / found.id / "upper")
 
 
 @needs_daemon

@@ -1,0 +1,79 @@
+"""What CRIU leaves different in a restored tree, set right before its first instruction.
+
+Owns: modification times of what CRIU makes anew, the removal mark of System V shared memory. Does not own: CRIU's run
+(:mod:`sandbox.restore`), finding out what is owed (:mod:`sandbox.adapt`).
+Guarantee: called while nothing of the tree runs. Paths of images are resolved below the root of the sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from sandbox import beneath, namespaces
+from sandbox.errors import RestoreFailed
+
+Times = list[tuple[str, int, int]]  # path in the sandbox, atime, mtime in ns
+IPC_RMID = 0
+
+
+def times(container: Any, paths: list[str]) -> Times:
+    """Times of these paths in the file tree of a container that has no processes yet. Blocks."""
+    found = []
+    with _directory(f"/proc/{container.shim_pid}/root{container.root}") as root:
+        for path in paths:
+            with contextlib.suppress(OSError), _parent(root, path) as (parent, name):
+                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                found.append((path, status.st_atime_ns, status.st_mtime_ns))
+    return found
+
+
+def set_times(init: int, owed: Times) -> None:
+    """Give them back in the file tree of the process `init`. Blocks."""
+    if not owed:
+        return
+    with _directory(f"/proc/{init}/root") as root:
+        for path, accessed, modified in owed:
+            with contextlib.suppress(FileNotFoundError), _parent(root, path) as (parent, name):
+                os.utime(name, ns=(accessed, modified), dir_fd=parent, follow_symlinks=False)
+
+
+def remove_segments(init: int, numbers: list[int]) -> None:
+    """Mark System V shared memory of the process `init` as removed: it goes with whoever is attached. Blocks."""
+    if not numbers:
+        return
+    fd = os.open(f"/proc/{init}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        namespaces.inside(fd, namespaces.IDS["ipc"], lambda: _remove(numbers))
+    finally:
+        os.close(fd)
+
+
+def _remove(numbers: list[int]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for number in numbers:
+        if libc.shmctl(number, IPC_RMID, None):
+            raise RestoreFailed(f"shared memory {number} cannot be removed: {os.strerror(ctypes.get_errno())}")
+
+
+@contextlib.contextmanager
+def _directory(path: str) -> Iterator[int]:
+    file = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """The directory of `path` below `root`, whatever links lie on the way, and the last name."""
+    directory, _, name = path.rpartition("/")
+    parent = beneath.openat2(root, directory or "/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield parent, name or "."
+    finally:
+        os.close(parent)

@@ -1,0 +1,202 @@
+"""Programs whose state hangs on names: directories, replaced and deleted files, links, locks; and stopped ones.
+
+Each is (start, check), as in :mod:`tests.checkpoint_programs`.
+"""
+
+from __future__ import annotations
+
+from tests.checkpoint_programs import CHECK, python_program
+
+EMPTY_EPOLL = (
+    python_program("""
+ep = select.epoll(); r, w = os.pipe()
+def check():
+    ep.register(r, select.EPOLLIN); os.write(w, b'1'); ready = ep.poll(5); os.read(r, 1); ep.unregister(r)
+    return ready == [(r, select.EPOLLIN)]
+serve(check)
+"""),
+    CHECK,
+)
+DIRECTORIES = (
+    python_program("""
+os.makedirs('/t/dir/below', exist_ok=True)
+os.path.lexists('/t/link') or os.symlink('dir', '/t/link')
+held = {flags: os.open('/t/dir', flags) for flags in (os.O_RDONLY | os.O_DIRECTORY, os.O_RDONLY,
+    os.O_PATH | os.O_DIRECTORY, os.O_PATH, os.O_RDONLY | os.O_DIRECTORY | os.O_NOATIME)}
+link = os.open('/t/link', os.O_PATH | os.O_NOFOLLOW)
+listing = os.open('/t', os.O_RDONLY | os.O_DIRECTORY)
+os.chdir('/t/dir/below')
+def check():
+    kept = all(os.stat('below', dir_fd=fd).st_ino == os.stat('.').st_ino for fd in held.values())
+    listed = 'dir' in os.listdir(listing) and os.getcwd() == '/t/dir/below'
+    return kept and listed and os.readlink('', dir_fd=link) == 'dir'
+serve(check)
+"""),
+    CHECK,
+)
+SEGMENTS = (
+    python_program("""
+libc = ctypes.CDLL(None, use_errno=True); libc.shmat.restype = ctypes.c_void_p
+def make(key, size): return libc.shmget(key, size, 0o1600)
+def at(number, flags=0): return libc.shmat(number, None, flags)
+attached, loose, doomed, part = make(91, 8192), make(92, 8192), make(0, 4096), make(94, 5000)
+places = {number: at(number) for number in (attached, doomed, part)}
+for number, place in places.items(): ctypes.memmove(place, b'kept %d' % (number == doomed), 6)
+other = at(loose); ctypes.memmove(other, b'nobody', 6); libc.shmdt(ctypes.c_void_p(other))
+reader = at(attached, 0o10000)
+libc.shmctl(doomed, 0, None)
+child = os.fork()
+if child == 0:
+    while True: signal.pause()
+def check():
+    again = at(loose); got = ctypes.string_at(again, 6); libc.shmdt(ctypes.c_void_p(again))
+    marked = [line.split()[2] for line in open('/proc/sysvipc/shm') if line.split()[1] == str(doomed)] == ['1600']
+    return (marked and got == b'nobody' and ctypes.string_at(reader, 6) == b'kept 0' and
+            ctypes.string_at(places[doomed], 6) == b'kept 1' and ctypes.string_at(places[part], 6) == b'kept 0')
+serve(check)
+"""),
+    CHECK,
+)
+REPLACED_FIFO = (
+    python_program("""
+if not os.path.exists('/t/pipe'): os.mkfifo('/t/pipe')
+old = os.open('/t/pipe', os.O_RDWR); os.write(old, b'old')
+os.unlink('/t/pipe'); os.mkfifo('/t/pipe')
+new = os.open('/t/pipe', os.O_RDWR); os.write(new, b'new')
+os.mkfifo('/t/gone'); gone = os.open('/t/gone', os.O_RDWR); os.write(gone, b'bye'); os.unlink('/t/gone')
+def check():
+    got = os.read(old, 3), os.read(new, 3), os.read(gone, 3)
+    os.write(old, b'old'); os.write(new, b'new'); os.write(gone, b'bye')
+    return got == (b'old', b'new', b'bye')
+serve(check)
+"""),
+    CHECK,
+)
+REUSED_NAME = (
+    python_program("""
+def write(path, text):
+    file = open(path, 'w+'); file.write(text); file.flush(); return file
+first = write('/t/name', 'first'); os.unlink('/t/name')
+second = write('/t/name', 'second'); os.unlink('/t/name')
+third = write('/t/name', 'third')
+moved = write('/t/old', 'moved'); os.rename('/t/old', '/t/new'); again = write('/t/old', 'again')
+def check():
+    return [f.seek(0) or f.read() for f in (first, second, third, moved, again)] == \\
+        ['first', 'second', 'third', 'moved', 'again'] and open('/t/name').read() == 'third'
+serve(check)
+"""),
+    CHECK,
+)
+RENAMED_OVER = (
+    python_program("""
+def write(path, text):
+    file = open(path, 'w+'); file.write(text); file.flush(); return file
+old = write('/t/config', 'old'); write('/t/config.new', 'new').close(); os.rename('/t/config.new', '/t/config')
+log = write('/t/log', 'before'); os.rename('/t/log', '/t/log.1'); fresh = write('/t/log', 'after')
+def check():
+    return (old.seek(0) or old.read()) == 'old' and open('/t/config').read() == 'new' and \\
+        (log.seek(0) or log.read()) == 'before' and (fresh.seek(0) or fresh.read()) == 'after'
+serve(check)
+"""),
+    CHECK,
+)
+DELETED_DIRECTORY = (
+    python_program("""
+os.makedirs('/t/gone', exist_ok=True)
+file = open('/t/gone/file', 'w+'); file.write('kept'); file.flush()
+os.unlink('/t/gone/file'); os.rmdir('/t/gone')
+def check(): return (file.seek(0) or file.read()) == 'kept' and not os.path.exists('/t/gone')
+serve(check)
+"""),
+    CHECK,
+)
+DELETED_DIRECTORIES = (
+    python_program("""
+os.makedirs('/t/a/b', exist_ok=True)
+file = open('/t/a/b/file', 'w+'); file.write('kept'); file.flush()
+os.unlink('/t/a/b/file'); os.rmdir('/t/a/b'); os.rmdir('/t/a')
+def check(): return (file.seek(0) or file.read()) == 'kept' and not os.path.exists('/t/a')
+serve(check)
+"""),
+    CHECK,
+)
+WORKING_DIRECTORY_GONE = (
+    python_program("""
+os.makedirs('/t/work', exist_ok=True); os.chdir('/t/work'); os.rmdir('/t/work')
+def check():
+    try: os.getcwd()
+    except FileNotFoundError: return not os.path.exists('/t/work') and os.listdir('.') == []
+serve(check)
+"""),
+    CHECK,
+)
+LINKED_PLACE = (
+    "if [ ! -L /tmp ]; then rm -rf /tmp; mkdir -p /t/tmp; chmod 1777 /t/tmp; ln -s /t/tmp /tmp; fi; "
+    + python_program("""
+listener = socket.socket(socket.AF_UNIX); listener.bind('/tmp/socket'); listener.listen()
+receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); receiver.bind('/tmp/letters')
+file = open('/tmp/file', 'w+'); file.write('kept'); file.flush()
+gone = open('/tmp/gone', 'w+'); gone.write('gone'); gone.flush(); os.unlink('/tmp/gone')
+def check():
+    with socket.socket(socket.AF_UNIX) as c:
+        c.connect('/tmp/socket'); p, _ = listener.accept(); p.sendall(b'x'); ok = c.recv(1) == b'x'; p.close()
+    return ok and (file.seek(0) or file.read()) == 'kept' and (gone.seek(0) or gone.read()) == 'gone'
+serve(check)
+"""),
+    CHECK,
+)
+STOPPED = (
+    python_program("""
+child = os.fork()
+if child == 0:
+    while True: signal.pause()
+twin = os.fork()
+if twin == 0:
+    threading.Thread(target=lambda: time.sleep(1e6), daemon=True).start()
+    os.open('/t', os.O_RDONLY)
+    while True: time.sleep(1000)
+for pid in (child, twin):
+    os.kill(pid, signal.SIGSTOP); os.waitpid(pid, os.WUNTRACED)
+def state(pid): return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]
+def check():
+    ok = state(child) == 'T' and state(twin) == 'T'
+    os.kill(child, signal.SIGCONT)
+    while state(child) == 'T': pass
+    os.kill(child, signal.SIGSTOP); os.waitpid(child, os.WUNTRACED)
+    return ok and state(child) == 'T'
+serve(check)
+"""),
+    CHECK,
+)
+LOCKS = (
+    python_program("""
+file = os.open('/t/locked', os.O_RDWR | os.O_CREAT); os.write(file, bytes(8192))
+mapped = mmap.mmap(file, 8192)
+fcntl.lockf(file, fcntl.LOCK_EX, 10, 100); fcntl.lockf(file, fcntl.LOCK_SH, 5, 4000)
+plain = os.open('/t/plain', os.O_RDWR | os.O_CREAT); fcntl.lockf(plain, fcntl.LOCK_EX)
+fcntl.flock(plain, fcntl.LOCK_SH)
+ofd = os.open('/t/ofd', os.O_RDWR | os.O_CREAT); fcntl.fcntl(ofd, 37, struct.pack('hhqqi', fcntl.F_WRLCK, 0, 5, 5, 0))
+def seen(path, kind, start, length):
+    # what another process is told about a lock: (type, start, length)
+    r, w = os.pipe(); pid = os.fork()
+    if pid == 0:
+        fd = os.open(path, os.O_RDWR)
+        got = fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack('hhqqi', kind, 0, start, length, 0))
+        os.write(w, repr(struct.unpack('hhqqi', got)[:4:]).encode()); os._exit(0)
+    os.waitpid(pid, 0); got = eval(os.read(r, 1000)); os.close(r); os.close(w)
+    return got[0], got[2], got[3]
+READ, WRITE = fcntl.F_RDLCK, fcntl.F_WRLCK
+def check():
+    return [seen('/t/locked', WRITE, 100, 10), seen('/t/locked', WRITE, 4000, 5), seen('/t/locked', READ, 4000, 5)[0],
+        seen('/t/plain', READ, 0, 0), seen('/t/ofd', READ, 5, 5)] == \\
+        [(WRITE, 100, 10), (READ, 4000, 5), fcntl.F_UNLCK, (WRITE, 0, 0), (WRITE, 5, 5)]
+serve(check)
+"""),
+    CHECK,
+)
+ALL = {
+    "empty epoll": EMPTY_EPOLL, "directories": DIRECTORIES, "segments": SEGMENTS, "replaced fifo": REPLACED_FIFO,
+    "reused name": REUSED_NAME, "renamed over": RENAMED_OVER, "deleted directory": DELETED_DIRECTORY,
+    "deleted directories": DELETED_DIRECTORIES, "working directory gone": WORKING_DIRECTORY_GONE,
+    "linked place": LINKED_PLACE,
+}  # fmt: skip
