@@ -42,7 +42,7 @@ from daemon.catalogue import CheckpointRow
 from daemon.ignore import NOTHING, Rules
 from daemon.inspection import look
 from daemon.judge import judge
-from sandbox import btrfs, dumpfile, recent, snapshots
+from sandbox import btrfs, dumpfile, recent, snapshots, unstoppable
 from sandbox.dumpfile import HashedImages
 from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.extents import added_bytes
@@ -50,6 +50,7 @@ from sandbox.held import held_files
 from sandbox.messages import Verdict
 from sandbox.pages import Collected
 from sandbox.pool import Pool, sync
+from sandbox.unstoppable import HELD_PATIENCE
 
 log = logging.getLogger("pagurus.capture")
 
@@ -167,7 +168,7 @@ class Capturer:
         began = time.monotonic()
         container.cgroup.freeze()
         try:
-            _await_frozen(container.cgroup.path)
+            _await_frozen(container)
             others = set(container.kept_tasks()) - {container.init_pid}
             if row.verdict.processes:
                 row.ipc = self.inspector.ipc_objects(container.cgroup.id) != 0
@@ -370,15 +371,19 @@ class _GroupSync:
             await asyncio.to_thread(btrfs.sync, self._path)
 
 
-def _await_frozen(cgroup: Path) -> None:
+def _await_frozen(container: Any) -> None:
     """Freezing is asynchronous: the kernel says in ``cgroup.events`` when every task has stopped."""
-    with open(cgroup / "cgroup.events", "rb", buffering=0) as events:
+    with open(container.cgroup.path / "cgroup.events", "rb", buffering=0) as events:
         change = select.poll()
         change.register(events, select.POLLPRI)
-        deadline = time.monotonic() + FREEZE_MOST
+        began, parents = time.monotonic(), None
         while b"frozen 1" not in os.pread(events.fileno(), 4096, 0):
-            if time.monotonic() > deadline:
-                raise CheckpointFailed("a process cannot be frozen (in an uninterruptible wait)", remedy="try again")
+            passed = time.monotonic() - began
+            if passed > HELD_PATIENCE:
+                seen = unstoppable.stuck(container.tasks())
+                parents = {each for each in seen if each.vforked} & (seen if parents is None else parents)
+                if (parents and passed > 2 * HELD_PATIENCE) or passed > FREEZE_MOST:
+                    raise unstoppable.blamed(container, parents or seen)
             change.poll(100)
 
 

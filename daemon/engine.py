@@ -36,6 +36,7 @@ class Ticket:
         self.done.add_done_callback(_retrieve)
         self.task: asyncio.Task[Any] | None = None
         self.submitted = engine.now()
+        self.started: float | None = None
 
     def promote(self) -> None:
         """Somebody waits for it."""
@@ -46,7 +47,16 @@ class Ticket:
         self.promote()
         return await asyncio.shield(self.done)
 
+    def cancel(self) -> None:
+        """Nobody wants it any more. Queued, it never starts; under way, its task is cancelled."""
+        if self.task is not None:
+            self.task.cancel()
+        elif not self.done.done():
+            self.done.cancel()
+            self._engine.finished(self)
+
     def start(self) -> None:
+        self.started = self._engine.now()
         self.task = self._engine.loop.create_task(_run(self._work), name=self.job.id)
         self.task.add_done_callback(self._settle)
 
@@ -96,11 +106,12 @@ class Engine:
         work: Callable[[], Awaitable[Any]],
         waited: bool = False,
         cost: float = 1.0,
+        owner: str = "",
     ) -> Ticket:
-        """Queue `work`. It starts at once when a slot of its stage is free."""
+        """Queue `work`. It starts at once when a slot of its stage is free that its owner may take."""
         if self._closed:
             raise RuntimeError("the checkpoint engine is closed")
-        job = Job(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited)
+        job = Job(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited, owner)
         ticket = Ticket(self, job, work)
         self._tickets[job.id] = ticket
         self._schedule.submit(job)
@@ -114,9 +125,17 @@ class Engine:
 
     def finished(self, ticket: Ticket) -> None:
         del self._tickets[ticket.job.id]
-        self._schedule.finish(ticket.job.id)
+        self._schedule.finish(ticket.job.id, None if ticket.started is None else self.now() - ticket.started)
         if not self._closed:
             self._pump()
+
+    def strike(self, sandbox: str) -> float:
+        """Processes of this sandbox did not stop: its next job waits. Returns the seconds, at least."""
+        return self._schedule.strike(sandbox, self._clock())
+
+    def forgive(self, sandbox: str) -> None:
+        """A job of this sandbox succeeded, or it is gone."""
+        self._schedule.forgive(sandbox)
 
     def _pump(self) -> None:
         now = self._clock()
@@ -166,11 +185,7 @@ class Engine:
             self._timer.cancel()
         tickets = list(self._tickets.values())
         for ticket in tickets:
-            if ticket.task is None:
-                ticket.done.cancel()
-                self.finished(ticket)
-            else:
-                ticket.task.cancel()
+            ticket.cancel()
         await asyncio.gather(*(t.task for t in tickets if t.task is not None), return_exceptions=True)
 
 

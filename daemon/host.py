@@ -472,6 +472,7 @@ class Host:
                 await self.restorer.drop_tree(row.tree)
             await asyncio.to_thread(mounts.drop, row, self.places)
             self._ids.release(row.uid_base)
+            self.services.engine.forgive(row.id)
         log.info("removed", extra={"sandbox": row.id})
         self.services.spawn(self.keeper.collect(row.id), f"collection of {row.id}")
 

@@ -98,6 +98,7 @@ async def _store_images(services: Services, flight: Flight, durable_answers: boo
         flight.ticket = services.engine.submit(
             stage,
             sandbox=row.sandbox,
+            owner=row.owner,
             deadline=services.engine.now() + PACK_PATIENCE,
             work=work,
             waited=flight.durable_waited or (flight.waited and durable_answers),

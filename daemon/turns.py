@@ -50,6 +50,7 @@ from sandbox.messages import (
 )
 from sandbox.outlet import Outlet
 from sandbox.process import Command
+from sandbox.unstoppable import Unstoppable, need_stoppable
 
 log = logging.getLogger("pagurus.turns")
 
@@ -434,9 +435,11 @@ class TurnLoop:
         row, services = flight.row, self.services
         stage = Stage.DUMP if row.verdict.processes else Stage.SNAPSHOT
         while True:
+            await need_stoppable(self.container)  # before there is a slot to hold
             flight.ticket = services.engine.submit(
                 stage,
                 sandbox=self.row.id,
+                owner=self.row.owner,
                 deadline=services.engine.now() + self._think,
                 work=lambda: services.capturer.take(
                     self.container,
@@ -450,7 +453,11 @@ class TurnLoop:
             )
             try:
                 await flight.ticket.done
+                services.engine.forgive(self.row.id)
                 break
+            except Unstoppable:
+                services.engine.strike(self.row.id)
+                raise
             except NeedsDump as reason:
                 log.info("%s: %s", row.id, reason, extra={"sandbox": self.row.id, "turn": row.turn})
                 row.verdict, stage = Verdict.BOTH, Stage.DUMP

@@ -66,6 +66,7 @@ class Verifier:
         ticket = engine.submit(
             Stage.HASH,
             sandbox=row.sandbox,
+            owner=row.owner,
             deadline=engine.now() + PATIENCE,
             work=lambda: asyncio.to_thread(self._make_digest, row.id, before),
             cost=max(1.0, float(row.stored_bytes)),

@@ -30,17 +30,20 @@ from sandbox.held import Held, held_files
 from sandbox.namespaces import Inside, look
 from sandbox.process import inner_pid
 from sandbox.shim import Refused, going_first
+from sandbox.unstoppable import Unstoppable, Watch, refusal
 
 EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
 EXTERNAL_MOUNT = "pagurus-mount-"  # and the directories of the host, by their number
-TIMEOUT = 120.0  # seconds; CRIU itself gives up freezing after 10
-ATTENTION = 0.25  # seconds between looks at whether the sandbox still lives
+TIMEOUT = 120.0  # seconds
+SEIZE_MOST = 5  # seconds after which CRIU itself gives up freezing
+ATTENTION = 0.05  # seconds between looks at whether the sandbox still lives, and its tasks stop
 LAST_WORDS = 1.0  # seconds that CRIU has to notice that it was killed
 GHOST_LIMIT = 1 << 30  # deleted-but-open files up to this size travel in the images (CRIU's default is 1 MiB)
 LOG = "dump.log"
 
 #: CRIU's words -> what to do about it. First match wins.
 REMEDIES: tuple[tuple[str, str], ...] = (
+    (r"Timeout reached", "a process did not stop in time: try again when it has left its uninterruptible wait"),
     (r"io_uring", "io_uring cannot be checkpointed: run the program without it"),
     (r"inotify|fanotify|fsnotify", "a watched file cannot be found again: close the watch before the checkpoint"),
     (r"[Gg]host", "a deleted file that is still open is too large: close it"),
@@ -69,6 +72,7 @@ class NewObjects(CheckpointFailed):
 AGAIN: tuple[tuple[str, type[CheckpointFailed]], ...] = (
     ("Can't dump that handle", UnknownWatch),
     ("doesn't live in IPC ns", NewObjects),
+    ("Timeout reached", Unstoppable),
 )
 
 
@@ -181,6 +185,8 @@ async def dump(
         finally:
             await asyncio.wait([finishing])  # cancelled or not: the directory is the caller's again
     except criu.CriuError as error:
+        if attendant.done() and not attendant.cancelled() and (why := attendant.result()) is not None:
+            raise why from None
         raise _failed(container, error) from None
     finally:
         attendant.cancel()
@@ -206,15 +212,21 @@ def _finish(container: Any, directory: Path, inside: Inside, frozen: _Frozen, be
     )
 
 
-async def _attend(container: Any, process: criu.Worker) -> None:
-    """End CRIU when the sandbox was killed under its hands.
+async def _attend(container: Any, process: criu.Worker) -> Unstoppable | None:
+    """End CRIU when the sandbox was killed under its hands, or when a task does not stop; then this says why.
 
-    It may wait for a dead process until the time-out, and as the tracer of the dead keeps them from going.
+    It may wait for a dead process until the time-out, and as the tracer of the dead keeps them from going. While it
+    waits for a task to stop, nothing of it is in any task yet: killed then, it leaves them as they were.
     """
-    while container.alive:  # noqa: ASYNC110 - nothing tells of a process that is dying but not yet gone
+    watch = Watch(container, process.pid)
+    while container.alive:
+        if (task := watch.look()) is not None:
+            process.kill()
+            return refusal(container, task)
         await asyncio.sleep(ATTENTION)
     await asyncio.sleep(LAST_WORDS)
     process.kill()
+    return None
 
 
 def _target(container: Any) -> tuple[int, int]:
@@ -284,6 +296,7 @@ def _request(container: Any, pid: int, namespace: int, directory_fd: int, watche
         ],
         irmap_scan_paths=watched,
         notify_scripts=True,
+        timeout=SEIZE_MOST,
         log_level=2,
         log_file=LOG,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,11 +47,11 @@ def test_order(jobs: list[tuple[str, str, float]], promoted: list[str], now: flo
 
 def test_stages_have_limits_of_their_own() -> None:
     schedule = Schedule({Stage.DUMP: 2, Stage.SNAPSHOT: 3, Stage.HASH: 1, Stage.COMPRESS: 1})
-    for stage in Stage:
+    for stage in (Stage.DUMP, Stage.SNAPSHOT, Stage.HASH, Stage.COMPRESS):
         for number in range(5):
             schedule.submit(Job(f"{stage}{number}", stage, f"s{number}", 1.0))
     assert len(schedule.start(0.0)) == 7
-    assert [schedule.running(stage) for stage in Stage] == [2, 3, 1, 1]
+    assert [schedule.running(stage) for stage in Stage] == [2, 3, 1, 1, 0]
     assert schedule.start(0.0) == []
 
 
@@ -71,11 +73,10 @@ def test_an_id_is_used_once() -> None:
         schedule.submit(Job("a", Stage.COMPRESS, "x", 1.0))
 
 
+QUEUED = [Stage.DUMP, Stage.SNAPSHOT, Stage.HASH, Stage.COMPRESS]
 ACTS = st.lists(
     st.one_of(
-        st.tuples(
-            st.just("submit"), st.sampled_from(list(Stage)), st.sampled_from("xyz"), st.floats(0, 20), st.booleans()
-        ),
+        st.tuples(st.just("submit"), st.sampled_from(QUEUED), st.sampled_from("xyz"), st.floats(0, 20), st.booleans()),
         st.tuples(st.just("promote"), st.integers(0, 60)),
         st.tuples(st.just("finish"), st.integers(0, 60)),
         st.tuples(st.just("pass"), st.floats(0, 5)),
@@ -87,12 +88,13 @@ ACTS = st.lists(
 @given(ACTS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_limits_hold_and_no_free_slot_stays_empty(acts: list[tuple], dumps: int, snapshots: int, packs: int) -> None:
     limits = {Stage.DUMP: dumps, Stage.SNAPSHOT: snapshots, Stage.HASH: packs, Stage.COMPRESS: packs}
-    schedule, now, known, running = Schedule(limits), 0.0, [], set()
+    schedule, now, known, running, queued = Schedule(limits), 0.0, [], set(), set()
     for act in acts:
         match act:
             case ("submit", stage, sandbox, deadline, waited):
                 job = Job(f"j{len(known)}", stage, sandbox, now + deadline, waited=waited)
                 known.append(job)
+                queued.add(job.id)
                 schedule.submit(job)
             case ("promote", index) if known:
                 schedule.promote(known[index % len(known)].id)
@@ -105,9 +107,15 @@ def test_limits_hold_and_no_free_slot_stays_empty(acts: list[tuple], dumps: int,
         for job in schedule.start(now):
             assert job.id not in running
             running.add(job.id)
-        for stage in Stage:
+            queued.discard(job.id)
+        for stage in limits:
             assert schedule.running(stage) <= limits[stage]
-            assert schedule.queued(stage) == 0 or schedule.running(stage) == limits[stage]
+            share = max(1, limits.get(stage, 0) - 1)
+            taken = Counter(job.sandbox for job in known if job.id in running and job.stage is stage)
+            assert all(count <= share for count in taken.values())
+            assert schedule.running(stage) == limits.get(stage) or not any(
+                taken[job.sandbox] < share for job in known if job.stage is stage and job.id in queued
+            )
     assert schedule.running() == len(running)
 
 
@@ -208,3 +216,94 @@ def test_nothing_starves_under_a_stream_of_urgent_jobs(limit: int, rounds: int, 
     else:
         # Ahead of it are only those whose deadline is earlier: at most what arrived until then.
         assert rounds < (limit + 1) * 6
+
+
+# ---------------------------------------------------------------------- shares of the slots
+
+TWO = {Stage.DUMP: 2}
+
+
+def started(schedule: Schedule, now: float = 0.0) -> list[str]:
+    return [job.id for job in schedule.start(now)]
+
+
+def test_no_owner_takes_the_last_slot() -> None:
+    schedule = Schedule(TWO)
+    for number in range(4):
+        schedule.submit(Job(f"a{number}", Stage.DUMP, f"s{number}", 1.0, waited=True, owner="t-a"))
+    assert started(schedule) == ["a0"]
+    schedule.submit(Job("b", Stage.DUMP, "other", 9.0, owner="t-b"))
+    assert started(schedule) == ["b"]
+    assert started(schedule, 5.0) == []  # overdue as they are
+    schedule.finish("a0")
+    assert started(schedule, 5.0) == ["a1"]
+
+
+def test_sandboxes_of_no_owner_do_not_share() -> None:
+    schedule = Schedule(TWO)
+    for name in "ab":
+        schedule.submit(Job(name, Stage.DUMP, name, 1.0))
+    assert started(schedule) == ["a", "b"]
+
+
+def test_what_held_a_slot_long_shares_with_its_like() -> None:
+    schedule = Schedule(TWO)
+    for name in "ab":
+        schedule.submit(Job(f"{name}1", Stage.DUMP, name, 1.0))
+        started(schedule)
+        schedule.finish(f"{name}1", took=3.0)
+    for name in "abc":
+        schedule.submit(Job(f"{name}2", Stage.DUMP, name, 1.0, waited=True))
+    assert started(schedule) == ["a2", "c2"]
+    schedule.finish("a2", took=0.1)  # it is light again
+    assert started(schedule) == ["b2"]
+    schedule.submit(Job("a3", Stage.DUMP, "a", 1.0))
+    schedule.finish("c2", took=0.1)
+    assert started(schedule) == ["a3"]
+
+
+def test_a_cancelled_job_of_a_sharer_at_its_most_never_starts() -> None:
+    schedule = Schedule(TWO)
+    for name in "ab":
+        schedule.submit(Job(name, Stage.DUMP, name, 1.0, owner="t"))
+    assert started(schedule) == ["a"]
+    schedule.finish("b")
+    schedule.finish("a")
+    assert started(schedule) == []
+    assert schedule.queued() == schedule.running() == 0
+
+
+def test_a_struck_sandbox_waits_twice_as_long_each_time() -> None:
+    schedule, now = Schedule(TWO), 100.0
+    for wait in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        assert schedule.strike("a", now) == wait
+        schedule.submit(Job("again", Stage.DUMP, "a", now, waited=True))
+        assert started(schedule, now) == []
+        assert schedule.queued(Stage.DUMP) == 1
+        assert schedule.wake(now) == now + wait
+        now += wait
+        assert started(schedule, now) == ["again"]
+        schedule.finish("again")
+    schedule.submit(Job("other", Stage.DUMP, "b", now))
+    assert started(schedule, now) == ["other"]
+    schedule.forgive("a")
+    schedule.submit(Job("free", Stage.DUMP, "a", now))
+    assert started(schedule, now) == ["free"]
+
+
+def test_a_strike_is_forgotten_after_a_while() -> None:
+    schedule = Schedule(TWO)
+    schedule.strike("a", 0.0)
+    schedule.strike("b", 1000.0)
+    schedule.submit(Job("a", Stage.DUMP, "a", 1000.0))
+    assert started(schedule, 1000.0) == ["a"]
+
+
+def test_a_job_that_waits_for_a_strike_can_be_promoted_and_cancelled() -> None:
+    schedule = Schedule(TWO)
+    schedule.strike("a", 0.0)
+    for name in ("first", "second"):
+        schedule.submit(Job(name, Stage.DUMP, "a", 9.0))
+    schedule.promote("second")
+    schedule.finish("first")
+    assert started(schedule, 2.0) == ["second"]

@@ -1,0 +1,163 @@
+"""Tasks that will not stop when they are told to, found before anybody waits for them.
+
+Owns: what is known of a task from ``/proc``. Does not own: what follows from it (:mod:`sandbox.dump`,
+:mod:`daemon.capture`). Guarantee: what is told of a process was read through one open directory of ``/proc``, which
+leads to that process or to nothing; a number that the kernel has given away meanwhile is never taken for it.
+
+The kernel stops a task on its way out of a system call. A task in an uninterruptible wait (state D) does not come to
+that. Most such waits end by themselves, since they wait for a disk. One that may last for ever is at everybody's
+command: the parent of a ``vfork`` waits until its child executes a program or ends, and the child need not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox.errors import CheckpointFailed
+
+VFORKS = frozenset({56, 58, 435})  # clone, vfork, clone3 on x86-64: in state D, each waits for a vfork child
+WAIT4 = 61
+STEP = 0.02  # seconds between two looks
+CHILD_PATIENCE = 1.0  # seconds that a vfork child has to execute, while nobody else waits
+DISK_PATIENCE = 10.0  # seconds for any other wait
+HELD_PATIENCE = 0.1  # seconds for a vfork child, while a slot is held
+
+
+class Unstoppable(CheckpointFailed):
+    """A process of the sandbox does not stop, so its state cannot be read."""
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A task in an uninterruptible wait. Equal only while it is the same wait of the same task."""
+
+    pid: int
+    tid: int
+    name: str
+    born: str  # start time, in the kernel's words
+    call: str  # number of the system call and its arguments; "" when it is not known
+    switches: str  # how often it has given up the processor
+
+    @property
+    def vforked(self) -> bool:
+        number = self.call.partition(" ")[0]
+        return number.isdigit() and int(number) in VFORKS
+
+
+def stuck(pids: Iterable[int]) -> set[Stuck]:
+    """Those tasks of these processes that are in an uninterruptible wait now. Blocks, for some microseconds a task."""
+    found: set[Stuck] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            directory = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for tid in os.listdir(directory):
+                    with contextlib.suppress(OSError):
+                        found |= _looked(directory, tid)
+            finally:
+                os.close(directory)
+    return found
+
+
+def _looked(directory: int, tid: str) -> set[Stuck]:
+    name, fields = _stat(_read(directory, f"{tid}/stat"))
+    if fields[0] != "D":
+        return set()
+    call = ""
+    with contextlib.suppress(PermissionError):
+        call = _read(directory, f"{tid}/syscall").strip()
+    status = dict(line.split(":", 1) for line in _read(directory, f"{tid}/status").splitlines() if ":" in line)
+    switches = " ".join(value.strip() for key, value in status.items() if key.endswith("_ctxt_switches"))
+    return {Stuck(int(status["Tgid"]), int(tid), name, fields[19], call, switches)}
+
+
+def _stat(text: str) -> tuple[str, list[str]]:
+    """Name, and the fields from the state on. A name may hold anything, also parentheses."""
+    head, _, tail = text.rpartition(")")
+    return head.partition("(")[2], tail.split()
+
+
+def _read(directory: int, path: str) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return os.read(descriptor, 1 << 16).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+
+
+def awaited(waiter: int) -> int | None:
+    """The process for whose change of state `waiter` waits now; None when it does something else."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{waiter}/syscall") as file:
+            words = file.read().split()
+        if words[:1] == [str(WAIT4)]:
+            return int(words[1], 16)
+    return None
+
+
+async def need_stoppable(container: Any) -> None:
+    """Return when every task of the sandbox can be stopped, as far as one can tell. Raises Unstoppable.
+
+    Holds nothing meanwhile: a sandbox may keep itself waiting, and nobody else.
+    """
+    seen = await asyncio.to_thread(stuck, container.tasks())
+    began = time.monotonic()
+    while seen:
+        passed = time.monotonic() - began
+        if passed > CHILD_PATIENCE and (parents := [each for each in seen if each.vforked]):
+            raise refusal(container, parents[0])
+        if passed > DISK_PATIENCE:
+            raise refusal(container, next(iter(seen)))
+        await asyncio.sleep(STEP)
+        seen &= await asyncio.to_thread(stuck, container.tasks())
+
+
+def blamed(container: Any, tasks: Iterable[Stuck]) -> Unstoppable:
+    """The refusal for the first of these; also when there is none, for something holds the others."""
+    for task in tasks:
+        return refusal(container, task)
+    return Unstoppable("its processes did not stop in time", remedy="try again", sandbox=container.spec.id)
+
+
+def refusal(container: Any, task: Stuck) -> Unstoppable:
+    """Why a checkpoint is not possible while this task waits, and what to do."""
+    who = f"{task.pid} [{task.name}]"
+    if task.vforked:
+        return Unstoppable(
+            f"process {who} cannot be stopped: it waits for a vfork child that neither executes a program nor ends",
+            remedy="end that child; let it execute a program at once, or start it with fork",
+            sandbox=container.spec.id,
+        )
+    return Unstoppable(
+        f"process {who} cannot be stopped: it is in an uninterruptible wait, probably for a disk",
+        remedy="try again when that has ended",
+        sandbox=container.spec.id,
+    )
+
+
+class Watch:
+    """Notices that `waiter` (a CRIU that stops the tasks one after another) waits for one that will not stop."""
+
+    def __init__(self, container: Any, waiter: int) -> None:
+        self._container = container
+        self._waiter = waiter
+        self._last: set[Stuck] = set()
+        self._since = 0.0
+
+    def look(self) -> Stuck | None:
+        """The task for which it waits in vain, once that has lasted. Blocks for some microseconds."""
+        pid = awaited(self._waiter)
+        now = {each for each in stuck([pid]) if each.vforked and each.tid == pid} if pid is not None else set()
+        if not now or not (now & self._last):
+            self._last, self._since = now, time.monotonic()
+            return None
+        found = next(iter(now))
+        if found.pid not in self._container.tasks() or awaited(self._waiter) != pid:
+            return None
+        return found if time.monotonic() - self._since > HELD_PATIENCE else None
