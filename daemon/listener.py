@@ -1,24 +1,33 @@
 """The sockets of the API: made, inherited, bounded.
 
 Owns: the Unix socket, the TCP socket, those that systemd hands over, the number of connections. Does not own: HTTP.
-Guarantee: the Unix socket is the daemon user's alone; connections over the bound are told so and closed; a TLS
-handshake, a request line and headers that do not come in time end the connection.
+Guarantee: the Unix socket is the daemon user's alone, and no number of TCP connections keeps anybody from it;
+connections over the bound are told so and closed; a TLS handshake, a request line and headers that do not come in time
+end the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
 import ssl
+import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
+from daemon.api.route import Handler
 from sandbox.errors import Conflict, Invalid
 
 BACKLOG = 512
 HANDSHAKE = 10.0  # seconds
+FIRST = 10.0  # seconds in which the first whole request must come by TCP
+SILENCE = 1.0  # seconds after which a connection on which nothing was asked gives way, where there are too many
+ADDRESSES = 4  # one address has at most this part of the TCP connections
 PATIENCE = 5.0  # seconds that requests under way have when the daemon stops
 KEEPALIVE = 60.0  # seconds that a connection may be without a whole request
 LINE_MOST = 128 << 10  # bytes of a request line: two paths of a sandbox may stand in it, percent-encoded
@@ -76,22 +85,121 @@ def inherited() -> list[socket.socket]:
     return found
 
 
-class _Arrival(asyncio.Protocol):
-    """Lets a new connection in, or says that there are too many. Counted as they arrive, one after another."""
+class Door:
+    """Who is let in by one listening socket. Each has a bound of its own: nobody is locked out by another's guests.
 
-    def __init__(self, server: web.Server, most: int) -> None:
-        self._server = server
-        self._most = most
+    Guarantee: at most `most` connections, and at most `each` from one address, are open. Before a new one is refused
+    because there are `most`, the oldest is closed in its favour that has not asked anything for a while.
+    """
+
+    def __init__(self, most: int, each: int | None = None) -> None:
+        self.most = most
+        self.each = each
+        self._open: dict[asyncio.Transport, str] = {}  # and the address; closed ones stay until they are looked for
+        self._silent: dict[asyncio.Transport, float] = {}  # those without a whole request, and since when; oldest first
+
+    def admits(self, transport: asyncio.Transport) -> bool:
+        """Whether a new connection may stay."""
+        address = _address(transport)
+        if len(self._open) >= self.most:
+            self._forget_closed()
+        if len(self._open) >= self.most and not self._evict():
+            return False
+        if self.each is not None and sum(known == address for known in self._open.values()) >= self.each:
+            self._forget_closed()
+            if sum(known == address for known in self._open.values()) >= self.each:
+                return False
+        self._open[transport] = address
+        self._silent[transport] = time.monotonic()
+        return True
+
+    def asked(self, transport: asyncio.Transport) -> None:
+        """A whole request came on this connection."""
+        self._silent.pop(transport, None)
+
+    def became(self, transport: asyncio.Transport, upgraded: asyncio.Transport) -> None:
+        """The same connection is spoken to by another transport from now on."""
+        self._open[upgraded] = self._open.pop(transport, "")
+        self._silent[upgraded] = self._silent.pop(transport, time.monotonic())
+
+    def close_silent(self, transport: asyncio.Transport) -> None:
+        """Close it if no whole request has come."""
+        if transport in self._silent:
+            del self._silent[transport]
+            transport.abort()
+
+    def _evict(self) -> bool:
+        oldest = next(iter(self._silent), None)
+        if oldest is None or time.monotonic() - self._silent[oldest] < SILENCE:
+            return False
+        self.close_silent(oldest)
+        self._open.pop(oldest, None)
+        return True
+
+    def _forget_closed(self) -> None:
+        for transport in [each for each in self._open if each.is_closing()]:
+            del self._open[transport]
+            self._silent.pop(transport, None)
+
+
+def _address(transport: asyncio.Transport) -> str:
+    """Who connects; of IPv6 the network of 64 bits, which is one customer's."""
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return ""
+    address = ipaddress.ip_address(peer[0].partition("%")[0])
+    if address.version == 4:
+        return str(address)
+    mapped = address.ipv4_mapped
+    return str(mapped or ipaddress.ip_network((address, 64), strict=False))
+
+
+class _Arrival(asyncio.Protocol):
+    """Lets a new connection in, or says that there are too many. Counted as they arrive, before anything is said."""
+
+    def __init__(self, listeners: Listeners, door: Door, tls: ssl.SSLContext | None) -> None:
+        self._listeners = listeners
+        self._door = door
+        self._tls = tls
+        self._early: list[bytes] = []  # what came with the end of the TLS handshake
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        if len(self._server.connections) >= self._most:
-            transport.write(_BUSY)
-            transport.close()
+        if not self._door.admits(transport):
+            if self._tls is None:
+                transport.write(_BUSY)
+                transport.close()
+            else:
+                transport.abort()  # it would wait for a handshake, not for words
+        elif self._tls is None:
+            self._enter(transport)
+        else:
+            transport.pause_reading()
+            self._listeners.spawn(self._secure(transport, self._tls))
+
+    async def _secure(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(transport, self, tls, server_side=True, ssl_handshake_timeout=HANDSHAKE)
+        except (OSError, ssl.SSLError):  # the peer does not speak TLS, or not in time
+            transport.abort()
             return
-        inner = self._server()
+        if secured is None or transport.is_closing():
+            transport.abort()
+            return
+        self._door.became(transport, secured)
+        self._enter(secured)
+
+    def data_received(self, data: bytes) -> None:
+        self._early.append(data)
+
+    def _enter(self, transport: asyncio.Transport) -> None:
+        inner = self._listeners.protocol()
         transport.set_protocol(inner)
         inner.connection_made(transport)
+        for data in self._early:
+            inner.data_received(data)
+        self._listeners.expect(transport, self._door)
 
 
 class Listeners:
@@ -99,6 +207,7 @@ class Listeners:
 
     def __init__(self, app: web.Application, *, connections: int) -> None:
         self._most = connections
+        app.middlewares.append(self._heard)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -109,29 +218,49 @@ class Listeners:
             max_field_size=HEADER_MOST,
         )
         self._servers: list[asyncio.Server] = []
+        self._doors: list[Door] = []
+        self._securing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         await self._runner.setup()
 
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept on this socket."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            self._protocol,
-            sock=listening,
-            ssl=tls,
-            backlog=BACKLOG,
-            ssl_handshake_timeout=HANDSHAKE if tls is not None else None,
+        local = listening.family == socket.AF_UNIX
+        door = Door(self._most, None if local else max(1, self._most // ADDRESSES))
+        self._doors.append(door)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: _Arrival(self, door, tls), sock=listening, backlog=BACKLOG
         )
         self._servers.append(server)
 
-    def _protocol(self) -> asyncio.Protocol:
+    def protocol(self) -> asyncio.Protocol:
+        """What speaks HTTP on a new connection."""
         server = self._runner.server
         assert server is not None
-        return _Arrival(server, self._most)
+        return server()
+
+    def expect(self, transport: asyncio.Transport, door: Door) -> None:
+        """A whole request must come on it before long."""
+        if door.each is not None:
+            asyncio.get_running_loop().call_later(FIRST, door.close_silent, transport)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._securing.add(task)
+        task.add_done_callback(self._securing.discard)
+
+    @web.middleware
+    async def _heard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if isinstance(request.transport, asyncio.Transport):
+            for door in self._doors:
+                door.asked(request.transport)
+        return await handler(request)
 
     async def close(self) -> None:
         """Accept no more; requests under way have a moment to end."""
         for server in self._servers:
             server.close()
+        for task in self._securing:
+            task.cancel()
         await self._runner.cleanup()

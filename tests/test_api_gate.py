@@ -254,7 +254,13 @@ async def test_headers_are_bounded_and_nonsense_is_no_crash(daemon: Daemon, host
 
 
 async def test_connections_are_bounded(daemon: Daemon, host: Client) -> None:
-    held = [await asyncio.open_unix_connection(str(daemon.socket)) for _ in range(CONNECTIONS)]
+    held = []
+    for _ in range(CONNECTIONS):
+        reader, writer = await asyncio.open_unix_connection(str(daemon.socket))
+        held.append((reader, writer))
+        writer.write(b"GET /v1/health HTTP/1.1\r\nHost: here\r\n\r\n")
+        if b" 200 " not in await reader.read(100):  # other clients have some
+            break
     reader, writer = await asyncio.open_unix_connection(str(daemon.socket))
     assert b" 503 " in await reader.read(200)
     for _, each in [*held, (reader, writer)]:
