@@ -9,9 +9,9 @@ import os
 import signal
 import struct
 
-from bench._hostile import Scene, act, judge, run
-from sandbox import files
+from bench.hostile.act import Scene, act, judge, run
 from sandbox.errors import PagurusError
+from sandbox.tree import files
 
 _CLONE3 = 435
 

@@ -39,12 +39,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bench import _redis
-from sandbox import btrfs, paths
-from sandbox.checkpoint import Checkpointer
-from sandbox.container import Container, ContainerSpec
-from sandbox.pool import Pool
-from sandbox.shim import short_slice
+from bench.harness import redis
+from sandbox import paths
+from sandbox.container.container import Container, ContainerSpec
+from sandbox.container.shim import short_slice
+from sandbox.criu.checkpointer import Checkpointer
+from sandbox.tree import btrfs
+from sandbox.tree.pool import Pool
 
 _READY = " while [ ! -e /tmp/ready ]; do sleep 0.02; done"
 _HOLD = (
@@ -69,7 +70,7 @@ WORKLOADS = {
     "py50": _HOLD.format(size=50),
     "py200": _HOLD.format(size=200),
     "http": _HTTP,
-    "redis": _redis.START,
+    "redis": redis.START,
 }
 FORKS, AT_A_TIME = 8, 4
 
@@ -153,7 +154,7 @@ class Ours:
         """A sandbox in which `script` has run; `extra` is what the image lacks."""
         spec = self.spec()
         if extra is not None:
-            await asyncio.to_thread(shutil.copytree, extra, spec.tree / "upper" / _redis.PLACE)
+            await asyncio.to_thread(shutil.copytree, extra, spec.tree / "upper" / redis.PLACE)
         container = await Container.create(spec)
         try:
             done = await container.exec(["/bin/sh", "-c", script], timeout=60)
@@ -221,7 +222,7 @@ class Runc:
 
     def start(self, script: str, extra: Path | None = None) -> None:
         if extra is not None:
-            shutil.copytree(extra, self.bundle / "upper" / _redis.PLACE)
+            shutil.copytree(extra, self.bundle / "upper" / redis.PLACE)
         self.call("run", "-d", self.name)
         self.call("exec", self.name, "setsid", "/bin/sh", "-c", script)
 
@@ -245,7 +246,7 @@ async def measure(ours: Ours, directory: Path, name: str, rounds: int, with_runc
     times = Times()
     script = WORKLOADS[name]
     try:
-        extra = await asyncio.to_thread(_redis.layer) if name == "redis" else None
+        extra = await asyncio.to_thread(redis.layer) if name == "redis" else None
     except (OSError, subprocess.SubprocessError) as error:
         return {"skipped": str(error)}
     other = await asyncio.to_thread(Runc, directory, ours.image) if with_runc else None

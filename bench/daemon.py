@@ -14,7 +14,7 @@ daemon over them, stops them. `idle_memory_gb` is the larger of two figures: the
 everything but also what others on the machine do, and the sum of PSS of daemon, shims and sandboxes plus the growth
 of kernel memory (slab, page tables, stacks, per-cpu).
 
-`kills`: kill -9 of the daemon, N times, under load from 16 sandboxes (see :mod:`bench._kills`).
+`kills`: kill -9 of the daemon, N times, under load from 16 sandboxes (see :mod:`bench.harness.kills`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import bench._kills as _kills
-from bench._host import IMAGE, BenchHost, Census, image, meminfo, pss, shims, tasks, ticks
+import bench.harness.kills as _kills
+from bench.harness.own_daemon import IMAGE, BenchHost, Census, image, meminfo, pss, shims, tasks, ticks
 from daemon.app import PRECEDENCE
-from sandbox import Client, Limits, Sandbox, btrfs
-from sandbox.container import Container, ContainerSpec
+from sandbox import Client, Limits, Sandbox
+from sandbox.container.container import Container, ContainerSpec
+from sandbox.container.shim import short_slice
 from sandbox.errors import PagurusError
-from sandbox.pool import Pool
-from sandbox.shim import short_slice
+from sandbox.tree import btrfs
+from sandbox.tree.pool import Pool
 
 CROWD = 16  # sandboxes under load
 MAKERS = 4  # creations at once

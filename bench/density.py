@@ -35,11 +35,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench._host import IMAGE, BenchHost, image
-from daemon.engine import quantile
+from bench.harness.own_daemon import IMAGE, BenchHost, image
+from daemon.checkpoints.queue import quantile
 from sandbox import Client, ExecResult, Limits, Sandbox
-from sandbox.image import ImageStore
-from sandbox.pool import Pool
+from sandbox.image.store import ImageStore
+from sandbox.tree.pool import Pool
 
 NAME = "bench-density"
 PACKAGES = ("python3", "procps", "iproute2", "git", "gcc", "libc6-dev", "make", "sqlite3", "python3-pytest")

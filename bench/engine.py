@@ -33,8 +33,8 @@ def publish(folder: Path, version: int) -> Path:
     """Sealed random weights of the demo's size, 0.95 M parameters."""
     from tokenizers import Tokenizer, models
 
+    from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
     from rollout.engine.manifest import write_manifest
-    from rollout.engine.model import ModelConfig, Qwen3, save_model
 
     policy = Qwen3(ModelConfig(vocab_size=VOCABULARY))
     policy.initialise(version)

@@ -6,8 +6,9 @@
 
 Each program runs in a sandbox of its own. A round captures it, kills it and restores it from the raw images or, every
 second time, from the stored dump, with `verify`: the restored tree is held, dumped again and compared in every point
-that :mod:`sandbox.digest` lists, and its files with the snapshot. Then the program must answer, where it can. Programs
-are the workloads of `pagurus bench checkpoint` and those of the tests, which hold one kind of kernel object each.
+that :mod:`sandbox.criu.equality` lists, and its files with the snapshot. Then the program must answer, where it can.
+Programs are the workloads of `pagurus bench checkpoint` and those of the tests, which hold one kind of kernel object
+each.
 
 `restores` is the number of attempts, `equal` of those that were equal and went on; `differences` and `failures` hold
 what was said, by program. The first failure of a program ends its rounds: the sandbox is gone.
@@ -25,11 +26,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench import _redis
 from bench.checkpoint import WORKLOADS, Ours
-from sandbox import btrfs, paths
-from sandbox.container import Container
+from bench.harness import redis
+from sandbox import paths
+from sandbox.container.container import Container
 from sandbox.errors import NotEqual, PagurusError
+from sandbox.tree import btrfs
 
 CHECK_PATIENCE = 30.0  # seconds for a program to answer
 
@@ -39,7 +41,8 @@ def programs() -> dict[str, tuple[str, str]]:
     found = {name: (script, "echo good") for name, script in WORKLOADS.items()}
     tests = paths.CHECKOUT / "tests"
     if (tests / "checkpoint_programs.py").exists():
-        from tests import checkpoint_programs, checkpoint_programs_held
+        from tests import checkpoint_programs_held
+        from tests.support import checkpoint_programs
 
         found.update(checkpoint_programs.ALL | checkpoint_programs_held.ALL)
     return found
@@ -94,7 +97,7 @@ async def one_round(ours: Ours, container: Container, check: str, stored: Path |
 
 async def run(ours: Ours, soak: Soak, name: str, program: tuple[str, str], rounds: int, stored: Path) -> None:
     start, check = program
-    extra = await asyncio.to_thread(_redis.layer) if name == "redis" else None
+    extra = await asyncio.to_thread(redis.layer) if name == "redis" else None
     async with ours.sandbox(start, extra) as container:
         for number in range(rounds):
             soak.restores += 1

@@ -36,7 +36,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from bench._host import IMAGE, BenchHost, Census, image
+from bench.harness.own_daemon import IMAGE, BenchHost, Census, image
 from sandbox.messages.tokens import TokenRequest
 
 PATIENCE = 60.0  # seconds for one answer

@@ -35,7 +35,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from bench._host import IMAGE, BenchHost, Census, image
+from bench.harness.own_daemon import IMAGE, BenchHost, Census, image
 from sandbox import Client, PagurusError, Sandbox
 from sandbox.messages import Gateway, Upstream
 

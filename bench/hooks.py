@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpf.inspector import Inspector
-from sandbox.cgroup import hierarchy
+from sandbox.container.cgroup import hierarchy
 from sandbox.errors import Unsupported
 
 _STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")

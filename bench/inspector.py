@@ -40,18 +40,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import _leftovers, _overhead
-from bench._torture import Arena, Tally, build, calls, cases, matrix, smallest
-from bench._torture_cases import PLACES, WORK, Case, Place
-from bench._torture_programs import PREFIX, Series, Vocabulary, drawn
-from daemon.inspection import Assessor
+from bench.harness import inspector_cost, leftovers
+from bench.torture.cases import PLACES, WORK, Case, Place
+from bench.torture.programs import PREFIX, Series, Vocabulary, drawn
+from bench.torture.run import Arena, Tally, build, calls, cases, matrix, smallest
+from daemon.verdict.assess import Assessor
 from ebpf import probe
 from ebpf.inspector import Inspector, Sizes
 from sandbox import paths
+from sandbox.container.shim import short_slice
 from sandbox.errors import Unsupported
 from sandbox.messages import Verdict
-from sandbox.pool import Pool
-from sandbox.shim import short_slice
+from sandbox.tree.pool import Pool
 
 # Room for one sandbox, a page of explanations, and four of everything else.
 TINY = Sizes(**{**{one.name: 4 for one in dataclasses.fields(Sizes)}, "sandboxes": 1, "explanations": 4096})
@@ -194,7 +194,7 @@ class Bench:
     """What all parts of a run share."""
 
     options: argparse.Namespace
-    place: _leftovers.Run
+    place: leftovers.Run
     pool: Pool
     began: float = field(default_factory=time.monotonic)
     programs: dict[Series, str] = field(default_factory=dict)  # random ones, and the batches that they are of
@@ -289,7 +289,7 @@ async def measure(bench: Bench) -> dict[str, Any]:
         with load(name) as inspector:
             await bench.tortured(inspector, part, f"cases on tier {name}", others[str(name)], how=f" --tier {name}")
     with tempfile.TemporaryDirectory(prefix=f"bench-{bench.place.tag}-", dir=bench.pool.path) as folder:
-        cost = await asyncio.to_thread(_overhead.measure, Path(folder), options.rounds, lambda: load(first))
+        cost = await asyncio.to_thread(inspector_cost.measure, Path(folder), options.rounds, lambda: load(first))
     return {
         "tier": tier,
         "missing": missing,
@@ -337,10 +337,10 @@ def results(tally: Tally, tiny: Tally, others: dict[str, Tally]) -> dict[str, An
     }
 
 
-def overhead(cost: _overhead.Measured) -> dict[str, Any]:
+def overhead(cost: inspector_cost.Measured) -> dict[str, Any]:
     """Keys about cost."""
-    wall, cpu = _overhead.estimate(cost.wall[1], cost.wall[0]), _overhead.estimate(cost.cpu[1], cost.cpu[0])
-    steps = {name: _overhead.estimate(times[1], times[0]).ratio for name, times in cost.steps.items()}
+    wall, cpu = inspector_cost.estimate(cost.wall[1], cost.wall[0]), inspector_cost.estimate(cost.cpu[1], cost.cpu[0])
+    steps = {name: inspector_cost.estimate(times[1], times[0]).ratio for name, times in cost.steps.items()}
     return {
         "overhead_ratio": round(wall.ratio, 4),
         "overhead_interval": [round(wall.low, 4), round(wall.high, 4)],
@@ -368,8 +368,8 @@ async def only(bench: Bench) -> dict[str, Any]:
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     pool = await asyncio.to_thread(Pool(paths.state()).ensure)
-    await _leftovers.remove()
-    with _leftovers.run(pool) as place:
+    await leftovers.remove()
+    with leftovers.run(pool) as place:
         if "hypothesis" not in sys.modules:  # it keeps notes, else in the working directory
             os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(place.folder / "hypothesis"))
         bench = Bench(options, place, pool)

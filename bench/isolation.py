@@ -1,4 +1,4 @@
-"""Runs every hostile act of :mod:`bench._hostile` in a sandbox of its own, beside a neighbour.
+"""Runs every hostile act of :mod:`bench.hostile.act` in a sandbox of its own, beside a neighbour.
 
 ::
 
@@ -27,18 +27,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench._host import IMAGE, BenchHost
-from bench._hostile import Act, Place, Scene, host_socket
-from bench._hostile_acts import ACTS
-from bench._hostile_api import API_ACTS, try_api_act
-from bench._internet import Internet, internet
+from bench.harness.own_daemon import IMAGE, BenchHost
+from bench.harness.own_internet import Internet, internet
+from bench.hostile.act import Act, Place, Scene, host_socket
+from bench.hostile.acts import ACTS
+from bench.hostile.api import API_ACTS, try_api_act
 from daemon.catalogue import SandboxRow
 from daemon.network.networks import Networks
-from sandbox import btrfs, paths
-from sandbox.checkpoint import Checkpointer
-from sandbox.container import Container, ContainerSpec
+from sandbox import paths
+from sandbox.container.container import Container, ContainerSpec
+from sandbox.criu.checkpointer import Checkpointer
 from sandbox.messages import Limits, Network, SandboxState
-from sandbox.pool import Pool
+from sandbox.tree import btrfs
+from sandbox.tree.pool import Pool
 
 FIRST_UID = 30_000_000
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from bench._attacks import ATTACKS, Attack, Ground, free_port
-from bench._host import IMAGE, BenchHost, image
-from daemon.engine import quantile
+from bench.harness.own_daemon import IMAGE, BenchHost, image
+from daemon.checkpoints.queue import quantile
 from sandbox import Limits
 from sandbox.errors import PagurusError
 

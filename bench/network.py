@@ -4,9 +4,9 @@
 
     python -m bench.network [--json] [--rounds N]      the last line is one JSON object
 
-The internet is a network namespace of this machine (:mod:`bench._internet`), so the figures are those of the path
-through the host (two veth pairs, the rules, NAT), not of any wire. `crowd` repeats the packet figures while the table
-holds the rules of a thousand more sandboxes.
+The internet is a network namespace of this machine (:mod:`bench.harness.own_internet`), so the figures are those of the
+path through the host (two veth pairs, the rules, NAT), not of any wire. `crowd` repeats the packet figures while the
+table holds the rules of a thousand more sandboxes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from bench import _host
-from bench import _internet as world
+from bench.harness import own_daemon
+from bench.harness import own_internet as world
 from daemon.catalogue import SandboxRow
 from daemon.network.elements import Change, addressed, generation, named, permitted
 from daemon.network.networks import Networks
@@ -112,7 +112,7 @@ async def lives(host: Client, rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         for suffix, network in (("_none", Network.none()), ("", NETWORK)):
             began = time.perf_counter()
-            made = await host.create(_host.IMAGE, network=network)
+            made = await host.create(own_daemon.IMAGE, network=network)
             took["create" + suffix].append(time.perf_counter() - began)
             began = time.perf_counter()
             await made.remove()
@@ -122,7 +122,7 @@ async def lives(host: Client, rounds: int) -> dict[str, float]:
 
 async def changes(host: Client, rounds: int) -> dict[str, float]:
     other = Network.allow(cidrs=[world.WEB, world.OTHER])
-    async with host.create(_host.IMAGE, network=NETWORK) as sandbox:
+    async with host.create(own_daemon.IMAGE, network=NETWORK) as sandbox:
         flip = [other, NETWORK]
 
         async def change() -> None:
@@ -158,12 +158,12 @@ def crowd(run: Path, *, add: bool) -> None:
     table.close()
 
 
-async def run(daemon: _host.BenchHost, rounds: int, megabytes: int) -> dict[str, object]:
+async def run(daemon: own_daemon.BenchHost, rounds: int, megabytes: int) -> dict[str, object]:
     result: dict[str, object] = {"rounds": rounds, "megabytes": megabytes}
     async with daemon.client() as host:
         result |= await lives(host, rounds)
         result |= await changes(host, rounds)
-        async with host.create(_host.IMAGE, network=NETWORK) as sandbox:
+        async with host.create(own_daemon.IMAGE, network=NETWORK) as sandbox:
             result |= await packets(sandbox, megabytes)
             await asyncio.to_thread(crowd, daemon.run, add=True)
             result["crowd"] = {"sandboxes": CROWD, **await packets(sandbox, megabytes)}
@@ -183,7 +183,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     folder = Path(tempfile.mkdtemp(prefix="pagurus-network-"))
     folder.chmod(stat.S_IRWXU)
-    daemon = _host.BenchHost(folder, options.image or _host.image("debian"), module="bench._shared")
+    daemon = own_daemon.BenchHost(
+        folder, options.image or own_daemon.image("debian"), module="bench.harness.shared_table"
+    )
     with world.internet(folder) as internet:
         os.environ["PAGURUS_RESOLVERS"] = internet.resolvers
         try:

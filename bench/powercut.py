@@ -2,21 +2,21 @@
 
 ::
 
-    pagurus bench powercut [--json] [--cuts N] [--fates F] [--turns T] [--daemons D] [--seed S] [--image NAME]
+    pagurus bench powercut [--json] [--cuts N] [--crash-states F] [--turns T] [--daemons D] [--seed S] [--image NAME]
 
-A real daemon works on a state directory that lies on a recorded block device (:mod:`bench._blockdev`): ext4, and in it
-the catalogue, the pages, the packed images and the pool's btrfs. It creates a sandbox, takes checkpoints of files, of
-processes and of both, labels, forks, restores, exports, imports, removes and collects; whatever it answers is noted
-with the place in the log of writes, and so is every transaction of its catalogue (:mod:`bench._traced`). Then the power
-is cut behind the writes of that log (N of them, spread evenly; 0: every one): the disk holds all that was flushed, and
-of the rest what one of F different fates leaves: all, none, only the newest, all but the oldest, the newest in part,
-any of them, any sectors of them. Each such disk is mounted and examined: the journal of ext4, btrfs, both SQLite files,
-every row that says durable, byte by byte; on D of them a real daemon is started as well and asked to verify everything.
-Cuts that leave the same bytes are examined once and judged each for itself.
+A real daemon works on a state directory that lies on a recorded block device (:mod:`bench.power.blockdev`): ext4, and
+in it the catalogue, the pages, the packed images and the pool's btrfs. It creates a sandbox, takes checkpoints of
+files, of processes and of both, labels, forks, restores, exports, imports, removes and collects; whatever it answers is
+noted with the place in the log of writes, and so is every transaction of its catalogue (:mod:`bench.power.traced`).
+Then the power is cut behind the writes of that log (N of them, spread evenly; 0: every one): the disk holds all that
+was flushed, and of the rest what one of F different fates leaves: all, none, only the newest, all but the oldest, the
+newest in part, any of them, any sectors of them. Each such disk is mounted and examined: the journal of ext4, btrfs,
+both SQLite files, every row that says durable, byte by byte; on D of them a real daemon is started as well and asked to
+verify everything. Cuts that leave the same bytes are examined once and judged each for itself.
 
 `old_or_new`: cuts after which the catalogue is one that there was, not older than the last transaction confirmed as
-durable and not younger than the last one begun, and one that the answers allow (:mod:`bench._story`). `old`: those of
-them on which a transaction that had begun is not there, `new`: the others. `whole`: cuts after which everything that
+durable and not younger than the last one begun, and one that the answers allow (:mod:`bench.power.story`). `old`: those
+of them on which a transaction that had begun is not there, `new`: the others. `whole`: cuts after which everything that
 the catalogue calls durable is on the disk as it was stored. `broken`: the others, with what was wrong.
 """
 
@@ -42,14 +42,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import _traced
-from bench._blockdev import FATES, FLUSH, Cut, Disk, Recorder, available, cuts, events
-from bench._examine import CLONES, Examiner, finish, host_on, mounted
-from bench._host import IMAGE, image
-from bench._story import NEVER, Found, Ledger, Story
-from sandbox import Client, Sandbox, snapshots
+from bench.harness.own_daemon import IMAGE, image
+from bench.power import traced
+from bench.power.blockdev import CRASH_STATES, FLUSH, Cut, Disk, Recorder, available, cuts, events
+from bench.power.examine import CLONES, Examiner, finish, host_on, mounted
+from bench.power.story import NEVER, Found, Ledger, Story
+from sandbox import Client, Sandbox
 from sandbox.errors import PagurusError
-from sandbox.pool import Pool
+from sandbox.tree import hashing
+from sandbox.tree.pool import Pool
 
 DISK_SIZE = 900 << 20
 POOL_SIZE = 320 << 20
@@ -69,7 +70,7 @@ async def work(client: Client, recorder: Recorder, turns: int, kept: Path) -> St
         info = await sandbox.durable(done)
         story.life(info.id).durable = min(story.life(info.id).durable, recorder.position())
         if (kept / info.id).is_dir():
-            story.files[info.id] = await asyncio.to_thread(snapshots.digest, kept / info.id, None)
+            story.files[info.id] = await asyncio.to_thread(hashing.digest, kept / info.id, None)
         return info.id
 
     sandbox = await client.create(IMAGE)
@@ -151,8 +152,8 @@ async def record(directory: Path, tree: Path, turns: int) -> tuple[Story, Ledger
     trace = directory / "trace"
     subprocess.run(["cp", "--sparse=always", disk, directory / "first"], check=True)  # noqa: ASYNC221
     with Recorder(disk, directory) as recorder, mounted(recorder.disk, directory / "point"):
-        host = host_on(directory / "point", directory, tree, "bench._traced")
-        host.environment = {_traced.TRACE: str(trace), _traced.LOG: str(recorder.log)}
+        host = host_on(directory / "point", directory, tree, "bench.power.traced")
+        host.environment = {traced.TRACE: str(trace), traced.LOG: str(recorder.log)}
         try:
             await asyncio.to_thread(host.start)
             async with host.client() as client:
@@ -174,12 +175,12 @@ class Result:
     old: int = 0
     new: int = 0
     whole: int = 0
-    fates: collections.Counter[str] = field(default_factory=collections.Counter)
+    crash_states: collections.Counter[str] = field(default_factory=collections.Counter)
     broken: list[str] = field(default_factory=list)
 
     def judge(self, cut: Cut, found: Found) -> None:
         """What this disk means behind this cut."""
-        self.fates[cut.name] += 1
+        self.crash_states[cut.name] += 1
         wrong = [found.unreadable] if found.unreadable else self.ledger.wrong(found.mark, cut.position)
         if not found.unreadable:
             wrong += self.story.wrong(found.rows, cut.position)
@@ -197,7 +198,7 @@ class Result:
 class Examination:
     """Examines disks on threads of its own, each content once."""
 
-    def __init__(self, directory: Path, tree: Path, disk: Disk, files: dict[str, snapshots.Digest]) -> None:
+    def __init__(self, directory: Path, tree: Path, disk: Disk, files: dict[str, hashing.Digest]) -> None:
         self._directory, self._tree, self._disk, self._files = directory, tree, disk, files
         self.workers = min(WORKERS, os.cpu_count() or 1) if CLONES.exists() else 1
         self._pool = ThreadPoolExecutor(self.workers)
@@ -240,7 +241,7 @@ def replay(
 ) -> dict[str, Any]:
     """Cut the power, look, count."""
     chance = random.Random(options.seed)
-    every = [cut for cut in cuts(log, chance, options.fates) if cut.position <= story.end]
+    every = [cut for cut in cuts(log, chance, options.crash_states) if cut.position <= story.end]
     count = len(every) if not options.cuts else min(options.cuts, len(every))
     chosen = [every[min(len(every) - 1, int((n + chance.random()) * len(every) / count))] for n in range(count)]
     daemons = set(chance.sample(range(count), min(options.daemons, count)))
@@ -269,7 +270,7 @@ def replay(
         "cuts": count,
         "disks": examination.examined,
         "daemons": len(daemons),
-        "fates": dict(sorted(result.fates.items())),
+        "crash_states": dict(sorted(result.crash_states.items())),
         "old_or_new": result.old + result.new,
         "old": result.old,
         "new": result.new,
@@ -307,7 +308,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--cuts", type=int, default=300, help="power cuts examined, spread over all writes; 0: every one"
     )
     parser.add_argument(
-        "--fates", type=int, default=1, help=f"of the unflushed writes, behind each write; {len(FATES)}: every kind"
+        "--crash-states",
+        type=int,
+        default=1,
+        help=f"of the unflushed writes, behind each write; {len(CRASH_STATES)}: every kind",
     )
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--daemons", type=int, default=8, help="cuts on which a real daemon is started as well")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from examples.fix_the_service import WORDS, FixTheService, demonstrate
 from examples.fix_the_service.twin import Twin, immediate
-from rollout.engine.model import KVCache, Qwen3
+from rollout.engine.embedded.model import KVCache, Qwen3
 from trainer import grpo, policy, sft
 from trainer.advantages import advantages
 from trainer.run import ACTION_TOKENS, HELD_OUT, Config, learning_rate

@@ -37,10 +37,10 @@ from typing import Any
 
 import aiohttp
 
-from bench import _staged
-from bench._host import IMAGE, BenchHost, Census, image, shims, tasks
+from bench.harness import staged_daemon
+from bench.harness.own_daemon import IMAGE, BenchHost, Census, image, shims, tasks
 from sandbox import Client, Retention
-from sandbox.cgroup import Cgroup, hierarchy
+from sandbox.container.cgroup import Cgroup, hierarchy
 from sandbox.errors import PagurusError
 from sandbox.messages import SandboxState
 from sandbox.sdk.handle import Sandbox
@@ -71,7 +71,7 @@ NAMESPACES = ("pid", "mnt", "net", "user", "ipc", "uts", "cgroup")
 class Trials:
     """The host, its sandbox, and what was found so far."""
 
-    def __init__(self, host: BenchHost, chance: random.Random, notes: _staged.Notes) -> None:
+    def __init__(self, host: BenchHost, chance: random.Random, notes: staged_daemon.Notes) -> None:
         self.host, self.chance, self.notes = host, chance, notes
         self.client: Client = host.client()
         self.name = ""
@@ -271,13 +271,13 @@ def _losetup(file: Path) -> list[str]:
 
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
     directory = Path(tempfile.mkdtemp(prefix="pagurus-recovery-", dir="/var/tmp"))
-    host = BenchHost(directory, await asyncio.to_thread(image, options.image), module="bench._staged")
-    host.environment[_staged.WHERE] = str(directory / "stages")
+    host = BenchHost(directory, await asyncio.to_thread(image, options.image), module="bench.harness.staged_daemon")
+    host.environment[staged_daemon.WHERE] = str(directory / "stages")
     before = Census(host)
     began = time.monotonic()
     try:
         await asyncio.to_thread(host.start)
-        trials = Trials(host, random.Random(options.seed), _staged.Notes(directory / "stages"))
+        trials = Trials(host, random.Random(options.seed), staged_daemon.Notes(directory / "stages"))
         await trials.run(options.trials)
         leaks = await trials.leaks(before)
         host.process = None
@@ -291,7 +291,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
         "leaks": leaks,
         "troubles": trials.troubles,
         "strikes": dict(sorted(trials.by_kind.items())),
-        "under_way": {stage: trials.hit[stage] for stage in (*_staged.STAGES, "nothing")},
+        "under_way": {stage: trials.hit[stage] for stage in (*staged_daemon.STAGES, "nothing")},
         "seed": options.seed,
         "seconds": round(time.monotonic() - began, 1),
     }

@@ -1,7 +1,7 @@
 """The daemon's process: start, serve, signals, stop.
 
 Owns: the process and what systemd hears of it. Does not own: routes (:mod:`daemon.api`), sockets
-(:mod:`daemon.listener`), options (:mod:`daemon.config`), any act on a sandbox (:mod:`daemon.host`).
+(:mod:`daemon.api.listener`), options (:mod:`daemon.config`), any act on a sandbox (:mod:`daemon.host.host`).
 Guarantee: a stop leaves the sandboxes running unless asked otherwise.
 """
 
@@ -21,15 +21,16 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from daemon import config, listener, logs, tls
-from daemon.api import application
+from daemon import config, logs
+from daemon.api import application, listener
+from daemon.api.idempotency import Answers
+from daemon.api.listener import Listeners
+from daemon.auth import tls
 from daemon.config import Config
-from daemon.host import Host
-from daemon.idempotency import Answers
-from daemon.listener import Listeners
+from daemon.host.host import Host
 from sandbox import paths
+from sandbox.container.shim import short_slice
 from sandbox.errors import Invalid, PagurusError
-from sandbox.shim import short_slice
 
 log = logging.getLogger("pagurus.app")
 
@@ -51,7 +52,7 @@ def notify(state: str) -> None:
 
 async def serve(options: Config, *, ready: Callable[[Host], None] | None = None) -> None:
     """Run the daemon until SIGTERM or SIGINT."""
-    from daemon.recovery import close_host, open_host
+    from daemon.startup import close_host, open_host
 
     _take_precedence()
     stop = asyncio.Event()

@@ -1,7 +1,7 @@
 """The single truth about the sandboxes, turns and checkpoints of a host: one SQLite file.
 
 Owns: the rows and when they become visible. Does not own: the content that rows name (snapshots,
-process images); content without a row is garbage that :mod:`daemon.recovery` collects.
+process images); content without a row is garbage that :mod:`daemon.startup` collects.
 
 Guarantee (I3): a change is one transaction, so a crash at any instant leaves the old catalogue or
 the new one. A change survives the death of the daemon when :meth:`Catalogue.write` has returned,
@@ -84,7 +84,7 @@ class ProgramRow(msgspec.Struct, kw_only=True):
     started_at: float
     pid: int = 0  # inside the sandbox; 0: being started
     exit_status: int | None = None  # wait status, once seen
-    apart: list[tuple[int, int]] = []  # its processes, if they are no part of checkpoints: see daemon.apart
+    excluded: list[tuple[int, int]] = []  # its processes, if they are no part of checkpoints: see daemon.apart
     answer: AnswerRow | None = None  # session: the last one given
     answered: list[str] = []  # session: keys before it
 

@@ -101,7 +101,7 @@ def _btf() -> str:
 
 
 def _cgroups() -> str:
-    from sandbox.cgroup import hierarchy
+    from sandbox.container.cgroup import hierarchy
 
     found = hierarchy()
     return "pure v2" if found.pure else "v1 controllers with a v2 hierarchy for accounting and events"
@@ -147,7 +147,7 @@ def _uffd() -> str:
 
 
 def _pidfd() -> str:
-    from sandbox.process import pidfd_tells_exit
+    from sandbox.container.process import pidfd_tells_exit
 
     if not pidfd_tells_exit():
         raise _Miss(
@@ -170,8 +170,8 @@ def _scratch() -> Iterator[Path]:
 
 
 def _btrfs() -> str:
-    from sandbox import btrfs
-    from sandbox.pool import Pool
+    from sandbox.tree import btrfs
+    from sandbox.tree.pool import Pool
 
     with _scratch() as folder:
         pool = Pool(folder, size=1 << 28).ensure()
@@ -193,9 +193,9 @@ def _sandbox() -> str:
 
 async def _start_one() -> str:
     """A sandbox of an empty image: its pid 1 comes from the runtime layer."""
-    from sandbox.container import Container, ContainerSpec
+    from sandbox.container.container import Container, ContainerSpec
     from sandbox.messages import Limits
-    from sandbox.pool import Pool
+    from sandbox.tree.pool import Pool
 
     with _scratch() as folder:
         pool = await asyncio.to_thread(Pool(folder, size=1 << 28).ensure)
@@ -290,10 +290,10 @@ def _run_criu(verb: str, folder: Path, *arguments: str) -> None:
 
 
 def _pycriu() -> str:
-    from sandbox import criu
+    from sandbox.criu import rpc
 
-    criu.messages()
-    criu.images()
+    rpc.messages()
+    rpc.images()
     return "CRIU's message classes load"
 
 

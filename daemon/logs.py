@@ -15,7 +15,7 @@ import secrets
 import sys
 from typing import Protocol
 
-from daemon.access import CALLER
+from daemon.auth.access import CALLER
 
 
 class Subject(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from daemon.schedule import Stage
+from daemon.checkpoints.schedule import Stage
 from sandbox.messages import SandboxState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -145,8 +145,8 @@ class _Host:
 
     def collect(self) -> Iterable[Metric]:
         services = self._host.services
-        tally, engine = services.tally, services.engine
-        states = Count(loop.row.state for loop in self._host.loops.values())
+        tally, queue = services.tally, services.queue
+        states = Count(live.row.state for live in self._host.live_sandboxes.values())
         yield _by("pagurus_sandboxes", "Sandboxes by state.", "state", {s.value: states[s] for s in SandboxState})
         yield _by("pagurus_turns", "Turns by verdict.", "verdict", tally.verdicts, counter=True)
         yield _by("pagurus_checkpoints", "Checkpoints by verdict.", "verdict", tally.checkpoints, counter=True)
@@ -154,8 +154,8 @@ class _Host:
         yield CounterMetricFamily("pagurus_restores", "Restores in place.", tally.restores)
         yield CounterMetricFamily("pagurus_stored_bytes", "Bytes that checkpoints added.", tally.stored_bytes)
         yield CounterMetricFamily("pagurus_full_bytes", "Bytes that full dumps would have added.", tally.full_bytes)
-        yield _by("pagurus_queue_length", "Jobs that wait.", "stage", {s.value: engine.queued(s) for s in Stage})
-        yield _by("pagurus_queue_running", "Jobs under way.", "stage", {s.value: engine.running(s) for s in Stage})
+        yield _by("pagurus_queue_length", "Jobs that wait.", "stage", {s.value: queue.queued(s) for s in Stage})
+        yield _by("pagurus_queue_running", "Jobs under way.", "stage", {s.value: queue.running(s) for s in Stage})
         if (gateway := self._host.gateway) is not None:
             text = "Bytes of the records of sandboxes that asked since the daemon started."
             yield GaugeMetricFamily("pagurus_gateway_journal_bytes", text, gateway.statistics().journal_bytes)

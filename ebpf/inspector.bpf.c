@@ -2,7 +2,7 @@
 /*
  * Kernel half of the inspector: what the tasks of a sandbox did since its mark.
  *
- * Owns: the counters of inspector.h. Does not own: what they mean (daemon/judge.py).
+ * Owns: the counters of inspector.h. Does not own: what they mean (daemon/verdict/judge.py).
  * Guarantee: an effect is counted, or `unknown`/`untracked` is set; a full ring buffer loses
  * explanations only. Verdicts read the mapped array, and depend on no event stream.
  *

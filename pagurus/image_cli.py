@@ -184,8 +184,8 @@ def _made(info: ImageInfo) -> None:
 
 
 def _store() -> Any:
-    from sandbox.image import ImageStore
-    from sandbox.pool import Pool
+    from sandbox.image.store import ImageStore
+    from sandbox.tree.pool import Pool
 
     pool = Pool()
     pool.images.mkdir(mode=0o700, parents=True, exist_ok=True)

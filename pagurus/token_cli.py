@@ -1,6 +1,6 @@
 """``pagurus token``: the tokens that callers over TCP show.
 
-Owns: names, arguments, what is printed. Does not own: what a token may do (:mod:`daemon.access`).
+Owns: names, arguments, what is printed. Does not own: what a token may do (:mod:`daemon.auth.access`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 from pagurus import output
 from pagurus.common import Json, call
 from sandbox import Client
-from sandbox.cgroup import parse_bytes
+from sandbox.container.cgroup import parse_bytes
 from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
 
 application = typer.Typer(help="Tokens that callers over TCP show.", no_args_is_help=True)

@@ -1,7 +1,7 @@
 """Environments, trajectories, rewards, the engines and their client, scheduling of rollouts, the sample buffer.
 
 Owns: everything between an environment and a batch of samples. Does not own: gradients.
-`import rollout` loads no torch: only `rollout.engine.model`, `.core` and `.embedded` do.
+`import rollout` loads no torch: only `rollout.engine.embedded.model`, `.core` and `.embedded` do.
 """
 
 from rollout.controller import RolloutConfig, RolloutController

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sandbox.cgroup import Cgroup
+from sandbox.container.cgroup import Cgroup
 
 When = Literal["checkpoint", "between", "command"]
 Kill = Callable[[str, float], Coroutine[Any, Any, int]]

@@ -210,7 +210,7 @@ class GuardedSandbox:
 
 
 class GuardedFiles:
-    """`sandbox.files` with the same promise."""
+    """`sandbox.tree.files` with the same promise."""
 
     def __init__(self, guarded: GuardedSandbox):
         self._guarded = guarded

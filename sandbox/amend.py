@@ -1,7 +1,7 @@
 """What CRIU leaves different in a restored tree, set right before its first instruction.
 
 Owns: modification times of what CRIU makes anew, the removal mark of System V shared memory. Does not own: CRIU's run
-(:mod:`sandbox.restore`), finding out what is owed (:mod:`sandbox.adapt`).
+(:mod:`sandbox.criu.restore`), finding out what is owed (:mod:`sandbox.criu.rewrite`).
 Guarantee: called while nothing of the tree runs. Paths of images are resolved below the root of the sandbox.
 """
 
@@ -13,8 +13,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox import beneath, namespaces
+from sandbox.criu import namespaces
 from sandbox.errors import RestoreFailed
+from sandbox.tree import safe_path
 
 Times = list[tuple[str, int, int]]  # path in the sandbox, atime, mtime in ns
 IPC_RMID = 0
@@ -72,7 +73,7 @@ def _directory(path: str) -> Iterator[int]:
 def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
     """The directory of `path` below `root`, whatever links lie on the way, and the last name."""
     directory, _, name = path.rpartition("/")
-    parent = beneath.openat2(root, directory or "/", os.O_PATH | os.O_DIRECTORY)
+    parent = safe_path.openat2(root, directory or "/", os.O_PATH | os.O_DIRECTORY)
     try:
         yield parent, name or "."
     finally:

@@ -34,7 +34,7 @@ from typing import ClassVar
 
 import msgspec
 
-from sandbox.names import sayable
+from sandbox.names import printable
 
 
 class ErrorBody(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -54,7 +54,7 @@ class PagurusError(Exception):
     status: ClassVar[int] = 500
 
     def __init__(self, message: str, *, remedy: str = "", sandbox: str | None = None, turn: int | None = None):
-        message = sayable(message)
+        message = printable(message)
         super().__init__(message)
         self.message = message
         self.remedy = remedy

@@ -1,6 +1,6 @@
 """Names of files as text that any wire can carry.
 
-Owns: how a name that is not UTF-8 is told. Does not own: resolution of paths (:mod:`sandbox.beneath`).
+Owns: how a name that is not UTF-8 is told. Does not own: resolution of paths (:mod:`sandbox.tree.safe_path`).
 
 A name of a file is bytes, and most names are UTF-8: these are told as they are. A byte that is no part of valid UTF-8
 (0x80 to 0xff) is told as the character U+EF00 + byte: U+EF80 to U+EFFF, which are for private use. Of a name that
@@ -36,7 +36,7 @@ def native(path: str) -> str:
     return _TOLD.sub(lambda found: chr(0xDC00 + ord(found[0]) - _BASE), path)
 
 
-def sayable(text: str) -> str:
+def printable(text: str) -> str:
     """A sentence that may quote names of the os module, or names that were told already."""
     return text if text.isascii() else _UNTELLABLE.sub(_bytes, text)
 

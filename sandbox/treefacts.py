@@ -1,7 +1,8 @@
 """The canonical form of a file tree.
 
-Owns: what "equal" means of two trees. Does not own: reading the difference out (:func:`sandbox.digest.differences`).
-Guarantee: equal trees give equal facts. Not compared: ctime and atime, and the bookkeeping xattrs of overlayfs.
+Owns: what "equal" means of two trees. Does not own: reading the difference out
+(:func:`sandbox.criu.equality.differences`). Guarantee: equal trees give equal facts. Not compared: ctime and atime, and
+the bookkeeping xattrs of overlayfs.
 """
 
 from __future__ import annotations

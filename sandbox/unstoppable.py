@@ -1,8 +1,9 @@
 """Tasks that will not stop when they are told to, found before anybody waits for them.
 
-Owns: what is known of a task from ``/proc``. Does not own: what follows from it (:mod:`sandbox.dump`,
-:mod:`daemon.capture`). Guarantee: what is told of a process was read through one open directory of ``/proc``, which
-leads to that process or to nothing; a number that the kernel has given away meanwhile is never taken for it.
+Owns: what is known of a task from ``/proc``. Does not own: what follows from it (:mod:`sandbox.criu.dump`,
+:mod:`daemon.checkpoints.capture`). Guarantee: what is told of a process was read through one open directory of
+``/proc``, which leads to that process or to nothing; a number that the kernel has given away meanwhile is never taken
+for it.
 
 The kernel stops a task on its way out of a system call. A task in an uninterruptible wait (state D) does not come to
 that. Most such waits end by themselves, since they wait for a disk. One that may last for ever is at everybody's

@@ -1,11 +1,11 @@
 """Programs whose state hangs on names: directories, replaced and deleted files, links, locks; and stopped ones.
 
-Each is (start, check), as in :mod:`tests.checkpoint_programs`.
+Each is (start, check), as in :mod:`tests.support.checkpoint_programs`.
 """
 
 from __future__ import annotations
 
-from tests.checkpoint_programs import CHECK, python_program
+from tests.support.checkpoint_programs import CHECK, python_program
 
 EMPTY_EPOLL = (
     python_program("""

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from sandbox import Client, Sandbox
-from tests.checkpoint_support import bench
-from tests.container_support import either_hierarchy, maker, pool
-from tests.daemon_host import IMAGE, Daemon, missing
+from tests.support.checkpoint_support import bench
+from tests.support.container_support import either_hierarchy, maker, pool
+from tests.support.daemon_host import IMAGE, Daemon, missing
 
 __all__ = ["bench", "either_hierarchy", "maker", "pool"]  # fixtures
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from daemon import doctor
-from tests.daemon_host import missing
+from tests.support.daemon_host import missing
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the probes need root")
 

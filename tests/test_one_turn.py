@@ -13,7 +13,7 @@ import pytest
 
 from sandbox import SandboxDead, Verdict
 from sandbox.messages import CheckpointState
-from tests.daemon_host import IMAGE, Daemon, kill_everything, missing
+from tests.support.daemon_host import IMAGE, Daemon, kill_everything, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

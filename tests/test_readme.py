@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_host import Daemon, missing
+from tests.support.daemon_host import Daemon, missing
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)

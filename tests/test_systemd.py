@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_host import Daemon, missing
+from tests.support.daemon_host import Daemon, missing
 
 FOLDER = Path(__file__).parent.parent / "systemd"
 UNIT = FOLDER / "pagurus.service"

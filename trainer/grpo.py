@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollout.engine.model import Qwen3
+from rollout.engine.embedded.model import Qwen3
 from trainer.packing import plan
 
 

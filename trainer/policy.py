@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import Unigram
 
-from rollout.engine.model import ModelConfig, Qwen3, save_model
+from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 
 SPECIALS = PAD, BEGIN, END = ("<|pad|>", "<|begin|>", "<|end|>")  # ids 0, 1, 2; an action ends with END
 PAD_ID, BEGIN_ID, END_ID = range(3)

@@ -11,8 +11,8 @@ import os
 import shutil
 from pathlib import Path
 
+from rollout.engine.embedded.model import Qwen3, save_model
 from rollout.engine.manifest import write_manifest
-from rollout.engine.model import Qwen3, save_model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 

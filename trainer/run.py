@@ -42,7 +42,7 @@ from safetensors import SafetensorError
 
 from rollout import Batch, Environment, Faults, RolloutConfig, RolloutController, Trajectory, TurnRecord
 from rollout.engine.client import Sampling
-from rollout.engine.model import load_model
+from rollout.engine.embedded.model import load_model
 from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
 from rollout.tokenizer import FolderTokenizer
 from sandbox import Client

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from rollout.engine.model import Qwen3
+from rollout.engine.embedded.model import Qwen3
 from trainer.policy import END_ID
 
 Demonstration = Callable[..., list[tuple[str, bool]]]  # demonstrate(seed, sloppy=...) -> [(text, is an action)]

@@ -23,14 +23,14 @@ from daemon.api import (
     tokens,
 )
 from daemon.api.gate import Gate, started, unmatched
+from daemon.api.idempotency import Answers
 from daemon.api.openapi import describe
 from daemon.api.route import Route
 from daemon.api.sandboxes import DESCRIPTION
 from daemon.api.sockets import SOCKETS, Sockets, close_all
 from daemon.api.wire import HOST, TOKENS
-from daemon.host import Host
-from daemon.idempotency import Answers
-from daemon.tokens import Tokens
+from daemon.auth.tokens import Tokens
+from daemon.host.host import Host
 
 AREAS = (
     sandboxes,

@@ -29,12 +29,12 @@ async def _checkpoint(request: web.Request) -> web.Response:
     """Capture the state of a sandbox as it is now."""
     host = request.app[HOST]
     wanted = await body(request, CheckpointRequest)
-    flight = await host.loop(request.match_info["id"]).checkpoint(wanted.label)
+    inflight = await host.live(request.match_info["id"]).checkpoint(wanted.label)
     durable = wanted.wait == "durable"
-    await flight.settled(durable=durable)
-    if (trouble := flight.trouble(durable=durable)) is not None:
+    await inflight.settled(durable=durable)
+    if (trouble := inflight.trouble(durable=durable)) is not None:
         raise trouble
-    return reply(request, flight.row.info(), 201)
+    return reply(request, inflight.row.info(), 201)
 
 
 async def _restore(request: web.Request) -> web.Response:

@@ -14,29 +14,29 @@ from aiohttp import web
 
 from daemon.api.presence import while_there
 from daemon.api.wire import HOST, Route, Stream, body, frame, log, reply, streaming
+from sandbox.container.outlet import Outlet
 from sandbox.errors import PagurusError
 from sandbox.messages import Chunk, ExecRequest, ExecResult, SignalRequest, TurnInfo
-from sandbox.outlet import Outlet
 
 
 async def _exec(request: web.Request) -> web.Response:
     """Run a command to its end, and end the turn."""
-    loop = request.app[HOST].loop(request.match_info["id"])
-    return reply(request, await loop.exec(await body(request, ExecRequest)))
+    live = request.app[HOST].live(request.match_info["id"])
+    return reply(request, await live.exec(await body(request, ExecRequest)))
 
 
 async def _stream(request: web.Request) -> web.StreamResponse:
     """Output as it comes. The command waits for a slow reader; when that leaves, it ends as after its deadline."""
-    loop = request.app[HOST].loop(request.match_info["id"])
+    live = request.app[HOST].live(request.match_info["id"])
     command = await body(request, ExecRequest)
-    return await streamed(request, loop.row.id, lambda outlet: loop.exec(command, outlet))
+    return await streamed(request, live.row.id, lambda outlet: live.exec(command, outlet))
 
 
 async def _signal(request: web.Request) -> web.Response:
     """Send a signal to a command that runs; it is known by the key with which it was started."""
     wanted = await body(request, SignalRequest)
-    loop = request.app[HOST].loop(request.match_info["id"])
-    await loop.signal(request.match_info["command"], wanted.signal, group=wanted.group)
+    live = request.app[HOST].live(request.match_info["id"])
+    await live.signal(request.match_info["command"], wanted.signal, group=wanted.group)
     return reply(request, {})
 
 
@@ -88,7 +88,7 @@ async def _send(
 async def _turns(request: web.Request) -> web.Response:
     """The last turns of a sandbox, the oldest first."""
     host = request.app[HOST]
-    return reply(request, await host.services.catalogue.turns(host.loop(request.match_info["id"]).row.id))
+    return reply(request, await host.services.catalogue.turns(host.live(request.match_info["id"]).row.id))
 
 
 ROUTES: list[Route] = [

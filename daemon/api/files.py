@@ -12,25 +12,25 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from daemon import watching
-from daemon.access import CALLER
 from daemon.api.presence import while_there
 from daemon.api.wire import HOST, RAW, Route, Stream, chunks, frame, parameters, reply, streaming
-from daemon.turns import TurnLoop
-from sandbox import archive, beneath, files
-from sandbox.cgroup import parse_bytes
+from daemon.auth.access import CALLER
+from daemon.turns import watches
+from daemon.turns.turns import LiveSandbox
+from sandbox.container.cgroup import parse_bytes
+from sandbox.container.pipes import in_thread, put
 from sandbox.messages import Change, FileEvent, FileInfo
 from sandbox.names import native
-from sandbox.pipes import in_thread, put
+from sandbox.tree import archive, files, safe_path
 
 TREE_MOST = 64 << 30  # bytes of the files of one upload where the sandbox has no disk limit
 CHUNK = 1 << 18
 
 
-def _loop(request: web.Request) -> TurnLoop:
-    loop = request.app[HOST].loop(request.match_info["id"])
-    loop.need_alive()
-    return loop
+def _live(request: web.Request) -> LiveSandbox:
+    live = request.app[HOST].live(request.match_info["id"])
+    live.need_alive()
+    return live
 
 
 _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\0]*$")]  # as it is told
@@ -80,8 +80,8 @@ class Written(msgspec.Struct, kw_only=True):
 
 async def _read(request: web.Request) -> web.StreamResponse:
     """A part of a regular file, or all of it, as it is read: at the pace of a slow reader."""
-    loop, asked = _loop(request), parameters(request, ReadQuery)
-    part, first = await asyncio.to_thread(_begin, loop.container.inside, asked)
+    live, asked = _live(request), parameters(request, ReadQuery)
+    part, first = await asyncio.to_thread(_begin, live.container.inside, asked)
     with part:
         if not part.left:
             return web.Response(body=first, content_type=RAW)
@@ -96,7 +96,7 @@ async def _read(request: web.Request) -> web.StreamResponse:
         return response
 
 
-def _begin(inside: beneath.SandboxRoot, asked: ReadQuery) -> tuple[files.Part, bytes]:
+def _begin(inside: safe_path.SandboxRoot, asked: ReadQuery) -> tuple[files.Part, bytes]:
     part = files.Part(inside, asked.path, asked.offset, asked.limit)
     try:
         return part, part.next()
@@ -107,54 +107,54 @@ def _begin(inside: beneath.SandboxRoot, asked: ReadQuery) -> tuple[files.Part, b
 
 async def _write(request: web.Request) -> web.Response:
     """Write a regular file, or append to it. A body that breaks off changes nothing."""
-    loop, asked = _loop(request), parameters(request, WriteQuery)
+    live, asked = _live(request), parameters(request, WriteQuery)
     with tempfile.SpooledTemporaryFile(files.CHUNK, dir=request.app[HOST].images.folder) as spool:
         try:
             async for data in chunks(request):
                 await asyncio.to_thread(spool.write, data)  # to the disk, under no name, what is larger than a chunk
         except OSError as error:
-            raise beneath.refused(error, asked.path) from error
+            raise safe_path.refused(error, asked.path) from error
         spool.seek(0)
-        await _alter(loop, asked.path, files.write, asked.path, spool, mode=int(asked.mode, 8), append=asked.append)
+        await _alter(live, asked.path, files.write, asked.path, spool, mode=int(asked.mode, 8), append=asked.append)
     return reply(request, {})
 
 
 async def _status(request: web.Request) -> web.Response:
     """What a path is; links are not followed."""
-    loop, path = _loop(request), parameters(request, PathQuery).path
-    return reply(request, await asyncio.to_thread(files.status, loop.container.inside, loop.row.uid_base, path))
+    live, path = _live(request), parameters(request, PathQuery).path
+    return reply(request, await asyncio.to_thread(files.status, live.container.inside, live.row.uid_base, path))
 
 
 async def _entries(request: web.Request) -> web.Response:
     """The entries of a directory."""
-    loop, path = _loop(request), parameters(request, PathQuery).path
-    return reply(request, await asyncio.to_thread(files.entries, loop.container.inside, loop.row.uid_base, path))
+    live, path = _live(request), parameters(request, PathQuery).path
+    return reply(request, await asyncio.to_thread(files.entries, live.container.inside, live.row.uid_base, path))
 
 
 async def _make_directory(request: web.Request) -> web.Response:
     """Make a directory with its parents."""
     asked = parameters(request, MakeQuery)
-    await _alter(_loop(request), asked.path, files.make_directory, asked.path, mode=int(asked.mode, 8))
+    await _alter(_live(request), asked.path, files.make_directory, asked.path, mode=int(asked.mode, 8))
     return reply(request, {})
 
 
 async def _move(request: web.Request) -> web.Response:
     """Rename a file or directory."""
     asked = parameters(request, MoveQuery)
-    await _alter(_loop(request), asked.path, files.move, asked.path, asked.to)
+    await _alter(_live(request), asked.path, files.move, asked.path, asked.to)
     return reply(request, {})
 
 
 async def _remove(request: web.Request) -> web.Response:
     """Remove a file, or a directory with what is in it."""
     asked = parameters(request, BranchQuery)
-    await _alter(_loop(request), asked.path, files.remove, asked.path, recursive=asked.recursive)
+    await _alter(_live(request), asked.path, files.remove, asked.path, recursive=asked.recursive)
     return reply(request, {})
 
 
-async def _alter(loop: TurnLoop, path: str, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    async with loop.altering(path):
-        return await asyncio.to_thread(change, loop.container.inside, loop.row.uid_base, *args, **named)
+async def _alter(live: LiveSandbox, path: str, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    async with live.altering(path):
+        return await asyncio.to_thread(change, live.container.inside, live.row.uid_base, *args, **named)
 
 
 # --------------------------------------------------------------------------- whole trees
@@ -162,8 +162,8 @@ async def _alter(loop: TurnLoop, path: str, change: Callable[..., Any], *args: A
 
 async def _download(request: web.Request) -> web.StreamResponse:
     """A directory (its content) or a file as a tar stream."""
-    loop, path = _loop(request), parameters(request, PathQuery).path
-    inside, base = loop.container.inside, loop.row.uid_base
+    live, path = _live(request), parameters(request, PathQuery).path
+    inside, base = live.container.inside, live.row.uid_base
     await asyncio.to_thread(files.status, inside, base, path) if path.strip("/") else None  # refused before the stream
     response = web.StreamResponse(headers={"Content-Type": "application/x-tar"})
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -180,7 +180,7 @@ async def _download(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _pack(inside: beneath.SandboxRoot, base: int, path: str, writer: int) -> None:
+def _pack(inside: safe_path.SandboxRoot, base: int, path: str, writer: int) -> None:
     with (
         contextlib.suppress(BrokenPipeError),  # the reader went away
         os.fdopen(writer, "wb", buffering=CHUNK) as out,
@@ -191,11 +191,11 @@ def _pack(inside: beneath.SandboxRoot, base: int, path: str, writer: int) -> Non
 
 async def _upload(request: web.Request) -> web.Response:
     """Unpack a tar stream into a directory, which is made when need be."""
-    loop, path = _loop(request), parameters(request, PathQuery).path
-    limit = parse_bytes(loop.row.limits.disk) if loop.row.limits.disk is not None else TREE_MOST
-    async with loop.altering(path):
+    live, path = _live(request), parameters(request, PathQuery).path
+    limit = parse_bytes(live.row.limits.disk) if live.row.limits.disk is not None else TREE_MOST
+    async with live.altering(path):
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        unpacking = in_thread(_unpack, loop.container.inside, loop.row.uid_base, path, reader, limit)
+        unpacking = in_thread(_unpack, live.container.inside, live.row.uid_base, path, reader, limit)
         try:
             with os.fdopen(writer, "wb", buffering=0) as out:
                 async for part in chunks(request):
@@ -207,14 +207,14 @@ async def _upload(request: web.Request) -> web.Response:
     return reply(request, Written(bytes=written))
 
 
-def _unpack(inside: beneath.SandboxRoot, base: int, path: str, reader: int, limit: int) -> int:
+def _unpack(inside: safe_path.SandboxRoot, base: int, path: str, reader: int, limit: int) -> int:
     with (
         os.fdopen(reader, "rb", buffering=CHUNK) as stream,
         inside.opened() as root,
-        beneath.as_sandbox_root(base),
+        safe_path.as_sandbox_root(base),
     ):
-        beneath.make_parents(root, files.absolute(path))
-        with beneath.opened(root, native(path), os.O_RDONLY | os.O_DIRECTORY) as directory:
+        safe_path.make_parents(root, files.absolute(path))
+        with safe_path.opened(root, native(path), os.O_RDONLY | os.O_DIRECTORY) as directory:
             return archive.unpack(stream, directory, limit=limit)
 
 
@@ -223,12 +223,12 @@ def _unpack(inside: beneath.SandboxRoot, base: int, path: str, reader: int, limi
 
 async def _watch(request: web.Request) -> web.StreamResponse:
     """Changes below a directory as they happen, until it is gone or the sandbox is restored."""
-    loop, asked = _loop(request), parameters(request, BranchQuery)
-    inside = loop.container.inside
+    live, asked = _live(request), parameters(request, BranchQuery)
+    inside = live.container.inside
     response = streaming(request)
 
     async def send() -> None:
-        async with watching.events(inside.opened, asked.path, recursive=asked.recursive) as events:
+        async with watches.events(inside.opened, asked.path, recursive=asked.recursive) as events:
             await response.prepare(request)
             event = None
             while event is None or event.kind != "end":
@@ -236,7 +236,7 @@ async def _watch(request: web.Request) -> web.StreamResponse:
                 await response.write(frame(request, event))
             await response.write_eof()
 
-    with watching.place(CALLER.get().owner):
+    with watches.place(CALLER.get().owner):
         await while_there(request, send())
     return response
 

@@ -1,7 +1,7 @@
 """What stands before every route: who calls, may they, how often, was it done already; and what is counted.
 
-Owns: the order of these questions. Does not own: the decisions (:mod:`daemon.access`, :mod:`daemon.quota`,
-:mod:`daemon.idempotency`). Guarantee: no handler runs before its caller is known and admitted, and none is asked
+Owns: the order of these questions. Does not own: the decisions (:mod:`daemon.auth.access`, :mod:`daemon.auth.quota`,
+:mod:`daemon.api.idempotency`). Guarantee: no handler runs before its caller is known and admitted, and none is asked
 for a sandbox that the caller does not see.
 
 ::
@@ -21,16 +21,17 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-from daemon import access, metrics
-from daemon.access import CALLER, Caller
+from daemon import metrics
+from daemon.api.idempotency import Answers, fingerprint, identity
 from daemon.api.route import Handler, Route
 from daemon.api.wire import JSON, ROUTE, content, refusal
-from daemon.host import Host
-from daemon.idempotency import Answers, fingerprint, identity
+from daemon.auth import access
+from daemon.auth.access import CALLER, Caller
+from daemon.auth.quota import Bucket, take
+from daemon.auth.tokens import Tokens
+from daemon.auth.visibility import KEY
+from daemon.host.host import Host
 from daemon.logs import REQUEST, SUBJECT, request_id
-from daemon.owners import KEY
-from daemon.quota import Bucket, take
-from daemon.tokens import Tokens
 from sandbox.errors import NotFound, TooMany
 
 log = logging.getLogger("pagurus.access")
@@ -81,7 +82,7 @@ class Gate:
         self._need_rate(caller)
         if route.path.startswith("/v1/sandboxes/{id}"):
             # From here on the id, whether a name was given or not: handlers and keys see one spelling.
-            row = self.host.loop(request.match_info["id"]).row
+            row = self.host.live(request.match_info["id"]).row
             request.match_info["id"] = row.id
             SUBJECT.set(row)
         with self._at_once(caller, route):
@@ -158,9 +159,9 @@ class Gate:
 
     async def _undo(self, name: str) -> None:
         """Remove the sandboxes that a call made which nobody has had an answer of."""
-        for loop in [loop for loop in self.host.loops.values() if loop.row.made_by == name]:
+        for live in [live for live in self.host.live_sandboxes.values() if live.row.made_by == name]:
             with contextlib.suppress(NotFound):  # removed meanwhile
-                await self.host.remove(loop.row.id)
+                await self.host.remove(live.row.id)
 
 
 async def started(request: web.Request, response: web.StreamResponse) -> None:

@@ -40,7 +40,7 @@ def _gateway(request: web.Request) -> GatewayService:
 
 
 def _sandbox(request: web.Request) -> str:
-    return request.app[HOST].loop(request.match_info["id"]).row.id
+    return request.app[HOST].live(request.match_info["id"]).row.id
 
 
 async def _statistics(request: web.Request) -> web.StreamResponse:

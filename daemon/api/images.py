@@ -11,8 +11,8 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.wire import HOST, Route, body, chunks, parameters, reply
-from daemon.host import Host
-from sandbox import imagesource
+from daemon.host.host import Host
+from sandbox.image import sources
 from sandbox.messages import CommitRequest, ImageConfig, ImageInfo
 
 ARCHIVE_MOST = 64 << 30  # bytes of one archive
@@ -68,10 +68,10 @@ async def _commit(request: web.Request) -> web.Response:
     upper = None if target.files is None else host.places.snapshot(target.files) / "upper"
 
     def fill(tree: Path) -> ImageConfig:
-        imagesource.overlay(upper, below.tree, tree)
+        sources.overlay(upper, below.tree, tree)
         return wanted.config or below.config
 
-    with host.keeper.pin(target):
+    with host.collector.pin(target):
         await asyncio.to_thread(host.images.build, wanted.name, fill, f"checkpoint {target.id}", wanted.replace)
     return reply(request, await asyncio.to_thread(host.images.info, wanted.name, host.images_used()), 201)
 

@@ -12,7 +12,7 @@ from sandbox.messages import Network, NetworkStatistics, NetworkStatus
 async def _status(request: web.Request) -> web.Response:
     """What a sandbox may reach, what it did, and what it was refused."""
     host = request.app[HOST]
-    return reply(request, await host.networks.status(host.loop(request.match_info["id"]).row))
+    return reply(request, await host.networks.status(host.live(request.match_info["id"]).row))
 
 
 async def _set(request: web.Request) -> web.Response:

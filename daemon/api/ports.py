@@ -6,9 +6,9 @@ import contextlib
 
 from aiohttp import WSMsgType, web
 
-from daemon import ports
 from daemon.api import sockets
 from daemon.api.wire import HOST, Route, WebSocket, reply
+from daemon.turns import ports
 from sandbox.errors import Invalid
 
 HEARTBEAT = 30.0  # seconds between signs of life
@@ -17,16 +17,16 @@ END = "end"  # as text: nothing more comes from this side
 
 async def _list(request: web.Request) -> web.Response:
     """The TCP ports on which something in the sandbox listens."""
-    return reply(request, await ports.listening(request.app[HOST].loop(request.match_info["id"])))
+    return reply(request, await ports.listening(request.app[HOST].live(request.match_info["id"])))
 
 
 async def _connect(request: web.Request) -> web.StreamResponse:
     """Connect to a port of the sandbox: binary messages are the bytes, the text ``end`` closes one direction."""
-    loop, text = request.app[HOST].loop(request.match_info["id"]), request.match_info["port"]
+    live, text = request.app[HOST].live(request.match_info["id"]), request.match_info["port"]
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
         raise Invalid(f"not a port: {text[:16]!r}")
-    with loop.attending():
-        inside = await ports.connect(loop, int(text))
+    with live.attending():
+        inside = await ports.connect(live, int(text))
         try:
             socket = sockets.socket(request, heartbeat=HEARTBEAT)
             await socket.prepare(request)

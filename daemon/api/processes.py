@@ -12,9 +12,9 @@ from aiohttp import WSMsgType, web
 from daemon.api import sockets
 from daemon.api.presence import while_there
 from daemon.api.wire import HOST, Route, Stream, WebSocket, body, content, frame, parameters, reply, streaming
-from daemon.terminals import Seat
-from daemon.turns import TurnLoop
-from sandbox import usage
+from daemon.turns.terminals import Seat
+from daemon.turns.turns import LiveSandbox
+from sandbox.container import usage
 from sandbox.errors import PagurusError
 from sandbox.messages import (
     LogChunk,
@@ -61,8 +61,8 @@ class Written(msgspec.Struct, kw_only=True):
     written: int
 
 
-def _loop(request: web.Request) -> TurnLoop:
-    return request.app[HOST].loop(request.match_info["id"])
+def _live(request: web.Request) -> LiveSandbox:
+    return request.app[HOST].live(request.match_info["id"])
 
 
 def _name(request: web.Request) -> str:
@@ -71,36 +71,36 @@ def _name(request: web.Request) -> str:
 
 async def _start(request: web.Request) -> web.Response:
     """Start a process in the background."""
-    return reply(request, await _loop(request).programs.start(await body(request, ProcessRequest)), 201)
+    return reply(request, await _live(request).programs.start(await body(request, ProcessRequest)), 201)
 
 
 async def _list(request: web.Request) -> web.Response:
     """The background processes, sessions and terminals of a sandbox's present state."""
-    return reply(request, await _loop(request).programs.list())
+    return reply(request, await _live(request).programs.list())
 
 
 async def _info(request: web.Request) -> web.Response:
     """One of them."""
-    return reply(request, await _loop(request).programs.info(_name(request)))
+    return reply(request, await _live(request).programs.info(_name(request)))
 
 
 async def _wait(request: web.Request) -> web.Response:
     """One of them, once it has ended or some time has passed."""
-    loop, asked = _loop(request), parameters(request, EndQuery)
-    with loop.attending():
-        return reply(request, await loop.programs.wait(_name(request), asked.timeout))
+    live, asked = _live(request), parameters(request, EndQuery)
+    with live.attending():
+        return reply(request, await live.programs.wait(_name(request), asked.timeout))
 
 
 async def _logs(request: web.Request) -> web.Response:
     """What is kept of its outputs."""
     asked = parameters(request, LogQuery)
-    return reply(request, await _loop(request).programs.logs(_name(request), (asked.stdout, asked.stderr)))
+    return reply(request, await _live(request).programs.logs(_name(request), (asked.stdout, asked.stderr)))
 
 
 async def _follow(request: web.Request) -> web.StreamResponse:
     """Its outputs as they come. A slow reader misses what the log no longer keeps."""
-    loop, name, asked = _loop(request), _name(request), parameters(request, LogQuery)
-    loop.programs.row(name)
+    live, name, asked = _live(request), _name(request), parameters(request, LogQuery)
+    live.programs.row(name)
     response = streaming(request)
     await response.prepare(request)
 
@@ -109,20 +109,20 @@ async def _follow(request: web.Request) -> web.StreamResponse:
 
     async def follow() -> None:
         try:
-            await loop.programs.follow(name, (asked.stdout, asked.stderr), put)
+            await live.programs.follow(name, (asked.stdout, asked.stderr), put)
         except* PagurusError:  # it was killed with its attendant, or the sandbox was restored: nothing follows
             pass
         await put(LogChunk(ended=True))
         await response.write_eof()
 
-    with loop.attending():
+    with live.attending():
         await while_there(request, follow())
     return response
 
 
 async def _write(request: web.Request) -> web.Response:
     """Give it stdin."""
-    programs, name, asked = _loop(request).programs, _name(request), parameters(request, InputQuery)
+    programs, name, asked = _live(request).programs, _name(request), parameters(request, InputQuery)
     data = await content(request)
     written = await programs.write(name, data, asked.offset) if data or not asked.close else 0
     if asked.close:
@@ -133,20 +133,20 @@ async def _write(request: web.Request) -> web.Response:
 async def _signal(request: web.Request) -> web.Response:
     """Send a signal to its process group, or to it alone."""
     wanted = await body(request, SignalRequest)
-    return reply(request, await _loop(request).programs.signal(_name(request), wanted.signal, group=wanted.group))
+    return reply(request, await _live(request).programs.signal(_name(request), wanted.signal, group=wanted.group))
 
 
 async def _remove(request: web.Request) -> web.Response:
     """End it with all that it started, and forget its log."""
-    loop = _loop(request)
-    async with loop.using():
-        await loop.programs.remove(_name(request))
+    live = _live(request)
+    async with live.using():
+        await live.programs.remove(_name(request))
     return reply(request, {})
 
 
 async def _open(request: web.Request) -> web.Response:
     """Start a program at a terminal."""
-    return reply(request, await _loop(request).programs.open_terminal(await body(request, TerminalRequest)), 201)
+    return reply(request, await _live(request).programs.open_terminal(await body(request, TerminalRequest)), 201)
 
 
 async def _attach(request: web.Request) -> web.StreamResponse:
@@ -156,10 +156,10 @@ async def _attach(request: web.Request) -> web.StreamResponse:
     input arrived so far; ``{"exit": CODE}`` ends it. To the daemon: binary messages are input, ``{"rows": R,
     "columns": C}`` resizes.
     """
-    loop, name, asked = _loop(request), _name(request), parameters(request, AttachQuery)
-    loop.programs.row(name, ProgramKind.TERMINAL)
+    live, name, asked = _live(request), _name(request), parameters(request, AttachQuery)
+    live.programs.row(name, ProgramKind.TERMINAL)
     socket = sockets.socket(request, heartbeat=HEARTBEAT)
-    seat = Seat(loop, name, since=asked.since)
+    seat = Seat(live, name, since=asked.since)
     async with seat.taken():
         if asked.rows and asked.columns:
             await seat.resize(asked.rows, asked.columns)
@@ -194,9 +194,9 @@ class _Size(msgspec.Struct):
 
 async def _metrics(request: web.Request) -> web.Response:
     """What a sandbox uses, from its control groups and its file tree."""
-    loop = _loop(request)
-    loop.need_alive()
-    return reply(request, await asyncio.to_thread(usage.read, loop.container))
+    live = _live(request)
+    live.need_alive()
+    return reply(request, await asyncio.to_thread(usage.read, live.container))
 
 
 ROUTES: list[Route] = [

@@ -60,12 +60,12 @@ def _labelled(labels: dict[str, str], wanted: list[tuple[str, str, str]]) -> boo
 
 async def _set_labels(request: web.Request) -> web.Response:
     """Set labels of a sandbox; those with null are removed."""
-    loop = request.app[HOST].loop(request.match_info["id"])
+    live = request.app[HOST].live(request.match_info["id"])
     wanted = await body(request, LabelsRequest)
-    merged = {**loop.row.labels, **wanted.labels}
-    loop.row.labels = {name: value for name, value in merged.items() if value is not None}
-    await request.app[HOST].services.catalogue.write([put_sandbox(loop.row)])
-    return reply(request, loop.row.info())
+    merged = {**live.row.labels, **wanted.labels}
+    live.row.labels = {name: value for name, value in merged.items() if value is not None}
+    await request.app[HOST].services.catalogue.write([put_sandbox(live.row)])
+    return reply(request, live.row.info())
 
 
 async def _create(request: web.Request) -> web.Response:
@@ -75,7 +75,7 @@ async def _create(request: web.Request) -> web.Response:
 
 async def _info(request: web.Request) -> web.Response:
     """One sandbox."""
-    return reply(request, request.app[HOST].loop(request.match_info["id"]).row.info())
+    return reply(request, request.app[HOST].live(request.match_info["id"]).row.info())
 
 
 async def _remove(request: web.Request) -> web.Response:

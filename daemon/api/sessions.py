@@ -11,7 +11,7 @@ from aiohttp import WSMsgType, web
 from daemon.api import sockets
 from daemon.api.commands import streamed
 from daemon.api.wire import HOST, Route, Stream, WebSocket, body, reply
-from daemon.turns import TurnLoop
+from daemon.turns.turns import LiveSandbox
 from sandbox.messages import (
     Chunk,
     ExecResult,
@@ -24,45 +24,45 @@ from sandbox.messages import (
 HEARTBEAT = 10.0  # seconds between signs of life: a client that died ends its turn
 
 
-def _loop(request: web.Request) -> TurnLoop:
-    return request.app[HOST].loop(request.match_info["id"])
+def _live(request: web.Request) -> LiveSandbox:
+    return request.app[HOST].live(request.match_info["id"])
 
 
 async def _open(request: web.Request) -> web.Response:
     """Open a shell that keeps its state from command to command."""
-    return reply(request, await _loop(request).sessions.open(await body(request, SessionRequest)), 201)
+    return reply(request, await _live(request).sessions.open(await body(request, SessionRequest)), 201)
 
 
 async def _close(request: web.Request) -> web.Response:
     """End the shell with all that it started."""
-    await _loop(request).sessions.close(request.match_info["session"])
+    await _live(request).sessions.close(request.match_info["session"])
     return reply(request, {})
 
 
 async def _exec(request: web.Request) -> web.Response:
     """Run a command in the shell and end the turn; the same key again tells the same answer."""
     wanted = await body(request, SessionExecRequest)
-    return reply(request, await _loop(request).sessions.exec(request.match_info["session"], wanted))
+    return reply(request, await _live(request).sessions.exec(request.match_info["session"], wanted))
 
 
 async def _stream(request: web.Request) -> web.StreamResponse:
     """The same, with the output as it comes."""
-    wanted, loop, name = await body(request, SessionExecRequest), _loop(request), request.match_info["session"]
-    return await streamed(request, loop.row.id, lambda outlet: loop.sessions.exec(name, wanted, outlet))
+    wanted, live, name = await body(request, SessionExecRequest), _live(request), request.match_info["session"]
+    return await streamed(request, live.row.id, lambda outlet: live.sessions.exec(name, wanted, outlet))
 
 
 async def _signal(request: web.Request) -> web.Response:
     """Send a signal to what the command that runs in the shell has in front; SIGINT (2) is Ctrl-C."""
     wanted = await body(request, SessionSignalRequest)
-    await _loop(request).sessions.signal(request.match_info["session"], wanted.signal)
+    await _live(request).sessions.signal(request.match_info["session"], wanted.signal)
     return reply(request, {})
 
 
 async def _turn(request: web.Request) -> web.StreamResponse:
     """Make all acts until the connection ends one turn. The text ``end`` ends it and is answered with the result."""
-    loop = _loop(request)
+    live = _live(request)
     socket = sockets.socket(request, heartbeat=HEARTBEAT)
-    async with loop.grouped() as group:
+    async with live.grouped() as group:
         await socket.prepare(request)
         asked = await socket.receive()  # anything but this text is the end of the client
     if asked.type is WSMsgType.TEXT and group.result is not None:

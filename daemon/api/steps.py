@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from daemon.api.wire import HOST, Route, body, reply
-from daemon.steps import Steps
+from daemon.store.build_cache import Steps
 from sandbox.messages import KeepStep, StepInfo, StepsRemoved, StepsWanted
 
 

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from daemon.access import Grant
 from daemon.api.wire import TOKENS, Route, body, reply
+from daemon.auth.access import Grant
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 
 

@@ -18,8 +18,8 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.route import Handler, Route, Stream, WebSocket
-from daemon.host import Host
-from daemon.tokens import Tokens
+from daemon.auth.tokens import Tokens
+from daemon.host.host import Host
 from sandbox.errors import Invalid, PagurusError, Timeout
 
 __all__ = [

@@ -1,7 +1,8 @@
 """The commands of an agent outside its sandbox.
 
 Owns: running each of them once, as far as its effects go, and telling its result as often as the agent asks in the same
-place. Does not own: what a command does (:mod:`daemon.turns`), which of the cases it is (:mod:`daemon.gateway.replay`).
+place. Does not own: what a command does (:mod:`daemon.turns.turns`), which of the cases it is
+(:mod:`daemon.gateway.replay`).
 
 A restore undoes what commands did since the last request; the agent outside knows nothing of it. So, before anything
 else of it happens, the commands of the turn under way are run again in the restored sandbox. An agent that starts over
@@ -20,8 +21,8 @@ import logging
 import blake3
 import msgspec
 
+from daemon.gateway.conversation import Line
 from daemon.gateway.journal import Kept
-from daemon.gateway.line import Line
 from daemon.gateway.replay import Act, act, undone
 from sandbox.errors import Conflict, Invalid, PagurusError, SandboxDead
 from sandbox.messages import ExecRequest, ExecResult
@@ -65,30 +66,30 @@ class Commands:
         line = self._line
         place, path = line.place, line.path
         before = path[place.cursor + 1].id if place.cursor < len(path) - 1 else None
-        known = await line.desk.journal.commands(line.loop.row.id, before)
+        known = await line.desk.journal.commands(line.live.row.id, before)
         result = known[place.position - 1].result if 0 < place.position <= len(known) else None
         if result is None:
-            raise Conflict("the command's turn has ended meanwhile", sandbox=line.loop.row.id)
+            raise Conflict("the command's turn has ended meanwhile", sandbox=line.live.row.id)
         return result
 
     async def _recorded(self, key: bytes) -> ExecResult:
         """The agent started over and is not yet where its sandbox is."""
         line = self._line
         place, path = line.place, line.path
-        known = await line.desk.journal.commands(line.loop.row.id, path[place.cursor + 1].id)
+        known = await line.desk.journal.commands(line.live.row.id, path[place.cursor + 1].id)
         if place.position >= len(known) or known[place.position].key != key:
             raise self._left()
         result = known[place.position].result
         if result is None:
             raise self._left()
         place.position += 1
-        await line.desk.journal.put_place(line.loop.row.id, place)
+        await line.desk.journal.put_place(line.live.row.id, place)
         return result
 
     async def _now(self, request: ExecRequest, encoded: bytes, key: bytes) -> ExecResult:
         """At the end of the path: the command belongs to the turn under way."""
         line = self._line
-        sandbox = line.loop.row.id
+        sandbox = line.live.row.id
         for _ in range(TRIES):
             known = await line.desk.journal.commands(sandbox, None)
             match act(known, line.place.position, key, line.place.tree):
@@ -123,7 +124,7 @@ class Commands:
                 await line.follow()
                 if line.place.cursor < len(line.path) - 1:
                     return
-                known = await line.desk.journal.commands(line.loop.row.id, None)
+                known = await line.desk.journal.commands(line.live.row.id, None)
                 heard = known[: line.place.position]
                 if not undone(heard, line.place.tree):
                     return
@@ -135,18 +136,18 @@ class Commands:
         for index in undone(commands, line.place.tree):
             command = commands[index]
             request = msgspec.msgpack.decode(command.request, type=ExecRequest)
-            log.info("runs a command again that a restore undid", extra={"sandbox": line.loop.row.id})
+            log.info("runs a command again that a restore undid", extra={"sandbox": line.live.row.id})
             told = command.result
             await line.desk.journal.command_runs_again(command.id, line.place.tree)
             result = await self._alive(request)
             if result is None:
                 return
-            await line.desk.journal.command_ended(command.id, told or result, line.loop.row.id, line.place)
+            await line.desk.journal.command_ended(command.id, told or result, line.live.row.id, line.place)
 
     async def _run(self, request: ExecRequest, encoded: bytes, key: bytes) -> ExecResult | None:
         """Run the command now. None: the sandbox was taken back under it, try again."""
         line = self._line
-        sandbox, place = line.loop.row.id, line.place
+        sandbox, place = line.live.row.id, line.place
         number = await line.desk.journal.command_begins(sandbox, place.position, key, place.tree, encoded)
         try:
             result = await self._alive(request)
@@ -164,11 +165,11 @@ class Commands:
         line = self._line
         tree = line.place.tree
         try:
-            result = await line.loop.exec(request)
+            result = await line.live.exec(request)
         except SandboxDead:
             await self._return()
             return None
-        if line.loop.row.tree != tree:
+        if line.live.row.tree != tree:
             await self._return()
             return None
         return result
@@ -180,7 +181,7 @@ class Commands:
             raise Conflict(
                 "the sandbox was restored to another turn while the command ran",
                 remedy="start the agent over: it is told the record up to that turn",
-                sandbox=self._line.loop.row.id,
+                sandbox=self._line.live.row.id,
             )
 
     def _left(self) -> Conflict:
@@ -190,5 +191,5 @@ class Commands:
         return Conflict(
             "the agent started over, and its command is not the one that it ran here before",
             remedy=f"restore the sandbox to checkpoint {to}, then run it again",
-            sandbox=line.loop.row.id,
+            sandbox=line.live.row.id,
         )

@@ -1,10 +1,10 @@
 """What was asked and answered on a host: one SQLite file.
 
 Owns: the rows of exchanges, their content, the commands of agents outside, tokens, upstreams, and how far each sandbox
-has come. Does not own: what any of it means (:mod:`daemon.gateway.line`).
+has come. Does not own: what any of it means (:mod:`daemon.gateway.conversation`).
 
-Guarantee: that of :class:`daemon.gateway.store.Store`. Conversations are kept as parts that exchanges share: one that
-grows by a message a turn takes linear space.
+Guarantee: that of :class:`daemon.gateway.database.Store`. Conversations are kept as parts that exchanges share: one
+that grows by a message a turn takes linear space.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import blake3
 import msgspec
 import zstandard
 
+from daemon.gateway.database import Store
 from daemon.gateway.replay import Step
-from daemon.gateway.store import Store
 from daemon.gateway.wire import ANSWER_MOST, BODY_MOST, Asked, canonical
 from sandbox.errors import NotFound
 from sandbox.messages import Exchange, ExchangeInfo, ExecResult, Upstream

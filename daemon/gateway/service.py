@@ -1,7 +1,7 @@
 """The gateway of a host: its sandboxes' listeners, tokens and conversations.
 
 Owns: which sandbox a request is of, and the life of listeners and lines. Does not own: the conversation
-(:mod:`daemon.gateway.line`).
+(:mod:`daemon.gateway.conversation`).
 
 Guarantee: a request is of the sandbox whose socket accepted it, or whose token it shows; nothing that it says otherwise
 counts. A token is told once, kept as a hash, and ends with its sandbox. No request is served before the daemon has
@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from daemon import metrics, tls
+from daemon import metrics
+from daemon.auth import tls
 from daemon.catalogue import SandboxRow
 from daemon.gateway import listener, replay, wire
 from daemon.gateway.answer import is_open
 from daemon.gateway.commands import Commands
+from daemon.gateway.conversation import Desk, Line, tip_now
 from daemon.gateway.journal import Journal, Place
-from daemon.gateway.line import Desk, Line, tip_now
 from daemon.gateway.upstream import Config, Upstreams, checked
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError, SandboxDead, TooMany, Unauthorized
 from sandbox.messages import (
@@ -44,7 +45,7 @@ from sandbox.messages import (
 )
 
 if TYPE_CHECKING:
-    from daemon.host import Host
+    from daemon.host.host import Host
 
 log = logging.getLogger("pagurus.gateway")
 
@@ -208,7 +209,10 @@ class GatewayService:
         if (known := self._listeners.pop(row.id, None)) is not None:
             await known[1].close()
         if row.state is SandboxState.REMOVED:
-            for sandbox in {row.id, *(name for name in (*self.lines, *self._places) if name not in self.host.loops)}:
+            for sandbox in {
+                row.id,
+                *(name for name in (*self.lines, *self._places) if name not in self.host.live_sandboxes),
+            }:
                 if (line := self.lines.pop(sandbox, None)) is not None:
                     await line.close()
                 self._commands.pop(sandbox, None)
@@ -235,10 +239,10 @@ class GatewayService:
 
     async def line(self, sandbox: str) -> Line:
         """The conversation of a sandbox that has a gateway."""
-        loop = self.host.loops.get(sandbox)
-        if loop is None or loop.row.state is SandboxState.REMOVED:
+        live = self.host.live_sandboxes.get(sandbox)
+        if live is None or live.row.state is SandboxState.REMOVED:
             raise Closed("the sandbox has been removed")
-        if loop.row.gateway is None:
+        if live.row.gateway is None:
             raise Conflict("the sandbox has no gateway", remedy="create it with gateway=Gateway(...)", sandbox=sandbox)
         if (known := self.lines.get(sandbox)) is not None:
             return known
@@ -247,10 +251,10 @@ class GatewayService:
             return known
         place = self._places.pop(sandbox, None)
         if place is None:
-            tip = tip_now(self.desk, loop.row.head, [])
-            place = Place(tree=loop.row.tree or "", tip=tip)
+            tip = tip_now(self.desk, live.row.head, [])
+            place = Place(tree=live.row.tree or "", tip=tip)
             place.cursor = len(replay.path_to(self.desk.book.steps, tip)) - 1
-        line = Line(loop.row.gateway, place, self.desk, lambda: self.host.loops.get(sandbox))
+        line = Line(live.row.gateway, place, self.desk, lambda: self.host.live_sandboxes.get(sandbox))
         line.bytes = size
         self.lines[sandbox] = line
         self._commands[sandbox] = Commands(line)
@@ -347,7 +351,7 @@ class GatewayService:
             raise Unauthorized(
                 "no token of a sandbox is shown", remedy="send the one of sandbox.gateway.token() as the API key"
             )
-        if sandbox not in self.host.loops or not await self.journal.knows_token(sandbox, secret):
+        if sandbox not in self.host.live_sandboxes or not await self.journal.knows_token(sandbox, secret):
             raise Unauthorized("the token is of no sandbox", remedy="ask for a new one with sandbox.gateway.token()")
         return sandbox
 
@@ -372,9 +376,9 @@ class GatewayService:
         if name not in self.desk.upstreams.added:
             raise NotFound(f"no such upstream: {name}")
         users = [
-            loop.row.id
-            for loop in self.host.loops.values()
-            if loop.row.gateway is not None and loop.row.gateway.upstream == name
+            live.row.id
+            for live in self.host.live_sandboxes.values()
+            if live.row.gateway is not None and live.row.gateway.upstream == name
         ]
         if users:
             raise Conflict(

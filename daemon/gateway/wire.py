@@ -103,8 +103,8 @@ class Asked:
     @property
     def envelope(self) -> dict[str, Any]:
         """The body without the parts of its conversation."""
-        apart = self.route.conversation if self.conversation else None
-        return {k: v for k, v in self.body.items() if k != apart}
+        excluded = self.route.conversation if self.conversation else None
+        return {k: v for k, v in self.body.items() if k != excluded}
 
 
 def find(method: str, path: str) -> Route:

@@ -70,7 +70,7 @@ class Attached:
 
 
 class Networks:
-    """See the module. An :class:`daemon.attachments.Attachment`."""
+    """See the module. An :class:`daemon.host.attachments.Attachment`."""
 
     def __init__(self, run: Path) -> None:
         tag = base64.b32encode(hashlib.sha256(str(run).encode()).digest())[:5].decode().lower()
@@ -182,7 +182,7 @@ class Networks:
     # ------------------------------------------------------------------ attachment
 
     async def attach(self, row: SandboxRow, container: Any) -> None:
-        """See :class:`daemon.attachments.Attachment`."""
+        """See :class:`daemon.host.attachments.Attachment`."""
         if row.network.mode == "none" and row.id not in self._attached:
             return
         self._follow(row, container)
@@ -190,7 +190,7 @@ class Networks:
             await self._fit(row.id, container, compile_policy(row.network))
 
     async def detach(self, row: SandboxRow, container: Any) -> None:
-        """See :class:`daemon.attachments.Attachment`."""
+        """See :class:`daemon.host.attachments.Attachment`."""
         async with self._lock(row.id):
             await self._take_away(row.id)
         self._locks.pop(row.id, None)

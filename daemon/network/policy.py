@@ -16,7 +16,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Network, NetmaskValueE
 from itertools import pairwise
 from typing import NamedTuple
 
-from sandbox.connections import POOL
+from sandbox.criu.tcp import POOL
 from sandbox.errors import Invalid
 from sandbox.messages.network import Network
 

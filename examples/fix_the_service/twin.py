@@ -2,7 +2,7 @@
 
 Owns: what the commands of this example would print and leave behind. Does not own: the environment, which is
 the real one. Guarantee: on every sequence of this example's commands the twin prints what the sandbox prints
-(tests/test_example_twin.py compares them on random sequences); it knows nothing of other commands.
+(tests/examples/test_twin.py compares them on random sequences); it knows nothing of other commands.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
     """The embedded torch engine: ready in three seconds, one core."""
 
     def command(folder: Path, port: int) -> Command:
-        argv = [sys.executable, "-m", "rollout.engine.embedded", "--model", str(folder), "--port", str(port)]
+        argv = [sys.executable, "-m", "rollout.engine.embedded.server", "--model", str(folder), "--port", str(port)]
         argv += ["--slots", str(slots), "--length", str(length)]
         search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
         return Command(argv, {"OMP_NUM_THREADS": "1", "PYTHONPATH": search})

@@ -40,7 +40,7 @@ ln -sfn pts/ptmx "$layer/dev/ptmx"
 mkdir -m 755 "$layer/etc"
 printf 'nameserver 127.0.0.53\noptions timeout:2 attempts:5\n' >"$layer/etc/resolv.conf"
 chmod 644 "$layer/etc/resolv.conf"
-# Each sandbox's own, and that of each fork: see sandbox/identity.py.
+# Each sandbox's own, and that of each fork: see sandbox/container/identity.py.
 ln -sfn /proc/sys/kernel/domainname "$layer/etc/machine-id"
 ln -sfn /proc/self/fd "$layer/dev/fd"
 ln -sfn /proc/self/fd/0 "$layer/dev/stdin"

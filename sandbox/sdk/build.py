@@ -1,10 +1,11 @@
 """Images from Dockerfiles, built in sandboxes: ``host.images.build``.
 
 Owns: carrying out the stages of a Dockerfile in sandboxes that are gone at the end. Does not own: the language
-(:mod:`sandbox.dockerfile`), the keys of steps (:mod:`sandbox.sdk.plan`), the context (:mod:`sandbox.sdk.context`), what
-was built before (the daemon keeps it). Guarantee: a RUN has no more rights than any command in a sandbox; nothing
-outside the context directory is read; a failure names the line and leaves no image and no sandbox behind. A step that
-is kept under its key is not carried out again, and a stage of which nothing is missing is not begun.
+(:mod:`sandbox.image.dockerfile`), the keys of steps (:mod:`sandbox.sdk.plan`), the context
+(:mod:`sandbox.sdk.context`), what was built before (the daemon keeps it). Guarantee: a RUN has no more rights than any
+command in a sandbox; nothing outside the context directory is read; a failure names the line and leaves no image and no
+sandbox behind. A step that is kept under its key is not carried out again, and a stage of which nothing is missing is
+not begun.
 
 ::
 
@@ -26,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from sandbox import dockerfile
-from sandbox.dockerfile import Instruction, Stage
 from sandbox.errors import CheckpointFailed, CommandNotFound, Invalid, NotFound, PagurusError
+from sandbox.image import dockerfile
+from sandbox.image.dockerfile import Instruction, Stage
 from sandbox.messages import ImageInfo, Limits, Network
 from sandbox.sdk import context, plan
 from sandbox.sdk.context import Ignored

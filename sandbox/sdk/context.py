@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 
 from blake3 import blake3
 
-from sandbox.dockerfile import Instruction
 from sandbox.errors import Invalid
+from sandbox.image.dockerfile import Instruction
 
 Ignored = Callable[[Path], bool]
 _READ = 1 << 20

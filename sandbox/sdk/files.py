@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sandbox import archive
+from sandbox.container.pipes import in_thread, put
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.messages import FileEvent, FileInfo
-from sandbox.pipes import in_thread, put
 from sandbox.sdk.transport import Transport, encoded
+from sandbox.tree import archive
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse

@@ -1,10 +1,10 @@
 """What a build is going to do, and the keys by which its steps are known again. Pure: no files, no sandboxes.
 
 Owns: what instructions set (:class:`State`), which of them change the file tree, the key of each such step. Does not
-own: carrying them out (:mod:`sandbox.sdk.build`), where results are kept (the daemon's ``daemon/steps.py``).
-Guarantee: a key is made of everything that the daemon is told for a step: what it stands on, the instruction, the
-variables, directory, user and shell that it runs with, what it may reach and use, and the content of what is copied.
-What a command fetches from elsewhere is not part of it.
+own: carrying them out (:mod:`sandbox.sdk.build`), where results are kept (the daemon's
+``daemon/store/build_cache.py``). Guarantee: a key is made of everything that the daemon is told for a step: what it
+stands on, the instruction, the variables, directory, user and shell that it runs with, what it may reach and use, and
+the content of what is copied. What a command fetches from elsewhere is not part of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from sandbox.dockerfile import Instruction
+from sandbox.image.dockerfile import Instruction
 from sandbox.messages import ImageConfig, Limits, Network
 
 VERSION = 1  # of the keys: another one forgets all that is kept

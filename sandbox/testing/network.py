@@ -12,7 +12,7 @@ from ipaddress import IPv4Network
 
 import msgspec
 
-from sandbox.connections import POOL
+from sandbox.criu.tcp import POOL
 from sandbox.errors import Invalid
 from sandbox.messages import Network, NetworkCounters, NetworkStatistics, NetworkStatus, Refusal
 

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
-from sandbox import archive
 from sandbox.errors import Conflict, Unsupported
 from sandbox.messages import (
     ExecRequest,
@@ -35,6 +34,7 @@ from sandbox.messages import (
 from sandbox.testing import programs
 from sandbox.testing.programs import Program
 from sandbox.testing.wire import begun, body, frame, reply, streamed
+from sandbox.tree import archive
 
 TREE_MOST = 1 << 32  # bytes
 INTERRUPTED = 130  # exit code of a session's command that reached its time limit

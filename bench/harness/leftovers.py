@@ -1,0 +1,108 @@
+"""What a run of a bench that was killed left behind, removed by the next one.
+
+Owns: the folder of a run, and the names of what it makes. Does not own: removing what a run made while it lives.
+
+A run holds a lock on a file in its folder; the kernel drops it however the run ends. Whoever gets it knows that the run
+is dead, and ends its sandboxes. The lock appears in the folder under its name only once it is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.container.cgroup import hierarchy
+from sandbox.container.container import Container, ContainerSpec
+from sandbox.errors import PagurusError
+from sandbox.tree import btrfs
+from sandbox.tree.pool import Pool
+
+PREFIX = "pagurus-inspector-"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: its folder, and what its trees, snapshots and control groups are called."""
+
+    folder: Path
+    tag: str
+
+    @property
+    def sandboxes(self) -> Path:
+        """Where the sandboxes have their run directories."""
+        return self.folder / "run"
+
+
+@contextlib.contextmanager
+def run(pool: Pool) -> Iterator[Run]:
+    """A new run, whose sandboxes lie in `pool`."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+        folder = Path(name)
+        lock = os.open(folder / f"{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.write(lock, os.fsencode(pool.state))
+            (folder / f"{_LOCK}.new").rename(folder / _LOCK)
+            made = Run(folder, folder.name.removeprefix(PREFIX))
+            made.sandboxes.mkdir()
+            yield made
+        finally:
+            os.close(lock)
+
+
+async def remove() -> list[str]:
+    """End and remove what dead runs left; returns their tags."""
+    found = []
+    for folder in _named(Path(tempfile.gettempdir()), f"{PREFIX}*"):
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):  # it is being made, or removed
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            await _remove(Run(folder, folder.name.removeprefix(PREFIX)), Pool(Path(os.fsdecode(os.read(lock, 4096)))))
+            found.append(folder.name.removeprefix(PREFIX))
+        except BlockingIOError:  # it lives
+            continue
+        finally:
+            os.close(lock)
+    return found
+
+
+async def _remove(dead: Run, pool: Pool) -> None:
+    for directory in _named(dead.sandboxes, f"*{dead.tag}*"):
+        await _end(directory)
+    if pool.mounted():
+        for parent in (pool.sandboxes, pool.checkpoints):
+            for tree in _named(parent, f"*{dead.tag}*"):
+                await asyncio.to_thread(btrfs.delete_subvolume, tree)
+        for scratch in _named(pool.path, f"*{dead.tag}*"):
+            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+    for group in _named(hierarchy().unified, f"*{dead.tag}*"):
+        with contextlib.suppress(OSError):  # a command of the dead run is in it still: the next run removes it
+            group.rmdir()
+    await asyncio.to_thread(shutil.rmtree, dead.folder, ignore_errors=True)
+
+
+def _named(parent: Path, pattern: str) -> list[Path]:
+    return sorted(parent.glob(pattern))
+
+
+async def _end(directory: Path) -> None:
+    """A sandbox, by its run directory, whatever of it is left."""
+    spec = ContainerSpec(
+        id=directory.name, image=directory, tree=directory, uid_base=1 << 20, hostname="crab", run_dir=directory
+    )
+    try:
+        container = await Container.adopt(spec)
+    except PagurusError:  # its shim is gone
+        container = Container(spec)
+    await container.destroy()

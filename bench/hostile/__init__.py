@@ -1,0 +1,1 @@
+"""Hostile acts, by what they attack."""

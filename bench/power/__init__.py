@@ -1,0 +1,1 @@
+"""A disk that loses its power, and what a daemon may have promised before."""

@@ -1,0 +1,1 @@
+"""Random programs in real sandboxes, and the truth that verdicts are compared with."""

@@ -1,0 +1,111 @@
+"""Who may do what: the decision, without I/O and without a clock.
+
+Owns: what a token grants, and the judgement of a call. Does not own: where tokens lie
+(:mod:`daemon.auth.tokens`), which scope a route needs (its :class:`~daemon.api.route.Route`), quotas
+(:mod:`daemon.auth.quota`).
+
+Guarantee: a caller sees its own sandboxes and no others; what it may not see it is told does not exist.
+
+A token is ``pgr_<id>_<secret>``. The secret is 256 random bits, so a plain SHA-256 of it is kept: there is
+nothing to guess that a slow, salted hash would protect, and it is compared on every request.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+import hmac
+import re
+from typing import Literal
+
+import msgspec
+
+from daemon.auth.quota import Quota
+from sandbox.errors import Forbidden, PagurusError, Unauthorized
+
+Scope = Literal["open", "read", "exec", "admin"]
+RANK: dict[str, int] = {"open": 0, "read": 1, "exec": 2, "admin": 3}
+
+PREFIX = "pgr"
+_FORM = re.compile(rf"{PREFIX}_([0-9a-f]{{12}})_([A-Za-z0-9_-]{{43}})", re.ASCII)
+_NOBODY = hashlib.sha256(b"nobody").hexdigest()  # compared with where there is no such token
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """What one token grants."""
+
+    id: str
+    name: str
+    scope: Literal["read", "exec", "admin"]
+    owner: str  # whose sandboxes: its own id, or one that several tokens share
+    secret: str  # SHA-256 of it, in hexadecimal
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    quota: Quota = Quota()
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Whoever a request comes from. ``owner`` "" with ``everything`` is the host itself."""
+
+    token: str = ""  # id; "": the daemon's own user, over its socket
+    owner: str = ""
+    scope: Scope = "admin"
+    everything: bool = True  # sees the sandboxes of all owners
+    quota: Quota = Quota()
+
+
+LOCAL = Caller()
+NOBODY = Caller(scope="open", everything=False)
+CALLER: contextvars.ContextVar[Caller] = contextvars.ContextVar("caller", default=LOCAL)
+
+
+def digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def split(token: str) -> tuple[str, str] | None:
+    """(id, secret) of what looks like a token.
+
+    >>> split("pgr_0123456789ab_" + "x" * 43)[0]
+    '0123456789ab'
+    """
+    found = _FORM.fullmatch(token)
+    return None if found is None else (found[1], found[2])
+
+
+def bearer(header: str | None) -> str | None:
+    """The token of an Authorization header, "" where it holds something else, None where there is none."""
+    if header is None:
+        return None
+    kind, _, token = header.partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+def identify(secret: str, grant: Grant | None, now: float) -> Caller:
+    """The caller who shows `secret` for `grant` (None: there is no such token). Raises Unauthorized.
+
+    Unknown, wrong, expired and revoked take the same time and sound the same: nobody learns which tokens exist.
+    """
+    expected = _NOBODY if grant is None else grant.secret
+    same = hmac.compare_digest(digest(secret), expected)
+    valid = grant is not None and grant.revoked_at is None and (grant.expires_at is None or now < grant.expires_at)
+    if grant is None or not (same and valid):
+        raise Unauthorized("this token is not valid", remedy="make one with `pagurus token create` on the host")
+    return Caller(
+        token=grant.id, owner=grant.owner, scope=grant.scope, everything=grant.scope == "admin", quota=grant.quota
+    )
+
+
+def refusal(caller: Caller, needed: Scope) -> PagurusError | None:
+    """Why `caller` may not use a route that needs `needed`; None: it may."""
+    if RANK[caller.scope] >= RANK[needed]:
+        return None
+    if caller.scope == "open":
+        return Unauthorized("a token is needed", remedy="Authorization: Bearer TOKEN; see `pagurus token create`")
+    return Forbidden(f"this needs a token of scope {needed}, not {caller.scope}", remedy="see `pagurus token create`")
+
+
+def sees(caller: Caller, owner: str) -> bool:
+    """Whether something of `owner` exists for `caller`."""
+    return caller.everything or (bool(caller.owner) and caller.owner == owner)

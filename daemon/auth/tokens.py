@@ -1,0 +1,120 @@
+"""The tokens of this host: made, found, revoked.
+
+Owns: the file that holds them (0600, replaced as a whole, on the disk before anybody hears of a new one).
+Does not own: what a token may do (:mod:`daemon.auth.access`). Guarantee: no secret is ever written; a revoked
+token is refused from the moment that `revoke` returns, also by the next daemon: of calls at the same time each file
+holds what all before it did.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from daemon.auth import access
+from daemon.auth.access import Caller, Grant
+from daemon.auth.quota import Quota
+from sandbox.errors import NotFound, PagurusError
+
+NO_QUOTA = Quota()
+KEPT_REVOKED = 1000  # revoked and expired ones are listed until there are more
+
+
+class _File(msgspec.Struct):
+    grants: list[Grant]
+
+
+class Tokens:
+    """The tokens in the file `path`. Reads it once; one daemon owns it. Changes may come from any thread."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        try:
+            grants = msgspec.json.decode(path.read_bytes(), type=_File).grants
+        except FileNotFoundError:
+            grants = []
+        except msgspec.DecodeError as error:
+            raise PagurusError(f"{path} cannot be read: {error}", remedy="move it away; its tokens are lost") from error
+        self._grants = {grant.id: grant for grant in grants}  # replaced, never changed: readers take no lock
+        self._changing = threading.Lock()
+
+    def create(
+        self,
+        *,
+        name: str,
+        scope: Literal["read", "exec", "admin"],
+        owner: str | None = None,
+        lifetime: float | None = None,
+        quota: Quota = NO_QUOTA,
+    ) -> tuple[Grant, str]:
+        """A new token: what it grants, and its text, which is told this once. Blocks: it is on the disk then."""
+        number, secret, now = secrets.token_hex(6), secrets.token_urlsafe(32), self._clock()
+        grant = Grant(
+            id=number,
+            name=name,
+            scope=scope,
+            owner=owner or f"t-{number}",
+            secret=access.digest(secret),
+            created_at=now,
+            expires_at=None if lifetime is None else now + lifetime,
+            quota=quota,
+        )
+        with self._changing:
+            grants = _pruned({**self._grants, number: grant})
+            self._write(grants)
+            self._grants = grants
+        return grant, f"{access.PREFIX}_{number}_{secret}"
+
+    def list(self) -> list[Grant]:
+        return sorted(self._grants.values(), key=lambda grant: grant.created_at)
+
+    def revoke(self, token: str) -> Grant:
+        """From now on nobody may use it. Its sandboxes stay. Blocks.
+
+        When the file cannot be written, this daemon refuses it all the same; call again, or the next one will not.
+        """
+        with self._changing:
+            grant = self._grants.get(token)
+            if grant is None:
+                raise NotFound(f"no such token: {token}", remedy="list those there are with `pagurus token ls`")
+            if grant.revoked_at is None:
+                grant = msgspec.structs.replace(grant, revoked_at=self._clock())
+            self._grants = _pruned({**self._grants, token: grant})
+            self._write(self._grants)
+        return grant
+
+    def identify(self, text: str) -> Caller:
+        """Who shows this token. Raises Unauthorized."""
+        number, secret = access.split(text) or ("", "")
+        return access.identify(secret, self._grants.get(number), self._clock())
+
+    def _write(self, grants: dict[str, Grant]) -> None:
+        """Under the lock: of two writers the later one has the later list, and the name aside is free."""
+        aside = self._path.with_suffix(".new")
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(_File([*grants.values()])))
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _pruned(grants: dict[str, Grant]) -> dict[str, Grant]:
+    """Without the oldest of too many revoked ones."""
+    dead = sorted(
+        (grant for grant in grants.values() if grant.revoked_at is not None), key=lambda each: each.created_at
+    )
+    forgotten = {grant.id for grant in dead[: max(0, len(dead) - KEPT_REVOKED)]}
+    return {number: grant for number, grant in grants.items() if number not in forgotten}

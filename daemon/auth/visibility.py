@@ -1,0 +1,69 @@
+"""Whose sandboxes a call sees, and whether its token may have more of them.
+
+Owns: applying :mod:`daemon.auth.access` and :mod:`daemon.auth.quota` to the sandboxes of a host, those that are
+being made included. Does not own: either decision.
+Guarantee: every look-up of a sandbox or checkpoint on behalf of a request goes through here, so a route
+cannot forget it; what the daemon does of its own accord sees everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from daemon.auth.access import CALLER, sees
+from daemon.auth.quota import excess, usage
+from daemon.catalogue import SandboxRow
+from sandbox.container.cgroup import parse_bytes
+from sandbox.errors import Conflict, Invalid, TooMany
+
+MEMORY_LEAST = 1 << 20  # bytes; pid 1 and a first command fit in
+KEY: contextvars.ContextVar[str] = contextvars.ContextVar("key", default="")  # of the call under way; "": it has none
+
+
+def visible(owner: str) -> bool:
+    """Whether something of `owner` exists for the call under way."""
+    return sees(CALLER.get(), owner)
+
+
+def find(live_sandboxes: Mapping[str, Any], sandbox: str) -> Any | None:
+    """The turn loop of this id or name that the call under way sees. Names are unique for each owner only."""
+    found = live_sandboxes.get(sandbox)
+    if found is not None and visible(found.row.owner):
+        return found
+    named = [live for live in live_sandboxes.values() if live.row.name == sandbox and visible(live.row.owner)]
+    own = [live for live in named if live.row.owner == CALLER.get().owner]
+    if len(own or named) > 1:
+        raise Conflict(f"several owners have a sandbox named {sandbox}", remedy="use its id")
+    return next(iter(own or named), None)
+
+
+class Making:
+    """Sandboxes that are being made: they have names and count against quotas before they are published."""
+
+    def __init__(self, live_sandboxes: Mapping[str, Any]) -> None:
+        self._live_sandboxes = live_sandboxes
+        self._rows: dict[str, SandboxRow] = {}
+
+    @contextlib.contextmanager
+    def admitted(self, row: SandboxRow) -> Iterator[None]:
+        """`row` is made within. Its owner is the caller's, where the caller is no administrator."""
+        caller = CALLER.get()
+        if row.limits.memory is not None and parse_bytes(row.limits.memory) < MEMORY_LEAST:
+            raise Invalid(f"a sandbox needs {MEMORY_LEAST >> 20} MiB of memory at least")
+        if not caller.everything:
+            row.owner = caller.owner
+        row.made_by = KEY.get()
+        rows = {**{live.row.id: live.row for live in self._live_sandboxes.values()}, **self._rows}.values()
+        mine = [other for other in rows if other.owner == row.owner]
+        if row.name and any(other.name == row.name for other in mine):
+            raise Conflict(f"there is a sandbox named {row.name} already", remedy="choose another name")
+        if why := excess(caller.quota, usage([row.limits, *(other.limits for other in mine)])):
+            raise TooMany(f"the quota of this token would be exceeded: {why}", remedy="remove some, or ask for less")
+        self._rows[row.id] = row
+        try:
+            yield
+        finally:
+            del self._rows[row.id]

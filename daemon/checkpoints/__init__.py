@@ -1,0 +1,1 @@
+"""Taking checkpoints: in which order, how, and how they become durable."""

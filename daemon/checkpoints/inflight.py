@@ -1,0 +1,144 @@
+"""Checkpoints on their way, and what all turn loops of a host share.
+
+Owns: the life of one checkpoint from its verdict to durable, as others see it; the host-wide services, counts and
+background tasks. Does not own: what moves a checkpoint on (:mod:`daemon.turns.turns`). Guarantee: ``captured`` and
+``durable`` of every flight end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow
+from daemon.checkpoints.capture import Capturer
+from daemon.checkpoints.queue import CheckpointQueue, Ticket
+from sandbox.errors import CheckpointFailed, PagurusError
+from sandbox.messages import CheckpointState, Verdict
+
+log = logging.getLogger("pagurus.turns")
+
+EXPOSED_KEPT = 4096  # waits of commands that the statistics look back on
+
+
+@dataclass
+class Tally:
+    """Counts since the daemon started."""
+
+    turns: int = 0
+    verdicts: dict[str, int] = field(default_factory=lambda: {verdict.value: 0 for verdict in Verdict})
+    checkpoints: dict[str, int] = field(default_factory=lambda: {v.value: 0 for v in Verdict if v is not Verdict.NONE})
+    failed: int = 0
+    stored_bytes: int = 0
+    full_bytes: int = 0
+    restores: int = 0
+    exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_KEPT))  # ms
+
+
+@dataclass
+class Services:
+    """What all turn loops of a host share."""
+
+    catalogue: Catalogue
+    queue: CheckpointQueue
+    capturer: Capturer
+    inspector: Any
+    checkpoints: dict[str, CheckpointRow] = field(default_factory=dict)
+    inflights: dict[str, InFlight] = field(default_factory=dict)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    tally: Tally = field(default_factory=Tally)
+    numbers: Any = field(default_factory=lambda: itertools.count(1))
+    settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
+    lost: Callable[[CheckpointRow], None] = lambda row: None  # told when one turns out not to be whole
+    damaged: Callable[[CheckpointRow], None] = lambda row: None  # told when the disk no longer holds one
+    again: Callable[[], None] = lambda: None  # asked now and then to store what could not be made durable
+
+    def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
+        """Run `work` in the background; a bug in it is logged, not lost."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
+
+    def new_checkpoint(self, sandbox: SandboxRow, verdict: Verdict, label: str | None = None) -> CheckpointRow:
+        """A row for a checkpoint that does not exist yet; the caller publishes it."""
+        return CheckpointRow(
+            id=f"c-{secrets.token_hex(6)}",
+            sandbox=sandbox.id,
+            number=next(self.numbers),
+            state=CheckpointState.PENDING,
+            verdict=verdict,
+            parent=sandbox.head,
+            label=label,
+            turn=sandbox.turn,
+            created_at=time.time(),
+            owner=sandbox.owner,
+        )
+
+
+class InFlight:
+    """A checkpoint on its way, from the verdict to durable. ``captured`` and ``durable`` always end."""
+
+    def __init__(self, row: CheckpointRow, parent: CheckpointRow) -> None:
+        loop = asyncio.get_running_loop()
+        self.row = row
+        self.parent = parent
+        self.captured: asyncio.Future[None] = loop.create_future()
+        self.durable: asyncio.Future[None] = loop.create_future()
+        self.ticket: Ticket | None = None
+        self.waited = False
+        self.durable_waited = False
+        self.error: PagurusError | None = None  # why it was not captured
+        self.unstored: PagurusError | None = None  # why it is not durable
+        self.before: InFlight | None = None  # the one that has to be durable first
+
+    def promote(self) -> None:
+        """Somebody waits for this checkpoint."""
+        self.waited = True
+        if self.ticket is not None:
+            self.ticket.promote()
+
+    async def settled(self, *, durable: bool) -> None:
+        """Wait until captured (or durable), or failed. The row says which."""
+        if durable:
+            self.expedite()
+        else:
+            self.promote()
+        await asyncio.shield(self.durable if durable else self.captured)
+
+    def expedite(self) -> None:
+        """Somebody waits until it is durable, and with it for all that have to be so before."""
+        inflight: InFlight | None = self
+        while inflight is not None and not inflight.durable_waited:
+            inflight.durable_waited = True
+            inflight.promote()
+            inflight = inflight.before
+
+    def trouble(self, *, durable: bool) -> PagurusError | None:
+        """Once settled: why it was not captured, or is not durable."""
+        if self.error is not None or not durable or self.row.state is CheckpointState.DURABLE:
+            return self.error
+        return self.unstored or CheckpointFailed(
+            f"checkpoint {self.row.id} is captured, but not durable: the daemon was stopped meanwhile",
+            remedy="its successor goes on with it; wait for that",
+            sandbox=self.row.sandbox,
+            turn=self.row.turn,
+        )
+
+    def finish(self) -> None:
+        """Nothing more will happen to it."""
+        for future in (self.captured, self.durable):
+            if not future.done():
+                future.set_result(None)

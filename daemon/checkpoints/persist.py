@@ -1,0 +1,145 @@
+"""From captured to durable: what is done to a checkpoint while its sandbox goes on, is dead, or is there no more.
+
+Owns: the order below, one row's change from captured to durable, what is made of a row that a killed daemon left
+captured. Does not own: how content is packed (:mod:`daemon.checkpoints.capture`), when
+(:mod:`daemon.checkpoints.queue`).
+
+::
+
+    captured ─▶ line of checkpoints ─▶ hash ▸ pack ─▶ sync ─▶ row says durable, synced ─▶ raw images let go
+                                       │ no raw images: what is packed is read again, all of it
+                                       └─ neither: lost, and said so
+
+Guarantee: a row says durable only when everything that it names survives a power cut, and from then on says nothing
+else, whoever else writes that row meanwhile. A checkpoint does not stay captured for ever because its raw images are
+gone: what is whole becomes durable, what is not fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from daemon import metrics
+from daemon.catalogue import CheckpointRow, put_checkpoint
+from daemon.checkpoints.capture import failure
+from daemon.checkpoints.inflight import InFlight, Services
+from daemon.checkpoints.schedule import Stage
+from sandbox.errors import CheckpointFailed, NoSpace, PagurusError
+from sandbox.messages import CheckpointState
+
+log = logging.getLogger("pagurus.storing")
+
+PACK_PATIENCE = 5.0  # seconds after which a checkpoint should be durable though nobody waits
+USABLE = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
+LOST, UNSTORED = "lost though it was durable: ", "lost before it was durable: "
+
+
+class Lost(CheckpointFailed):
+    """What a captured checkpoint consists of is not there, or is damaged."""
+
+
+async def store(services: Services, inflight: InFlight, *, durable_answers: bool = False) -> None:
+    """From captured to durable, in the order of the line of checkpoints. Never raises for the checkpoint's own sake."""
+    row = inflight.row
+    where = {"sandbox": row.sandbox, "turn": row.turn}
+    try:
+        if (before := services.inflights.get(inflight.parent.id)) is not None and before is not inflight:
+            inflight.before = before
+            if inflight.durable_waited or (inflight.waited and durable_answers):
+                before.expedite()
+            await asyncio.shield(before.durable)
+        if row.dump == row.id:
+            await _store_images(services, inflight, durable_answers)
+        await services.capturer.sync_files(row, inflight.parent)
+        _need_durable_content(services, row)
+        await _publish(services, row)
+        metrics.durable(row)
+        services.tally.stored_bytes += row.stored_bytes
+        services.tally.full_bytes += row.full_bytes
+        if row.dump == row.id:
+            await services.capturer.release(row.id)
+        services.settled(row, inflight.parent)
+    except Lost as error:
+        row.state, row.error = CheckpointState.FAILED, UNSTORED + error.message
+        inflight.unstored = CheckpointFailed(
+            f"checkpoint {row.id}: {row.error}", remedy="restore an older one", sandbox=row.sandbox, turn=row.turn
+        )
+        log.error("%s: %s", row.id, row.error, extra=where)
+        services.lost(row)
+        services.catalogue.later([put_checkpoint(row)])
+    except Exception as error:  # a full or broken disk, or a bug: tried again, and said
+        bug = None if isinstance(error, PagurusError | OSError) else error
+        if row.state is CheckpointState.DURABLE:  # and remains so: only its raw images could not be put aside
+            log.warning("%s is stored, but: %s", row.id, error, extra=where, exc_info=bug)
+            return
+        row.state, row.durable_at = CheckpointState.CAPTURED, None
+        known = failure(error)
+        row.error = f"captured, but not durable: {str(error) or known}"
+        inflight.unstored = type(known)(
+            f"checkpoint {row.id} is captured, but not durable: {known.message}",
+            remedy=known.remedy if isinstance(known, NoSpace) else "it can be restored, and is tried again",
+            sandbox=row.sandbox,
+            turn=row.turn,
+        )
+        log.warning("%s: %s", row.id, row.error, extra=where, exc_info=bug)
+        services.catalogue.later([put_checkpoint(row)])
+
+
+async def _store_images(services: Services, inflight: InFlight, durable_answers: bool) -> None:
+    """Pack the raw images. A daemon that was killed may have done that, and may have let go of them."""
+    row, capturer = inflight.row, services.capturer
+
+    async def step(stage: Stage, work: Callable[[], Awaitable[Any]]) -> Any:
+        inflight.ticket = services.queue.submit(
+            stage,
+            sandbox=row.sandbox,
+            owner=row.owner,
+            deadline=services.queue.now() + PACK_PATIENCE,
+            work=work,
+            waited=inflight.durable_waited or (inflight.waited and durable_answers),
+            cost=max(1.0, row.dump_bytes),
+        )
+        return await inflight.ticket.done
+
+    if not capturer.places.dump(row.id).is_dir():
+        if missing := await step(Stage.HASH, lambda: capturer.unpacked(row.id)):
+            raise Lost(missing)
+        return
+    hashed = await step(Stage.HASH, lambda: capturer.hash(row))
+    await step(Stage.COMPRESS, lambda: capturer.pack(row, hashed))  # `hashed` holds the raw images: not beyond here
+
+
+def _need_durable_content(services: Services, row: CheckpointRow) -> None:
+    for owner in {row.files, row.dump} - {None, row.id}:
+        shared = services.checkpoints.get(owner or "")
+        if shared is None or shared.state is CheckpointState.DURABLE:
+            continue
+        if shared.state is CheckpointState.FAILED:
+            raise Lost(f"it shares content with {owner}, which failed: {shared.error}")
+        raise PagurusError(f"it shares content with {owner}, which is not durable")
+
+
+async def _publish(services: Services, row: CheckpointRow) -> None:
+    """Let the row say durable, on the disk first. Others write this row as well, and do not know of that yet."""
+    was, error = put_checkpoint(row), row.error
+    durable = msgspec.structs.replace(row, state=CheckpointState.DURABLE, durable_at=time.time(), error=None)
+    await services.catalogue.write([put_checkpoint(durable)], durable=True)
+    overtaken = put_checkpoint(row) != was  # a heir's new parent, a note of damage: written as captured meanwhile
+    row.state, row.durable_at = durable.state, durable.durable_at
+    row.error = None if row.error == error else row.error
+    if overtaken and row.id in services.checkpoints:
+        await services.catalogue.write([put_checkpoint(row)], durable=True)
+
+
+def nearest(checkpoints: Mapping[str, CheckpointRow], head: str) -> str:
+    """The nearest ancestor of `head` whose content is whole. The root has none, so there always is one."""
+    row = checkpoints.get(head)
+    while row is not None and row.state not in USABLE and row.parent is not None:
+        row = checkpoints.get(row.parent)
+    return head if row is None else row.id

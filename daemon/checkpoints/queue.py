@@ -1,0 +1,201 @@
+"""Runs checkpoint work in the order that :mod:`daemon.checkpoints.schedule` decides.
+
+Owns: the one queue of a host and the tasks that it runs. Does not own: the order (pure, in
+`schedule`), or what a job does. Guarantee: a job's slot is given back however the job ends; a job
+that somebody awaits is promoted.
+
+Calling pattern::
+
+    ticket = engine.submit(Stage.DUMP, sandbox="sb", deadline=now + think, work=capture)
+    ...                       # the model thinks
+    await ticket.wait()       # promotes, then returns what `work` returned or raises what it raised
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from daemon.checkpoints.schedule import Job, Schedule, Stage
+
+RECENT = 2048  # waits of each stage that the statistics look back on
+
+
+class Ticket:
+    """One submitted job."""
+
+    def __init__(self, queue: CheckpointQueue, job: Job, work: Callable[[], Awaitable[Any]]) -> None:
+        self._queue = queue
+        self._work = work
+        self.job = job
+        self.done: asyncio.Future[Any] = queue.loop.create_future()
+        self.done.add_done_callback(_retrieve)
+        self.task: asyncio.Task[Any] | None = None
+        self.submitted = queue.now()
+        self.started: float | None = None
+
+    def promote(self) -> None:
+        """Somebody waits for it."""
+        self._queue.promote(self)
+
+    async def wait(self) -> Any:
+        """Promote, then wait for the result. Cancelling the waiter does not cancel the job."""
+        self.promote()
+        return await asyncio.shield(self.done)
+
+    def cancel(self) -> None:
+        """Nobody wants it any more. Queued, it never starts; under way, its task is cancelled."""
+        if self.task is not None:
+            self.task.cancel()
+        elif not self.done.done():
+            self.done.cancel()
+            self._queue.finished(self)
+
+    def start(self) -> None:
+        self.started = self._queue.now()
+        self.task = self._queue.loop.create_task(_run(self._work), name=self.job.id)
+        self.task.add_done_callback(self._settle)
+
+    def _settle(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self.done.cancel()
+        elif (error := task.exception()) is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(task.result())
+        self._queue.finished(self)
+
+
+async def _run(work: Callable[[], Awaitable[Any]]) -> Any:
+    return await work()
+
+
+class CheckpointQueue:
+    """The checkpoint queue of a host."""
+
+    def __init__(
+        self,
+        limits: Mapping[Stage, int],
+        rates: Mapping[Stage, float] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._schedule = Schedule(limits, rates)
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits: dict[Stage, deque[float]] = {stage: deque(maxlen=RECENT) for stage in Stage}
+        self._started: dict[Stage, int] = dict.fromkeys(Stage, 0)
+        self._clock = clock
+        self._tickets: dict[str, Ticket] = {}
+        self._ids = itertools.count(1)
+        self._closed = False
+
+    def now(self) -> float:
+        return self._clock()
+
+    def submit(
+        self,
+        stage: Stage,
+        *,
+        sandbox: str,
+        deadline: float,
+        work: Callable[[], Awaitable[Any]],
+        waited: bool = False,
+        cost: float = 1.0,
+        owner: str = "",
+    ) -> Ticket:
+        """Queue `work`. It starts at once when a slot of its stage is free that its owner may take."""
+        if self._closed:
+            raise RuntimeError("the checkpoint engine is closed")
+        job = Job(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited, owner)
+        ticket = Ticket(self, job, work)
+        self._tickets[job.id] = ticket
+        self._schedule.submit(job)
+        self._pump()
+        return ticket
+
+    def promote(self, ticket: Ticket) -> None:
+        self._schedule.promote(ticket.job.id)
+        if not self._closed:
+            self._pump()  # the share no longer holds it back
+
+    def finished(self, ticket: Ticket) -> None:
+        del self._tickets[ticket.job.id]
+        self._schedule.finish(ticket.job.id, None if ticket.started is None else self.now() - ticket.started)
+        if not self._closed:
+            self._pump()
+
+    def strike(self, sandbox: str) -> float:
+        """Processes of this sandbox did not stop: its next job waits. Returns the seconds, at least."""
+        return self._schedule.strike(sandbox, self._clock())
+
+    def forgive(self, sandbox: str) -> None:
+        """A job of this sandbox succeeded, or it is gone."""
+        self._schedule.forgive(sandbox)
+
+    def _pump(self) -> None:
+        now = self._clock()
+        for job in self._schedule.start(now):
+            ticket = self._tickets[job.id]
+            self._waits[job.stage].append(now - ticket.submitted)
+            self._started[job.stage] += 1
+            ticket.start()
+        if self._timer is not None:
+            self._timer.cancel()
+        wake = self._schedule.wake(now)
+        self._timer = None if wake is None else self.loop.call_later(max(0.0, wake - now), self._pump)
+
+    def queued(self, *stages: Stage) -> int:
+        return sum(self._schedule.queued(stage) for stage in stages or Stage)
+
+    def running(self, *stages: Stage) -> int:
+        return sum(self._schedule.running(stage) for stage in stages or Stage)
+
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """By stage: jobs that wait, jobs under way, jobs started ever, and how long the latest waited (ms)."""
+        return {
+            stage.value: {
+                "queued": self.queued(stage),
+                "running": self.running(stage),
+                "started": self._started[stage],
+                "wait_ms_p50": 1000 * quantile(self._waits[stage], 0.5),
+                "wait_ms_p99": 1000 * quantile(self._waits[stage], 0.99),
+            }
+            for stage in Stage
+        }
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is queued or running. False when `timeout` seconds passed first."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self._tickets:
+                    await asyncio.wait([ticket.done for ticket in self._tickets.values()])
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Cancel what is left. Idempotent."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tickets = list(self._tickets.values())
+        for ticket in tickets:
+            ticket.cancel()
+        await asyncio.gather(*(t.task for t in tickets if t.task is not None), return_exceptions=True)
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The value below which `share` of the values lie (nearest rank); 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """A failed job is recorded where it failed; nobody has to await its ticket."""
+    if not future.cancelled():
+        future.exception()

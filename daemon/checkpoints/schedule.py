@@ -1,0 +1,259 @@
+"""In which order the host takes checkpoints. Pure: no I/O, no clock, no threads.
+
+Owns: the queue order of all checkpoint work of one host. Does not own: doing the work
+(:mod:`daemon.checkpoints.queue`) or the time (`now` is an argument, in seconds of any one clock).
+
+A checkpoint passes up to three stages, each with a limit of its own: ``dump`` (freeze the processes
+and copy their state) or ``snapshot`` (files alone), then ``hash`` (which pages are new), then
+``compress`` (store them durably). A stage may also have a share of the bandwidth, in cost units (bytes)
+a second: it starts a job only while what it used is paid for, but for jobs that somebody waits for and
+overdue ones, which start at once and are paid for afterwards. In each stage the next job is chosen so:
+
+1. jobs that somebody waits for, and jobs whose deadline has passed, come first, by deadline;
+2. then by fair share: each sandbox pays for what it used, in start-time fair queueing, so that one
+   sandbox with many jobs cannot crowd out another with one;
+3. then by deadline, then by arrival.
+
+A slot is held until its job has ended, so nobody may hold all of them. Of a stage's slots (where it has more than
+one) all but one are the most that jobs of one sharer take at a time. The sharer of a job is the owner of the token
+that its sandbox belongs to, or else its sandbox. All sandboxes whose last job in the stage took longer than HEAVY
+are one sharer together. A sandbox whose processes did not stop is struck: its next job waits for a while that doubles
+with each strike.
+
+Guarantees: no stage runs more jobs than its limit; a stage with a free slot, no debt and a queued job whose sharer
+has a part left and which waits for no strike starts one; among the jobs that may start, one whose deadline has passed
+is overtaken only by jobs with an earlier deadline, so nothing starves while deadlines are finite. Each operation is
+O(log n), amortised, but for the queued jobs of a sharer at its most, which are looked at when one of its jobs ends.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Stage(enum.StrEnum):
+    DUMP = "dump"
+    SNAPSHOT = "snapshot"
+    HASH = "hash"
+    COMPRESS = "compress"
+    READ = "read"  # no stage of a checkpoint: what reads a whole tree for somebody who asked (daemon/longwork.py)
+
+
+BURST = 1.0  # seconds of its share that an idle stage may save up
+HEAVY = 1.0  # seconds in a slot after which a sandbox counts as one that holds slots long
+STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
+FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
+_HEAVIES = "\0heavy"  # the sharer that all heavy sandboxes are
+
+
+@dataclass(slots=True)
+class Job:
+    """One stage of one checkpoint."""
+
+    id: str
+    stage: Stage
+    sandbox: str
+    deadline: float  # when the result is probably needed
+    cost: float = 1.0  # what it uses of the share: bytes, or any unit that is the same within a stage
+    waited: bool = False  # somebody waits for it now
+    owner: str = ""  # of the token that the sandbox belongs to; "": the host's own
+    sharer: str = field(default="", init=False)  # whose part of the slots it takes
+    tag: float = field(default=0.0, init=False)  # start tag of fair queueing
+    order: int = field(default=0, init=False)  # arrival
+    running: bool = field(default=False, init=False)
+    overdue: bool = field(default=False, init=False)
+
+
+@dataclass(slots=True)
+class _Strikes:
+    """Of one sandbox."""
+
+    count: int
+    until: float  # its next job starts no sooner
+
+
+class _Lane:
+    """The queue of one stage. Entries of promoted, cancelled or started jobs are skipped when met."""
+
+    def __init__(self, limit: int, rate: float | None = None) -> None:
+        self.limit = limit
+        self.rate = rate  # units a second; None: as many as there are
+        self.credit = 0.0 if rate is None else rate * BURST
+        self.paid_until: float | None = None
+        self.running = 0
+        self.share = max(1, limit - 1)
+        self.taken: Counter[str] = Counter()  # slots, by sharer
+        self.parked: dict[
+            str, dict[str, None]
+        ] = {}  # jobs of sharers that have their part, in the order in which they came
+        self.heavy: set[str] = set()  # sandboxes
+        self.queued: dict[str, Job] = {}
+        self.urgent: list[tuple[float, int, str]] = []
+        self.fair: list[tuple[float, float, int, str]] = []
+        self.due: list[tuple[float, int, str]] = []
+        self.virtual = 0.0
+        self.finish_tags: dict[str, float] = {}
+
+    def add(self, job: Job) -> None:
+        job.sharer = _HEAVIES if job.sandbox in self.heavy else job.owner or job.sandbox
+        job.tag = max(self.virtual, self.finish_tags.get(job.sandbox, 0.0))
+        self.finish_tags[job.sandbox] = job.tag + job.cost
+        self.queued[job.id] = job
+        heapq.heappush(self.due, (job.deadline, job.order, job.id))
+        self._enter(job)
+
+    def _enter(self, job: Job) -> None:
+        heapq.heappush(self.fair, (job.tag, job.deadline, job.order, job.id))
+        if job.waited or job.overdue:
+            heapq.heappush(self.urgent, (job.deadline, job.order, job.id))
+
+    def promote(self, job: Job) -> None:
+        heapq.heappush(self.urgent, (job.deadline, job.order, job.id))
+
+    def pay(self, now: float) -> None:
+        """Earn the share of the time that passed."""
+        if self.rate is not None:
+            passed = max(0.0, now - self.paid_until) if self.paid_until is not None else 0.0
+            self.credit = min(self.rate * BURST, self.credit + passed * self.rate)
+            self.paid_until = now
+
+    def affordable_at(self, now: float) -> float | None:
+        """When a job that nobody waits for may start, if there is one that only the share holds back."""
+        if self.rate is None or not self.queued or self.running >= self.limit or self.credit > 0:
+            return None
+        soonest = now - self.credit / self.rate + 1e-3
+        return min(soonest, self.due[0][0]) if self.due else soonest
+
+    def pop(self, now: float) -> Job | None:
+        while self.due and (self.due[0][2] not in self.queued or self.due[0][0] <= now):
+            deadline, order, name = heapq.heappop(self.due)
+            if name in self.queued:
+                self.queued[name].overdue = True
+                heapq.heappush(self.urgent, (deadline, order, name))
+        while self.urgent:
+            name = heapq.heappop(self.urgent)[-1]
+            if self._free(name):
+                return self._take(name)
+        if self.rate is not None and self.credit <= 0:
+            return None
+        while self.fair:
+            name = heapq.heappop(self.fair)[-1]
+            if self._free(name):
+                return self._take(name)
+        if not self.queued:
+            self.finish_tags.clear()  # idle: forget what was used, so that the table cannot grow for ever
+        return None
+
+    def _free(self, name: str) -> bool:
+        """Whether this job is still queued and may start. One whose sharer has its part is put aside."""
+        job = self.queued.get(name)
+        if job is None:
+            return False
+        if self.taken[job.sharer] < self.share:
+            return True
+        self.parked.setdefault(job.sharer, {})[name] = None
+        return False
+
+    def ended(self, job: Job, took: float | None) -> None:
+        """A running job has ended after `took` seconds (None: it is not known)."""
+        self.running -= 1
+        self.taken[job.sharer] -= 1
+        if not self.taken[job.sharer]:
+            del self.taken[job.sharer]
+        if took is not None:
+            (self.heavy.add if took > HEAVY else self.heavy.discard)(job.sandbox)
+        for name in self.parked.pop(job.sharer, ()):
+            if (waiting := self.queued.get(name)) is not None:
+                self._enter(waiting)
+
+    def _take(self, name: str) -> Job:
+        job = self.queued.pop(name)
+        self.taken[job.sharer] += 1
+        if self.rate is not None:
+            self.credit -= job.cost
+        self.virtual = max(self.virtual, job.tag)
+        return job
+
+
+class Schedule:
+    """The queue of a host. `submit`, then `start` whenever something changed, then `finish`."""
+
+    def __init__(self, limits: Mapping[Stage, int], rates: Mapping[Stage, float] | None = None) -> None:
+        self._lanes = {stage: _Lane(limits[stage], (rates or {}).get(stage)) for stage in limits}
+        self._jobs: dict[str, Job] = {}
+        self._arrivals = 0
+        self._strikes: dict[str, _Strikes] = {}
+        self._held: list[tuple[float, int, str]] = []  # jobs of struck sandboxes, by when they enter their lane
+
+    def submit(self, job: Job) -> None:
+        """Queue `job`. Its id must be new."""
+        if job.id in self._jobs:
+            raise ValueError(f"job {job.id} is already known")
+        self._arrivals += 1
+        job.order = self._arrivals
+        self._jobs[job.id] = job
+        if (strikes := self._strikes.get(job.sandbox)) is not None:
+            heapq.heappush(self._held, (strikes.until, job.order, job.id))
+        else:
+            self._lanes[job.stage].add(job)
+
+    def strike(self, sandbox: str, now: float) -> float:
+        """A job of this sandbox held its slot for nothing. Returns how many seconds the next one waits at least."""
+        for name in [name for name, each in self._strikes.items() if now > each.until + FORGIVEN]:
+            del self._strikes[name]
+        count = self._strikes[sandbox].count + 1 if sandbox in self._strikes else 1
+        wait = min(STRUCK_MOST, STRUCK * 2 ** min(count - 1, 10))
+        self._strikes[sandbox] = _Strikes(count, now + wait)
+        return wait
+
+    def forgive(self, sandbox: str) -> None:
+        """A job of this sandbox succeeded, or the sandbox is gone."""
+        self._strikes.pop(sandbox, None)
+
+    def promote(self, name: str) -> None:
+        """Somebody waits for this job. Unknown, running or promoted already: no effect."""
+        job = self._jobs.get(name)
+        if job is None or job.running or job.waited:
+            return
+        job.waited = True
+        if name in self._lanes[job.stage].queued:
+            self._lanes[job.stage].promote(job)
+
+    def start(self, now: float) -> list[Job]:
+        """The jobs to start now; each counts as running until :meth:`finish`."""
+        while self._held and self._held[0][0] <= now:
+            if (job := self._jobs.get(heapq.heappop(self._held)[-1])) is not None:
+                self._lanes[job.stage].add(job)
+        started = []
+        for lane in self._lanes.values():
+            lane.pay(now)
+            while lane.running < lane.limit and (job := lane.pop(now)) is not None:
+                job.running = True
+                lane.running += 1
+                started.append(job)
+        return started
+
+    def wake(self, now: float) -> float | None:
+        """When to call `start` again though nothing changes; None: no need to."""
+        times = [time for lane in self._lanes.values() if (time := lane.affordable_at(now)) is not None]
+        times += [self._held[0][0]] if self._held else []
+        return min(times, default=None)
+
+    def finish(self, name: str, took: float | None = None) -> None:
+        """The job ended, however it ended, after `took` seconds in its slot; or it is cancelled before it started."""
+        job = self._jobs.pop(name)
+        lane = self._lanes[job.stage]
+        if job.running:
+            lane.ended(job, took)
+        else:
+            lane.queued.pop(name, None)  # not there yet: its sandbox is struck
+
+    def queued(self, stage: Stage | None = None) -> int:
+        return sum(not job.running for job in self._jobs.values() if stage in (None, job.stage))
+
+    def running(self, stage: Stage | None = None) -> int:
+        return sum(lane.running for name, lane in self._lanes.items() if stage in (None, name))

@@ -1,0 +1,413 @@
+"""The conversation of one sandbox with its model.
+
+Owns: the order of its exchanges, the end of a turn by a request, when an answer is released. Does not own: which
+exchange a request belongs to (:mod:`daemon.gateway.replay` decides), bytes (`answer`), how a turn ends
+(:mod:`daemon.turns.turns`).
+
+::
+
+    request ─▶ follow the sandbox ─▶ decide ─┬ fresh ─▶ end of turn ─▶ journal ─▶ ask the upstream ─┐
+               (was it restored?)            ├ join, again ──────────────────────────────────────────┤
+                                             └ record ───────────────────────────────────────────────┤
+    agent ◀── the whole answer ◀── captured (or durable) ◀───────────────────────────────────────────┘
+
+Guarantee (I2): an answer of the main loop is given out only after the checkpoint of the state that asked for it is
+captured, or durable where the sandbox says so. Where a checkpoint fails, the answer says so in a header and the next
+checkpoint owes the content. An exchange is answered by one upstream call; the upstream is asked again only if no whole
+answer was ever journalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from daemon import metrics
+from daemon.catalogue import CheckpointRow
+from daemon.gateway import replay
+from daemon.gateway.answer import Answer, cut, deliver, is_open, pump
+from daemon.gateway.journal import Journal, Place
+from daemon.gateway.listener import Share
+from daemon.gateway.replay import Choice, Do, Step
+from daemon.gateway.upstream import Upstreams
+from daemon.gateway.wire import Asked
+from daemon.turns.turns import LiveSandbox
+from sandbox.errors import Closed, Conflict, NoSpace, PagurusError, SandboxDead
+from sandbox.messages import CheckpointState, Gateway, GatewayStatistics, SandboxState
+
+log = logging.getLogger("pagurus.gateway")
+
+JOURNAL_MOST = 1 << 30  # bytes of the record of one sandbox
+REVIVAL = 600.0  # seconds for which an agent outside waits for its sandbox to be restored
+BOOT = secrets.token_hex(4)  # what was heard from another daemon's lips may have been lost on the way
+
+
+@dataclass
+class Book:
+    """All exchanges of the host's sandboxes, without their content."""
+
+    steps: dict[int, Step] = field(default_factory=dict)
+    by_checkpoint: dict[str, list[int]] = field(default_factory=dict)
+    owner: dict[int, str] = field(default_factory=dict)
+    sides: dict[str, dict[bytes, list[Step]]] = field(default_factory=dict)  # by sandbox and key: there may be many
+
+    def add(self, sandbox: str, step: Step, *, main: bool) -> None:
+        self.owner[step.id] = sandbox
+        if not main:
+            self.sides.setdefault(sandbox, {}).setdefault(step.key, []).append(step)
+            return
+        self.steps[step.id] = step
+        if step.checkpoint is not None:
+            self.by_checkpoint.setdefault(step.checkpoint, []).append(step.id)
+
+    def drop(self, numbers: set[int]) -> None:
+        for number in numbers:
+            self.owner.pop(number, None)
+            step = self.steps.pop(number, None)
+            if step is not None and step.checkpoint is not None:
+                left = [other for other in self.by_checkpoint.get(step.checkpoint, ()) if other != number]
+                if left:
+                    self.by_checkpoint[step.checkpoint] = left
+                else:
+                    self.by_checkpoint.pop(step.checkpoint, None)
+
+
+@dataclass
+class Desk:
+    """What all lines of a host share."""
+
+    journal: Journal
+    upstreams: Upstreams
+    checkpoints: Mapping[str, CheckpointRow]
+    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[Any]]
+    restore: Callable[[str], Coroutine[Any, Any, Any]]  # a sandbox to its latest checkpoint
+    book: Book = field(default_factory=Book)
+    counts: GatewayStatistics = field(default_factory=GatewayStatistics)
+    answers: dict[int, Answer] = field(default_factory=dict)  # under way, by exchange
+
+
+class Line:
+    """One sandbox's conversation."""
+
+    def __init__(self, settings: Gateway, place: Place, desk: Desk, find: Callable[[], LiveSandbox | None]) -> None:
+        self.settings = settings
+        self.place = place
+        self.desk = desk
+        self.share = Share()
+        self.path: list[Step] = replay.path_to(desk.book.steps, place.tip)
+        self.bytes = 0  # of its record
+        self.deciding = asyncio.Lock()
+        self._find = find
+        self._readers: dict[int, web.BaseRequest] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # ----------------------------------------------------------------- the sandbox behind it
+
+    @property
+    def live(self) -> LiveSandbox:
+        found = self._find()
+        if found is None:
+            raise Closed("the sandbox has been removed")
+        return found
+
+    @property
+    def life(self) -> str:
+        """Changes whenever the agent may have lost what it was told."""
+        return f"{BOOT}:{self.place.tree}"
+
+    async def living(self) -> None:
+        """An agent outside waits while its sandbox is dead or on its way back."""
+        deadline = time.monotonic() + REVIVAL
+        while (live := self.live).row.state is not SandboxState.RUNNING or not live.container.alive:
+            if self.settings.agent == "inside" or time.monotonic() > deadline:
+                raise SandboxDead("all its processes are gone", remedy="restore it", sandbox=live.row.id)
+            await asyncio.sleep(0.05)
+
+    async def follow(self) -> bool:
+        """Notice that the sandbox was restored since. True if that took it to another place on its path."""
+        row = self.live.row
+        if row.tree is None or row.tree == self.place.tree:
+            return False
+        tip = tip_now(self.desk, row.head, self.path)
+        moved = tip != self.place.tip
+        self.place.tree = row.tree
+        if moved:
+            self.path = replay.path_to(self.desk.book.steps, tip)
+            self.place.tip, self.place.cursor, self.place.position = tip, len(self.path) - 1, 0
+            self.place.script = []
+            log.info("goes on from exchange %s", tip, extra={"sandbox": row.id, "turn": row.turn})
+        await self.desk.journal.put_place(row.id, self.place, drop_commands=moved)
+        return moved
+
+    # ----------------------------------------------------------------- requests
+
+    async def serve(self, asked: Asked, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request of the agent."""
+        self.desk.counts.requests += 1
+        self.need_space()
+        if asked.route.conversation is None:
+            return await self._pass_on(asked, request)
+        if asked.main:
+            await self.living()
+        async with self.deciding:
+            step, answer, source = await (self._main if asked.main else self._side)(asked, request)
+            self._take(step, answer, request)
+        try:
+            return await self._give(asked, step, answer, request, source)
+        finally:
+            answer.leave(request)
+            if self._readers.get(step.id) is request:
+                del self._readers[step.id]
+
+    def need_space(self) -> None:
+        """Raise NoSpace when nothing more of this sandbox is written down."""
+        if self.bytes > JOURNAL_MOST:
+            raise NoSpace(
+                f"the record of this sandbox has {JOURNAL_MOST >> 30} GiB", remedy="go on in a fork or a new sandbox"
+            )
+
+    def _take(self, step: Step, answer: Answer, request: web.BaseRequest) -> None:
+        """`request` waits for this answer from now on, and nobody else."""
+        before = self._readers.get(step.id)
+        if before is not None and before is not request:
+            cut(before)
+            answer.leave(before)
+        self._readers[step.id] = request
+        answer.join(request)
+
+    async def _give(
+        self, asked: Asked, step: Step, answer: Answer, request: web.BaseRequest, source: str
+    ) -> web.StreamResponse:
+        live, counts = self.live, self.desk.counts
+        extra = {"x-pagurus-exchange": str(step.id), "x-pagurus-answer": source}
+        asked_at = time.monotonic()
+        await answer.head()
+        if asked.main:
+            began = time.monotonic()
+            if source == "upstream":
+                live.thought(began - asked_at)
+            if error := await self._captured(live, step):
+                extra["x-pagurus-checkpoint-error"] = error
+            held = time.monotonic() - began
+            counts.held_ms += 1000 * held
+            metrics.gateway_held(held)
+            extra |= {"x-pagurus-turn": str(step.turn), "x-pagurus-checkpoint": step.checkpoint or ""}
+        response = await deliver(answer, request, extra)
+        if response is None or self._readers.get(step.id) is not request:
+            return response or web.Response(status=499)
+        if answer.status < 300:
+            step.heard = self.life
+            await self.desk.journal.heard(step.id, from_record=source == "record")
+        return response
+
+    async def _captured(self, live: LiveSandbox, step: Step) -> str:
+        """Returns when the state that asked is captured, or durable; why not, if its checkpoint failed."""
+        inflight = live.services.inflights.get(step.checkpoint or "")
+        if inflight is None:
+            await live.captured()
+            row = self.desk.checkpoints.get(step.checkpoint or "")
+            bad = {CheckpointState.FAILED} | ({CheckpointState.CAPTURED} if live.row.durable_answers else set())
+            if row is None or row.state not in bad:
+                return ""
+            return (row.error or row.state.value).replace("\n", " ")[:200]
+        await inflight.settled(durable=live.row.durable_answers)
+        trouble = inflight.trouble(durable=live.row.durable_answers)
+        return "" if trouble is None else str(trouble).replace("\n", " ")[:200]
+
+    # ----------------------------------------------------------------- which exchange
+
+    async def _main(self, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
+        await self.follow()
+        self._see_readers(self.path)
+        if self.settings.agent == "inside":
+            choice = replay.inside(self.path, asked.key, life=self.life, retry=asked.retry)
+        else:
+            choice = replay.outside(self.path, self.place.cursor, asked.key, retry=asked.retry)
+        if choice.do is Do.LEFT:
+            raise self._left(choice)
+        if self.settings.agent == "outside" and choice.step is not None and choice.cursor != self.place.cursor:
+            self.place.cursor, self.place.position = choice.cursor, 0
+            await self.desk.journal.put_place(self.live.row.id, self.place)
+        if choice.do is not Do.FRESH:
+            assert choice.step is not None
+            return await self._known(choice.do, choice.step, asked, request)
+        return await self._fresh(asked, request)
+
+    def _left(self, choice: Choice) -> Conflict:
+        where = "before its first request" if choice.step is None else f"at turn {choice.step.turn}"
+        to = "created" if choice.step is None else choice.step.checkpoint
+        return Conflict(
+            f"the agent started over, and {where} it asks what the record does not know: the sandbox is further on",
+            remedy=f"restore the sandbox to checkpoint {to}, then ask again",
+            sandbox=self.live.row.id,
+        )
+
+    async def _known(self, do: Do, step: Step, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
+        if do is Do.JOIN:
+            return step, self.desk.answers[step.id], "upstream"
+        if do is Do.AGAIN:
+            return step, self._ask(step, asked, request), "upstream"
+        self.desk.counts.from_record += 1
+        return step, Answer.of(await self.desk.journal.answer(step.id)), "record"
+
+    async def _fresh(self, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
+        """A new exchange: the turn ends here."""
+        live = self.live
+        waiting = [step.id for step in self.path if step.id in self._readers]
+        ended = await live.end_turn_by_request(f"{asked.route.method} {asked.route.path}")
+        self.desk.counts.main += 1
+        steps = self.desk.book.steps
+        script = [steps[number] for number in self.place.script if number in steps]
+        acted = replay.scripted(script, asked.key)
+        self.place.script = self.place.script[1:] if acted is not None else []
+        before = self.place.tip
+        self.place.cursor, self.place.position = len(self.path), 0
+        number, size = await self.desk.journal.begin(
+            asked,
+            sandbox=live.row.id,
+            parent=before,
+            checkpoint=ended.checkpoint,
+            turn=ended.turn or 0,
+            open_=waiting,
+            place=self.place,
+            copied=None if acted is None else acted.id,
+        )
+        step = Step(
+            id=number,
+            key=asked.key,
+            parent=before,
+            checkpoint=ended.checkpoint,
+            answered=acted is not None,
+            turn=ended.turn or 0,
+            open=tuple(waiting),
+        )
+        self.path.append(step)
+        self.desk.book.add(live.row.id, step, main=True)
+        self.bytes += size
+        if acted is not None:
+            return await self._known(Do.RECORD, step, asked, request)
+        return step, self._ask(step, asked, request), "upstream"
+
+    async def _side(self, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
+        """Beside the main loop: no turn, nothing is held; still one upstream call for one request."""
+        live = self.live
+        here = {None, *(step.id for step in self.path)}
+        same = self.desk.book.sides.get(live.row.id, {}).get(asked.key, ())
+        known = [step for step in same if step.parent in here]
+        self._see_readers(known)
+        for step in reversed(known):
+            choice = replay.inside([step], asked.key, life=self.life, retry=asked.retry)
+            if choice.do is not Do.FRESH:
+                return await self._known(choice.do, step, asked, request)
+        number, size = await self.desk.journal.begin(
+            asked,
+            sandbox=live.row.id,
+            parent=self.place.tip,
+            checkpoint=None,
+            turn=live.row.turn,
+            open_=(),
+            place=self.place,
+        )
+        step = Step(id=number, key=asked.key, parent=self.place.tip, turn=live.row.turn)
+        self.desk.book.add(live.row.id, step, main=False)
+        self.bytes += size
+        return step, self._ask(step, asked, request), "upstream"
+
+    def _see_readers(self, steps: Iterable[Step]) -> None:
+        """Who still waits for which of these."""
+        for step in steps:
+            reader = self._readers.get(step.id)
+            step.waiting = reader is not None and is_open(reader)
+            step.asking = step.id in self.desk.answers
+
+    # ----------------------------------------------------------------- the upstream
+
+    def _ask(self, step: Step, asked: Asked, request: web.BaseRequest) -> Answer:
+        """Ask the upstream; the answer fills while the state is captured."""
+        answer = self.desk.answers[step.id] = Answer()
+        headers = dict(request.headers)
+        task = self.desk.spawn(self._pump(step, asked, headers, answer), f"exchange {step.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return answer
+
+    async def _pump(self, step: Step, asked: Asked, headers: dict[str, str], answer: Answer) -> None:
+        journal, counts = self.desk.journal, self.desk.counts
+
+        async def keep() -> None:
+            if answer.status >= 300:
+                await journal.failed(step.id, answer.status)
+                metrics.gateway_upstream_error("status")
+                return
+            durable = self.settings.hold == "durable"
+            self.bytes += await journal.answered(step.id, answer.recorded(), durable=durable)
+            step.answered = True
+            metrics.gateway_stored()
+
+        try:
+            await journal.asking(step.id)
+            counts.upstream_calls += 1
+            async with self.desk.upstreams.ask(self.settings.upstream, asked, headers) as response:
+                await pump(answer, response, keep)
+        except PagurusError as error:
+            counts.upstream_failures += 1
+            metrics.gateway_upstream_error("unreachable")
+            log.warning("exchange %d: %s", step.id, error, extra={"sandbox": self.desk.book.owner.get(step.id)})
+            await journal.failed(step.id, error.status)
+            answer.fail(error)
+        finally:
+            self.desk.answers.pop(step.id, None)
+            if not answer.ended:  # the daemon ends: the next one asks again
+                answer.fail(Closed("the daemon ends", remedy="ask again"))
+
+    async def _pass_on(self, asked: Asked, request: web.BaseRequest) -> web.StreamResponse:
+        """A request that asks no model: neither journalled nor held."""
+        answer = Answer()
+        answer.join(request)
+
+        async def keep() -> None:
+            return
+
+        async def fill() -> None:
+            try:
+                async with self.desk.upstreams.ask(self.settings.upstream, asked, dict(request.headers)) as response:
+                    await pump(answer, response, keep)
+            except PagurusError as error:
+                answer.fail(error)
+            finally:
+                if not answer.ended:
+                    answer.fail(Closed("the daemon ends", remedy="ask again"))
+
+        task = self.desk.spawn(fill(), "exchange beside")
+        try:
+            return await deliver(answer, request, {}) or web.Response(status=499)
+        finally:
+            task.cancel()
+
+    async def close(self) -> None:
+        """The daemon ends, or the sandbox is gone: whoever waits is cut off and may ask again."""
+        for request in self._readers.values():
+            cut(request)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def tip_now(desk: Desk, head: str, path: list[Step]) -> int | None:
+    """The last exchange that the state of checkpoint `head` knows of."""
+    row = desk.checkpoints.get(head)
+    return replay.tip_of(
+        desk.book.by_checkpoint,
+        lambda name: desk.checkpoints[name].parent,
+        head,
+        0 if row is None else row.turn,
+        path,
+    )

@@ -1,0 +1,1 @@
+"""Authority over all sandboxes of one host: create, restore, expire, remove."""

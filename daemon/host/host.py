@@ -1,0 +1,494 @@
+"""Authority over all sandboxes of one host: create, find, restore, fork, compare, remove.
+
+Owns: the set of sandboxes and checkpoints, their names and id ranges, and every act that makes or
+ends a sandbox. Does not own: what happens inside one (:mod:`daemon.turns.turns`), HTTP (`daemon.app`),
+which checkpoints are kept (`daemon.store.gc`), how a state comes back (`daemon.host.restore`), what is left
+after a crash (`daemon.startup`).
+
+Guarantee: an act either succeeds or leaves nothing behind but an error that names the sandbox and
+the remedy. A sandbox is published only when it runs, so what a crash leaves half made has no row
+and is collected. A failed restore leaves the sandbox dead, its checkpoints whole, and may be tried
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from daemon import metrics, states
+from daemon.auth import visibility
+from daemon.auth.visibility import Making
+from daemon.catalogue import (
+    CheckpointRow,
+    SandboxRow,
+    Template,
+    drop_checkpoint,
+    drop_sandbox,
+    put_checkpoint,
+    put_sandbox,
+)
+from daemon.checkpoints.capture import Places
+from daemon.checkpoints.inflight import InFlight, Services
+from daemon.checkpoints.persist import nearest, store
+from daemon.checkpoints.queue import quantile
+from daemon.checkpoints.schedule import Stage
+from daemon.host import create, mounts
+from daemon.host.attachments import Attachment, attach_all, detach_all
+from daemon.host.restore import Restorer
+from daemon.host.uid_ranges import IdRanges
+from daemon.network.networks import Networks
+from daemon.store.gc import GarbageCollector
+from daemon.store.library import Store
+from daemon.store.verify import Verifier
+from daemon.turns.turns import LiveSandbox
+from daemon.verdict.explain import explained
+from sandbox import paths
+from sandbox.container.container import Container
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
+from sandbox.image.store import Image
+from sandbox.messages import (
+    Change,
+    CheckpointInfo,
+    CheckpointState,
+    CreateRequest,
+    ForkEntry,
+    Network,
+    NetworkStatus,
+    RestoreRequest,
+    RestoreResult,
+    SandboxInfo,
+    SandboxState,
+    Statistics,
+    Verdict,
+)
+from sandbox.tree import diff
+
+log = logging.getLogger("pagurus.host")
+
+FORKS_AT_ONCE = 4
+FORKS_MOST = 1024
+
+
+class Host:
+    """The sandboxes of this host."""
+
+    def __init__(self, services: Services, places: Places, images: Any, run_dir: Path) -> None:
+        self.services = services
+        self.places = places
+        self.images = images
+        self.run_dir = run_dir  # one directory for each sandbox below it
+        self.live_sandboxes: dict[str, LiveSandbox] = {}
+        self._ids = IdRanges()
+        self._making = asyncio.Semaphore(FORKS_AT_ONCE)
+        self.gateway: Any = None  # daemon.gateway.service.GatewayService, where the daemon has one
+        self.making = Making(self.live_sandboxes)
+        self.collector = GarbageCollector(services, self.live_sandboxes)
+        self.verifier = Verifier(services, places, self.collector)
+        self.store = Store(self)
+        services.settled = self._settled
+        services.again = self._store_again
+        services.lost = self.fall_back
+        services.damaged = self._avoid
+        self.networks = Networks(run_dir.parent)
+        self.attachments: list[Attachment] = [self.networks]
+        self.restorer = Restorer(services, places, images, run_dir, self.attachments)
+
+    def _settled(self, row: CheckpointRow, parent: CheckpointRow) -> None:
+        self.collector.changed(row.sandbox)
+        self.verifier.later(row, parent)
+
+    def fall_back(self, row: CheckpointRow) -> None:
+        """A checkpoint is not whole: what stands on it stands on the nearest that is, and owes all that came since."""
+        for live in self.live_sandboxes.values():
+            if live.row.head == row.id:
+                live.row.head = nearest(self.services.checkpoints, row.id)
+                self.services.catalogue.later([put_sandbox(live.row)])
+                if live.container is not None:
+                    self.services.capturer.taint(live.container, f"{row.id} is lost", files=True, processes=True)
+
+    def _avoid(self, row: CheckpointRow) -> None:
+        """A checkpoint is damaged: whoever stands on content of it captures all anew with the next turn."""
+        for live in self.live_sandboxes.values():
+            head = self.services.checkpoints.get(live.row.head)
+            if head is None or live.container is None:
+                continue
+            if head.id == row.id or {head.files, head.dump} & {row.files, row.dump} - {None}:
+                self.services.capturer.taint(live.container, f"{row.id} is damaged", files=True, processes=True)
+
+    def store_later(self, row: CheckpointRow) -> None:
+        """Make a captured checkpoint durable in the background, whether its sandbox is there or not."""
+        inflight = InFlight(row, self.services.checkpoints.get(row.parent or "", row))
+        inflight.captured.set_result(None)
+        self.services.inflights[row.id] = inflight
+        self.services.spawn(self._store(inflight), f"store {row.id}")
+
+    async def _store(self, inflight: InFlight) -> None:
+        if (live := self.live_sandboxes.get(inflight.row.sandbox)) is not None:
+            await live.store(inflight)
+            return
+        try:
+            await store(self.services, inflight)
+        finally:
+            inflight.finish()
+            self.services.inflights.pop(inflight.row.id, None)
+
+    def _store_again(self) -> None:
+        """There may be room now for what could not be made durable."""
+        for row in list(self.services.checkpoints.values()):
+            if row.state is CheckpointState.CAPTURED and row.error and row.id not in self.services.inflights:
+                self.store_later(row)
+
+    # ----------------------------------------------------------------- finding
+
+    def live(self, sandbox: str) -> LiveSandbox:
+        """The sandbox with this id or name."""
+        found = visibility.find(self.live_sandboxes, sandbox)
+        if found is None:
+            raise NotFound(f"no such sandbox: {sandbox}", remedy="list those there are with `pagurus ls`")
+        return found
+
+    def sandboxes(self) -> list[SandboxInfo]:
+        return [live.row.info() for live in self.live_sandboxes.values() if visibility.visible(live.row.owner)]
+
+    def checkpoint(self, checkpoint: str) -> CheckpointRow:
+        row = self.services.checkpoints.get(checkpoint)
+        if row is None or not visibility.visible(row.owner):
+            raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
+        return row
+
+    def tree(self, sandbox: str) -> list[CheckpointInfo]:
+        """All checkpoints of a sandbox and those that it descends from, oldest first."""
+        rows = {row.id: row for row in self.services.checkpoints.values() if row.sandbox == self.live(sandbox).row.id}
+        pending = list(rows.values())
+        while pending:
+            parent = self.services.checkpoints.get(pending.pop().parent or "")
+            if parent is not None and parent.id not in rows:
+                rows[parent.id] = parent
+                pending.append(parent)
+        return [row.info() for row in sorted(rows.values(), key=lambda row: row.number)]
+
+    async def wait_checkpoint(
+        self, checkpoint: str, wait: Literal["captured", "durable"] | None, timeout: float
+    ) -> CheckpointInfo:
+        """The checkpoint, once it is captured or durable (or failed), or as it is after `timeout` seconds."""
+        row = self.checkpoint(checkpoint)
+        inflight = self.services.inflights.get(checkpoint)
+        if wait is not None and inflight is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await inflight.settled(durable=wait == "durable")
+        return row.info()
+
+    def statistics(self) -> Statistics:
+        tally, queue = self.services.tally, self.services.queue
+        return Statistics(
+            sandboxes=len(self.live_sandboxes),
+            turns=tally.turns,
+            verdicts=dict(tally.verdicts),
+            checkpoints=dict(tally.checkpoints),
+            checkpoints_failed=tally.failed,
+            in_flight=queue.running(Stage.DUMP, Stage.SNAPSHOT),
+            queued=queue.queued(Stage.DUMP, Stage.SNAPSHOT),
+            stored_bytes=tally.stored_bytes,
+            full_bytes=tally.full_bytes,
+            restores=tally.restores,
+            inspector_tier=self.services.inspector.tier,
+            stages=queue.statistics(),
+            exposed_ms_p50=quantile(tally.exposed, 0.5),
+            exposed_ms_p99=quantile(tally.exposed, 0.99),
+            store={**self.collector.statistics(), **self.verifier.statistics()},
+        )
+
+    # ----------------------------------------------------------------- making
+
+    async def create(self, request: CreateRequest) -> SandboxInfo:
+        """A new sandbox from an image, running. All or nothing."""
+        image = await asyncio.to_thread(self.images.resolve, request.image)
+        private = [self.run_dir.parent, self.places.stored.parent]
+        template = create.template(request, image, await mounts.admitted(request.mounts, private))
+        row = self._new_row(template, name=request.name)
+        with self._made(row):
+            root = self._root_checkpoint(row)
+            row.head = row.origin = root.id
+            await self._make(row, image.tree, root, root=True)
+        self.services.checkpoints[root.id] = root
+        return row.info()
+
+    async def fork(self, checkpoint: str, count: int) -> list[ForkEntry]:
+        """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
+        if not 1 <= count <= FORKS_MOST:
+            raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {count}")
+        origin = await self.restorable(checkpoint)
+        with self.collector.pin(origin):
+            return list(await asyncio.gather(*(self._fork_one(origin) for _ in range(count))))
+
+    async def fork_sandbox(self, sandbox: str, count: int) -> list[ForkEntry]:
+        """Fork the state as it is now."""
+        inflight = await self.live(sandbox).checkpoint(None)
+        return await self.fork(inflight.row.id, count)
+
+    async def _fork_one(self, origin: CheckpointRow) -> ForkEntry:
+        try:
+            row = self._forked(origin)
+            with self._made(row):
+                async with self._making:
+                    await self._make(row, self.restorer.tree_below(row), origin)
+        except Exception as error:  # whatever it is: the others succeed or fail alone
+            if not isinstance(error, PagurusError | OSError):
+                log.error("a fork of %s failed", origin.id, exc_info=error)
+            return ForkEntry(error=str(error) or type(error).__name__)
+        return ForkEntry(sandbox=row.info())
+
+    def _forked(self, origin: CheckpointRow) -> SandboxRow:
+        """The row of a sandbox that goes on from `origin`."""
+        row = self._new_row(self.template(origin), owner=origin.owner)
+        row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
+        row.programs = origin.programs
+        return row
+
+    async def _make(self, row: SandboxRow, image: Path, origin: CheckpointRow, *, root: bool = False) -> None:
+        """Tree, container, inspector, processes, rows; undone in reverse when any of it fails.
+
+        `root`: the origin is the sandbox's own and is written with it.
+        """
+        async with contextlib.AsyncExitStack() as undo:
+            self.services.capturer.need()
+            row.tree = f"{row.id}.0"
+            undo.push_async_callback(self.restorer.drop_tree, row.tree)
+            undo.push_async_callback(asyncio.to_thread, mounts.drop, row, self.places)
+            await asyncio.to_thread(mounts.make, row, self.places)
+            await asyncio.to_thread(self.services.capturer.writable, origin.files, row.tree)
+            container = await Container.prepare(self.restorer.spec_over(row, image))
+            undo.push_async_callback(container.destroy)
+            self.services.inspector.watch(container.cgroup.id)  # before anything runs in it
+            undo.callback(self.services.inspector.unwatch, container.cgroup.id)
+            await attach_all(self.attachments, row, container)
+            undo.push_async_callback(detach_all, self.attachments, row, container)
+            await self.restorer.bring_back(container, origin, verify=False)
+            await self.restorer.renew(row, container, origin)
+            row.state = states.after(row.state, states.Event.START, sandbox=row.id)
+            # Cancelled in the write, the rows may still be committed: they must not outlive what they tell of.
+            rows, gone = [put_sandbox(row)], drop_sandbox(row.id)
+            if root:
+                rows, gone = [*rows, put_checkpoint(origin)], [*gone, drop_checkpoint(origin.id)]
+            undo.callback(self.services.catalogue.later, gone)
+            await self.services.catalogue.write(rows, durable=True)
+            undo.pop_all()
+        self._admit(row, container)
+        log.info("created from %s", row.image, extra={"sandbox": row.id})
+
+    def _new_row(self, template: SandboxRow | Template, *, name: str | None = None, owner: str = "") -> SandboxRow:
+        number = secrets.token_hex(5)
+        said = Template.of(template)
+        return SandboxRow(
+            id=f"s-{number}",
+            state=SandboxState.CREATING,
+            created_at=time.time(),
+            name=name,
+            owner=owner,
+            uid_base=self._ids.take(),
+            hostname=number,
+            tree=None,
+            head="",
+            origin="",
+            **{field: getattr(said, field) for field in said.__struct_fields__ if field != "layer"},
+            layer=template.layer or paths.runtime_layer().name,
+        )
+
+    @contextlib.contextmanager
+    def _made(self, row: SandboxRow) -> Iterator[None]:
+        """`row` is made within: admitted first, its id range free again if it fails."""
+        try:
+            with self.making.admitted(row):
+                yield
+        except BaseException:  # also when cancelled: what failed keeps no range
+            self._ids.release(row.uid_base)
+            raise
+
+    def _root_checkpoint(self, row: SandboxRow) -> CheckpointRow:
+        """The state at creation: the empty upper and a new init. It has no content of its own."""
+        root = self.services.new_checkpoint(row, Verdict.NONE)
+        root.state, root.parent, root.label = CheckpointState.DURABLE, None, "created"
+        root.started_at = root.captured_at = root.durable_at = root.created_at
+        return root
+
+    def image_below(self, checkpoint: CheckpointRow) -> Image:
+        """The image that the files of a checkpoint lie upon. Reads the disk."""
+        template = self.template(checkpoint)
+        return (
+            self.images.image(template.image_digest, template.image)
+            if template.image_digest
+            else self.images.resolve(template.image)
+        )
+
+    def images_used(self) -> dict[str, int]:
+        """How many sandboxes and imported checkpoints stand on each image, by digest."""
+        rows: list[SandboxRow | Template] = [live.row for live in self.live_sandboxes.values()]
+        rows += [row.template for row in self.services.checkpoints.values() if row.template is not None]
+        return collections.Counter(row.image_digest for row in rows)
+
+    def _admit(self, row: SandboxRow, container: Any) -> LiveSandbox:
+        live = LiveSandbox(row, container, self.services)
+        self.live_sandboxes[row.id] = live
+        self._ids.claim(row.uid_base)
+        if container is not None:
+            self._note_death(live)
+        return live
+
+    def admit(self, row: SandboxRow, container: Any) -> LiveSandbox:
+        """Take over a sandbox that exists already (recovery). `container` is None for a dead one."""
+        return self._admit(row, container)
+
+    def _note_death(self, live: LiveSandbox) -> None:
+        self.services.spawn(self._await_death(live, live.container), f"death of {live.row.id}")
+
+    async def _await_death(self, live: LiveSandbox, container: Any) -> None:
+        await container.wait_dead()
+        if live.container is container and live.row.state is SandboxState.RUNNING and not container.alive:
+            live.step(states.Event.DIE)
+            self.services.catalogue.later([put_sandbox(live.row)])
+            log.warning("died: pid 1 %s", container.fate(), extra={"sandbox": live.row.id, "turn": live.row.turn})
+
+    # ----------------------------------------------------------------- going back
+
+    async def restore(self, sandbox: str, request: RestoreRequest) -> RestoreResult:
+        """Take a sandbox back to a checkpoint, in place. Whatever runs in it is killed first."""
+        live = self.live(sandbox)
+        began = time.monotonic()
+        async with live.exclusive:
+            await live.captured()
+            target = await self.restorable(request.checkpoint or live.row.head)
+            live.step(states.Event.RESTORE)
+            try:
+                with self.collector.pin(target):
+                    await self.services.catalogue.write([put_sandbox(live.row)])
+                    differences = await self.restorer.replace(live, target, verify=request.verify)
+            except BaseException as error:  # also when cancelled: whatever it was, nothing runs any more
+                live.step(states.Event.RESTORE_FAILED)
+                self.services.catalogue.later([put_sandbox(live.row)])
+                if isinstance(error, PagurusError | OSError):
+                    raise self.restorer.failure(error, live.row, target) from error
+                raise
+            self._note_death(live)
+        self.services.tally.restores += 1
+        total = 1000 * (time.monotonic() - began)
+        metrics.restored(total / 1000)
+        log.info("restored to %s in %.1f ms", target.id, total, extra={"sandbox": live.row.id, "turn": target.turn})
+        return RestoreResult(
+            sandbox=live.row.id,
+            checkpoint=target.id,
+            total_ms=total,
+            verified=request.verify,
+            differences=differences,
+        )
+
+    async def restorable(self, checkpoint: str) -> CheckpointRow:
+        """The checkpoint, captured by now, or why it cannot be restored."""
+        row = self.checkpoint(checkpoint)
+        if (inflight := self.services.inflights.get(row.id)) is not None:
+            await inflight.settled(durable=False)
+        if row.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE) and not row.damaged:
+            return row
+        why = row.error or f"it is {row.state.value}"
+        raise Conflict(f"checkpoint {row.id} cannot be restored: {why}", remedy="choose another with `pagurus tree`")
+
+    def template(self, origin: CheckpointRow) -> SandboxRow | Template:
+        """The sandbox whose settings a fork inherits: the checkpoint's own, or one that descends from it."""
+        if origin.template is not None:
+            return origin.template
+        if (live := self.live_sandboxes.get(origin.sandbox)) is not None:
+            return live.row
+        for live in self.live_sandboxes.values():
+            if origin.id in (live.row.head, live.row.origin):
+                return live.row
+        raise Conflict(f"the sandbox of checkpoint {origin.id} has been removed", remedy="fork a living one")
+
+    # ----------------------------------------------------------------- network
+
+    async def set_network(self, sandbox: str, network: Network) -> NetworkStatus:
+        """Change what a sandbox may reach, whether it runs or not. A turn that is under way goes on."""
+        live = self.live(sandbox)
+        await self.networks.set(
+            live.row, live.container, network, lambda: self.services.catalogue.write([put_sandbox(live.row)])
+        )
+        log.info("network: %s", network.mode, extra={"sandbox": live.row.id})
+        return await self.networks.status(live.row)
+
+    # ----------------------------------------------------------------- comparing
+
+    async def diff(self, sandbox: str, checkpoint: str, *, why: bool = False) -> list[Change]:
+        """What differs in the file tree now from a checkpoint, and why: the last call known to have changed each."""
+        changes = await self._changes(sandbox, checkpoint)
+        if not why:
+            return changes
+        live = self.live(sandbox)
+        turns = await self.services.catalogue.turns(live.row.id)
+        now = [] if live.container is None else self.services.inspector.read(live.container.cgroup.id).reasons
+        return explained(changes, turns, now)
+
+    async def _changes(self, sandbox: str, checkpoint: str) -> list[Change]:
+        live = self.live(sandbox)
+        target = await self.restorable(checkpoint)
+        image = self.restorer.tree_below(live.row)
+        new = self.places.tree(live.row.tree or "") / "upper"
+        if target.files is not None:
+            return await asyncio.to_thread(diff.changes, self.places.snapshot(target.files) / "upper", new, image)
+        empty = self.run_dir / "empty"
+        empty.mkdir(parents=True, exist_ok=True)
+        return await asyncio.to_thread(diff.changes, empty, new, image)
+
+    # ----------------------------------------------------------------- ending
+
+    async def kill(self, sandbox: str) -> None:
+        """Kill all processes of a sandbox. Its state so far is captured before."""
+        live = self.live(sandbox)
+        async with live.using():
+            await self.services.capturer.checkpointer.forget(live.container)
+            live.step(states.Event.DIE)
+            await live.container.kill()
+        self.services.catalogue.later([put_sandbox(live.row)])
+
+    async def remove(self, sandbox: str) -> None:
+        """Remove a sandbox with its checkpoints, but for what forks of it still need."""
+        live = self.live(sandbox)
+        async with live.exclusive:
+            live.step(states.Event.REMOVE)
+            row = live.row
+            if live.inflight is not None:
+                await live.inflight.settled(durable=False)
+            await self.services.catalogue.write(drop_sandbox(row.id))
+            self.live_sandboxes.pop(row.id, None)
+            if live.container is not None:
+                await self.services.capturer.checkpointer.forget(live.container)
+                self.services.inspector.unwatch(live.container.cgroup.id)
+                await detach_all(self.attachments, row, live.container)
+                await live.container.destroy()
+            if row.tree is not None:
+                await self.restorer.drop_tree(row.tree)
+            await asyncio.to_thread(mounts.drop, row, self.places)
+            self._ids.release(row.uid_base)
+            self.services.queue.forgive(row.id)
+        log.info("removed", extra={"sandbox": row.id})
+        self.services.spawn(self.collector.collect(row.id), f"collection of {row.id}")
+
+    async def settle(self, timeout: float) -> bool:
+        """Wait until removals and checkpoints in the background have ended. False after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                while busy := [
+                    task
+                    for task in self.services.tasks
+                    if not task.get_name().startswith(("death", "keeper", "warden"))
+                ]:
+                    await asyncio.wait(busy)
+        except TimeoutError:
+            return False
+        return True

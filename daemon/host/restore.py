@@ -1,0 +1,169 @@
+"""Taking a sandbox to the state of a checkpoint: its files, its container, its processes.
+
+Owns: what a container is made of, the order in which a state comes back, what is undone when it does not. Does not own:
+who may, which checkpoint, the life of the sandbox (:mod:`daemon.host.host`); the mechanism of one restore
+(:mod:`sandbox.criu.checkpointer`).
+
+::
+
+    kill ▸ writable snapshot of the files ▸ mount ▸ attach ▸ processes (compared if asked) ▸ mark ▸ run ▸ hooks
+         ▸ publish
+
+Guarantee: after a failed `replace` nothing of the container is trusted or left, and the former tree is the sandbox's
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+from daemon import states
+from daemon.catalogue import CheckpointRow, SandboxRow, put_sandbox
+from daemon.checkpoints.capture import Places
+from daemon.checkpoints.inflight import Services
+from daemon.host import mounts
+from daemon.host.attachments import Attachment, attach_all, detach_all
+from daemon.turns.turns import LiveSandbox
+from sandbox import treefacts
+from sandbox.container.container import Container, ContainerSpec
+from sandbox.container.identity import run_fork_hooks
+from sandbox.criu import equality
+from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
+
+log = logging.getLogger("pagurus.host")
+
+
+class Restorer:
+    """See the module. `attachments` is the host's own list: what is fastened to every sandbox."""
+
+    def __init__(
+        self, services: Services, places: Places, images: Any, run_dir: Path, attachments: list[Attachment]
+    ) -> None:
+        self.services = services
+        self.places = places
+        self.images = images
+        self.run_dir = run_dir
+        self.attachments = attachments
+
+    # ----------------------------------------------------------------- what a container is made of
+
+    def spec_over(self, row: SandboxRow, image: Path) -> ContainerSpec:
+        return ContainerSpec(
+            id=row.id,
+            image=image,
+            tree=self.places.tree(row.tree or ""),
+            uid_base=row.uid_base,
+            hostname=row.hostname,
+            limits=row.limits,
+            run_dir=self.run_dir / row.id,
+            binds=mounts.binds(row, self.places),
+            layer=row.layer,
+        )
+
+    def tree_below(self, row: SandboxRow) -> Path:
+        """The image tree that a sandbox stands on, whatever its name means by now."""
+        return self.images.tree(row.image_digest) if row.image_digest else self.images.path(row.image)
+
+    def spec(self, row: SandboxRow) -> ContainerSpec:
+        """What the container of an existing sandbox is made of."""
+        try:
+            return self.spec_over(row, self.tree_below(row))
+        except ImageNotFound as error:  # one that runs goes on; a dead one says so when it is restored
+            log.error("its image is gone: %s", error, extra={"sandbox": row.id})
+            return self.spec_over(row, self.images.trees / (row.image_digest or "gone") / "tree")
+
+    # ----------------------------------------------------------------- one state for another
+
+    async def replace(self, live: LiveSandbox, target: CheckpointRow, *, verify: bool) -> list[str]:
+        """Kill, change the tree, bring the processes back, publish."""
+        row, old_tree, old_container = live.row, live.row.tree, live.container
+        new_tree = f"{row.id}.{secrets.token_hex(3)}"
+        if old_container is not None:
+            await self.services.capturer.checkpointer.forget(old_container, restoring=True)
+            await old_container.kill()
+        try:
+            await asyncio.to_thread(self.services.capturer.writable, target.files, new_tree)
+            row.tree = new_tree
+            if old_container is not None:
+                await old_container.remount(self.places.tree(new_tree))
+            else:
+                await asyncio.to_thread(mounts.make, row, self.places)
+                live.container = await Container.prepare(self.spec_over(row, self.tree_below(row)))
+                self.services.inspector.watch(live.container.cgroup.id)
+            await attach_all(self.attachments, row, live.container)
+            differences = await self.bring_back(live.container, target, verify=verify)
+            await self.renew(row, live.container, target)
+            row.head, row.ipc = target.id, target.ipc
+            row.programs = target.programs
+            live.programs.forget()
+            live.step(states.Event.RESTORED)
+            await self.services.catalogue.write([put_sandbox(row)])
+        except BaseException:  # failed or cancelled half-way
+            row.tree = old_tree
+            await asyncio.shield(self._abandon(live))
+            await asyncio.shield(self.drop_tree(new_tree))
+            raise
+        if old_tree is not None:
+            await self.drop_tree(old_tree)
+        return differences
+
+    async def _abandon(self, live: LiveSandbox) -> None:
+        """A restore failed half-way: nothing of the container is trusted any more."""
+        container, live.container = live.container, None
+        if container is not None:
+            await self.services.capturer.checkpointer.forget(container)
+            self.services.inspector.unwatch(container.cgroup.id)
+            await detach_all(self.attachments, live.row, container)
+            await container.destroy()
+
+    async def bring_back(self, container: Any, target: CheckpointRow, *, verify: bool) -> list[str]:
+        """The processes of a checkpoint in a container that is mounted over its files, marked. Raises NotEqual.
+
+        The mark comes before their first instruction: what they do from then on belongs to the next turn.
+        """
+
+        def mark() -> None:
+            self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
+
+        reference = None if target.files is None else self.places.snapshot(target.files)
+        if target.dump is None:
+            if verify and reference is not None:
+                await asyncio.to_thread(_need_equal_trees, reference, container.tree)
+            await container.start()
+            mark()
+            return []
+        async with self.services.capturer.reading(target.dump) as images:
+            report = await self.services.capturer.checkpointer.restore(
+                container, images, verify=verify, reference=reference, before_run=mark
+            )
+        return list(report.differences)
+
+    async def renew(self, row: SandboxRow, container: Any, origin: CheckpointRow) -> None:
+        """State that another sandbox lives on with: let the hooks of a fork run. What they do counts as a change."""
+        if origin.sandbox != row.id:
+            await run_fork_hooks(container, checkpoint=origin.id)
+
+    async def drop_tree(self, tree: str) -> None:
+        path = self.places.tree(tree)
+        if path.exists():
+            await asyncio.to_thread(self.services.capturer.remove_tree, path)
+
+    def failure(self, error: PagurusError | OSError, row: SandboxRow, target: CheckpointRow) -> PagurusError:
+        """Why the sandbox is dead now, and what to do."""
+        kind = type(error) if isinstance(error, RestoreFailed | NotEqual) else RestoreFailed
+        return kind(
+            f"restore to {target.id} failed: {getattr(error, 'message', error)}",
+            remedy="the checkpoint is whole; try again, or restore another one",
+            sandbox=row.id,
+            turn=row.turn,
+        )
+
+
+def _need_equal_trees(reference: Path, tree: Path) -> None:
+    found = equality.differences(treefacts.tree(reference / "upper"), treefacts.tree(tree / "upper"))
+    if found:
+        raise NotEqual(f"the restored files differ in {len(found)} points: {'; '.join(found[:10])}")

@@ -1,0 +1,325 @@
+"""Start and stop of a host: what the last daemon left is adopted, finished, or collected.
+
+Owns: building the host's parts in order, adoption after a crash, garbage. Does not own: what the
+parts do afterwards. Guarantee (I5): a daemon killed at any instant loses no sandbox and no durable
+checkpoint; what the catalogue names is kept, what it does not name is removed.
+
+::
+
+    catalogue ▸ pool ▸ inspector ▸ checkpointer          the parts
+    checkpoints: content there?   no ▸ failed, says why   the truth of the disk over that of the row
+    sandboxes:   shim lives?      yes ▸ adopt, its gap is unknown, so the next turn captures everything
+                                  no ▸ dead, restorable from its latest whole checkpoint
+    checkpoints begun:            taken now, under the id that the client knows
+    checkpoints captured:         made durable
+    everything without a row:     shims, trees, snapshots, process images ▸ removed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import Set
+from pathlib import Path
+
+from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
+from daemon.checkpoints.capture import GONE, Capturer, Places
+from daemon.checkpoints.inflight import Services
+from daemon.checkpoints.persist import LOST, UNSTORED, USABLE, nearest
+from daemon.checkpoints.queue import CheckpointQueue
+from daemon.checkpoints.schedule import Stage
+from daemon.gateway.service import GatewayService
+from daemon.gateway.upstream import Config
+from daemon.host import mounts
+from daemon.host.attachments import attach_all, detach_all
+from daemon.host.expiry_watch import watch
+from daemon.host.host import Host
+from daemon.turns import excluded
+from ebpf.inspector import Inspector
+from sandbox.container.container import Container, ContainerSpec
+from sandbox.content import dumpfile
+from sandbox.criu.checkpointer import Checkpointer
+from sandbox.errors import Invalid, PagurusError, SandboxDead
+from sandbox.image.store import ImageStore
+from sandbox.messages import CheckpointState, Retention, SandboxState, Verdict
+from sandbox.tree import btrfs, hashing
+from sandbox.tree.pool import Pool
+
+log = logging.getLogger("pagurus.recovery")
+
+LIMITS = {Stage.DUMP: 2, Stage.SNAPSHOT: 4, Stage.HASH: 1, Stage.COMPRESS: 1}
+RATES = {Stage.COMPRESS: 256e6}  # bytes of process images a second: the rest of the disk belongs to the sandboxes
+DRAIN = 10.0  # seconds that a stop waits for checkpoints under way
+
+
+async def open_host(state: Path, run: Path) -> Host:
+    """The host of these directories, with everything that a former daemon left."""
+    places = Places(
+        trees=state / "pool" / "sandboxes",
+        snapshots=state / "pool" / "checkpoints",
+        dumps=run / "captures",
+        stored=state / "checkpoints",
+    )
+    _make_private(state, places.stored)
+    _make_passable(run, run / "sandboxes")
+    async with contextlib.AsyncExitStack() as undo:
+        pool = await asyncio.to_thread(Pool(state).ensure)
+        catalogue = Catalogue(state / "catalogue.sqlite")
+        undo.push_async_callback(catalogue.close)
+        inspector = await asyncio.to_thread(Inspector.load)
+        undo.callback(inspector.close)
+        checkpointer = Checkpointer(state=state, run=run)
+        undo.push_async_callback(checkpointer.close)
+        await checkpointer.prepare()
+        services = Services(
+            catalogue, CheckpointQueue(LIMITS, RATES), Capturer(pool, places, checkpointer, inspector), inspector
+        )
+        host = Host(services, places, ImageStore(pool), run / "sandboxes")
+        host.collector.default = _retention()
+        gateway = GatewayService(host, state / "gateway.sqlite", Config.load(_gateway_config()))
+        undo.push_async_callback(gateway.close)
+        host.gateway = gateway
+        host.attachments.append(gateway)
+        await recover(host)
+        gateway.ready.set()
+        undo.pop_all()
+    return host
+
+
+def _retention() -> Retention:
+    """What this host keeps of a sandbox that says nothing about it."""
+    text = os.environ.get("PAGURUS_KEEP_LAST", "")
+    if not text:
+        return Retention()
+    if not text.isdigit() or int(text) < 1:
+        raise Invalid(f"PAGURUS_KEEP_LAST must be a number of checkpoints, not {text!r}")
+    return Retention(last=int(text))
+
+
+def _gateway_config() -> Path | None:
+    name = os.environ.get("PAGURUS_GATEWAY_CONFIG")
+    return Path(name) if name else None
+
+
+def _make_private(*directories: Path) -> None:
+    for directory in directories:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _make_passable(*directories: Path) -> None:
+    """CRIU finds the sources of mounts with a sandbox's rights: it may pass through, and see nothing on the way."""
+    for directory in directories:
+        directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        directory.chmod(0o711)
+
+
+async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
+    """Stop in order. Sandboxes go on living unless `stop_sandboxes`."""
+    if stop_sandboxes:
+        await asyncio.gather(*(host.remove(sandbox) for sandbox in list(host.live_sandboxes)), return_exceptions=True)
+    services = host.services
+    if host.gateway is not None:  # before the engine that its requests would need
+        await host.gateway.close()
+    if not await host.settle(DRAIN):
+        names = ", ".join(sorted(task.get_name() for task in services.tasks))
+        log.warning("still under way after %.0f s: %s; the next daemon finishes it", DRAIN, names)
+    await services.queue.close()
+    for task in list(services.tasks):
+        task.cancel()
+    await asyncio.gather(*services.tasks, return_exceptions=True)
+    await services.capturer.checkpointer.close()
+    await services.catalogue.close()
+    services.inspector.close()
+    for attachment in reversed(host.attachments):
+        await attachment.close()
+    for live in host.live_sandboxes.values():
+        if live.container is not None:
+            live.container.detach()
+
+
+async def recover(host: Host) -> None:
+    """Bring the host to the state that its catalogue and its disk describe."""
+    services = host.services
+    sandboxes, checkpoints = services.catalogue.load()
+    services.numbers = itertools.count(max((row.number for row in checkpoints), default=0) + 1)
+    changes = await _examine(host, checkpoints)
+    pending = [row for row in checkpoints if row.state is CheckpointState.PENDING]
+    for attachment in host.attachments:
+        await attachment.open(sandboxes)
+    for sandbox in sandboxes:
+        changes += await _adopt(host, sandbox)
+    if changes:
+        await services.catalogue.write(changes, durable=True)
+    await _collect(host)
+    for row in pending:
+        await _resume(host, row)
+    for row in checkpoints:
+        if row.state is CheckpointState.CAPTURED and row.id in services.checkpoints:
+            host.store_later(row)
+        elif row.state is CheckpointState.DURABLE and host.places.dump(row.id).exists():
+            await services.capturer.release(row.id)  # the former daemon was killed before it let go of them
+    services.spawn(host.collector.run(), "keeper")
+    services.spawn(watch(host), "warden")
+    for live in host.live_sandboxes.values():
+        if live.row.programs and live.row.state is SandboxState.RUNNING:
+            services.spawn(live.programs.adopt(), f"programs of {live.row.id}")
+    host.verifier.catch_up(list(services.checkpoints.values()))
+    if sandboxes:
+        alive = sum(live.row.state is SandboxState.RUNNING for live in host.live_sandboxes.values())
+        log.info("adopted %d sandboxes, %d dead", alive, len(sandboxes) - alive)
+
+
+async def _examine(host: Host, checkpoints: list[CheckpointRow]) -> list[Statement]:
+    """Compare the rows with what is on the disk. Returns the changes to publish."""
+    changes: list[Statement] = []
+    unpacked: dict[str, str] = {}  # process images of which the raw ones are gone -> what is wrong with the packed ones
+    for row in checkpoints:
+        host.services.checkpoints[row.id] = row
+        if row.state in USABLE and (missing := await _missing(host, row, unpacked)):
+            said = LOST if row.state is CheckpointState.DURABLE else UNSTORED
+            row.state, row.error = CheckpointState.FAILED, f"{said}{missing}"
+            log.error("%s: %s", row.id, row.error, extra={"sandbox": row.sandbox, "turn": row.turn})
+            changes.append(put_checkpoint(row))
+        elif row.state is CheckpointState.DURABLE and row.dump == row.id and not host.places.packed(row.id).exists():
+            row.state, row.durable_at = CheckpointState.CAPTURED, None  # its raw images are there: stored again
+            log.error("%s: its packed images are gone", row.id, extra={"sandbox": row.sandbox, "turn": row.turn})
+            changes.append(put_checkpoint(row))
+    for row in checkpoints:
+        if row.state is CheckpointState.PENDING and row.parent is not None:
+            row.parent = nearest(host.services.checkpoints, row.parent)
+    return changes
+
+
+async def _missing(host: Host, row: CheckpointRow, unpacked: dict[str, str]) -> str:
+    """What of a checkpoint's content is not there; "" when all is. What says durable is not read for that."""
+    if row.files is not None and not await asyncio.to_thread(host.places.snapshot(row.files).is_dir):
+        return f"its file snapshot {row.files}"
+    if row.dump is None:
+        return ""
+    raw, packed = host.places.dump(row.dump), host.places.packed(row.dump)
+    if await asyncio.to_thread(raw.is_dir):
+        return ""
+    if row.state is CheckpointState.DURABLE:
+        return "" if await asyncio.to_thread(packed.exists) else f"its process images {row.dump}"
+    if row.dump not in unpacked:
+        unpacked[row.dump] = await host.services.capturer.unpacked(row.dump)
+    return unpacked[row.dump]
+
+
+async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
+    """Connect to a sandbox that lives, or mark it dead. Returns the changes to publish."""
+    before = row.state, row.head
+    container: Container | None = None
+    spec, why = host.restorer.spec(row), ""
+    try:
+        container = await Container.adopt(spec)
+        if row.state is not SandboxState.RUNNING:
+            why = f"the daemon ended while it was {row.state.value}"
+        elif not container.alive:
+            why = f"pid 1 {container.fate()}"
+    except SandboxDead as error:  # whatever else goes wrong with a shim that is there must not cost a sandbox
+        why = error.message
+    if why and row.state is not SandboxState.DEAD:
+        log.warning("it is dead: %s", why, extra={"sandbox": row.id, "turn": row.turn})
+    if container is not None and why:
+        await container.destroy()
+        container = None
+    elif container is None:
+        await _sweep(spec)
+    if container is None:
+        row.state = SandboxState.DEAD
+    row.head = nearest(host.services.checkpoints, row.head)
+    host.admit(row, container)
+    if container is None:
+        await detach_all(host.attachments, row, Container(spec))
+    else:
+        container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
+        host.services.inspector.watch(container.cgroup.id)
+        await asyncio.to_thread(excluded.again, container, host.services.inspector, list(row.programs.values()))
+        host.services.capturer.taint(container, "the daemon was restarted", files=True, processes=True)
+        try:
+            await attach_all(host.attachments, row, container)
+        except PagurusError as error:  # it lives, and a restore attaches again
+            log.error("adopted without its attachments: %s", error, extra={"sandbox": row.id})
+    return [] if (row.state, row.head) == before else [put_sandbox(row)]
+
+
+async def _sweep(spec: ContainerSpec) -> None:
+    """End whatever a sandbox without a shim left: processes, groups, its run directory."""
+    container = Container(spec)
+    if container.cgroup.exists() or await asyncio.to_thread(spec.run_dir.exists):
+        await container.destroy()
+
+
+async def _resume(host: Host, row: CheckpointRow) -> None:
+    """A checkpoint that the former daemon had promised: nothing was done to the sandbox since."""
+    live = host.live_sandboxes.get(row.sandbox)
+    if (
+        live is not None
+        and live.row.state is SandboxState.RUNNING
+        and live.row.head == row.parent
+        and not live.inflight
+    ):
+        row.verdict = Verdict.BOTH
+        await asyncio.to_thread(host.services.capturer.discard, row.id)  # what the former daemon had half made
+        live.resume(row)
+        return
+    row.state, row.error = CheckpointState.FAILED, "the daemon ended before it was captured, and so did the sandbox"
+    await host.services.catalogue.write([put_checkpoint(row)])
+
+
+async def _collect(host: Host) -> None:
+    """Remove everything on the disk that no row names."""
+    places, rows = host.places, host.services.checkpoints
+    unneeded = host.collector.unneeded()
+    gone = {row.id for row in unneeded}
+    kept = [row for row in rows.values() if row.id not in gone]
+    begun = {row.id for row in kept if row.state is CheckpointState.PENDING}
+    files, images = begun | {row.files for row in kept}, begun | {row.dump for row in kept}
+    trees = {live.row.tree for live in host.live_sandboxes.values()}
+    trees |= {name for live in host.live_sandboxes.values() for name in mounts.scratch(live.row)}
+    for directory in _entries(host.run_dir):
+        if not directory.is_dir() or directory.is_symlink():
+            directory.unlink()  # nothing of ours is a file there
+        elif directory.name not in host.live_sandboxes and directory.name != "empty":
+            await _destroy_stray(host, directory)
+    await asyncio.to_thread(_remove_strays, places, files, images, trees)
+    await host.collector.forget(unneeded)
+
+
+async def _destroy_stray(host: Host, directory: Path) -> None:
+    """A sandbox that was being made or removed: whatever of it lives is ended."""
+    spec = ContainerSpec(
+        id=directory.name, image=directory, tree=directory, uid_base=1 << 20, hostname=directory.name, run_dir=directory
+    )
+    try:
+        await (await Container.adopt(spec)).destroy()
+    except PagurusError:
+        await _sweep(spec)
+    log.info("collected a half-made sandbox", extra={"sandbox": directory.name})
+
+
+def _remove_strays(places: Places, files: Set[str | None], images: Set[str | None], trees: Set[str | None]) -> None:
+    """Remove what no row names: as somebody's file tree, as the files or as the process images of a checkpoint."""
+    for tree in _entries(places.trees):
+        if tree.name not in trees:
+            btrfs.delete_subvolume(tree)
+    for snapshot in _entries(places.snapshots):
+        if snapshot.name not in files:
+            btrfs.delete_subvolume(snapshot)
+    for dump in _entries(places.dumps):
+        # Names with a dot are the checkpointer's own, but for images on their way out.
+        if dump.name not in images and (not dump.name.startswith(".") or dump.name.startswith(GONE)):
+            shutil.rmtree(dump, ignore_errors=True)
+    for stored in _entries(places.stored):
+        needed = {dumpfile.SUFFIX: images, hashing.SUFFIX: files}.get(stored.suffix, set())  # else half written
+        if stored.stem not in needed:
+            stored.unlink(missing_ok=True)
+
+
+def _entries(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if directory.is_dir() else []

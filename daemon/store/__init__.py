@@ -1,0 +1,1 @@
+"""Checkpoints as content: kept, verified, removed, exported, imported."""

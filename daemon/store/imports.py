@@ -1,0 +1,441 @@
+"""A checkpoint comes to this host: what is made of its stream.
+
+Owns: a tree of our own, process images and pages made of a stream, and the row that names them. Does not own: the
+format of the stream (:mod:`sandbox.content.transfer`, which is pure), its making (:mod:`daemon.store.exports`),
+publishing the row (:mod:`daemon.store.library`), HTTP (`daemon.api.store`).
+
+::
+
+    import  = read ▸ tree of our own in a new subvolume ▸ hash all ▸ snapshot ▸ pages ▸ dump file ▸ sync ▸ row
+
+Guarantee: a stream is all or nothing: until the row is written nothing names what it brought, and what a crash leaves
+is collected at the next start. Nothing in it chooses a path: entries are made below a fresh directory that nobody
+else sees, by the kernel's own resolution (``openat2`` beneath it). Content is what its hash says or the import fails.
+The image must be here with the same content. Process images are checked for form and integrity, not for intent:
+whoever restores them trusts the host that exported them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from daemon.catalogue import CheckpointRow, Template
+from daemon.checkpoints.capture import Places
+from sandbox.content import dumpfile, transfer
+from sandbox.content.dumpfile import DumpFile
+from sandbox.content.pages import HASH, PAGE, ZERO, PageStore
+from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind
+from sandbox.errors import Conflict, PagurusError, Protocol
+from sandbox.messages import CheckpointState
+from sandbox.tree import btrfs, hashing, safe_path
+from sandbox.tree.pool import TREE_PARTS
+
+_FICLONE = 0x40049409
+NO_HASH = bytes(HASH)
+ASKED_EVERY = 16 << 20  # bytes after which an import asks again whether there is room
+
+
+@dataclass
+class Sources:
+    """Where content that is here already can be taken from: a snapshot and an inode in it, by hash."""
+
+    places: Places
+    found: dict[bytes, tuple[str, int]] = field(default_factory=dict)
+
+    def look(self, needed: set[bytes]) -> None:
+        """Find as much of `needed` as the digests of local snapshots tell."""
+        missing = needed - self.found.keys()
+        for path in sorted(self.places.stored.glob(f"*{hashing.SUFFIX}")):
+            if not missing:
+                return
+            try:
+                digest = hashing.Digest.load(path)
+            except (FileNotFoundError, PagurusError):  # removed meanwhile, or damaged: content from elsewhere then
+                continue
+            name = path.name.removesuffix(hashing.SUFFIX)
+            if not self.places.snapshot(name).is_dir():
+                continue
+            for place, row in enumerate(digest.contents):
+                content = row.tobytes()
+                if content in missing:
+                    self.found[content] = name, int(digest.inodes[place])
+                    missing.discard(content)
+
+    def clone(self, content: bytes, into: int) -> bool:
+        """Make the file `into` share the bytes of a local file with this content. False: there is none after all."""
+        name, inode = self.found.get(content, ("", 0))
+        if not name:
+            return False
+        try:
+            root = os.open(self.places.snapshot(name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            path = hashing.path_of(root, inode)
+            if path is None:
+                return False
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+            try:
+                fcntl.ioctl(into, _FICLONE, fd)
+            finally:
+                os.close(fd)
+        except OSError:  # the snapshot went meanwhile
+            return False
+        finally:
+            os.close(root)
+        return True
+
+
+class Importer:
+    """One stream on its way in. `feed` the bytes, `finish`, then publish the row; or `abandon`. All of it blocks."""
+
+    def __init__(self, places: Places, pages: PageStore, need: Callable[[], None]) -> None:
+        """`need` raises NoSpace while the disks have too little room; it is asked again and again."""
+        self._places, self._pages, self._need = places, pages, need
+        self._unasked = 0  # bytes that came since
+        self._reader = transfer.Reader()
+        self._tree = transfer.Tree()
+        self._images: list[ImageFile] = []
+        self._lists: dict[str, list[bytes]] = {}
+        self._sizes: dict[bytes, int] = {}  # announced contents
+        self._listed: set[bytes] = set()  # announced pages
+        self._came: set[bytes] = set()  # contents of which parts came
+        self._budget = 0  # bytes of parts that may still come
+        self._undo = contextlib.ExitStack()
+        self._work = places.trees / f"import-{secrets.token_hex(6)}"
+        self._spool = self._work.with_suffix(".spool")
+        self._sources = Sources(places)
+        self.head: Head | None = None
+        self.new_pages = 0
+
+    # ----------------------------------------------------------------- reading
+
+    @property
+    def received(self) -> int:
+        return self._reader.received
+
+    @property
+    def pages(self) -> int:
+        """Different memory pages of it."""
+        return len(self._listed - {NO_HASH})
+
+    @property
+    def contents(self) -> int:
+        """Different contents of files and process images."""
+        return len(self._sizes)
+
+    @property
+    def new_contents(self) -> int:
+        """Of these, those that came with the stream."""
+        return len(self._came)
+
+    def feed(self, data: bytes) -> Head | None:
+        """Take the next bytes. Returns the head when it has just come, so that the caller may refuse it."""
+        arrived = None
+        for kind, value in self._reader.feed(data):
+            match kind:
+                case Kind.HEAD:
+                    self.head = arrived = value
+                case Kind.ENTRY:
+                    for entry in value:
+                        self._tree.add(entry)
+                        if entry.kind == "f" and entry.same_as < 0 and entry.size:
+                            self._announce(entry.content, entry.size)
+                case Kind.IMAGE:
+                    for image in value:
+                        self._images.append(image)
+                        self._announce(image.content, image.size)
+                case Kind.LIST:
+                    self._lists.setdefault(value.name, []).append(value.hashes)
+                    self._listed.update(_split(value.hashes))
+                case Kind.PART:
+                    self._part(value)
+                case Kind.PAGES:
+                    self._add_pages(value)
+        return arrived
+
+    def needed(self) -> Have:
+        """Of what a manifest announces: what is here already."""
+        self._sources.look(set(self._sizes))
+        with self._pages.writing():
+            known = self._pages.known(self._listed - {NO_HASH})
+        return Have.of(known, self._sources.found)
+
+    def _announce(self, content: bytes, size: int) -> None:
+        if self._sizes.setdefault(content, size) != size:
+            raise Protocol("one content has two sizes")
+        self._budget += size + transfer.PART_SIZE
+
+    def _open(self) -> None:
+        """Where everything is made: two subvolumes. A crash leaves them to the next start, which removes them."""
+        if self._work.exists():
+            return
+        self._need()
+        for path in (self._work, self._spool):
+            btrfs.create_subvolume(path)
+            self._undo.callback(btrfs.delete_subvolume, path)
+        self._undo.enter_context(self._pages.writing())
+
+    def _part(self, part: transfer.Part) -> None:
+        size = self._sizes.get(part.content)
+        self._budget -= part.size
+        if size is None or part.offset + part.size > size or self._budget < 0:
+            raise Protocol("a piece of content that was not announced, or more of it")
+        self._open()
+        self._room(part.size)
+        data = transfer.unpack(part.packed, part.size)
+        if len(data) != part.size:
+            raise Protocol("a piece of content is shorter than it says")
+        fd = os.open(self._spooled(part.content), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if part.content not in self._came:
+                os.ftruncate(fd, size)
+                self._came.add(part.content)
+            os.pwrite(fd, data, part.offset)
+        finally:
+            os.close(fd)
+
+    def _room(self, size: int) -> None:
+        self._unasked += size
+        if self._unasked >= ASKED_EVERY:
+            self._unasked = 0
+            self._need()
+
+    def _spooled(self, content: bytes) -> Path:
+        return self._spool / content.hex()
+
+    def _add_pages(self, data: bytes) -> None:
+        if len(data) % PAGE:
+            raise Protocol("half a page")
+        for first in range(0, len(data), PAGE):
+            if blake3(data[first : first + PAGE]).digest() not in self._listed:
+                raise Protocol("a page that was not announced")
+        self._open()
+        self._room(len(data))
+        self.new_pages += self._pages.add(data).new_pages
+
+    # ----------------------------------------------------------------- making
+
+    def finish(self) -> CheckpointRow:
+        """Make everything of it, durably, but for its row, which is returned. Raises and leaves nothing otherwise."""
+        self._reader.finish()
+        head = self.head
+        if head is None:
+            raise Protocol("the stream holds no checkpoint")
+        if head.files != bool(self._tree.entries) or head.processes != bool(self._images):
+            raise Protocol("the stream lacks what its head announces")
+        self._open()
+        self._sources.look(set(self._sizes) - self._came)
+        row = self._row(head)
+        try:
+            if head.files:
+                self._make_files(row)
+            if head.processes:
+                self._make_dump(row)
+            btrfs.sync(self._places.snapshots)
+        except BaseException:  # whatever is wrong with the stream or the disk: nothing half made stays
+            self._remove(row.id)
+            raise
+        return row
+
+    def _row(self, head: Head) -> CheckpointRow:
+        try:
+            template = msgspec.convert(head.template, Template)
+        except msgspec.ValidationError as error:
+            raise Protocol(f"the settings for forks cannot be read: {error}") from None
+        now = time.time()
+        return CheckpointRow(
+            id=head.id,
+            sandbox=head.sandbox,
+            number=0,
+            state=CheckpointState.DURABLE,
+            verdict=head.verdict,
+            label=head.label,
+            turn=head.turn,
+            files=head.id if head.files else None,
+            dump=head.id if head.processes else None,
+            ipc=head.ipc,
+            created_at=head.created_at,
+            started_at=now,
+            captured_at=now,
+            durable_at=now,
+            full_bytes=head.full_bytes,
+            dump_bytes=head.raw_bytes,
+            template=template,
+        )
+
+    def _make_files(self, row: CheckpointRow) -> None:
+        for part in TREE_PARTS:
+            (self._work / part).mkdir(mode=0o755)
+        root = os.open(self._work / "upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for number in range(len(self._tree.entries)):
+                self._make_entry(root, number)
+            for number in reversed(range(len(self._tree.entries))):
+                if self._tree.entries[number].kind == "d":
+                    _finish_directory(root, self._tree.path(number), self._tree.entries[number])
+        finally:
+            os.close(root)
+        snapshot = self._places.snapshot(row.id)
+        btrfs.snapshot(self._work, snapshot, readonly=True)
+        digest = hashing.digest(snapshot, None, most=hashing.WHOLE)
+        self._compare(digest, snapshot)
+        row.stored_bytes += digest.save(self._places.digest(row.id))
+        row.files_bytes = sum(entry.size for entry in self._tree.entries)
+
+    def _make_entry(self, root: int, number: int) -> None:
+        entry, path = self._tree.entries[number], self._tree.path(number)
+        if number == 0:
+            return
+        directory, _, name = path.rpartition(b"/")
+        parent = safe_path.openat2(root, os.fsdecode(directory) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if entry.same_as >= 0:
+                other = self._tree.path(entry.same_as)
+                os.link(other, name, src_dir_fd=root, dst_dir_fd=parent, follow_symlinks=False)
+                return
+            match entry.kind:
+                case "d":
+                    os.mkdir(name, 0o700, dir_fd=parent)
+                    return  # its attributes when it is full
+                case "f":
+                    self._make_file(parent, name, entry)
+                    return
+                case "l":
+                    os.symlink(entry.target, name, dir_fd=parent)
+                case "p":
+                    os.mkfifo(name, 0o600, dir_fd=parent)
+                case "s":
+                    os.mknod(name, stat.S_IFSOCK | 0o600, dir_fd=parent)
+                case "w":
+                    os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=parent)
+            os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
+            if entry.kind != "l":
+                os.chmod(name, entry.mode, dir_fd=parent)
+            os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(parent)
+
+    def _make_file(self, parent: int, name: bytes, entry: Entry) -> None:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+        try:
+            if entry.size:
+                self._fill(fd, entry)
+            os.fchown(fd, entry.uid, entry.gid)
+            os.fchmod(fd, entry.mode)
+            for key, value in entry.extended.items():
+                os.setxattr(fd, key, value)
+            os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+        finally:
+            os.close(fd)
+
+    def _fill(self, fd: int, entry: Entry) -> None:
+        if entry.content in self._came:
+            source = os.open(self._spooled(entry.content), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(fd, _FICLONE, source)
+            finally:
+                os.close(source)
+        elif not self._sources.clone(entry.content, fd):
+            raise Conflict(
+                "the stream lacks content that is not here either",
+                remedy="export it again for what this host has (`pagurus checkpoint have`), or in full",
+            )
+        if os.fstat(fd).st_size != entry.size:
+            raise Protocol("a content has another size than its file")
+
+    def _compare(self, digest: hashing.Digest, snapshot: Path) -> None:
+        """Every file holds what the manifest says, whoever it came from."""
+        known = dict(zip(digest.inodes.tolist(), (row.tobytes() for row in digest.contents), strict=True))
+        root = os.open(snapshot / "upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for number, entry in enumerate(self._tree.entries):
+                if entry.kind != "f" or entry.same_as >= 0 or not entry.size:
+                    continue
+                path = self._tree.path(number)
+                content = known.get(os.stat(path, dir_fd=root, follow_symlinks=False).st_ino, b"")
+                if content != entry.content:
+                    raise Protocol(f"{os.fsdecode(path)} does not hold what its hash says")
+        finally:
+            os.close(root)
+
+    def _make_dump(self, row: CheckpointRow) -> None:
+        images: dict[str, bytes] = {}
+        for image in self._images:
+            if image.content in self._came:
+                content = self._spooled(image.content).read_bytes()
+            else:
+                content = self._local_image(image.content)
+            if len(content) != image.size or blake3(content).digest() != image.content or image.name in images:
+                raise Protocol(f"{image.name} does not hold what its hash says")
+            images[image.name] = content
+        numbers: dict[str, np.ndarray] = {}
+        for name, parts in self._lists.items():
+            hashes = [each for part in parts for each in _split(part)]
+            known = self._pages.known(set(hashes) - {NO_HASH})
+            missing = len(set(hashes) - {NO_HASH} - known.keys())
+            if missing:
+                raise Conflict(
+                    f"the stream lacks {missing} memory pages that are not here either",
+                    remedy="export it again for what this host has (`pagurus checkpoint have`), or in full",
+                )
+            numbers[name] = np.array([known.get(each, ZERO) for each in hashes], dtype=np.uint64)
+        count = sum(len(each) for each in numbers.values())
+        pages = {name: dumpfile.differences(each) for name, each in numbers.items()}
+        raw = count * PAGE + sum(len(content) for content in images.values())
+        dump = DumpFile(images=images, pages=pages, page_count=count, raw_bytes=raw)
+        row.dump_bytes = raw
+        row.stored_bytes += dumpfile.publish(self._places.packed(row.id), dump)
+
+    def _local_image(self, content: bytes) -> bytes:
+        for path in sorted(self._places.stored.glob(f"*{dumpfile.SUFFIX}")):
+            with contextlib.suppress(PagurusError, OSError):  # removed meanwhile or damaged: another may have it
+                for image in dumpfile.read(path).images.values():
+                    if blake3(image).digest() == content:
+                        return image
+        raise Conflict("the stream lacks a process image that is not here either", remedy="export it again in full")
+
+    # ----------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        """Remove what was only needed on the way. Call it when the row is written, and when it is not."""
+        self._undo.close()
+
+    def abandon(self) -> None:
+        """Remove everything that was made."""
+        if self.head is not None:
+            self._remove(self.head.id)
+        self.close()
+
+    def _remove(self, checkpoint: str) -> None:
+        for path in (self._places.packed(checkpoint), self._places.digest(checkpoint)):
+            path.unlink(missing_ok=True)
+        btrfs.delete_subvolume(self._places.snapshot(checkpoint))
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[first : first + HASH] for first in range(0, len(hashes), HASH)]
+
+
+def _finish_directory(root: int, path: bytes, entry: Entry) -> None:
+    fd = safe_path.openat2(root, os.fsdecode(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fchown(fd, entry.uid, entry.gid)
+        os.fchmod(fd, entry.mode)
+        for key, value in entry.extended.items():
+            os.setxattr(fd, key, value)
+        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+    finally:
+        os.close(fd)

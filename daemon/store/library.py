@@ -1,0 +1,296 @@
+"""Acts on checkpoints that lie in the store: list, label, remove, verify, export, import, pull.
+
+Owns: the order of each act and its pins. Does not own: keeping (:mod:`daemon.store.gc`), hashing
+(:mod:`daemon.store.verify`), streams (:mod:`daemon.store.exports`, :mod:`daemon.store.imports`). Guarantee: what an act
+reads stays while it reads; an import is visible when it is durable and complete, and not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from daemon.catalogue import CheckpointRow, Template, put_checkpoint
+from daemon.checkpoints.capture import failure
+from daemon.store import exports
+from daemon.store.imports import Importer
+from sandbox import paths
+from sandbox.content.pages import PageStore
+from sandbox.content.transfer import Have, Head, read_have, write_have
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
+from sandbox.messages import CheckpointInfo, CheckpointState
+from sandbox.messages.store import CheckpointReport, Imported, PullRequest
+
+if TYPE_CHECKING:
+    from daemon.host.host import Host
+
+log = logging.getLogger("pagurus.store")
+
+STREAMS = 2  # exports and imports at a time
+ANCESTORS_MOST = 1000
+GATHER = 1 << 20  # bytes given to a worker thread at a time
+
+
+class Store:
+    """The checkpoints of a host as content."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._streams = asyncio.Semaphore(STREAMS)
+        self._arriving: set[str] = set()
+
+    # ----------------------------------------------------------------- small acts
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """All checkpoints of the host, oldest first."""
+        return [row.info() for row in sorted(self._host.services.checkpoints.values(), key=lambda row: row.number)]
+
+    async def label(self, checkpoint: str, label: str | None) -> CheckpointInfo:
+        row = self._host.checkpoint(checkpoint)
+        await self._host.collector.label(row, label)
+        return row.info()
+
+    async def remove(self, checkpoint: str) -> None:
+        await self._host.collector.remove(self._host.checkpoint(checkpoint))
+
+    async def collect(self) -> None:
+        """Apply every policy and free what nothing refers to, now."""
+        for name in self._host.live_sandboxes:
+            self._host.collector.changed(name)
+        await self._host.collector.thin()
+        await self._host.collector.collect_pages()
+
+    async def verify(self, checkpoints: list[str]) -> list[CheckpointReport]:
+        """Reports on these checkpoints; without any, on all and on the catalogue."""
+        rows = [self._host.checkpoint(name) for name in checkpoints]
+        whole = CheckpointState.CAPTURED, CheckpointState.DURABLE
+        every = [row for row in self._host.services.checkpoints.values() if row.state in whole]
+        return await self._host.verifier.verify(rows or every, catalogue=not checkpoints)
+
+    # ----------------------------------------------------------------- out
+
+    @contextlib.asynccontextmanager
+    async def exporting(
+        self, checkpoint: str, *, since: str | None = None, have: bytes = b"", manifest: bool = False
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The stream of a checkpoint, less what the other side has: a checkpoint (`since`) or a list (`have`)."""
+        row = await self._durable(checkpoint)
+        known = await asyncio.to_thread(read_have, have) if have else None
+        if since is not None:
+            base = await self._durable(since)
+            with self._host.collector.pin(base):
+                of_base = await asyncio.to_thread(exports.contents, base, self._host.places, self._pages)
+            known = of_base if known is None else Have(known.pages + of_base.pages, known.contents + of_base.contents)
+        head = await asyncio.to_thread(self._head, row)
+        with self._host.collector.pin(row):
+            async with self._streams:
+                parts = exports.export(row, head, self._host.places, self._pages, known, manifest=manifest)
+                yield _threaded(parts)
+
+    async def _durable(self, checkpoint: str) -> CheckpointRow:
+        row = self._host.checkpoint(checkpoint)
+        if (inflight := self._host.services.inflights.get(row.id)) is not None:
+            await inflight.settled(durable=True)
+        if row.state is not CheckpointState.DURABLE:
+            raise Conflict(
+                f"checkpoint {row.id} is {row.state.value}: {row.error or 'it is not durable'}",
+                remedy="choose a durable one with `pagurus tree`",
+            )
+        return row
+
+    def _head(self, row: CheckpointRow) -> Head:
+        template = Template.of(self._host.template(row))
+        image = self._host.image_below(row)
+        # How an agent reaches a model is this host's business, and may hold its secrets.
+        settings = msgspec.structs.replace(template, image_digest=image.digest, gateway=None)
+        return Head(
+            id=row.id,
+            sandbox=row.sandbox,
+            verdict=row.verdict,
+            image=template.image,
+            image_digest=image.digest,
+            template=msgspec.to_builtins(settings),
+            label=row.label,
+            ancestors=self._ancestors(row),
+            turn=row.turn,
+            created_at=row.created_at,
+            ipc=row.ipc,
+            files=row.files is not None,
+            processes=row.dump is not None,
+            raw_bytes=row.dump_bytes,
+            full_bytes=row.full_bytes,
+        )
+
+    def _ancestors(self, row: CheckpointRow) -> list[str]:
+        found: list[str] = []
+        while row.parent is not None and len(found) < ANCESTORS_MOST:
+            found.append(row.parent)
+            if row.parent not in self._host.services.checkpoints:
+                break
+            row = self._host.services.checkpoints[row.parent]
+        return found
+
+    async def have(self) -> bytes:
+        """What need not be sent to this host: all content and pages of its durable checkpoints."""
+        rows = [row for row in self._host.services.checkpoints.values() if row.state is CheckpointState.DURABLE]
+        pages: set[bytes] = set()
+        contents: set[bytes] = set()
+        for row in rows:
+            with contextlib.suppress(PagurusError, OSError):  # removed meanwhile, or damaged: it is not had
+                found = await asyncio.to_thread(exports.contents, row, self._host.places, self._pages)
+                here = found.sets()
+                pages |= here[0]
+                contents |= here[1]
+        return await asyncio.to_thread(lambda: write_have(Have.of(pages, contents)))
+
+    # ----------------------------------------------------------------- in
+
+    async def receive(self, stream: AsyncIterator[bytes]) -> Imported:
+        """Import one stream. All or nothing."""
+        async with self._streams:
+            importer = Importer(self._host.places, self._pages, self._host.services.capturer.need)
+            mine: str | None = None
+            try:
+                async for part in _gathered(stream):
+                    head = await asyncio.to_thread(importer.feed, part)
+                    if head is not None:
+                        mine = await self._welcome(head)
+                        if mine is None:
+                            return self._here(head.id)
+                row = await asyncio.to_thread(importer.finish)
+                publishing = asyncio.ensure_future(self._publish(row, importer))
+                try:
+                    return await asyncio.shield(publishing)
+                except asyncio.CancelledError:
+                    await asyncio.wait({publishing})  # it is written or not: never half
+                    mine = None if publishing.exception() is None else mine
+                    raise
+            except BaseException as error:  # the stream, the disk, a client that went: nothing half imported stays
+                if mine is not None:
+                    await asyncio.shield(asyncio.to_thread(importer.abandon))
+                if isinstance(error, OSError):
+                    raise failure(error) from error
+                raise
+            finally:
+                self._arriving.discard(mine or "")
+                await asyncio.shield(asyncio.to_thread(importer.close))
+
+    async def _welcome(self, head: Head) -> str | None:
+        """Whether a checkpoint may come: its id, or None when it is here already. Raises when it may not."""
+        images = self._host.images
+        try:
+            await asyncio.to_thread(images.image, head.image_digest)
+        except NotFound as error:
+            raise NotFound(
+                f"the image of the checkpoint is not here: {head.image} with the content {head.image_digest[:16]}…",
+                remedy=f"export the image {head.image} there and import it here; a name alone is not enough",
+            ) from error
+        layer = head.template.get("layer")
+        if head.processes and layer and not paths.runtime_layer(str(layer)).is_dir():
+            raise NotFound(
+                f"the runtime layer of the checkpoint's processes is not here: {layer}",
+                remedy="run the same version of Pagurus, built by the same compiler, on both hosts",
+            )
+        await self._host.collector.removed()  # or the removal of its former content would take the new one along
+        if head.id in self._host.services.checkpoints:
+            return None
+        if head.id in self._arriving:
+            raise Conflict(f"checkpoint {head.id} is being imported already")
+        if any(head.id in (row.files, row.dump) for row in self._host.services.checkpoints.values()):
+            raise Conflict(
+                f"content of checkpoint {head.id} is still here, though it was removed",
+                remedy="remove the checkpoints that share it first",
+            )
+        self._arriving.add(head.id)
+        return head.id
+
+    def _here(self, checkpoint: str) -> Imported:
+        """There is nothing to import. Raises Conflict where what is here is not whole."""
+        row = self._host.checkpoint(checkpoint)
+        if row.damaged or row.state is CheckpointState.FAILED:
+            raise Conflict(
+                f"checkpoint {row.id} is here, but not whole: {row.error or row.state.value}",
+                remedy=f"give it up with `pagurus checkpoint rm {row.id}`, then import it again",
+            )
+        return Imported(checkpoint=row.info(), already=True)
+
+    async def _publish(self, row: CheckpointRow, importer: Importer) -> Imported:
+        services = self._host.services
+        assert importer.head is not None and row.template is not None
+        row.number = next(services.numbers)
+        row.template.image_digest = importer.head.image_digest
+        if not importer.head.processes:
+            row.template.layer = ""  # nothing was started from it
+        row.parent = next((name for name in importer.head.ancestors if name in services.checkpoints), None)
+        await services.catalogue.write([put_checkpoint(row)], durable=True)
+        services.checkpoints[row.id] = row
+        log.info("imported %s (%d bytes)", row.id, importer.received)
+        return Imported(
+            checkpoint=row.info(),
+            received_bytes=importer.received,
+            pages=importer.pages,
+            new_pages=importer.new_pages,
+            contents=importer.contents,
+            new_contents=importer.new_contents,
+        )
+
+    async def pull(self, request: PullRequest) -> Imported:
+        """Fetch a checkpoint from another daemon, only what is missing here."""
+        from sandbox.sdk.client import Client
+
+        if request.checkpoint in self._host.services.checkpoints:
+            return self._here(request.checkpoint)
+        if not request.address.startswith(("http://", "https://", "/")):
+            raise Invalid(f"{request.address!r} is no address", remedy="give a URL or the path of a daemon's socket")
+        async with Client(request.address, token=request.token, ca=request.ca) as there:
+            survey = Importer(self._host.places, self._pages, self._host.services.capturer.need)
+            try:
+                async for part in _gathered(there.store.stream(request.checkpoint, manifest=True)):
+                    await asyncio.to_thread(survey.feed, part)
+                have = await asyncio.to_thread(lambda: write_have(survey.needed()))
+            finally:
+                await asyncio.to_thread(survey.close)
+            return await self.receive(there.store.stream(request.checkpoint, have=have))
+
+    @property
+    def _pages(self) -> PageStore:
+        return self._host.services.capturer.checkpointer.pages  # type: ignore[no-any-return]
+
+
+async def _threaded(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """A blocking iterator, each piece made on a worker thread."""
+    while True:
+        gathered = await asyncio.to_thread(_take, parts)
+        if not gathered:
+            return
+        yield gathered
+
+
+def _take(parts: Iterator[bytes]) -> bytes:
+    taken: list[bytes] = []
+    size = 0
+    for part in parts:
+        taken.append(part)
+        size += len(part)
+        if size >= GATHER:
+            break
+    return b"".join(taken)
+
+
+async def _gathered(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Small pieces joined, so that each visit to a worker thread is worth it."""
+    pending: list[bytes] = []
+    size = 0
+    async for part in stream:
+        pending.append(part)
+        size += len(part)
+        if size >= GATHER:
+            yield b"".join(pending)
+            pending, size = [], 0
+    if pending:
+        yield b"".join(pending)

@@ -1,0 +1,109 @@
+"""Which checkpoints may go. Pure: no I/O, no clock.
+
+Owns: the rule. Does not own: removing anything (:mod:`daemon.store.gc`), which content is shared (the catalogue's
+rows).
+
+A checkpoint stays when any of these holds:
+
+- somebody needs it: a living sandbox stands on it, a fork was made from it, it is being read, taken or packed;
+- its sandbox lives, and its policy names it: it is one of the last N, it is labelled, or it is a leaf of the tree
+  (nothing descends from it, so nothing else leads back to that state);
+- it is not settled yet: neither durable nor failed;
+- it was imported, until somebody removes it.
+
+The content of a checkpoint that goes stays for as long as another one shares it. Descendants of what goes are
+handed to the nearest ancestor that stays, so that the tree stays one.
+
+Guarantee: :func:`removable` applied again, after its answer was removed, answers nothing; it never names a leaf, a
+labelled one, one of the last N or a needed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from sandbox.messages import CheckpointState, Retention
+
+SETTLED = (CheckpointState.DURABLE, CheckpointState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A checkpoint, as far as the rule looks at it. Rows of the catalogue have these attributes too."""
+
+    id: str
+    sandbox: str
+    number: int  # order of creation
+    state: CheckpointState
+    parent: str | None = None
+    label: str | None = None
+    template: object | None = None  # imported
+
+
+class Known(Protocol):
+    """The part of a checkpoint that the rule reads."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def sandbox(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def state(self) -> CheckpointState: ...
+    @property
+    def parent(self) -> str | None: ...
+    @property
+    def label(self) -> str | None: ...
+    @property
+    def template(self) -> object | None: ...
+
+
+def removable(nodes: Collection[Known], policies: Mapping[str, Retention], needed: Set[str]) -> set[str]:
+    """Ids of the checkpoints that may go. `policies` names the living sandboxes; of others only the needed stays."""
+    parents = {node.parent for node in nodes if node.state is not CheckpointState.FAILED}
+    of_sandbox: dict[str, list[Known]] = {}
+    for node in nodes:
+        of_sandbox.setdefault(node.sandbox, []).append(node)
+    gone: set[str] = set()
+    for sandbox, mine in of_sandbox.items():
+        policy = policies.get(sandbox)
+        if policy is None:
+            gone.update(node.id for node in mine if node.state is not CheckpointState.PENDING and node.template is None)
+        elif policy.last is not None:
+            gone.update(_beyond(mine, policy, parents))
+    return gone - needed
+
+
+def _beyond(nodes: list[Known], policy: Retention, parents: Set[str | None]) -> Iterable[str]:
+    """The checkpoints of one living sandbox that its policy gives up."""
+    whole = sorted(node.number for node in nodes if node.state is not CheckpointState.FAILED)
+    assert policy.last is not None
+    oldest_kept = whole[-policy.last] if len(whole) >= policy.last else 0
+    for node in nodes:
+        failed = node.state is CheckpointState.FAILED
+        kept = (
+            node.number >= oldest_kept
+            or node.template is not None
+            or node.state not in SETTLED
+            or (policy.labelled and node.label is not None)
+            or (policy.leaves and node.id not in parents and not failed)
+        )
+        if not kept:
+            yield node.id
+
+
+def new_parents(nodes: Collection[Known], gone: Set[str]) -> dict[str, str | None]:
+    """For each checkpoint that stays and whose parent goes: the nearest ancestor that stays, or None."""
+    parent = {node.id: node.parent for node in nodes}
+    found: dict[str, str | None] = {}
+    for node in nodes:
+        if node.id in gone or node.parent not in gone:
+            continue
+        above = node.parent
+        while above is not None and above in gone:
+            above = parent.get(above)
+        found[node.id] = above
+    return found

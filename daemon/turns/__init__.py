@@ -1,0 +1,1 @@
+"""What happens in one live sandbox, in order: commands, sessions, programs, turns."""

@@ -1,0 +1,391 @@
+"""The long-lived programs of one sandbox: background processes, shells of sessions, terminals.
+
+Owns: which there are (rows that are part of the sandbox's state), one connection to each attendant, waiting, logs,
+input, signals, their end. Does not own: the attendant (:mod:`sandbox.container.supervisor`), commands of a session
+(:mod:`daemon.turns.sessions`), turns.
+
+Guarantee: a program's id names the program of the sandbox's present state. After a restore it is the one that the
+checkpoint holds, with the log it had then; a new daemon finds it by its row. What holds the program lives in the
+sandbox, so neither the daemon's death nor a dump loses a byte of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from daemon.catalogue import ProgramRow, put_sandbox
+from daemon.turns import excluded
+from sandbox.container import supervisor
+from sandbox.container.container import PATH
+from sandbox.container.process import exit_code, host_pid, kill_started
+from sandbox.container.supervisor import Data, Gone, Mode, Program, Started, Supervisor, Until
+from sandbox.errors import Closed, Conflict, NotFound, PagurusError
+from sandbox.messages import (
+    ExecResult,
+    LogChunk,
+    Logs,
+    ProcessInfo,
+    ProcessRequest,
+    ProgramKind,
+    ProgramState,
+    SandboxState,
+    TerminalRequest,
+)
+from sandbox.tree.safe_path import SandboxRoot
+
+if TYPE_CHECKING:
+    from daemon.turns.turns import LiveSandbox
+
+log = logging.getLogger("pagurus.processes")
+
+PROGRAMS_MOST = 64  # that run at once in one sandbox
+ENDED_KEPT = 16  # that have ended, with their logs
+COMMAND_KEPT = 200  # characters
+LOG_ANSWER_MOST = 32 << 20  # bytes of one answer with logs
+
+
+class Programs:
+    """The programs of one sandbox."""
+
+    def __init__(self, live: LiveSandbox) -> None:
+        self._live = live
+        self._supervisors: dict[str, Supervisor] = {}
+        self._inside: dict[str, SandboxRoot] = {}  # the state that a connection belongs to
+        self._connecting = asyncio.Lock()
+        self.attached: set[str] = set()  # terminals that somebody sits at
+
+    # ----------------------------------------------------------------- rows
+
+    def row(self, program: str, kind: ProgramKind | None = None) -> ProgramRow:
+        found = self._live.row.programs.get(program)
+        if found is None or (kind is not None and found.kind is not kind):
+            what = "program" if kind is None else kind.value
+            raise NotFound(
+                f"no such {what} in its present state: {program[:64]}",
+                remedy="list those there are; one that was started after the restored checkpoint is gone",
+                sandbox=self._live.row.id,
+            )
+        return found
+
+    def command(self, program: str) -> str:
+        """What a program is, for lists; also of one that is gone."""
+        found = self._live.row.programs.get(program)
+        return program if found is None else found.command
+
+    def put(self, row: ProgramRow) -> None:
+        """Replace a row. The caller publishes."""
+        self._live.row.programs = {**self._live.row.programs, row.id: row}
+
+    def _drop(self, program: str) -> None:
+        self._live.row.programs = {k: v for k, v in self._live.row.programs.items() if k != program}
+        if (connection := self._supervisors.pop(program, None)) is not None:
+            connection.close()
+
+    async def publish(self) -> None:
+        await self._live.services.catalogue.write([put_sandbox(self._live.row)])
+
+    # ----------------------------------------------------------------- connections
+
+    async def supervisor(self, program: str) -> Supervisor:
+        """The connection to a program's attendant in the sandbox's present state. Raises Gone."""
+        self.row(program)
+        self._live.need_alive()
+        inside = self._live.container.inside
+        async with self._connecting:
+            found = self._supervisors.get(program)
+            if found is not None and not found.closed and self._inside[program] is inside:
+                return found
+            if found is not None:
+                found.close()
+            made, _ = await Supervisor.connect(inside, program)
+            self._supervisors[program], self._inside[program] = made, inside
+            return made
+
+    async def settled(self) -> None:
+        """Returns when no restore or removal is under way."""
+        async with self._live.exclusive:
+            pass
+
+    def forget(self) -> None:
+        """Let go of all of them; they live on."""
+        for connection in self._supervisors.values():
+            connection.close()
+        self._supervisors.clear()
+
+    async def adopt(self) -> None:
+        """A new daemon: attach to all that run, which lets a terminal go on whose visitor's daemon died."""
+        for program, row in list(self._live.row.programs.items()):
+            if row.exit_status is not None:
+                continue
+            try:
+                self._note(program, (await (await self.supervisor(program)).state()).exit_status)
+            except PagurusError as error:  # it is lost, and says so when it is asked for
+                log.info("%s: %s", program, error, extra={"sandbox": self._live.row.id})
+
+    # ----------------------------------------------------------------- starting
+
+    async def start(self, request: ProcessRequest) -> ProcessInfo:
+        """Start a background process. Unless it is one of several acts, that is a turn."""
+        argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
+        made: ProgramRow | None = None
+
+        async def run() -> ExecResult:
+            nonlocal made
+            made = await self.launch(
+                ProgramKind.PROCESS, argv, request, excluded=request.excluded, log_limit=request.log_limit
+            )
+            if not request.stdin:
+                await (await self.supervisor(made.id)).close_stdin()
+            return ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=0.0)
+
+        result = await self._live.act(f"start {shown(request.command)}", run, ends_turn=request.ends_turn)
+        assert made is not None
+        info = await self.info(made.id)
+        info.turn, info.verdict, info.checkpoint = result.turn, result.verdict, result.checkpoint
+        return info
+
+    async def open_terminal(self, request: TerminalRequest) -> ProcessInfo:
+        """Start a program at a terminal. Its turn ends when whoever sits at it leaves."""
+        command = request.command
+        argv = command if isinstance(command, list) else ["/bin/sh", "-c", command] if command else LOGIN
+        async with self._live.using():
+            row = await self.launch(
+                ProgramKind.TERMINAL, argv, request, rows=request.rows, columns=request.columns, log_limit=1 << 18
+            )
+        return await self.info(row.id)
+
+    async def launch(
+        self, kind: ProgramKind, argv: list[str], request: Any, *, excluded: bool = False, **more: Any
+    ) -> ProgramRow:
+        """Start a program with its attendant, and have a row for it. Behind the gate. `excluded`: see daemon.apart."""
+        live = self._live
+        live.need_alive()
+        await self._make_room()
+        user = await live.user(request.user)
+        terminal = {"TERM": "xterm-256color"} if kind is ProgramKind.TERMINAL else {}
+        program = Program(
+            mode=Mode(kind.value),
+            argv=argv,
+            env={"PATH": PATH, "HOME": user.home, **terminal, **live.row.env, **request.env},
+            cwd=request.cwd or live.row.workdir,
+            uid=user.uid,
+            gid=user.gid,
+            groups=user.groups,
+            **more,
+        )
+        row = ProgramRow(
+            id=f"p-{secrets.token_hex(6)}",
+            kind=kind,
+            command=shown(getattr(request, "command", None) or argv),
+            started_at=time.time(),
+        )
+        self.put(row)
+        await self.publish()  # before it runs: what has no row could not be found again
+        try:
+            started = await supervisor.start(live.container, row.id, program)
+            identities = await self._keep_excluded(started) if excluded else []
+        except BaseException:  # also when cancelled: a row without a program would be waited for
+            self._drop(row.id)
+            live.services.catalogue.later([put_sandbox(live.row)])
+            raise
+        row = msgspec.structs.replace(row, pid=started.program, excluded=identities)
+        self.put(row)
+        await self.publish()
+        return row
+
+    async def _keep_excluded(self, started: Started) -> list[excluded.Identity]:
+        container = self._live.container
+        try:
+            return await asyncio.to_thread(excluded.first, container, self._live.services.inspector, started)
+        except BaseException:
+            await asyncio.to_thread(kill_started, started.host_pid, container.tasks)
+            raise
+
+    async def _make_room(self) -> None:
+        rows = list(self._live.row.programs.values())
+        ended = [row for row in rows if row.exit_status is not None]
+        for row in ended[: max(0, len(ended) - ENDED_KEPT + 1)]:
+            await self.remove(row.id)
+        if len(rows) - len(ended) >= PROGRAMS_MOST:
+            raise Conflict(
+                f"{PROGRAMS_MOST} long-lived programs run already", remedy="end some", sandbox=self._live.row.id
+            )
+
+    # ----------------------------------------------------------------- looking
+
+    async def info(self, program: str) -> ProcessInfo:
+        row = self.row(program)
+        written = 0
+        if row.exit_status is None and self._live.row.state is SandboxState.RUNNING:
+            with contextlib.suppress(Gone):
+                state = await (await self.supervisor(program)).state()
+                written = state.written
+                row = self._note(program, state.exit_status)
+                return self._info(
+                    row, ProgramState.RUNNING if row.exit_status is None else ProgramState.EXITED, written
+                )
+        known = ProgramState.LOST if row.exit_status is None else ProgramState.EXITED
+        return self._info(row, known, written)
+
+    async def list(self, kind: ProgramKind | None = None) -> list[ProcessInfo]:
+        rows = [row for row in self._live.row.programs.values() if kind in (None, row.kind)]
+        return list(await asyncio.gather(*(self.info(row.id) for row in rows)))
+
+    def _note(self, program: str, status: int | None) -> ProgramRow:
+        """Remember how a program ended."""
+        row = self.row(program)
+        if status is not None and row.exit_status is None:
+            row = msgspec.structs.replace(row, exit_status=status)
+            self.put(row)
+            self._live.services.catalogue.later([put_sandbox(self._live.row)])
+        return row
+
+    @staticmethod
+    def _info(row: ProgramRow, state: ProgramState, written: int) -> ProcessInfo:
+        return ProcessInfo(
+            id=row.id,
+            kind=row.kind,
+            command=row.command,
+            state=state,
+            pid=row.pid,
+            started_at=row.started_at,
+            exit_code=None if row.exit_status is None else exit_code(row.exit_status),
+            written=written,
+            excluded=bool(row.excluded),
+        )
+
+    async def wait(self, program: str, timeout: float) -> ProcessInfo:
+        """The program once it has ended, or as it is after `timeout` seconds. Goes on through a restore."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self.row(program).exit_status is None:
+                    try:
+                        state = await (await self.supervisor(program)).wait(Until.EXIT)
+                    except Gone:
+                        if not await self._comes_back():
+                            break
+                        continue
+                    self._note(program, state.exit_status)
+        return await self.info(program)
+
+    async def _comes_back(self) -> bool:
+        """Whether an attendant that was lost may be there again, since the sandbox was being restored."""
+        before = self._live.container.held_root if self._live.container is not None else None
+        restoring = self._live.row.state is SandboxState.RESTORING or self._live.exclusive.locked()
+        await self.settled()
+        after = self._live.container.held_root if self._live.container is not None else None
+        return restoring or before is not after
+
+    # ----------------------------------------------------------------- logs
+
+    async def logs(self, program: str, since: tuple[int, int]) -> Logs:
+        """What is kept of its outputs from these offsets on."""
+        connection = await self.supervisor(program)
+        parts = []
+        for stream in (0, 1):
+            parts.append(await read_all(connection, stream, since[stream], LOG_ANSWER_MOST))
+        out, errors = parts
+        return Logs(
+            stdout=out.data,
+            stderr=errors.data,
+            stdout_start=out.start,
+            stderr_start=errors.start,
+            ended=out.ended and errors.ended,
+        )
+
+    async def follow(self, program: str, since: tuple[int, int], put: Callable[[LogChunk], Any]) -> None:
+        """Tell every chunk of its outputs as it comes, up to the end of both. `put` may be slow: then we wait."""
+
+        async def one(stream: int) -> None:
+            at = since[stream]
+            while True:
+                data = await (await self.supervisor(program)).read(stream, at, wait=True)
+                at = data.end
+                if data.data:
+                    await put(LogChunk(stream="stderr" if stream else "stdout", start=data.start, data=data.data))
+                if data.ended:
+                    return
+
+        async with asyncio.TaskGroup() as both:
+            for stream in (0, 1):
+                both.create_task(one(stream))
+
+    # ----------------------------------------------------------------- acting
+
+    async def write(self, program: str, data: bytes, offset: int | None) -> int:
+        """Give it stdin, from byte `offset` of all it ever gets (None: behind the last). Returns the next offset."""
+        async with self._live.using():
+            connection = await self.supervisor(program)
+            at = (await connection.state()).written if offset is None else offset
+            end = at + len(data)
+            while at < end:
+                state = await connection.write(data[at - end :], at)
+                if state.error or state.exit_status is not None:
+                    raise Closed("its stdin is closed, or it has ended", sandbox=self._live.row.id)
+                if state.written == at:
+                    await connection.wait(Until.ROOM)
+                at = min(end, state.written)
+            return at
+
+    async def close_stdin(self, program: str) -> None:
+        async with self._live.using():
+            await (await self.supervisor(program)).close_stdin()
+
+    async def signal(self, program: str, number: int, *, group: bool) -> ProcessInfo:
+        """Send a signal to it. That belongs to the next turn's effects."""
+        async with self._live.using():
+            state = await (await self.supervisor(program)).signal(number, group=group)
+        if state.error:
+            self._note(program, state.exit_status)
+            raise Conflict("it has ended already", sandbox=self._live.row.id)
+        return await self.info(program)
+
+    async def remove(self, program: str) -> None:
+        """End it with all that it started, and forget its log."""
+        row = self.row(program)
+        if self._live.row.state is SandboxState.RUNNING:
+            with contextlib.suppress(Gone):
+                connection = await self.supervisor(program)
+                if row.exit_status is None:
+                    await asyncio.to_thread(self._kill_tree, row.pid)
+                await connection.finish()
+        self._drop(program)
+        await self.publish()
+
+    def _kill_tree(self, inner: int) -> None:
+        container = self._live.container
+        if (pid := host_pid(inner, container.tasks())) is not None:
+            kill_started(pid, container.tasks)
+
+
+LOGIN = ["/bin/sh", "-c", "if [ -x /bin/bash ]; then exec /bin/bash -i; fi; exec /bin/sh -i"]
+
+
+def shown(command: str | list[str]) -> str:
+    """The beginning of a command, for lists."""
+    return (command if isinstance(command, str) else " ".join(command))[:COMMAND_KEPT]
+
+
+async def read_all(connection: Supervisor, stream: int, start: int, most: int) -> Data:
+    """What is kept of an output from `start`, at most `most` bytes."""
+    parts: list[bytes] = []
+    first: int | None = None
+    at, size, ended = start, 0, False
+    while size < most:
+        data = await connection.read(stream, at, wait=False)
+        if first is None or data.start != at:  # the ring went past us: what we have is no longer the whole
+            first, parts, size = data.start, [], 0
+        parts.append(data.data)
+        size += len(data.data)
+        at, ended = data.end, data.ended
+        if not data.data or data.ended:
+            break
+    return Data(stream, first or 0, ended, b"".join(parts))

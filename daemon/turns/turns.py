@@ -1,0 +1,510 @@
+"""The turn loop of one sandbox: command, effects, verdict, checkpoint.
+
+Owns: the order of everything that happens in one sandbox, its checkpoints in flight, and the rule
+that nothing acts on a sandbox whose last turn is not captured yet. Does not own: how a checkpoint is
+taken (:mod:`daemon.checkpoints.capture`), when (:mod:`daemon.checkpoints.queue`), or the life of the sandbox
+(`daemon.host.host`).
+
+::
+
+    exec ─▶ enter ─▶ command ─▶ effects ─▶ judge ─▶ answer (verdict, checkpoint id)
+             ▲ waits                          │ files | processes | both
+             │                                ▼
+             └────── captured ◀── engine ◀── flight ──▶ durable       (the model thinks meanwhile)
+
+Guarantee (I2): `enter` returns only when the last turn is captured (or durable, where the sandbox
+asks for it), whoever calls. A turn is answered at once; what its checkpoint failed to capture is
+owed by the next one, and the next answer says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+from daemon import metrics, states
+from daemon.catalogue import CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
+from daemon.checkpoints.capture import NeedsDump, failure
+from daemon.checkpoints.inflight import InFlight, Services
+from daemon.checkpoints.persist import store
+from daemon.checkpoints.schedule import Stage
+from daemon.turns import excluded
+from daemon.turns.programs import Programs
+from daemon.turns.sessions import Sessions
+from daemon.verdict.assess import Assessor, Trees
+from daemon.verdict.ignore import checked
+from daemon.verdict.judge import Judgement
+from sandbox.container import users
+from sandbox.container.outlet import Outlet
+from sandbox.container.process import Command
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
+from sandbox.messages import (
+    CheckpointState,
+    Effects,
+    ExecRequest,
+    ExecResult,
+    SandboxState,
+    TurnInfo,
+    Verdict,
+)
+from sandbox.unstoppable import Unstoppable, need_stoppable
+
+log = logging.getLogger("pagurus.turns")
+
+COMMAND_KEPT = 200  # characters of a command that the catalogue keeps
+THINK_WEIGHT = 0.3  # of the newest think time in the running mean
+
+
+class Group:
+    """Several acts that are one turn."""
+
+    def __init__(self) -> None:
+        self.started = time.time()
+        self.result: ExecResult | None = None  # once it has ended
+
+
+class LiveSandbox:
+    """One sandbox and what happens in it."""
+
+    def __init__(self, row: SandboxRow, container: Any, services: Services) -> None:
+        self.row = row
+        self.container = container
+        self.services = services
+        self.inflight: InFlight | None = None
+        self.exclusive = asyncio.Lock()  # restore, removal
+        self.active = 0  # commands and writes under way
+        self.attached = 0  # terminals, streams and turns of several acts that somebody has open
+        self.used_at = time.time()  # when the last call began or ended
+        self.group: Group | None = None
+        self.commands: dict[str, Command | None] = {}  # those under way, by their key; None: not started yet
+        self.programs = Programs(self)
+        self.sessions = Sessions(self, self.programs)
+        self.failed: PagurusError | None = None  # why the last checkpoint failed, until an answer has said it
+        self._ending = asyncio.Lock()
+        self._assessor = Assessor()
+        self._answered_at: float | None = None
+        self._think = 1.0  # seconds that the model took lately
+
+    # ----------------------------------------------------------------- the gate
+
+    async def captured(self) -> None:
+        """Wait until the last turn is captured, or durable where the sandbox asks for it (I2)."""
+        while (inflight := self.inflight) is not None:
+            await inflight.settled(durable=self.row.durable_answers)
+
+    @contextlib.asynccontextmanager
+    async def using(self, *, acting: bool = True, used: bool = True) -> AsyncIterator[None]:
+        """Living processes are needed, and the state before is captured. Raises if there are none.
+
+        `acting`: something of the host's may change the sandbox meanwhile. `used`: for somebody who uses the sandbox.
+        """
+        self.step(states.Event.USE)
+        await self.captured()
+        self.step(states.Event.USE)
+        self.active += acting
+        try:
+            yield
+        finally:
+            self.active -= acting
+            if used:
+                self.touch()
+
+    def touch(self) -> None:
+        """Somebody uses it: its idle time begins anew."""
+        self.used_at = time.time()
+
+    @contextlib.contextmanager
+    def attending(self) -> Iterator[None]:
+        """Somebody has a terminal or a connection open meanwhile: its time does not end."""
+        self.attached += 1
+        try:
+            yield
+        finally:
+            self.attached -= 1
+            self.touch()
+
+    def step(self, event: states.Event) -> None:
+        """Move to the state that follows `event`, or raise why that is not possible."""
+        self.row.state = states.after(self.row.state, event, sandbox=self.row.id, turn=self.row.turn)
+
+    # ----------------------------------------------------------------- a turn
+
+    async def exec(self, request: ExecRequest, outlet: Outlet | None = None) -> ExecResult:
+        """Run a command; when it ends the turn, judge it and begin its checkpoint. An `outlet` gets its output."""
+
+        async def run() -> ExecResult:
+            if outlet is not None:
+                outlet.need_reader()
+            argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
+            user = await self.user(request.user)
+            options: dict[str, Any] = {} if outlet is None else {"outlet": outlet}
+            if request.key is not None:
+                options["on_start"] = partial(self.commands.__setitem__, request.key)
+            done = await self.container.exec(
+                argv,
+                env={"HOME": user.home, **self.row.env, **request.env},
+                cwd=request.cwd or self.row.workdir,
+                uid=user.uid,
+                gid=user.gid,
+                groups=user.groups,
+                stdin=request.stdin,
+                timeout=request.timeout,
+                output_limit=request.output_limit,
+                **options,
+            )
+            return ExecResult(
+                exit_code=done.exit_code,
+                stdout=done.stdout,
+                stderr=done.stderr,
+                duration=done.duration,
+                timed_out=done.timed_out,
+                stdout_dropped=done.stdout_dropped,
+                stderr_dropped=done.stderr_dropped,
+                oom_killed=getattr(done, "oom_killed", False),
+            )
+
+        if request.key is None:
+            return await self.act(request.command, run, ends_turn=request.ends_turn)
+        if request.key in self.commands:
+            raise Conflict("a command of this key is under way", remedy="use a new key for a new command")
+        self.commands[request.key] = None
+        try:
+            return await self.act(request.command, run, ends_turn=request.ends_turn)
+        finally:
+            del self.commands[request.key]
+
+    async def signal(self, key: str, number: int, *, group: bool) -> None:
+        """Send a signal to the command of this key. Raises NotFound unless it runs."""
+        async with self.using():
+            command = self.commands.get(key)
+            if command is None or not await command.signal(number, group=group):
+                raise NotFound("no command of this key runs", remedy="it has ended, or not begun", sandbox=self.row.id)
+
+    async def act(
+        self,
+        what: str | list[str],
+        run: Callable[[], Awaitable[ExecResult]],
+        *,
+        ends_turn: bool,
+        settle: Callable[[ExecResult], None] | None = None,
+    ) -> ExecResult:
+        """Do something in the sandbox behind the gate, and end the turn with it unless it is one of several.
+
+        `settle` is told the judged result before it is published: what it changes of the row goes with it.
+        """
+        arrived = time.monotonic()
+        if self._answered_at is not None:
+            self.thought(arrived - self._answered_at)
+        async with self.using():
+            started, clock = time.time(), time.monotonic()
+            result = await run()
+        result.waited_ms = 1000 * (clock - arrived)
+        self.services.tally.exposed.append(result.waited_ms)
+        metrics.command(result.duration, result.waited_ms / 1000)
+        self.need_alive()
+        if ends_turn and self.group is None:
+            await self._end_turn(what, result, started, settle)
+        elif settle is not None:
+            settle(result)
+            self.services.catalogue.later([put_sandbox(self.row)])
+        self._answered_at = time.monotonic()
+        return result
+
+    async def user(self, who: int | str | None) -> users.User:
+        """Somebody of the sandbox's own /etc/passwd; None: its default user. Raises Invalid for who is not in it."""
+        wanted = (self.row.user or "root") if who is None else who
+        if users.is_root(wanted):
+            return users.ROOT
+        self.need_alive()
+        try:
+            return await asyncio.to_thread(users.find, self.container.inside, wanted)
+        except Invalid as error:
+            if who is not None:
+                raise
+            raise Invalid(
+                f"the default user of this sandbox: {error.message}",
+                remedy="say another user for the command, for the sandbox, or as USER of its image",
+            ) from error
+
+    def thought(self, seconds: float) -> None:
+        """The model took so long: by then the next checkpoint should be captured."""
+        self._think += THINK_WEIGHT * (min(seconds, 60.0) - self._think)
+
+    async def end_turn_by_request(self, what: str) -> ExecResult:
+        """End the turn because the agent asks its model: what its commands left is judged, and captured if need be.
+
+        Returns turn, verdict and checkpoint. `what` stands for the command in the list of turns.
+        """
+        self.step(states.Event.USE)
+        ended = ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=0.0)
+        await self._end_turn(what, ended, time.time())
+        return ended
+
+    @contextlib.asynccontextmanager
+    async def grouped(self) -> AsyncIterator[Group]:
+        """All acts meanwhile are one turn. It ends with the block, however that ends."""
+        if self.group is not None:
+            raise Conflict("a turn of several acts is open already", remedy="end it first", sandbox=self.row.id)
+        self.step(states.Event.USE)
+        self.group = group = Group()
+        self.attached += 1
+        try:
+            yield group
+        finally:
+            self.group = None
+            self.attached -= 1
+            self.touch()
+            group.result = ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=time.time() - group.started)
+            await asyncio.shield(self._end_turn("(several acts)", group.result, group.started))
+
+    async def _end_turn(
+        self,
+        what: str | list[str],
+        result: ExecResult,
+        started: float,
+        settle: Callable[[ExecResult], None] | None = None,
+    ) -> None:
+        overlap = self._ending.locked() or self.inflight is not None
+        async with self._ending:
+            if overlap:  # only when commands do
+                await self.captured()
+                self.need_alive()
+            clock = time.monotonic()
+            effects, judgement = await self.judged()
+            result.verdict_ms = 1000 * (time.monotonic() - clock)
+            self.row.turn += 1
+            result.turn, result.verdict, result.reason = self.row.turn, judgement.verdict, judgement.reason
+            result.effects = effects
+            result.checkpoint_error, self.failed = (str(self.failed) if self.failed else None), None
+            tally = self.services.tally
+            tally.turns += 1
+            tally.verdicts[judgement.verdict.value] += 1
+            if judgement.verdict is Verdict.NONE:
+                head = self.services.checkpoints[self.row.head]
+                tally.full_bytes += head.dump_bytes + head.files_bytes
+                result.checkpoint = head.id
+                if settle is not None:
+                    settle(result)
+                self._log_end(result)
+                self.services.catalogue.later([put_sandbox(self.row), put_turn(self._turn(what, result, started))])
+                return
+            row = self.services.new_checkpoint(self.row, judgement.verdict)
+            row.ipc, result.checkpoint = _ipc(effects), row.id
+            if settle is not None:
+                settle(result)
+            self._log_end(result)
+            inflight = self.resume(row)
+            await self.services.catalogue.write(
+                [put_checkpoint(inflight.row), put_sandbox(self.row), put_turn(self._turn(what, result, started))]
+            )
+
+    def _log_end(self, result: ExecResult) -> None:
+        known = {"sandbox": self.row.id, "turn": result.turn, "checkpoint": result.checkpoint}
+        log.debug("turn ended: %s, %s", result.verdict, result.reason, extra=known)
+
+    def _turn(self, what: str | list[str], result: ExecResult, started: float) -> TurnInfo:
+        command = what if isinstance(what, str) else " ".join(what)
+        return TurnInfo(
+            sandbox=self.row.id,
+            turn=self.row.turn,
+            command=command[:COMMAND_KEPT],
+            started_at=started,
+            duration=result.duration,
+            exit_code=result.exit_code,
+            verdict=result.verdict or Verdict.NONE,
+            reason=result.reason or "",
+            checkpoint=result.checkpoint,
+            effects=result.effects,
+        )
+
+    async def judged(self) -> tuple[Effects, Judgement]:
+        """What was done since the last checkpoint, and the verdict on it."""
+        return await self._assessor.assess(
+            self.services.inspector, self.container, self._trees, rules=checked(self.row.ignore), busy=self.active > 0
+        )
+
+    def _trees(self) -> Trees | None:
+        """Where the files lie, and what the last checkpoint has of them."""
+        head, tree = self.services.checkpoints.get(self.row.head), self.row.tree
+        if head is None or tree is None:
+            return None
+        places, owner = self.services.capturer.places, self.services.checkpoints.get(head.files or "")
+        return Trees(
+            before=None if head.files is None else places.snapshot(head.files) / "upper",
+            now=places.tree(tree) / "upper",
+            lower=self.container.spec.image,
+            taken_at=(owner.started_at or 0.0) if owner is not None else 0.0,
+            held=head.held,
+        )
+
+    def need_alive(self) -> None:
+        """Raise unless pid 1 lives; notices a death that nobody has reported yet."""
+        states.after(self.row.state, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
+        if not self.container.alive:
+            if self.row.state is SandboxState.RUNNING:
+                self.step(states.Event.DIE)
+                self.services.catalogue.later([put_sandbox(self.row)])
+            raise states.refusal(SandboxState.DEAD, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
+
+    def alive(self) -> bool:
+        """Whether it runs, as far as is known without asking."""
+        return self.row.state is SandboxState.RUNNING and self.container is not None and self.container.alive
+
+    @contextlib.asynccontextmanager
+    async def altering(self, path: str) -> AsyncIterator[None]:
+        """The host changes files below `path` meanwhile. It belongs to the next turn's effects."""
+        async with self.using():
+            self.need_alive()
+            self._taint_files(path)
+            try:
+                yield
+            finally:
+                self._taint_files(path)  # a checkpoint may have begun meanwhile, by a command that overlaps
+
+    def _taint_files(self, path: str) -> None:
+        self.services.capturer.taint(self.container, f"host wrote {path}", files=True, processes=False)
+
+    # ----------------------------------------------------------------- checkpoints
+
+    async def checkpoint(self, label: str | None, *, used: bool = True) -> InFlight:
+        """Begin a checkpoint of the state as it is now: a new id, and new content only if there is any."""
+        async with self.using(acting=False, used=used), self._ending:  # or its own capture would take it for a command
+            await self.captured()
+            self.need_alive()
+            effects, judgement = await self.judged()
+            if judgement.verdict is not Verdict.NONE:
+                inflight = self.begin(judgement.verdict, label=label, ipc=_ipc(effects))
+                await self.services.catalogue.write([put_checkpoint(inflight.row)])
+                return inflight
+            return await self._same_content(label)
+
+    async def _same_content(self, label: str | None) -> InFlight:
+        head = self.services.checkpoints[self.row.head]
+        row = self.services.new_checkpoint(self.row, Verdict.NONE, label)
+        row.files, row.dump, row.ipc, row.held = head.files, head.dump, head.ipc, head.held
+        row.programs = excluded.kept(self.row.programs)
+        row.files_bytes, row.dump_bytes = head.files_bytes, head.dump_bytes
+        row.full_bytes = row.files_bytes + row.dump_bytes
+        row.started_at = row.captured_at = time.time()
+        row.state = CheckpointState.CAPTURED
+        self.services.checkpoints[row.id] = row
+        self.row.head = row.id
+        await self.services.catalogue.write([put_checkpoint(row), put_sandbox(self.row)])
+        inflight = InFlight(row, head)
+        inflight.captured.set_result(None)
+        self.services.inflights[row.id] = inflight
+        self.services.spawn(self.store(inflight), f"store {row.id}")
+        return inflight
+
+    def begin(self, verdict: Verdict, *, label: str | None = None, ipc: bool = False) -> InFlight:
+        """Begin the checkpoint of a turn. From here on the gate is closed until it is captured."""
+        row = self.services.new_checkpoint(self.row, verdict, label)
+        row.ipc = ipc
+        return self.resume(row)
+
+    def resume(self, row: CheckpointRow) -> InFlight:
+        """Take the checkpoint that `row` describes: begun now, or by a daemon that died."""
+        row.programs = excluded.kept(self.row.programs)
+        inflight = InFlight(row, self.services.checkpoints[self.row.head])
+        self.services.checkpoints[row.id] = row
+        self.services.inflights[row.id] = inflight
+        self.inflight = inflight
+        self.services.spawn(self._fly(inflight), f"checkpoint {row.id}")
+        return inflight
+
+    async def _fly(self, inflight: InFlight) -> None:
+        row = inflight.row
+        try:
+            await self._capture(inflight)
+        except Exception as error:  # noqa: BLE001 - also a bug: the turn is owed, and nobody waits for ever
+            await self._failed(inflight, error)
+            return
+        finally:
+            if not inflight.captured.done():
+                inflight.captured.set_result(None)
+            if self.inflight is inflight and not self.row.durable_answers:
+                self.inflight = None
+            if row.state is CheckpointState.PENDING:  # cancelled with the daemon, or a bug: never wait for ever
+                self._land(inflight)
+        await self.store(inflight)
+
+    async def _capture(self, inflight: InFlight) -> None:
+        row, services = inflight.row, self.services
+        stage = Stage.DUMP if row.verdict.processes else Stage.SNAPSHOT
+        while True:
+            await need_stoppable(self.container)  # before there is a slot to hold
+            inflight.ticket = services.queue.submit(
+                stage,
+                sandbox=self.row.id,
+                owner=self.row.owner,
+                deadline=services.queue.now() + self._think,
+                work=lambda: services.capturer.take(
+                    self.container,
+                    self.row.tree or "",
+                    row,
+                    inflight.parent,
+                    busy=self.active > 0,
+                    rules=checked(self.row.ignore),
+                ),
+                waited=inflight.waited,
+            )
+            try:
+                await inflight.ticket.done
+                services.queue.forgive(self.row.id)
+                break
+            except Unstoppable:
+                services.queue.strike(self.row.id)
+                raise
+            except NeedsDump as reason:
+                log.info("%s: %s", row.id, reason, extra={"sandbox": self.row.id, "turn": row.turn})
+                row.verdict, stage = Verdict.BOTH, Stage.DUMP
+        row.state = CheckpointState.CAPTURED
+        before, self.row.head = self.row.head, row.id
+        try:
+            await services.catalogue.write([put_checkpoint(row), put_sandbox(self.row)])
+        except Exception:
+            self.row.head = before
+            services.capturer.taint(self.container, "the catalogue refused a checkpoint", files=True, processes=True)
+            raise
+        services.tally.checkpoints[row.verdict.value] += 1
+        metrics.captured(row)
+
+    async def _failed(self, inflight: InFlight, error: Exception) -> None:
+        row = inflight.row
+        known = failure(error)
+        row.state = CheckpointState.FAILED
+        row.error = f"{known.message} ({known.remedy})" if known.remedy else known.message
+        known.sandbox, known.turn = self.row.id, row.turn
+        inflight.error = self.failed = known
+        self.services.tally.failed += 1
+        bug = None if isinstance(error, PagurusError | OSError) else error
+        where = {"sandbox": self.row.id, "turn": row.turn}
+        log.warning("checkpoint %s failed: %s", row.id, known, extra=where, exc_info=bug)
+        self._land(inflight)
+        self.services.catalogue.later([put_checkpoint(row)])
+        await asyncio.to_thread(self.services.capturer.discard, row.id)
+
+    async def store(self, inflight: InFlight) -> None:
+        """From captured to durable."""
+        try:
+            await store(self.services, inflight, durable_answers=self.row.durable_answers)
+        finally:
+            if self.row.durable_answers and inflight.unstored is not None:
+                self.failed = inflight.unstored
+            self._land(inflight)
+
+    def _land(self, inflight: InFlight) -> None:
+        inflight.finish()
+        self.services.inflights.pop(inflight.row.id, None)
+        if self.inflight is inflight:
+            self.inflight = None
+
+
+def _ipc(effects: Effects) -> bool:
+    """IPC objects may outlive every process: then a sandbox without processes is not fresh."""
+    return effects.ipc_changes > 0 or effects.unknown or effects.overflow

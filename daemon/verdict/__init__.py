@@ -1,0 +1,1 @@
+"""From what the kernel saw in a turn to its verdict."""

@@ -1,0 +1,156 @@
+"""From what the kernel saw to the verdict on a turn: effects ▸ ignore rules ▸ judge ▸ comparison of the files.
+
+Owns: the order of these, and that nothing is ruled out that could not be looked at. Does not own: the rules
+(:mod:`daemon.verdict.ignore`), the judgement (:mod:`daemon.verdict.judge`), the comparison
+(:mod:`daemon.verdict.compare`).
+
+::
+
+    look    effects, without the processes that are ignored, judged. Quick: no system call where there are no rules
+    assess  look; `files` alone, few of them, and nobody else could write: compare the tree with the last snapshot.
+            Equal, but for what is ignored: nothing to capture
+
+Guarantee: `none` after a comparison means that every name of the upper layer was compared, and that no task of the
+sandbox lived between the two looks that could have written meanwhile. It marks nothing: what the next turn does is
+compared with the same snapshot again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from daemon.verdict import compare
+from daemon.verdict.ignore import NOTHING, Rules, Task, without
+from daemon.verdict.judge import Judgement, Options, judge
+from sandbox.criu.open_files import held_files
+from sandbox.messages import Effects, Verdict
+
+FEW = 64  # changes of files beyond which they are not worth a comparison
+LARGE = compare.Bounds(entries=4000, content=4 << 20, seconds=0.1)  # where rules ask for it
+RESTS = 16  # turns without a comparison after one that was too large
+IGNORED = "only what is ignored changed"
+NOTHING_LEFT = "the files are as they were"
+_PATH = re.compile(r" (/.+) by .+\[\d+\]$", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trees:
+    """Where the files of a sandbox lie. `before`: the upper of the last snapshot; None: there was nothing in it."""
+
+    before: Path | None
+    now: Path
+    lower: Path
+    taken_at: float  # seconds since the epoch: when the snapshot was made
+    held: Mapping[str, Any] | None = None  # what the processes held then (sandbox/criu/open_files.py); None: not known
+
+
+def look(inspector: Any, container: Any, rules: Rules = NOTHING) -> tuple[Effects, Judgement]:
+    """The effects since the mark, and the judgement. With rules for processes it asks the kernel for each of them."""
+    effects = inspector.read(container.cgroup.id)
+    if (rules.names or rules.programs) and (effects.survivors_new or effects.survivors_ran or effects.channels):
+        tasks = [_task(seen, rules) for seen in inspector.tasks(container.cgroup.id)]
+        again = inspector.read(container.cgroup.id)
+        if _same(effects, again):  # no program was executed while we asked which ones run
+            effects = without(again, tasks, rules)
+    return effects, judge(effects)
+
+
+class Assessor:
+    """The verdicts of one sandbox. Remembers that its tree is too large to be compared.
+
+    `bounds`: how much is compared where no rules ask for more; None: what netting.Bounds says.
+    """
+
+    def __init__(self, bounds: compare.Bounds | None = None) -> None:
+        self._bounds = bounds
+        self._rests = 0
+
+    async def assess(
+        self,
+        inspector: Any,
+        container: Any,
+        places: Callable[[], Trees | None],
+        *,
+        rules: Rules = NOTHING,
+        busy: bool = False,
+    ) -> tuple[Effects, Judgement]:
+        """The effects, and the verdict that counts. `busy`: commands are under way.
+
+        `places` is asked where there is something to compare; None: compare nothing.
+        """
+        effects, judgement = look(inspector, container, rules)
+        trees = places() if judgement.verdict is Verdict.FILES else None
+        if trees is None:
+            return effects, judgement
+        if trees.held is not None and effects.survivors:
+            # Content and descriptor belong together: a file that lost its name, or its content, under an older process.
+            if (await asyncio.to_thread(held_files, container)).files != trees.held:
+                return effects, judge(effects, Options(survivors_hold_changed_file=True))
+        elif effects.survivors:
+            return effects, judgement
+        if busy or not self._worth(effects, judgement, rules):
+            return effects, judgement
+        case = compare.Case(
+            strict=bool(effects.times_set or effects.uring_requests),
+            set_to_now=effects.times_now > 0,
+            replaced=effects.survivors == 0,
+            taken_at=trees.taken_at,
+        )
+        outcome = await asyncio.to_thread(
+            compare.trees,
+            trees.before,
+            trees.now,
+            (container.layer, trees.lower),
+            case,
+            rules=rules,
+            bounds=LARGE if rules.patterns else self._bounds,
+            hints=_paths(effects.reasons),
+        )
+        if not outcome.equal:
+            self._rests = RESTS if outcome.unknown else 0
+            return effects, judgement
+        again, after = look(inspector, container, rules)
+        if after.verdict is not Verdict.FILES or not _same(effects, again):
+            return again, after
+        reason = IGNORED if rules.patterns else NOTHING_LEFT
+        return effects, Judgement(Verdict.NONE, reason)
+
+    def _worth(self, effects: Effects, judgement: Judgement, rules: Rules) -> bool:
+        if judgement.verdict is not Verdict.FILES or effects.must_files:
+            return False
+        if effects.excluded or effects.ignored:  # they may write at any time
+            return False
+        if self._rests:
+            self._rests -= 1
+            return False
+        changes = effects.data_writes + effects.name_changes + effects.metadata_changes + effects.uring_requests
+        return bool(rules.patterns) or changes <= FEW
+
+
+def _paths(reasons: list[str]) -> list[str]:
+    """Paths that explanations name. Programs had a hand in them: good for hints only."""
+    found = [_PATH.search(reason) for reason in reasons]
+    return list(dict.fromkeys(match[1] for match in found if match is not None))
+
+
+def _task(seen: Any, rules: Rules) -> Task:
+    program = ""
+    if rules.programs:
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            program = os.readlink(f"/proc/{seen.pid}/exe")
+    return Task(name=seen.name, new=seen.new, ran=seen.ran, program=program, spoke=seen.spoke)
+
+
+def _same(one: Effects, other: Effects) -> bool:
+    """The same effects, whatever is told about them."""
+    quiet = {"reasons": [], "lost_events": 0}
+    return msgspec.structs.replace(one, **quiet) == msgspec.structs.replace(other, **quiet)

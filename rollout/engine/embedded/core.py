@@ -1,0 +1,197 @@
+"""The embedded engine's core: model, cache, scheduler and sampling, one `step()` at a time, in one thread.
+
+Owns: the tensors. Does not own: HTTP, threads, time. Called from one thread only.
+Guarantee: every sampled token carries the log-probability of the distribution that it was drawn from and the
+version of the weights that computed it *and the whole prefix before it*: when weights change, the cache of
+requests in flight is computed again (keys and values of old weights never mix with new ones).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from rollout.engine.embedded.model import KVCache, Qwen3, load_model, load_weights
+from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, finish_reason
+from rollout.engine.manifest import NAME as MANIFEST
+from rollout.engine.manifest import Manifest, verify_folder
+from rollout.engine.protocol import Statistics, VersionSpan
+from sandbox.errors import EngineFailed
+
+
+@dataclass(eq=False)
+class Request(Sequence):
+    """A sequence and what sampling adds to it."""
+
+    temperature: float = 1.0
+    seed: int | None = None
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    finish: str | None = None  # stop, length, abort, or error
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.random = random.Random(self.seed)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt :]
+
+    def append(self, token: int, logprob: float, version: str) -> None:
+        at = len(self.logprobs)
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.spans and self.spans[-1].version == version:
+            self.spans[-1].end = at + 1
+        else:
+            self.spans.append(VersionSpan(version, at, at + 1))
+
+
+class Core:
+    """`step()` until `idle`. Example: ``core.add(Request("a", [1, 2], 8)); core.step()``."""
+
+    def __init__(self, folder: Path, *, version: str, slots: int, length: int, retained: int | None = None):
+        self.folder = folder
+        self.version = version
+        self.broken: str | None = None  # why no weights are served
+        self.manifest = verify_if_sealed(folder)
+        if self.manifest is not None:
+            self.version = version = str(self.manifest.version)
+        self.model: Qwen3 = load_model(folder).eval()
+        length = min(length, self.model.config.max_position_embeddings)
+        retained = 2 * slots if retained is None else retained
+        self.scheduler = Scheduler(slots=slots, retained=retained, length=length)
+        self.cache = KVCache(self.model.config, slots + retained, length)
+        self.requests: dict[str, Request] = {}
+        self.statistics = Statistics(version=version)
+
+    def add(self, request: Request) -> None:
+        if self.broken is not None:
+            raise EngineFailed(f"no weights are served: {self.broken}")
+        if request.id in self.requests:
+            raise ValueError(f"request id {request.id} is in flight already")
+        top = self.model.config.vocab_size
+        if any(not 0 <= token < top for token in request.tokens):
+            raise ValueError(f"token ids must be in 0..{top - 1}")
+        self.scheduler.add(request)
+        self.requests[request.id] = request
+        self.statistics.requests += 1
+        self.statistics.prompt_tokens += request.prompt
+
+    def abort(self, ids: list[str]) -> list[Request]:
+        """End these requests (all, when none is named) with what they have."""
+        chosen = [self.requests[name] for name in (ids or list(self.requests)) if name in self.requests]
+        for request in chosen:
+            self._copy(self.scheduler.abort(request))
+            del self.requests[request.id]
+            request.finish = "abort"
+            self.statistics.aborted += 1
+        return chosen
+
+    def step(self) -> list[Request]:
+        """Compute one step; the requests that it finished."""
+        plan = self.scheduler.schedule()
+        self._copy(plan.copies)
+        self.statistics.steps += 1
+        drawn: list[tuple[Request, Tensor]] = []
+        if plan.decode:
+            drawn += self._decode(plan.decode)
+        if plan.prefill:
+            pieces = [(piece.sequence.row, piece.start, piece.end) for piece in plan.prefill]
+            tokens = [token for piece in plan.prefill for token in piece.sequence.tokens[piece.start : piece.end]]
+            logits = self.model.prefill(torch.tensor(tokens), pieces, self.cache)
+            self.statistics.prefilled_tokens += len(tokens)
+            for piece, row in zip(plan.prefill, logits, strict=True):
+                if piece.start == piece.sequence.reused and piece.sequence.reused:
+                    self.statistics.reused_tokens += piece.sequence.reused
+                piece.sequence.computed = piece.end
+                if piece.complete:
+                    drawn.append((piece.sequence, row))  # type: ignore[arg-type]
+        return self._sample(drawn) if drawn else []
+
+    def reload(self, folder: Path) -> None:
+        """Serve the weights of `folder`. A folder that fails its manifest leaves the old weights untouched."""
+        manifest = verify_if_sealed(folder)
+        try:
+            with torch.no_grad():
+                load_weights(self.model, folder)
+            if manifest is not None:
+                live = self.checksums()
+                wrong = sorted(name for name, digest in manifest.tensors.items() if live.get(name) != digest)
+                if wrong:
+                    raise EngineFailed(f"weights in memory differ: {', '.join(wrong[:4])}")
+        except (OSError, RuntimeError, ValueError, SafetensorError, EngineFailed) as error:
+            self.broken = f"loading {folder} failed: {error}"  # the old weights are gone, the new ones not there
+            raise EngineFailed(self.broken, remedy="publish a whole folder; this engine serves nothing now") from error
+        self.folder, self.manifest, self.broken = folder, manifest, None
+        self.version = str(manifest.version) if manifest is not None else "unlabelled"
+        self.statistics.version = self.version
+        self.statistics.weight_updates += 1
+        self.scheduler.invalidate()
+
+    def label(self, version: str) -> None:
+        """Name the weights. A sealed folder has a version of its own, which no other label may cover."""
+        if self.manifest is not None and version != str(self.manifest.version):
+            raise ValueError(f"the served folder is sealed as version {self.manifest.version}, not {version}")
+        self.version = self.statistics.version = version
+
+    def checksums(self) -> dict[str, str]:
+        """sha256 of every parameter's bytes, and of the head where it is tied to the embedding."""
+        digests = {
+            name: hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()
+            for name, tensor in self.model.state_dict().items()
+        }
+        return {"lm_head.weight": digests["model.embed_tokens.weight"], **digests}
+
+    def _copy(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            self.cache.copy(copy.source, copy.target, copy.length)
+
+    def _decode(self, ready: list[Sequence]) -> list[tuple[Request, Tensor]]:
+        # Rows that are still being prefilled take part with a token of no meaning, written to the position that
+        # their own prefill or decode overwrites: cheaper than gathering the ready rows.
+        running = self.scheduler.running
+        tokens = torch.tensor([sequence.tokens[sequence.computed] for sequence in running])
+        positions = torch.tensor([sequence.computed for sequence in running])
+        logits = self.model.decode(tokens, positions, self.cache)
+        for sequence in ready:
+            sequence.computed += 1
+        return [(sequence, logits[sequence.row]) for sequence in ready]  # type: ignore[misc]
+
+    def _sample(self, drawn: list[tuple[Request, Tensor]]) -> list[Request]:
+        requests = [request for request, _ in drawn]
+        logits = torch.stack([row for _, row in drawn])
+        temperature = torch.tensor([request.temperature or 1.0 for request in requests])
+        logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
+        cumulative = logprobs.double().exp().cumsum(dim=-1)
+        uniform = torch.tensor([request.random.random() for request in requests], dtype=torch.float64)
+        sampled = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
+        greedy = torch.tensor([request.temperature == 0 for request in requests])
+        tokens = torch.where(greedy, logits.argmax(dim=-1), sampled.clamp_(max=logits.shape[1] - 1))
+        chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+        finished = []
+        for request, token, logprob in zip(requests, tokens.tolist(), chosen, strict=True):
+            if logprob != logprob or logprob == float("-inf"):
+                request.finish = "error"
+            else:
+                request.append(token, logprob, self.version)
+                request.finish = finish_reason(request, self.scheduler.length)
+                self.statistics.generated_tokens += 1
+            if request.finish is not None:
+                self._copy(self.scheduler.finish(request, retain=request.finish != "error"))
+                del self.requests[request.id]
+                self.statistics.finished += 1
+                finished.append(request)
+        return finished
+
+
+def verify_if_sealed(folder: Path) -> Manifest | None:
+    """The manifest of a published folder, verified; None for a folder that nobody sealed."""
+    return verify_folder(folder) if (folder / MANIFEST).exists() else None

@@ -1,0 +1,341 @@
+"""The embedded engine as a server: vLLM's routes in front of `Core`, in a process of its own.
+
+    python -m rollout.engine.embedded.server --model DIR --port N
+
+Owns: the HTTP routes and the one thread that computes. Does not own: arithmetic and batching (`Core`), restarts.
+Guarantee: the event loop never computes and the engine thread never waits for the network; commands (add, abort,
+pause, reload) take effect between two steps. An error inside a step ends the process: a supervisor sees it at once.
+
+::
+
+    handler ──call(fn)──▶ queue ──▶ engine thread: run commands, then one step ──▶ finished requests ──▶ handler
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from aiohttp import web
+
+from rollout.engine import protocol as wire
+from rollout.engine.embedded.core import Core, Request
+from sandbox.errors import EngineFailed
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+log = logging.getLogger("pagurus.engine")
+
+
+class EngineThread:
+    """Runs `Core` in one thread. `await call(fn)` runs fn(core) there, between steps."""
+
+    def __init__(self, core: Core, loop: asyncio.AbstractEventLoop, fatal: Callable[[BaseException], None]):
+        self.core = core
+        self.paused = False
+        self._loop = loop
+        self._fatal = fatal
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._finished: dict[str, asyncio.Future[Request]] = {}
+        self._idle: list[asyncio.Future[None]] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    async def call(self, function: Callable[[Core], T]) -> T:
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def command() -> None:
+            try:
+                result = function(self.core)
+            except (ValueError, OSError, EngineFailed) as error:
+                self._loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                self._loop.call_soon_threadsafe(_resolve, future, result)
+
+        self._commands.put(command)
+        return await future
+
+    async def run(self, request: Request) -> Request:
+        """The request when it has finished. Cancelling this aborts it."""
+        future: asyncio.Future[Request] = self._loop.create_future()
+        self._finished[request.id] = future
+        try:
+            await self.call(lambda core: core.add(request))
+            return await future
+        finally:
+            self._finished.pop(request.id, None)
+            if request.finish is None:  # the client went away, or the request was refused
+                self._commands.put(lambda: self._abort_silently(request))
+
+    async def abort(self, ids: list[str]) -> int:
+        aborted = await self.call(lambda core: core.abort(ids))
+        self._deliver(aborted)
+        return len(aborted)
+
+    async def pause(self, mode: wire.PauseMode) -> None:
+        if mode == "abort":
+            await self.abort([])
+        if mode == "wait":
+            idle: asyncio.Future[None] = self._loop.create_future()
+            await self.call(lambda core: self._wait_idle(core, idle))
+            await idle
+        await self.call(lambda core: setattr(self, "paused", True))
+
+    async def resume(self) -> None:
+        await self.call(lambda core: setattr(self, "paused", False))
+
+    def close(self) -> None:
+        self._closing = True
+        self._commands.put(lambda: None)
+        self._thread.join()
+
+    def _wait_idle(self, core: Core, idle: asyncio.Future[None]) -> None:
+        if core.scheduler.idle or self.paused:
+            self._loop.call_soon_threadsafe(_resolve, idle, None)
+        else:
+            self._idle.append(idle)
+
+    def _abort_silently(self, request: Request) -> None:
+        if self.core.requests.get(request.id) is request:
+            self.core.abort([request.id])
+
+    def _run(self) -> None:
+        core = self.core
+        try:
+            while not self._closing:
+                must_wait = self.paused or core.broken is not None or core.scheduler.idle
+                self._drain(block=must_wait)
+                if self.paused or core.broken is not None or core.scheduler.idle:
+                    continue
+                started = time.monotonic()
+                finished = core.step()
+                core.statistics.busy_s += time.monotonic() - started
+                if finished:
+                    self._loop.call_soon_threadsafe(self._deliver, finished)
+                if core.scheduler.idle:
+                    for idle in self._idle:
+                        self._loop.call_soon_threadsafe(_resolve, idle, None)
+                    self._idle.clear()
+        except BaseException as error:  # noqa: BLE001 - whatever broke the core must end the process, not the thread
+            self._loop.call_soon_threadsafe(self._fatal, error)
+
+    def _drain(self, *, block: bool) -> None:
+        try:
+            self._commands.get(block=block)()
+            while True:
+                self._commands.get(block=False)()
+        except queue.Empty:
+            pass
+
+    def _deliver(self, requests: list[Request]) -> None:
+        for request in requests:
+            future = self._finished.get(request.id)
+            if future is not None:
+                _resolve(future, request)
+
+
+def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+class Server:
+    """The routes. Every handler parses, calls one method, encodes."""
+
+    def __init__(self, thread: EngineThread):
+        self.thread = thread
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=64 << 20, middlewares=[errors])
+        app.add_routes(
+            [
+                web.post(wire.GENERATE, self.generate),
+                web.get(wire.HEALTH, self.health),
+                web.post(wire.PAUSE, self.pause),
+                web.post(wire.RESUME, self.resume),
+                web.get(wire.IS_PAUSED, self.is_paused),
+                web.post(wire.ABORT, self.abort),
+                web.post(wire.RPC, self.rpc),
+                web.post(wire.SET_VERSION, self.set_version),
+                web.get(wire.WEIGHT_INFO, self.weight_info),
+                web.post(wire.WEIGHT_CHECKER, self.weight_checker),
+                web.post(wire.RESET_CACHE, self.reset_cache),
+                web.get(wire.STATISTICS, self.statistics),
+            ]
+        )
+        return app
+
+    async def generate(self, http: web.Request) -> web.Response:
+        body = msgspec.json.decode(await http.read(), type=wire.GenerateRequest)
+        sampling = body.sampling_params
+        if body.stream or sampling.n != 1 or (sampling.logprobs or 0) > 0:
+            raise ValueError("the embedded engine has neither stream, n > 1 nor top logprobs")
+        if sampling.max_tokens < 1 or not 0 <= sampling.temperature < float("inf"):
+            raise ValueError("max_tokens must be at least 1, temperature at least 0")
+        core = self.thread.core
+        config = core.model.config
+        stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {config.eos_token_id})
+        request = await self.thread.run(
+            Request(
+                id=body.request_id or uuid.uuid4().hex,
+                tokens=list(body.token_ids),
+                max_tokens=sampling.max_tokens,
+                stops=stops,
+                temperature=sampling.temperature,
+                seed=sampling.seed,
+            )
+        )
+        if request.finish == "error":
+            raise EngineFailed(f"weights of version {core.version} gave logits that are not finite")
+        return answer(response(request, with_logprobs=sampling.logprobs is not None, eos=config.eos_token_id))
+
+    async def health(self, _: web.Request) -> web.Response:
+        if self.thread.core.broken is not None:
+            return web.Response(status=503, text=self.thread.core.broken)
+        return web.Response()
+
+    async def pause(self, http: web.Request) -> web.Response:
+        mode = msgspec.convert(http.query.get("mode", "abort"), wire.PauseMode)
+        await self.thread.pause(mode)
+        return web.json_response({"status": "paused"})
+
+    async def resume(self, _: web.Request) -> web.Response:
+        await self.thread.resume()
+        return web.json_response({"status": "resumed"})
+
+    async def is_paused(self, _: web.Request) -> web.Response:
+        return answer(wire.PauseInfo(self.thread.paused))
+
+    async def abort(self, http: web.Request) -> web.Response:
+        body = msgspec.json.decode(await http.read() or b"{}", type=wire.AbortRequest)
+        return web.json_response({"status": "aborted", "aborted": await self.thread.abort(body.request_ids)})
+
+    async def rpc(self, http: web.Request) -> web.Response:
+        body = msgspec.json.decode(await http.read(), type=wire.RpcRequest)
+        folder = body.kwargs.get("weights_path")
+        if body.method != "reload_weights" or folder is None:
+            raise ValueError("only reload_weights with kwargs weights_path is served")
+        await self.thread.call(lambda core: core.reload(Path(folder)))
+        return web.json_response({"results": [None]})
+
+    async def set_version(self, http: web.Request) -> web.Response:
+        body = msgspec.json.decode(await http.read(), type=wire.VersionRequest)
+        await self.thread.call(lambda core: core.label(body.new_version))
+        return web.json_response({"success": True, "new_version": body.new_version})
+
+    async def weight_info(self, _: web.Request) -> web.Response:
+        return answer(wire.WeightInfo(self.thread.core.version))
+
+    async def weight_checker(self, http: web.Request) -> web.Response:
+        msgspec.json.decode(await http.read(), type=wire.CheckerRequest)
+        return answer(wire.Checksums(await self.thread.call(lambda core: core.checksums())))
+
+    async def reset_cache(self, _: web.Request) -> web.Response:
+        await self.thread.call(lambda core: core.scheduler.invalidate())
+        return web.Response()
+
+    async def statistics(self, _: web.Request) -> web.Response:
+        counts = self.thread.core.statistics
+        scheduler = self.thread.core.scheduler
+        counts.paused, counts.running, counts.waiting = (
+            self.thread.paused,
+            len(scheduler.running),
+            len(scheduler.waiting),
+        )
+        return answer(counts)
+
+
+def response(request: Request, *, with_logprobs: bool, eos: int) -> wire.GenerateResponse:
+    last = request.tokens[-1]
+    by_token = request.finish == "stop" and last != eos
+    pairs = zip(request.output, request.logprobs, strict=True)
+    choice = wire.Choice(
+        finish_reason=request.finish,
+        stop_reason=last if by_token else None,
+        token_ids=request.output,
+        logprobs=wire.Logprobs([wire.TokenLogprob(*pair) for pair in pairs]) if with_logprobs else None,
+        weight_versions=request.spans,
+    )
+    generated = len(request.output)
+    usage = wire.Usage(
+        prompt_tokens=request.prompt, completion_tokens=generated, total_tokens=request.prompt + generated
+    )
+    return wire.GenerateResponse(
+        request_id=request.id, choices=[choice], created=int(time.time()), model="embedded", usage=usage
+    )
+
+
+def answer(body: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+@web.middleware
+async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The one place where an error becomes a response."""
+    try:
+        return await handler(request)
+    except (ValueError, msgspec.MsgspecError) as error:
+        failure = wire.Failure(str(error), "BadRequestError", 400)
+    except (EngineFailed, OSError) as error:
+        failure = wire.Failure(str(error), "InternalServerError", 503)
+    return web.Response(
+        status=failure.code, body=msgspec.json.encode(wire.ErrorResponse(failure)), content_type="application/json"
+    )
+
+
+async def serve(core: Core, *, host: str, port: int, stop: asyncio.Event | None = None) -> None:
+    """Serve until `stop` or a fatal error of the engine thread, which is raised."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    thread = EngineThread(core, loop, lambda error: _fail(ended, error))  # type: ignore[arg-type]
+    runner = web.AppRunner(Server(thread).application(), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    log.info("serving %s as version %s on %s:%d", core.folder, core.version, host, port)
+    waiters: list[asyncio.Future[Any]] = [ended] if stop is None else [ended, asyncio.ensure_future(stop.wait())]
+    try:
+        done, _ = await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        if ended in done:
+            ended.result()
+    finally:
+        await runner.cleanup()
+        thread.close()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m rollout.engine.embedded.server", description="Serve a small Qwen3."
+    )
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--version", default="0", help="label of the weights of a folder without a manifest")
+    parser.add_argument("--slots", type=int, default=64, help="sequences computed together")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of the longest sequence")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    torch.set_num_threads(1)  # two threads make these small products many times slower
+    core = Core(options.model, version=options.version, slots=options.slots, length=options.length)
+    log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
+    asyncio.run(serve(core, host=options.host, port=options.port))
+
+
+if __name__ == "__main__":
+    main()

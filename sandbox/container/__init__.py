@@ -1,0 +1,1 @@
+"""One sandbox while it lives: namespaces, limits, and the programs in it."""

@@ -1,0 +1,54 @@
+"""Whether a process of the host lives, by its pid or its pidfd.
+
+Owns: those questions. Does not own: what follows from the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+
+from sandbox.container.cgroup import read_bytes
+from sandbox.container.process import readable
+
+PF_EXITING = 0x4  # of the flags
+FLAGS, PENDING = 6, 28  # fields of /proc/PID/stat behind the name
+
+
+async def ended(pid: int) -> None:
+    """Returns when a shim that was told to exit is gone; kills it if it does not go."""
+    if not pid:
+        return
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        async with asyncio.timeout(2):
+            await readable(pidfd)
+    except TimeoutError:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        await readable(pidfd)
+    finally:
+        os.close(pidfd)
+    with contextlib.suppress(ChildProcessError):  # adopted: not our child
+        os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - does not block
+
+
+def is_doomed(pid: int) -> bool:
+    """Whether a process was killed or is exiting. Its namespace starts nothing any more, though it is not dead yet."""
+    try:
+        fields = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return True
+    # A signal that kills is made pending for each thread by itself, which is what stands there.
+    return bool(int(fields[FLAGS]) & PF_EXITING or int(fields[PENDING]) >> (signal.SIGKILL - 1) & 1)
+
+
+def is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,525 @@
+"""The mechanism of one sandbox: namespaces, limits, root, processes.
+
+Owns: the order in which a sandbox is made and unmade, and everything that acts on a living one. Does not own: policy,
+catalogue, checkpoints (:mod:`sandbox.criu.checkpointer` works on a Container), why a command did not start
+(:mod:`sandbox.container.spawn`).
+Guarantee: `create` and `prepare` leave either a whole sandbox or nothing: no process, mount, group or namespace.
+`destroy` may be called in any state, any number of times.
+
+::
+
+    create = prepare ▸ start                     prepare: groups ▸ shim ▸ overlay
+    kill ▸ remount ▸ start | restore ▸ attach    restore: a CRIU process started by spawn_host(in_cgroup=True)
+
+Mounts that a process of the sandbox sees: the overlay, proc, devpts, and Docker's masks over parts of proc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox import paths
+from sandbox.container import spawn
+from sandbox.container.alive import ended, is_doomed, is_readable
+from sandbox.container.cgroup import Cgroup, parse_bytes
+from sandbox.container.excluded import Excluded
+from sandbox.container.identity import machine_id
+from sandbox.container.outlet import Outlet
+from sandbox.container.process import (
+    Command,
+    Completed,
+    Handles,
+    Reaped,
+    end_started,
+    exit_code,
+    exit_status,
+    kill_started,
+    readable,
+    signal_started,
+)
+from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
+from sandbox.container.shim import Refused, Shim, ShimGone, launch
+from sandbox.container.spawn import ID_RANGE
+from sandbox.criu import namespaces
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
+from sandbox.messages import Limits
+from sandbox.tree import btrfs
+from sandbox.tree.safe_path import SandboxRoot
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A directory of the host's that a sandbox sees. It is no part of its file tree or of its checkpoints."""
+
+    source: Path
+    target: str  # in the sandbox: absolute, without "..", not through links
+    read_only: bool = True
+
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """What a sandbox is made from. Example: ``ContainerSpec(id="sb-1", image=images.path("debian"), ...)``."""
+
+    id: str
+    image: Path  # read-only image tree
+    tree: Path  # btrfs subvolume of this sandbox with upper/ and work/
+    uid_base: int  # host uid of the sandbox's root; 65,536 ids from there are its own
+    hostname: str
+    run_dir: Path  # <run>/sandboxes/<id>
+    limits: Limits = field(default_factory=Limits)
+    binds: tuple[Bind, ...] = ()
+    layer: str = ""  # name of its runtime layer; "": that of new sandboxes
+
+
+class Container:
+    """One sandbox. Make it by `create`, `prepare` or `adopt`."""
+
+    def __init__(self, spec: ContainerSpec):
+        self.spec = spec
+        self.cgroup = Cgroup(spec.id)
+        self.root = spec.run_dir / "root"  # the overlay, in the shim's mount namespace
+        self.layer = paths.runtime_layer(spec.layer)
+        self.init_pid: int | None = None
+        self.tree = spec.tree
+        self._init_pidfd = -1
+        self.held_root: SandboxRoot | None = None  # of pid 1; another object after each restore
+        self._shim: Shim | None = None
+        self._shim_pid = 0
+        self._reaped: Reaped | None = None
+        self._log = ""  # the shim's own words, kept when it is destroyed
+        #: Called with `netns`, from a thread, when a restore has made a new one and before anything runs in it.
+        self.followers: list[Callable[[Path], None]] = []
+        self.excluded = Excluded()  # processes that are no part of its checkpoints
+        self.address: str | None = None  # IPv4, of the link that the daemon gave it; None without a network
+
+    # ---------------------------------------------------------------- making
+
+    @classmethod
+    async def create(cls, spec: ContainerSpec) -> Container:
+        """A running sandbox with a fresh pid 1."""
+        container = await cls.prepare(spec)
+        try:
+            await container.start()
+        except BaseException:
+            await asyncio.shield(container.destroy())
+            raise
+        return container
+
+    @classmethod
+    async def prepare(cls, spec: ContainerSpec) -> Container:
+        """Everything but processes: for a restore or a fork."""
+        if spec.uid_base < ID_RANGE:
+            raise Invalid(f"uid_base {spec.uid_base} overlaps the host's own users")
+        container = cls(spec)
+        if not container.layer.is_dir():
+            raise NotFound(
+                f"the runtime layer {spec.layer or 'of new sandboxes'} is not here",
+                remedy=f"run `make native`, with the version that made the sandbox, or bring {container.layer} back",
+                sandbox=spec.id,
+            )
+        try:
+            container.cgroup.create()
+        except FileExistsError as error:
+            raise Conflict(f"a control group {spec.id} exists already", sandbox=spec.id) from error
+        try:
+            container.root.mkdir(parents=True, exist_ok=True)
+            container._shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
+            container._shim = await Shim.connect(spec.run_dir)
+            layer = str(container.layer)
+            files = spec.limits.open_files
+            await container._call(
+                "setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files, machine_id(spec.id)
+            )
+            await container._bind()
+            await container._mount()
+        except BaseException as error:
+            await asyncio.shield(container.destroy())
+            if isinstance(error, Refused):
+                raise Unsupported(f"cannot make a sandbox: {error}", sandbox=spec.id) from error
+            if isinstance(error, ShimGone):
+                raise Unsupported(f"the shim ended at once: {container._log}", sandbox=spec.id) from error
+            raise
+        return container
+
+    @classmethod
+    async def adopt(cls, spec: ContainerSpec) -> Container:
+        """Reconnect to the living shim of a sandbox after the daemon was restarted."""
+        container = cls(spec)
+        try:
+            container._shim = await Shim.connect(spec.run_dir)
+            (pid, init, _), fds = await container._call("hello")
+        except (ShimGone, FileNotFoundError) as error:
+            raise SandboxDead("its shim is gone", remedy=f"pagurus restore {spec.id}", sandbox=spec.id) from error
+        container._shim_pid = int(pid)
+        if int(init):
+            container._adopt_init(int(init), fds[0])
+        return container
+
+    @property
+    def binds(self) -> list[tuple[str, Path]]:
+        """Target of each bind, and where the shim has its source."""
+        return [(bind.target, self.spec.run_dir / "mounts" / str(n)) for n, bind in enumerate(self.spec.binds)]
+
+    async def _bind(self) -> None:
+        for bind, (target, place) in zip(self.spec.binds, self.binds, strict=True):
+            await asyncio.to_thread(_passable, place, self.spec.run_dir)
+            await self._call("bind", str(bind.source), str(place), target, int(bind.read_only))
+
+    async def _mount(self) -> None:
+        await self._call("mount", str(self.tree), str(self.spec.image))
+        disk = self.spec.limits.disk
+        await asyncio.to_thread(btrfs.limit, self.tree, None if disk is None else parse_bytes(disk))
+
+    async def start(self) -> int:
+        """Start a fresh pid 1 in a prepared or killed sandbox; returns its host pid."""
+        self.cgroup.apply(self.spec.limits)
+        try:
+            (pid,), (pidfd,) = await self._call("start")
+        except Refused as error:
+            raise Unsupported(f"cannot start pid 1: {error}", sandbox=self.spec.id) from error
+        self._adopt_init(int(pid), pidfd)
+        return int(pid)
+
+    async def attach(self, init_pid: int) -> None:
+        """A restore made `init_pid` (its host pid) the sandbox's pid 1. Sets the limits."""
+        (pid,), (pidfd,) = await self._call("attach", init_pid)
+        self._adopt_init(int(pid), pidfd)
+        self.cgroup.apply(self.spec.limits)
+
+    def _adopt_init(self, pid: int, pidfd: int) -> None:
+        self._drop_init()
+        self.init_pid, self._init_pidfd = pid, pidfd
+        with contextlib.suppress(Conflict):  # it has died since: `inside` says so to whoever asks
+            self.held_root = SandboxRoot(pid, pidfd)
+
+    def _drop_init(self) -> None:
+        if self.held_root is not None:
+            self.held_root.close()
+            self.held_root = None
+        if self._init_pidfd >= 0:
+            os.close(self._init_pidfd)
+        self.init_pid, self._init_pidfd = None, -1
+
+    async def _call(self, *fields: str | bytes | int, fds: Sequence[int] = ()) -> tuple[list[str], list[int]]:
+        if self._shim is None:
+            raise self.dead("no shim")
+        return await self._shim.call(*fields, fds=fds)
+
+    # ---------------------------------------------------------------- observing
+
+    @property
+    def alive(self) -> bool:
+        """True while pid 1 lives and is not about to die."""
+        if self.init_pid is None:
+            return False
+        try:
+            signal.pidfd_send_signal(self._init_pidfd, 0)
+        except ProcessLookupError:
+            return False
+        # A zombie still takes signals; its pidfd is readable.
+        return not is_readable(self._init_pidfd) and not is_doomed(self.init_pid)
+
+    def fate(self) -> str:
+        """What became of pid 1, in words for a log."""
+        if self.init_pid is None:
+            return "is not there"
+        status = exit_status(self._init_pidfd) if is_readable(self._init_pidfd) else None
+        if status is None:
+            return "lives" if self.alive else "was killed or is exiting"
+        return f"was killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with {status >> 8}"
+
+    async def wait_dead(self) -> None:
+        """Returns when pid 1 has died."""
+        if self.init_pid is None:
+            return
+        pidfd = self.pidfd()
+        try:
+            await readable(pidfd)
+        finally:
+            os.close(pidfd)
+
+    def pidfd(self) -> int:
+        """A new descriptor of pid 1. Raises SandboxDead when there is none."""
+        if self.init_pid is None:
+            raise self.dead("no processes")
+        return os.dup(self._init_pidfd)
+
+    @property
+    def inside(self) -> SandboxRoot:
+        """The root directory of pid 1, held since it was attached. Raises SandboxDead when there is none."""
+        if self.held_root is None:
+            raise self.dead("no processes")
+        return self.held_root
+
+    @property
+    def shim_pid(self) -> int:
+        """The host pid of the sandbox's shim."""
+        return self._shim_pid
+
+    def tasks(self) -> list[int]:
+        """Host pids of the sandbox's processes."""
+        return self.cgroup.pids()
+
+    def kept_tasks(self) -> list[int]:
+        """Those of them that are part of its checkpoints."""
+        excluded = self.excluded.pids()
+        return [pid for pid in self.tasks() if pid not in excluded]
+
+    @property
+    def netns(self) -> Path:
+        """The network namespace of this sandbox's processes. It lives as long as the shim, also without them."""
+        return Path(f"/proc/{self._shim_pid}/ns/net")
+
+    async def move_network(self, pid: int) -> None:
+        """Take the network namespace of `pid` (host pid) for this sandbox's own: a restore has made a new one."""
+        await self._call("network", pid)
+
+    # ---------------------------------------------------------------- commands
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+        uid: int = 0,
+        gid: int | None = None,
+        groups: Sequence[int] = (),
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        output_limit: int = 1 << 20,
+        on_output: Callable[[str, bytes], None] | None = None,
+        outlet: Outlet | None = None,
+        on_start: Callable[[Command], None] | None = None,
+    ) -> Completed:
+        """Run a program to its end. Adopted by pid 1, in a session of its own.
+
+        After `timeout` seconds what it started is told to end, and killed soon after. `gid`: as `uid`. `groups`:
+        supplementary ones. A failure of the program is a result; CommandNotFound, Invalid (working directory), Conflict
+        (no process left under the limit) and SandboxDead are raised.
+        `on_output` gets ("stdout" | "stderr", chunk) as it comes. An `outlet` gets all of it instead of the result, at
+        the pace of its reader; when that leaves, the command ends as after `timeout`. `on_start` gets the command,
+        which takes signals.
+        """
+        began = time.monotonic()
+        parented = not _pidfd_tells_exit()
+        flags = (spawn.STDIN if stdin else 0) | (spawn.PARENTED if parented else 0)
+        variables = {"PATH": PATH, "HOME": "/root" if uid == 0 else "/", **(env or {})}
+        before = self.cgroup.oom_kills()
+
+        async def launch_command() -> Command:
+            (pid, stream), fds = await spawn.start(
+                self, flags, uid, cwd, argv, variables, gid, groups, oom_kills=before
+            )
+            return Command(
+                self._handles(int(pid), int(stream), fds[0], parented),
+                fds,
+                stdin=stdin,
+                limit=output_limit,
+                tell=on_output,
+                outlet=outlet,
+            )
+
+        launching = asyncio.ensure_future(launch_command())
+        try:
+            command = await asyncio.shield(launching)
+        except spawn.Killed:  # by another command of the sandbox: its end is a result like any other
+            return Completed(exit_code=128 + signal.SIGKILL, stdout=b"", stderr=b"", duration=time.monotonic() - began)
+        except asyncio.CancelledError:
+            with contextlib.suppress(PagurusError):  # what is being started must be ended, not lost
+                await (await launching).close()
+            raise
+        try:
+            if on_start is not None:
+                on_start(command)
+            status, timed_out = await command.wait(timeout)
+        finally:
+            # Also when the caller was cancelled: nobody is left to see the end.
+            await asyncio.shield(command.close())
+        return Completed(
+            exit_code=exit_code(status),
+            stdout=bytes(command.stdout.kept),
+            stderr=bytes(command.stderr.kept),
+            duration=time.monotonic() - began,
+            timed_out=timed_out,
+            stdout_dropped=command.stdout.dropped if outlet is None else 0,
+            stderr_dropped=command.stderr.dropped if outlet is None else 0,
+            oom_killed=self.cgroup.oom_kills() > before,
+        )
+
+    def dead(self, why: str) -> SandboxDead:
+        """The error for whoever wants something of a sandbox that has ended."""
+        return SandboxDead(why, remedy=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
+
+    def _handles(self, pid: int, stream: int, pidfd: int, parented: bool) -> Handles:
+        """What a running command needs of its sandbox."""
+
+        async def end() -> int:
+            if parented:
+                return await self.host_exited(pid)
+            if self._reaped is None:
+                self._reaped = Reaped()
+            await self._reaped.wait(pidfd)
+            status = exit_status(pidfd)
+            assert status is not None
+            return status
+
+        async def release() -> None:
+            with contextlib.suppress(ShimGone, Refused, SandboxDead):
+                await self._call("release", stream)
+
+        return Handles(
+            end=end,
+            release=release,
+            kill=lambda: kill_started(pid, self.tasks),
+            terminate=lambda: end_started(pid, self.tasks),
+            signal=lambda number, group: signal_started(pid, self.tasks, number, group=group),
+        )
+
+    # ---------------------------------------------------------------- host programs
+
+    async def spawn_host(
+        self,
+        argv: Sequence[str],
+        *,
+        fds: Sequence[int] = (),
+        in_cgroup: bool,
+        join: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        stderr: int | None = None,
+        waits: bool = False,
+    ) -> int:
+        """Start a host program (CRIU) as a child of the shim, in the shim's mount namespace; returns its host pid.
+
+        ``fds[i]`` becomes its descriptor ``3 + i``. `in_cgroup`: inside the sandbox's groups and in fresh ipc and uts
+        namespaces, so that what it restores is; otherwise outside all groups. `join`: namespaces of pid 1 to enter
+        (:data:`sandbox.criu.namespaces.IDS`). `stderr`: the descriptor for its stdout and stderr, else the shim's log.
+        `waits`: the groups are joined later, by `cgroup.join`; a shim of before that is Refused.
+        """
+        passed, targets = list(fds), list(range(3, 3 + len(fds)))
+        if stderr is not None:
+            passed, targets = [*passed, stderr, stderr], [*targets, 1, 2]
+        flags = namespaces.flags(join)
+        variables = [f"{name}={value}" for name, value in {"PATH": PATH, **(env or {})}.items()]
+        listed = ",".join(map(str, targets))
+        (pid,), (pidfd,) = await self._call(
+            "wait" if waits else "host", int(in_cgroup), flags, listed, len(argv), *argv, *variables, fds=passed
+        )
+        os.close(pidfd)
+        return int(pid)
+
+    async def host_exited(self, pid: int) -> int:
+        """Wait status of a program of `spawn_host`. Ask for it before the connection is lost."""
+        if self._shim is None:
+            raise self.dead("no shim")
+        status = await self._shim.exited(pid)
+        self._shim.forget(pid)
+        return status
+
+    async def sink(self) -> int:
+        """A new descriptor to write to: the shim discards what comes. For output pipes of restored processes."""
+        _, (fd,) = await self._call("sink")
+        return fd
+
+    async def keep(self, name: str, fds: Sequence[int]) -> None:
+        """Let the shim hold these descriptors, by a name, for the next daemon; it lets go of those that it held."""
+        with contextlib.suppress(Refused, ShimGone):  # a shim of before this: the next daemon makes them anew
+            await self._call("keep", name, fds=fds)
+
+    async def kept(self, name: str) -> list[int]:
+        """New descriptors of what a former daemon let the shim keep by this name, in the order of then."""
+        try:
+            _, fds = await self._call("kept", name)
+        except (Refused, ShimGone):
+            return []
+        return fds
+
+    # ---------------------------------------------------------------- ending
+
+    async def kill(self) -> None:
+        """SIGKILL to all processes; returns when all are gone. The shim stays."""
+        if self.cgroup.exists():
+            self.cgroup.thaw()
+            self.cgroup.kill()
+            await self.wait_dead()
+            await self.cgroup.wait_empty()
+        if self._shim is not None and self._shim.connected:
+            await self._until_init_forgotten()
+        self._drop_init()
+        self.excluded.clear()
+
+    async def _until_init_forgotten(self) -> None:
+        """The shim answers after it has noticed pid 1's death and reaped it."""
+        while True:
+            (_, init, _), fds = await self._call("hello")
+            for fd in fds:
+                os.close(fd)
+            if not int(init):
+                return
+
+    async def remount(self, tree: Path) -> None:
+        """After `kill`: the same sandbox over another upper tree."""
+        await self._call("umount")
+        self.tree = tree
+        try:
+            await self._mount()
+        except Refused as error:
+            raise Unsupported(f"cannot mount the file tree: {error}", sandbox=self.spec.id) from error
+
+    async def destroy(self) -> None:
+        """Processes, mounts, groups, namespaces, shim: gone. The tree stays its owner's."""
+        with contextlib.suppress(ShimGone, FileNotFoundError):
+            await self.kill()
+        await self._end_shim()
+        for pid in self.cgroup.stragglers():  # a shim that cannot be reached
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            await ended(pid)
+        self._drop_init()
+        self.excluded.clear()
+        if self._reaped is not None:
+            self._reaped.close()
+            self._reaped = None
+        await self.cgroup.remove()
+        with contextlib.suppress(FileNotFoundError):
+            self._log = (self.spec.run_dir / "shim.log").read_text().strip()
+        shutil.rmtree(self.spec.run_dir, ignore_errors=True)
+
+    def detach(self) -> None:
+        """Let go of the sandbox without touching it: its shim waits for the next daemon."""
+        if self._shim is not None:
+            self._shim.close()
+            self._shim = None
+        self._drop_init()
+        self.excluded.clear()
+        if self._reaped is not None:
+            self._reaped.close()
+            self._reaped = None
+
+    async def _end_shim(self) -> None:
+        if self._shim is not None:
+            with contextlib.suppress(ShimGone, Refused):
+                await self._shim.call("exit")
+            self._shim.close()
+            self._shim = None
+        pid, self._shim_pid = self._shim_pid, 0
+        await ended(pid)
+
+
+def _passable(place: Path, top: Path) -> None:
+    """Make `place`, which CRIU reaches with a sandbox's rights: every directory up to `top` lets it pass."""
+    place.mkdir(parents=True, exist_ok=True)
+    for directory in (place, *place.parents):
+        directory.chmod(0o711)
+        if directory == top:
+            return

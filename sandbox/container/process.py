@@ -1,0 +1,459 @@
+"""A command that runs in a sandbox: its output, its end, ending it early.
+
+Owns: the host's ends of its pipes and its pidfd. Does not own: starting it (:mod:`sandbox.container.container`).
+Guarantee: memory stays within the output limit whatever the command writes; a process that outlives the command and
+still holds its pipes neither delays the result nor dies from SIGPIPE (the shim goes on reading).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox import paths
+from sandbox.container.outlet import Name, Outlet
+from sandbox.errors import Unsupported
+
+_PIDFD_GET_INFO = 0xC040FF0B
+_INFO_EXIT = 1 << 3
+_PIPE_SIZE = 1 << 20
+_READ_SIZE = 1 << 18
+_GRACE = 1.0  # seconds that a command has to end by itself after its deadline
+_KILL_PATIENCE = 10.0  # seconds for a killed command to be gone
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a command did."""
+
+    exit_code: int  # 128 + signal number when killed by one
+    stdout: bytes
+    stderr: bytes
+    duration: float  # seconds
+    timed_out: bool = False
+    stdout_dropped: int = 0  # bytes beyond the output limit
+    stderr_dropped: int = 0
+    oom_killed: bool = False
+
+
+def exit_code(status: int) -> int:
+    """The shell's view of a wait status."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def exit_status(pidfd: int) -> int | None:
+    """Wait status of a reaped process that need not be our child; None when the kernel does not tell."""
+    info = bytearray(struct.pack("=Q", _INFO_EXIT).ljust(64, b"\0"))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EINVAL, errno.ESRCH):
+            return None
+        raise
+    return struct.unpack_from("=i", info, 60)[0] if struct.unpack_from("=Q", info)[0] & _INFO_EXIT else None
+
+
+@functools.cache
+def pidfd_tells_exit() -> bool:
+    """True on kernels (>= 6.15) whose pidfds tell the exit code of another's child. Tried for real, once."""
+    program = paths.shim()
+    if not program.exists():
+        raise Unsupported(f"{program} is missing", remedy="run `make setup`")
+    with subprocess.Popen([program], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as probe:
+        pidfd = os.pidfd_open(probe.pid)
+        try:
+            expected = probe.wait()  # without arguments it prints its usage
+            status = exit_status(pidfd)
+        finally:
+            os.close(pidfd)
+    return status is not None and exit_code(status) == expected
+
+
+class Reaped:
+    """Waits for processes to be reaped by their own parent: the moment from which a pidfd tells the exit code.
+
+    A pidfd is readable from the death on, but hangs up only when reaped; an epoll of its own tells the two apart.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    async def wait(self, pidfd: int) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        if not self._waiting:
+            self._loop.add_reader(self._epoll.fileno(), self._ready)
+        self._waiting[pidfd] = future
+        self._epoll.register(pidfd, 0)  # a hang-up is always reported
+        try:
+            await future
+        finally:
+            self._epoll.unregister(pidfd)
+            del self._waiting[pidfd]
+            if not self._waiting:
+                self._loop.remove_reader(self._epoll.fileno())
+
+    def _ready(self) -> None:
+        for pidfd, events in self._epoll.poll(0):
+            future = self._waiting.get(pidfd)
+            if events & select.EPOLLHUP and future is not None and not future.done():
+                future.set_result(None)
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+async def readable(fd: int) -> None:
+    """Returns when `fd` is readable; of a pidfd: when the process is dead."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+class Drain:
+    """Reads a pipe as fast as it is filled, unless paused; keeps the first `limit` bytes and counts the rest.
+
+    `on_data` sees every chunk as it comes, for streaming.
+    """
+
+    def __init__(self, fd: int, limit: int, on_data: Callable[[bytes], None] | None = None):
+        self.kept = bytearray()
+        self.dropped = 0
+        self.ended = False
+        self._fd = fd
+        self._limit = limit
+        self._on_data = on_data
+        self._large = False
+        self._end: asyncio.Event | None = None
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
+
+    async def at_end(self) -> None:
+        """Returns when nobody has the writing end any more."""
+        self._end = asyncio.Event()
+        if not self.ended:
+            await self._end.wait()
+
+    def pace(self, reading: bool) -> None:
+        """Whether to read on: who writes to a pipe that nobody reads waits."""
+        if self._fd >= 0 and not self.ended:
+            if reading:
+                self._loop.add_reader(self._fd, self._read)
+            else:
+                self._loop.remove_reader(self._fd)
+
+    def _read(self) -> int:
+        """Reads once; how much there was to read."""
+        try:
+            data = os.read(self._fd, _READ_SIZE)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self.ended = True
+            self._loop.remove_reader(self._fd)
+            if self._end is not None:
+                self._end.set()
+            return 0
+        if len(data) >= 1 << 16 and not self._large:
+            self._large = True
+            with contextlib.suppress(PermissionError):  # over the user's limit for pipes
+                fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        keep = min(len(data), self._limit - len(self.kept))
+        self.kept += data[:keep]
+        self.dropped += len(data) - keep
+        if self._on_data is not None:
+            self._on_data(data)
+        return len(data)
+
+    def finish(self) -> None:
+        """Read what lies in the pipe now, then stop. What a surviving process writes later is not read here."""
+        left = 0 if self.ended else _waiting(self._fd)  # no more than that: a survivor may write without end
+        while left > 0 and (size := self._read()):
+            left -= size
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _waiting(pipe: int) -> int:
+    """Bytes that lie in a pipe."""
+    (size,) = struct.unpack("=i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(size)
+
+
+class Feed:
+    """Writes `data` to a pipe as fast as it is read, then closes it. A reader that goes away ends it."""
+
+    def __init__(self, fd: int, data: bytes):
+        self._fd = fd
+        self._rest = memoryview(data)
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(fd, False)
+        self._loop.add_writer(fd, self._write)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            self._rest = self._rest[os.write(self._fd, self._rest) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._rest = self._rest[:0]
+        if not self._rest:
+            self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_writer(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+@dataclass(frozen=True)
+class Handles:
+    """What a running command needs of its sandbox."""
+
+    end: Callable[[], Awaitable[int]]  # its wait status
+    release: Callable[[], Awaitable[None]]  # give its pipes up to the shim
+    kill: Callable[[], int]  # all that it started; blocks
+    terminate: Callable[[], None]  # the same, but SIGTERM and some time first; blocks
+    signal: Callable[[int, bool], bool]  # to it alone, or (True) to all that it started; whether any got it; blocks
+
+
+class Command:
+    """A started command, from its descriptors (pidfd, stdout, stderr and perhaps stdin) to its end."""
+
+    def __init__(
+        self,
+        handles: Handles,
+        fds: Sequence[int],
+        *,
+        stdin: bytes,
+        limit: int,
+        tell: Callable[[Name, bytes], None] | None,
+        outlet: Outlet | None = None,
+    ):
+        if outlet is not None:
+            tell, limit = outlet.put, 0
+
+        def telling(name: Name) -> Callable[[bytes], None] | None:
+            return None if tell is None else lambda data: tell(name, data)
+
+        self._handles = handles
+        self._pidfd = fds[0]
+        self.stdout = Drain(fds[1], limit, telling("stdout"))
+        self.stderr = Drain(fds[2], limit, telling("stderr"))
+        self._feed = Feed(fds[3], stdin) if len(fds) > 3 else None
+        self._outlet = outlet
+        self._done = False
+
+    async def wait(self, timeout: float | None) -> tuple[int, bool]:
+        """(wait status, timed out). A reader of its output that leaves is its deadline too."""
+        outlet = self._outlet
+        with contextlib.nullcontext() if outlet is None else outlet.paced(self._pace):
+            try:
+                async with asyncio.timeout(timeout) as deadline:
+                    with contextlib.nullcontext() if outlet is None else outlet.ending(deadline):
+                        return await self._end(), False
+            except TimeoutError:
+                await asyncio.to_thread(self._handles.terminate)
+                async with asyncio.timeout(_KILL_PATIENCE):
+                    return await self._end(), True
+
+    async def signal(self, number: int, *, group: bool) -> bool:
+        """Send a signal to all that it started, or to it alone; False if none got it, since it has ended."""
+        return not self._done and await asyncio.to_thread(self._handles.signal, number, group)
+
+    def _pace(self, reading: bool) -> None:
+        self.stdout.pace(reading)
+        self.stderr.pace(reading)
+
+    async def _end(self) -> int:
+        status = await self._handles.end()
+        self._done = True
+        return status
+
+    async def close(self) -> None:
+        """Takes what lies in the pipes; whoever still holds them is from now on read by the shim."""
+        if not self._done:
+            await asyncio.to_thread(self._handles.kill)
+        self.stdout.finish()
+        self.stderr.finish()
+        if self._feed is not None:
+            self._feed.close()
+        os.close(self._pidfd)
+        await self._handles.release()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A process, told from a later one of the same number."""
+
+    pid: int
+    parent: int
+    session: int
+    started: int  # clock ticks since boot: tells a process from a later one of the same number
+
+
+def task_of(pid: int) -> Task | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else Task(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def started_by(root: int, candidates: list[int]) -> list[Task]:
+    """Of `candidates`, those in the session of `root` or below it. Processes that made a session of their own and
+    whose parent has ended are not found: they are what a command leaves behind on purpose."""
+    tasks = [task for task in map(task_of, candidates) if task is not None]
+    found = {task.pid for task in tasks if root in (task.pid, task.session)}
+    while more := {task.pid for task in tasks if task.pid not in found and task.parent in found}:
+        found |= more
+    return [task for task in tasks if task.pid in found]
+
+
+def kill_started(root: int, pids: Callable[[], list[int]]) -> int:
+    """SIGKILL everything that the command `root` started and that is still connected to it; returns how many.
+
+    All are stopped first: none can then fork, end, or lose its parent while the others are looked for.
+    """
+    stopped: set[Task] = set()
+    for _ in range(100):
+        fresh = set(started_by(root, pids())) - stopped
+        if not fresh:
+            break
+        for task in fresh:
+            _signal(task, signal.SIGSTOP)
+        stopped |= fresh
+    for task in stopped:
+        _signal(task, signal.SIGKILL)
+    return len(stopped)
+
+
+def end_started(root: int, pids: Callable[[], list[int]]) -> None:
+    """SIGTERM to everything that the command `root` started; after a while SIGKILL to what is left of it."""
+    found = started_by(root, pids())
+    for task in found:
+        _signal(task, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE
+    while any(task_of(task.pid) for task in found) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    kill_started(root, pids)
+    for task in found:
+        _signal(task, signal.SIGKILL)
+
+
+def signal_started(root: int, pids: Callable[[], list[int]], number: int, *, group: bool) -> bool:
+    """Send a signal to the command `root`; with `group` to all that it started and that is still connected to it.
+
+    Whether any of them got it.
+    """
+    tasks = readers_first(root, started_by(root, pids()))
+    return any([_signal(task, number) for task in tasks if group or task.pid == root])
+
+
+def interrupt(
+    root: int,
+    pids: Callable[[], list[int]],
+    number: int,
+    *,
+    spared: frozenset[Task],
+    jobs: bool,
+    shell: bool,
+) -> None:
+    """Send a signal to what the shell `root` runs in front, with `jobs` also to what it put behind; not to `spared`.
+
+    What an interactive shell without a terminal starts in the background ignores SIGINT: that tells the two apart.
+    With `shell` the shell itself gets a SIGINT.
+
+    A terminal signals all at once; this goes in an order in which nobody learns of the end of another before its own
+    signal, since a shell goes on with its next command when what it waited for ended in any other way than by SIGINT.
+    """
+    for task in readers_first(root, started_by(root, pids())):
+        if task.pid == root:
+            if shell:
+                _signal(task, signal.SIGINT)
+        elif task not in spared and (jobs or number == signal.SIGINT or not _ignores(task.pid, signal.SIGINT)):
+            _signal(task, number)
+
+
+def readers_first(root: int, tasks: list[Task]) -> list[Task]:
+    """Parents before their children, and of these the youngest first: in a pipeline those who read are younger than
+    those who write to them. `root` and what is below it come before the rest."""
+    known = {task.pid for task in tasks}
+    below: dict[int, list[Task]] = {}
+    waiting = []  # the last is next
+    for task in sorted(tasks, key=lambda task: (task.started, task.pid)):
+        if task.pid != root and task.parent in known:
+            below.setdefault(task.parent, []).append(task)
+        else:
+            waiting.append(task)
+    waiting.sort(key=lambda task: task.pid == root)
+    ordered = []
+    while waiting:
+        task = waiting.pop()
+        ordered.append(task)
+        waiting += below.get(task.pid, [])
+    return ordered
+
+
+def _ignores(pid: int, number: signal.Signals) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    mask = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")), 16)
+    return bool(mask >> (number - 1) & 1)
+
+
+def host_pid(inner: int, pids: list[int]) -> int | None:
+    """Which of these processes of a sandbox has this pid inside it."""
+    return next((pid for pid in pids if inner_pid(pid) == inner), None)
+
+
+def inner_pid(pid: int) -> int | None:
+    """The number that a process has in the innermost namespace it is in; None when it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return None
+
+
+def _signal(task: Task, number: int) -> bool:
+    """Whether it got the signal: False when it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(task.pid)
+        try:
+            now = task_of(task.pid)
+            if now is not None and now.started == task.started:
+                signal.pidfd_send_signal(pidfd, number)
+                return True
+        finally:
+            os.close(pidfd)
+    return False

@@ -1,0 +1,91 @@
+"""Starting a command in a sandbox, and why one did not start.
+
+Owns: what is asked of the shim for a command, and what its refusals mean to the caller. Does not own: the running
+command (:mod:`sandbox.container.process`), the sandbox (:mod:`sandbox.container.container`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sandbox.container.shim import Refused, ShimGone
+from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError
+
+ID_RANGE = 65_536
+STDIN, PARENTED = 1, 2  # flags of `start`: it gets a pipe to read from; the shim stays its parent
+
+
+class Killed(Conflict):
+    """A command was killed from within the sandbox before it ran."""
+
+
+async def start(
+    container: Any,
+    flags: int,
+    uid: int,
+    cwd: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    gid: int | None = None,
+    groups: Sequence[int] = (),
+    *,
+    oom_kills: int | None = None,
+) -> tuple[list[str], list[int]]:
+    """Start a program; the shim's answer: (pid, stream), and the descriptors. `flags`: STDIN, PARENTED.
+
+    `oom_kills`: what the sandbox's group has counted so far, for who has just looked.
+    """
+    if not argv or not argv[0]:
+        raise Invalid("an empty command", sandbox=container.spec.id)
+    if not 0 <= uid < ID_RANGE:
+        raise Invalid(f"no such user in a sandbox: {uid}", sandbox=container.spec.id)
+    gids = ",".join(map(str, (uid if gid is None else gid, *groups)))
+    variables = [f"{name}={value}" for name, value in env.items()]
+    before = container.cgroup.oom_kills() if oom_kills is None else oom_kills
+    try:
+        answer: tuple[list[str], list[int]] = await container._call(
+            "exec", flags, uid, gids, cwd, len(argv), *argv, *variables
+        )
+        return answer
+    except ShimGone as error:
+        raise container.dead("its shim is gone") from error
+    except Refused as error:
+        if error.stage == "killed" and container.alive and container.cgroup.oom_kills() == before:
+            raise Killed("killed while it was started", remedy="try again", sandbox=container.spec.id) from error
+        raise _refusal(container, error, argv[0], cwd) from error
+
+
+def _refusal(container: Any, error: Refused, program: str, cwd: str) -> PagurusError:
+    """What a refusal of the shim means to the caller."""
+    here = container.spec.id
+    dead: PagurusError = container.dead("pid 1 is gone")
+    match error.stage, error.errno:
+        case "exec", errno.ESRCH:
+            return dead
+        case "exec", errno.ENOENT | errno.ENOTDIR:
+            return CommandNotFound(f"{program}: no such program", remedy="check the name and PATH", sandbox=here)
+        case "exec", errno.EACCES | errno.ENOEXEC | errno.EISDIR | errno.ELOOP:
+            return CommandNotFound(
+                f"{program}: cannot be executed ({os.strerror(error.errno)})", remedy="chmod +x?", sandbox=here
+            )
+        case "exec", errno.E2BIG:
+            return Invalid(f"{program}: arguments too long", remedy="pass large input by stdin", sandbox=here)
+        case "cwd", _:
+            return Invalid(f"working directory {cwd}: {os.strerror(error.errno)}", sandbox=here)
+        case "fork", errno.EAGAIN:
+            limit = container.spec.limits.processes
+            return Conflict(
+                f"no process left: all {limit} are in use",
+                remedy="end some, or raise Limits.processes",
+                sandbox=here,
+            )
+        case ("fork" | "exec", errno.ENOMEM) | ("killed", _):
+            if not container.alive:
+                return dead
+            return NoSpace("not enough memory to start a command", remedy="raise Limits.memory", sandbox=here)
+        case "join namespaces", _:
+            return dead
+    return Conflict(f"cannot start {program}: {error}", sandbox=here)

@@ -1,0 +1,149 @@
+"""Users of a sandbox, by name or number, from its own ``/etc/passwd`` and ``/etc/group``.
+
+Owns: the words ``user[:group]``, reading those files, which the sandbox may have written. Does not own: becoming
+somebody (native/). Guarantee: the result is a user of the sandbox's id range, whatever the files hold; they are found
+below the sandbox's root, and what is no regular file of at most a mebibyte counts as empty and is named in the refusal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sandbox.errors import Invalid, NotFound, PagurusError
+from sandbox.tree import files
+from sandbox.tree.safe_path import SandboxRoot
+
+IDS = 65_536
+GROUPS_MOST = 256  # supplementary groups of a user, as in native/shim.h
+FILE_MOST = 1 << 20  # bytes
+PASSWD, GROUP = "/etc/passwd", "/etc/group"
+
+
+@dataclass(frozen=True)
+class User:
+    """Example: ``User(1000, 100, "/home/crab", groups=(27, 44))``."""
+
+    uid: int
+    gid: int
+    home: str
+    groups: tuple[int, ...] = ()  # supplementary
+
+
+@dataclass(frozen=True)
+class Group:
+    gid: int
+    members: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The text of one of the two files, or why there is none."""
+
+    text: str = ""
+    trouble: str = ""
+
+
+ROOT = User(0, 0, "/root")
+
+
+def is_root(who: int | str) -> bool:
+    """Whether no file need be read to know who it is."""
+    return who in (0, "0", "root")
+
+
+def find(inside: SandboxRoot, who: int | str) -> User:
+    """Who this is: ``"crab"``, ``"crab:staff"``, ``"1000:1000"``, ``1000``. Raises Invalid. Blocks."""
+    return ROOT if is_root(who) else resolve(who, _table(inside, PASSWD), _table(inside, GROUP))
+
+
+def _table(inside: SandboxRoot, path: str) -> Table:
+    try:
+        data = files.read(inside, path, limit=FILE_MOST + 1)
+    except NotFound:
+        return Table(trouble="it has no such file")
+    except PagurusError as error:  # a FIFO, a link to somewhere else: the sandbox may have put anything there
+        return Table(trouble=error.message)
+    if len(data) > FILE_MOST:
+        return Table(trouble=f"the file is larger than {FILE_MOST} bytes")
+    return Table(data.decode("utf-8", "replace"))
+
+
+def resolve(who: int | str, passwd: Table, group: Table) -> User:
+    """Who `who` is by these files. Names are looked up; a number need not be in them.
+
+    Without a group: that of the user, or the user's number where the file does not know it, and the supplementary
+    groups that name the user as a member. With one: it alone.
+
+    >>> resolve("crab:staff", Table("crab:x:1000:100:Crab:/home/crab:/bin/sh"), Table("staff:x:50:crab"))
+    User(uid=1000, gid=50, home='/home/crab', groups=())
+    """
+    name, wanted = _words(who)
+    known = parse(passwd.text)
+    if (user := known.get(name)) is None:
+        if (uid := _number(name)) is None:
+            raise _unknown("user", name, PASSWD, passwd)
+        name, user = next(
+            ((other, each) for other, each in known.items() if each.uid == uid), ("", User(uid, uid, "/"))
+        )
+    groups = parse_groups(group.text)
+    if wanted is not None:
+        gid = groups[wanted].gid if wanted in groups else _number(wanted)
+        if gid is None:
+            raise _unknown("group", wanted, GROUP, group)
+        return User(user.uid, gid, user.home)
+    more = sorted({each.gid for each in groups.values() if name in each.members} - {user.gid})
+    if len(more) > GROUPS_MOST:
+        raise Invalid(f"{name[:64]} is in {len(more)} groups of {GROUP}", remedy=f"say which one, as {name[:64]}:GROUP")
+    return User(user.uid, user.gid, user.home, tuple(more))
+
+
+def parse(text: str) -> dict[str, User]:
+    """The users of a passwd file; lines that make no sense are passed over.
+
+    >>> parse("crab:x:1000:100:Crab:/home/crab:/bin/sh")
+    {'crab': User(uid=1000, gid=100, home='/home/crab', groups=())}
+    """
+    found: dict[str, User] = {}
+    for line in text.splitlines():
+        fields = line.split(":")
+        if len(fields) < 6 or (uid := _number(fields[2])) is None or (gid := _number(fields[3])) is None:
+            continue
+        home = fields[5] if fields[5].startswith("/") and "\0" not in fields[5] else "/"
+        found.setdefault(fields[0], User(uid, gid, home))
+    return found
+
+
+def parse_groups(text: str) -> dict[str, Group]:
+    """The groups of a group file, likewise.
+
+    >>> parse_groups("staff:x:50:crab")["staff"].gid
+    50
+    """
+    found: dict[str, Group] = {}
+    for line in text.splitlines():
+        fields = line.split(":")
+        if len(fields) >= 4 and (gid := _number(fields[2])) is not None:
+            found.setdefault(fields[0], Group(gid, frozenset(filter(None, fields[3].split(",")))))
+    return found
+
+
+def _words(who: int | str) -> tuple[str, str | None]:
+    name, colon, group = str(who).partition(":")
+    if not name or (colon and (not group or ":" in group)):
+        raise Invalid(f"not a user: {str(who)[:64]!r}", remedy="say NAME, UID, NAME:GROUP or UID:GID")
+    return name, group if colon else None
+
+
+def _unknown(what: str, name: str, path: str, table: Table) -> Invalid:
+    why = f": {table.trouble}" if table.trouble else ""
+    if name.isascii() and name.lstrip("-").isdigit():
+        return Invalid(f"no such {what} in a sandbox: {name[:64]}", remedy=f"ids lie between 0 and {IDS - 1}")
+    return Invalid(
+        f"no {what} {name[:64]!r} in the sandbox's {path}{why}",
+        remedy=f"use one that is in its {path}, add it there, or give a number",
+    )
+
+
+def _number(text: str) -> int | None:
+    """An id of the sandbox's range, or None."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < IDS else None

@@ -1,0 +1,1 @@
+"""Content of checkpoints by its hash, on disk and on the wire."""

@@ -1,0 +1,228 @@
+"""The dump file: everything of one process dump except the content of its memory pages.
+
+Owns: packing CRIU's image directory into one compressed file (small images whole, pages as numbers in the page
+store) and unpacking it again. Does not own: the pages (:mod:`sandbox.content.pages`), what the images mean.
+Guarantee: the file appears under its name only when it and every page that it refers to are on disk
+(written aside, synced, renamed, directory synced); unpacking gives back the same bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import mmap
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zstandard
+from blake3 import blake3
+
+from sandbox.content.pages import PAGE, Hashed, PageStore, hash_pages
+from sandbox.content.segments import sync_directory
+from sandbox.errors import CheckpointFailed, NoSpace
+
+SUFFIX = ".dump"
+FORMAT = 1
+THREADS = 4  # that unpack
+PART = 1024  # pages that one of them takes at a time
+READ_STEP = 16 << 20  # bytes of page data in hand at a time
+# The statistics and logs of the dump are no part of the state.
+LEFT_OUT = (".log", "stats-dump", "stats-restore")
+
+
+class DumpFile(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """store -> restore: what a dump file holds (MessagePack, zstd, behind a blake3 of the packed bytes)."""
+
+    format: int = FORMAT
+    images: dict[str, bytes] = {}  # file name -> content
+    pages: dict[str, bytes] = {}  # file name -> page numbers: int64 differences, little endian
+    page_count: int = 0
+    raw_bytes: int = 0  # of the image directory
+
+    def numbers(self, name: str) -> np.ndarray:
+        """Page numbers of a pages file, [n] uint64."""
+        return np.cumsum(np.frombuffer(self.pages[name], dtype="<i8")).astype(np.uint64)
+
+
+@dataclass(frozen=True)
+class StoredDump:
+    """A dump that is durable. `new_bytes` is what it added to the disk: its file and its new pages."""
+
+    path: Path
+    raw_bytes: int
+    new_bytes: int
+    pages: int
+    new_pages: int
+
+
+@dataclass(frozen=True)
+class HashedImages:
+    """An image directory whose pages are hashed: what :func:`pack` stores. Holds the page files mapped."""
+
+    images: dict[str, bytes]
+    pages: dict[str, list[Hashed]]  # file name -> its parts, READ_STEP bytes each
+    raw_bytes: int
+
+
+def hashed(directory: Path) -> HashedImages:
+    """Hash the pages of an image directory. Blocks, needs a processor and no disk."""
+    images: dict[str, bytes] = {}
+    pages: dict[str, list[Hashed]] = {}
+    raw = 0
+    for path in sorted(directory.iterdir()):
+        if path.name.endswith(LEFT_OUT) or not path.is_file():
+            continue
+        raw += path.stat().st_size
+        if path.name.startswith("pages-"):
+            pages[path.name] = [hash_pages(chunk) for chunk in _chunks(path)]
+        else:
+            images[path.name] = path.read_bytes()
+    return HashedImages(images, pages, raw)
+
+
+def pack(source: Path | HashedImages, into: Path, store: PageStore, *, reserve: int = 0) -> StoredDump:
+    """Store an image directory; durable on return. Blocks.
+
+    NoSpace says how much is missing, before less than `reserve` bytes of the disk are left; what was added by then
+    is found again by the next try, or collected.
+    """
+    given = source if isinstance(source, HashedImages) else hashed(source)
+    try:
+        return _pack(given, into, store, reserve)
+    except (OSError, sqlite3.OperationalError) as error:
+        if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "full" not in str(error):
+            raise
+        raise _full(into.parent, given.raw_bytes, reserve) from error
+
+
+def _full(directory: Path, wanted: int, reserve: int) -> NoSpace:
+    free = shutil.disk_usage(directory).free
+    return NoSpace(
+        f"the disk of {directory} has {free >> 20} MiB free; the checkpoint may need "
+        f"{max(1, -(free - wanted - reserve >> 20))} MiB more",
+        remedy="remove checkpoints or sandboxes, or give the state directory a larger disk",
+    )
+
+
+def _pack(given: HashedImages, into: Path, store: PageStore, reserve: int) -> StoredDump:
+    pages: dict[str, bytes] = {}
+    count = new_pages = new_bytes = 0
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with store.writing():  # from the first page to the rename: a collection in between would not see the reference
+        left = sum(len(part.filled) for parts in given.pages.values() for part in parts) * PAGE
+        for name, parts in given.pages.items():
+            added = []
+            for part in parts:
+                size = len(part.filled) * PAGE
+                if shutil.disk_usage(into.parent).free - size < reserve:
+                    raise _full(into.parent, left, reserve)
+                added.append(store.add(part))
+                left -= size
+            new_pages += sum(each.new_pages for each in added)
+            new_bytes += sum(each.new_bytes for each in added)
+            pages[name] = differences(np.concatenate([np.zeros(0, np.uint64), *(each.numbers for each in added)]))
+            count += len(pages[name]) // 8
+        size = publish(into, DumpFile(images=given.images, pages=pages, page_count=count, raw_bytes=given.raw_bytes))
+    return StoredDump(into, given.raw_bytes, new_bytes + size, count, new_pages)
+
+
+def publish(into: Path, dump: DumpFile) -> int:
+    """Write a dump file whose pages are stored; durable on return. The caller is `store.writing`. Returns its size."""
+    packed = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(dump))
+    publish_bytes(into, blake3(packed).digest() + packed)
+    return len(packed) + 32
+
+
+def read(path: Path) -> DumpFile:
+    """Read a dump file; its own hash is checked."""
+    try:
+        content = path.read_bytes()
+        if blake3(content[32:]).digest() != content[:32]:
+            raise CheckpointFailed(f"{path} has changed on disk", remedy="the checkpoint is damaged")
+        size_limit = 1 << 32
+        unpacked = zstandard.ZstdDecompressor().decompress(content[32:], max_output_size=size_limit)
+        dump = msgspec.msgpack.decode(unpacked, type=DumpFile)
+    except (OSError, zstandard.ZstdError, msgspec.MsgspecError) as error:
+        raise CheckpointFailed(f"{path} cannot be read: {error}", remedy="the checkpoint is damaged") from error
+    if dump.format != FORMAT:
+        raise CheckpointFailed(f"{path} has format {dump.format}, this version reads {FORMAT}")
+    return dump
+
+
+def unpack(path: Path, directory: Path, store: PageStore) -> None:
+    """Write the image directory again. Blocks."""
+    dump = read(path)
+    directory.mkdir(parents=True)
+    for name, content in dump.images.items():
+        (directory / name).write_bytes(content)
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        for name in dump.pages:
+            numbers = dump.numbers(name)
+            (directory / name).touch()
+            write = functools.partial(_write_part, directory / name, numbers, store)
+            for _ in pool.map(write, range(0, len(numbers), PART)):  # raises what a part raised
+                pass
+
+
+def _write_part(path: Path, numbers: np.ndarray, store: PageStore, first: int) -> None:
+    """Write PART pages from number `first` on into their place: decompression is what takes the time."""
+    with open(path, "r+b", buffering=1 << 20) as file:
+        file.seek(first * PAGE)
+        store.read(numbers[first : first + PART], file.write)
+
+
+def verify(path: Path, store: PageStore) -> int:
+    """Re-hash the file and all its pages; returns how many pages."""
+    dump = read(path)
+    lists = [dump.numbers(name) for name in dump.pages]
+    return store.verify(np.concatenate(lists)) if lists else 0
+
+
+def references(paths: list[Path]) -> Iterator[np.ndarray]:
+    """The page lists of these dump files, for a collection. One that was removed meanwhile refers to nothing."""
+    for path in paths:
+        try:
+            dump = read(path)
+        except CheckpointFailed:
+            if path.exists():
+                raise
+            continue
+        for name in dump.pages:
+            yield dump.numbers(name)
+
+
+def differences(numbers: np.ndarray) -> bytes:
+    """Page numbers as a dump file holds them."""
+    return np.diff(numbers.astype("<i8"), prepend=np.int64(0)).astype("<i8").tobytes()
+
+
+def _chunks(path: Path) -> Iterator[memoryview]:
+    """Parts of a file, mapped: it lies on a tmpfs, so that a copy would cost more."""
+    if not path.stat().st_size:
+        return
+    with open(path, "rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    for first in range(0, len(view), READ_STEP):
+        yield view[first : first + READ_STEP]
+
+
+def publish_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is there as a whole, durably, or not at all."""
+    aside = path.with_name(path.name + ".new")
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except BaseException:  # a full disk, mostly: what is half written takes no space
+        aside.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)

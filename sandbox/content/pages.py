@@ -1,0 +1,466 @@
+"""Content-addressed store of memory pages, shared by all sandboxes of a host.
+
+Owns: ``<state>/pages``: compressed blocks in append-only segment files, and the index (SQLite) from the blake3 hash of
+a page to its number. Does not own: bytes of segment files (:mod:`sandbox.content.segments`), dump files (they refer to
+pages by number), checkpoints, policy.
+
+Layout. New pages are gathered, 64 to a block; a block is compressed with zstd and appended to the newest
+segment; page number = block number * 64 + slot. Number 0 is the zero page, which is stored nowhere. Numbers of
+neighbouring pages are neighbours, so that a dump's list of pages is runs and compresses to next to nothing.
+
+Guarantees:
+- :meth:`PageStore.add` returns numbers whose content is on disk: the segment is synced before the index commits
+  (synchronous=FULL). A crash in between leaves bytes behind the segment's recorded end, which are overwritten.
+- :meth:`PageStore.collect` deletes a block only when no dump file that exists refers to one of its pages and nobody
+  who is :meth:`PageStore.writing` has met it; a dump file that cannot be read stops the collection before anything
+  is deleted. It runs beside adding and reading; killed in the middle, the next one goes on.
+- A block that is not what was written is found when it is read, and shared with no later dump.
+
+Locks: `_append` (who appends or deletes) before `_lock` (the index and the caches, for moments).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zstandard
+from blake3 import blake3
+
+from sandbox.content.segments import Hole, Segments
+from sandbox.errors import CheckpointFailed, Conflict
+
+PAGE = 4096
+SLOTS = 64  # pages in a block: 256 KiB compress well and one read serves neighbours
+ZERO = 0  # number of the zero page; block 0 is never used
+ZERO_PAGE = bytes(PAGE)
+HASH = 32  # bytes of a page's hash
+SEGMENT_LIMIT = 64 << 20
+CACHED_HASHES = 1 << 17
+CACHED_BLOCKS = 32
+SWEEP = 256  # blocks deleted in one transaction: nobody waits long for a collection
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS segments (id INTEGER PRIMARY KEY, size INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS blocks (
+    id INTEGER PRIMARY KEY, segment INTEGER NOT NULL, offset INTEGER NOT NULL,
+    length INTEGER NOT NULL, count INTEGER NOT NULL, hash BLOB
+);
+CREATE INDEX IF NOT EXISTS blocks_by_segment ON blocks (segment);
+CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS lost (id INTEGER PRIMARY KEY, hash BLOB NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """Pages and their hashes: [n, 32] uint8, meaningless where `filled` [n] bool is false (zero pages)."""
+
+    data: memoryview
+    hashes: np.ndarray
+    filled: np.ndarray
+
+
+@dataclass(frozen=True)
+class Added:
+    """Numbers of the pages given to :meth:`PageStore.add`, in order, and what was new."""
+
+    numbers: np.ndarray  # [n] uint64
+    new_pages: int
+    new_bytes: int  # compressed, as written
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection freed."""
+
+    blocks: int
+    bytes: int
+    pages: int
+
+
+def hash_pages(data: memoryview | bytes) -> Hashed:
+    """Hash the pages of `data` (a multiple of 4096 bytes). Touches no disk and no lock."""
+    view = memoryview(data)
+    if len(view) % PAGE:
+        raise CheckpointFailed(f"page data of {len(view)} bytes is not a multiple of {PAGE}")
+    count = len(view) // PAGE
+    filled = np.asarray(np.frombuffer(view, dtype=np.uint64).reshape(count, PAGE // 8).any(axis=1))
+    hashes = np.zeros((count, HASH), dtype=np.uint8)
+    if filled.any():
+        digests = [blake3(view[i * PAGE : (i + 1) * PAGE]).digest() for i in np.flatnonzero(filled).tolist()]
+        hashes[filled] = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, HASH)
+    return Hashed(view, hashes, filled)
+
+
+class PageStore:
+    """See the module. All methods block: call them from a worker thread."""
+
+    def __init__(self, directory: Path):
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._lock = threading.RLock()
+        self._append = threading.RLock()
+        self._collecting = threading.Lock()
+        self._segments = Segments(directory)
+        self._guard = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._guard)
+            raise Conflict(
+                f"{directory} is in use by another process", remedy="only one daemon may own a state directory"
+            ) from None
+        try:
+            self._db = _open_index(directory / "index.sqlite")
+        except sqlite3.Error as error:
+            os.close(self._guard)
+            raise CheckpointFailed(
+                f"{directory / 'index.sqlite'} cannot be opened: {error}",
+                remedy="is the disk full or damaged? The pages themselves are in the segment files",
+            ) from error
+        self._hashes: OrderedDict[bytes, int] = OrderedDict()
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._next_block = max(1, (self._db.execute("SELECT MAX(id) FROM blocks").fetchone()[0] or 0) + 1)
+        self._writers = 0
+        self._met: set[int] = set()  # blocks that writers or a running collection met
+        self._gaps_checked = False
+        self._drop_unknown_segments()
+
+    def close(self) -> None:
+        with self._append, self._lock:
+            if self._guard < 0:
+                return
+            self._db.close()
+            os.close(self._guard)
+            self._guard = -1
+
+    # ----------------------------------------------------------------- adding
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """What is added or found inside is not collected before the end: until then nothing may refer to it."""
+        with self._lock:
+            self._writers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writers -= 1
+                if not self._writers:
+                    self._met.clear()
+
+    def add(self, data: Hashed | memoryview | bytes) -> Added:
+        """Store pages; durable on return."""
+        given = data if isinstance(data, Hashed) else hash_pages(data)
+        numbers = np.zeros(len(given.filled), dtype=np.uint64)
+        places = np.flatnonzero(given.filled).tolist()
+        digests = [given.hashes[index].tobytes() for index in places]
+        fresh: OrderedDict[bytes, int] = OrderedDict()  # hash -> index of the first page that has it
+        with self.writing(), self._append:
+            with self._lock:
+                for index, digest in zip(places, digests, strict=True):
+                    number = self._find(digest)
+                    if number is None:
+                        fresh.setdefault(digest, index)
+                    else:
+                        numbers[index] = number
+                self._met.update(np.unique(numbers // SLOTS).tolist())
+            new_bytes, made = self._write(given.data, fresh) if fresh else (0, {})
+        for index, digest in zip(places, digests, strict=True):
+            if digest in made:
+                numbers[index] = made[digest]
+        return Added(numbers, len(fresh), new_bytes)
+
+    def known(self, digests: Iterable[bytes]) -> dict[bytes, int]:
+        """The numbers of those pages that are stored. Inside `writing` they stay."""
+        found: dict[bytes, int] = {}
+        with self._lock:
+            for digest in digests:
+                number = self._find(digest)
+                if number is not None:
+                    found[digest] = number
+                    self._met.add(number // SLOTS)
+        return found
+
+    def _find(self, digest: bytes) -> int | None:
+        number = self._hashes.get(digest)
+        if number is not None:
+            self._hashes.move_to_end(digest)
+            return number
+        row = self._db.execute("SELECT id FROM pages WHERE hash = ?", (digest,)).fetchone()
+        if row is None:
+            return None
+        self._remember(digest, row[0])
+        return int(row[0])
+
+    def _remember(self, digest: bytes, number: int) -> None:
+        self._hashes[digest] = number
+        if len(self._hashes) > CACHED_HASHES:
+            self._hashes.popitem(last=False)
+
+    def _write(self, view: memoryview, fresh: OrderedDict[bytes, int]) -> tuple[int, dict[bytes, int]]:
+        """Write blocks of new pages; sync them; only then let the index know. Returns bytes and page numbers."""
+        compressor = zstandard.ZstdCompressor(level=1)
+        segment, size = self._segment()
+        start, written = size, 0
+        blocks: list[tuple[int, int, int, int, int, bytes]] = []
+        pages: list[tuple[int, bytes]] = []
+        items = list(fresh.items())
+        with self._segments.appending(segment, start) as end:
+            for first in range(0, len(items), SLOTS):
+                chunk = items[first : first + SLOTS]
+                packed = compressor.compress(b"".join(view[i * PAGE : (i + 1) * PAGE] for _, i in chunk))
+                end.write(packed)
+                number = self._next_block + len(blocks)
+                blocks.append((number, segment, start + written, len(packed), len(chunk), blake3(packed).digest()))
+                pages.extend((number * SLOTS + slot, digest) for slot, (digest, _) in enumerate(chunk))
+                written += len(packed)
+            end.sync()
+            with self._lock, self._transaction():
+                self._db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", blocks)
+                self._db.executemany("INSERT INTO pages VALUES (?, ?)", pages)
+                self._db.execute("INSERT OR REPLACE INTO segments VALUES (?, ?)", (segment, start + written))
+                self._met.update(block[0] for block in blocks)
+        self._next_block += len(blocks)
+        made = {digest: number for number, digest in pages}
+        with self._lock:
+            for digest, number in made.items():
+                self._remember(digest, number)
+        return written, made
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Durable when it ends well, without a trace when not (a commit may fail too: the disk is full)."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:  # nothing of it may be committed by the next one
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _segment(self) -> tuple[int, int]:
+        """The segment to append to and its recorded end; bytes after that were never committed."""
+        with self._lock:
+            row = self._db.execute("SELECT id, size FROM segments ORDER BY id DESC LIMIT 1").fetchone()
+        if row is None:
+            return 1, 0
+        return (row[0] + 1, 0) if row[1] >= SEGMENT_LIMIT else (row[0], row[1])
+
+    def _drop_unknown_segments(self) -> None:
+        """A crash may leave a segment file that the index never came to know, or one that it has forgotten."""
+        with self._lock:
+            known = {row[0] for row in self._db.execute("SELECT id FROM segments")}
+        self._segments.keep_only(known)
+
+    # ----------------------------------------------------------------- reading
+
+    def read(self, numbers: np.ndarray, sink: Callable[[bytes], object]) -> None:
+        """Give the pages with these numbers to `sink`, in order, in runs that are as long as they come."""
+        blocks = (numbers // SLOTS).astype(np.int64)
+        edges = np.flatnonzero(np.diff(blocks)) + 1
+        for part in np.split(numbers, edges):
+            if not len(part):
+                continue
+            if part[0] == ZERO:
+                for _ in part:
+                    sink(ZERO_PAGE)
+                continue
+            block = self.block(int(part[0]) // SLOTS)
+            slots = (part % SLOTS).astype(np.int64)
+            if len(slots) > 1 and (np.diff(slots) == 1).all():
+                sink(block[int(slots[0]) * PAGE : (int(slots[-1]) + 1) * PAGE])
+            else:
+                for slot in slots.tolist():
+                    sink(block[slot * PAGE : (slot + 1) * PAGE])
+
+    def block(self, number: int) -> bytes:
+        """The decompressed content of a block, which is what was written."""
+        with self._lock:
+            cached = self._blocks.get(number)
+            if cached is not None:
+                self._blocks.move_to_end(number)
+                return cached
+        data = self._load(number)
+        with self._lock:
+            self._blocks[number] = data
+            if len(self._blocks) > CACHED_BLOCKS:
+                self._blocks.popitem(last=False)
+        return data
+
+    def _load(self, number: int) -> bytes:
+        """A block from the disk. One that is damaged is never shared again."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT segment, offset, length, count, hash FROM blocks WHERE id = ?", (number,)
+            ).fetchone()
+        if row is None:
+            raise CheckpointFailed(f"page block {number} is not in the store", remedy="the checkpoint is damaged")
+        segment, offset, length, count, digest = row
+        try:
+            packed = self._segments.read(segment, offset, length)
+            if digest is not None and blake3(packed).digest() != digest:
+                raise ValueError("it has changed on disk")
+            data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=SLOTS * PAGE)
+            if len(data) != count * PAGE:
+                raise ValueError("it is short")
+        except (OSError, zstandard.ZstdError, ValueError) as error:
+            self._condemn(number)
+            raise CheckpointFailed(
+                f"page block {number} in {self._segments.path(segment)} is damaged: {error}",
+                remedy="the checkpoint is damaged",
+            ) from error
+        return data
+
+    def _condemn(self, block: int) -> None:
+        """Forget the hashes of a damaged block: dumps to come store these pages anew."""
+        span = (block * SLOTS, block * SLOTS + SLOTS - 1)
+        with self._lock:
+            self._blocks.pop(block, None)
+            for (digest,) in self._db.execute("SELECT hash FROM pages WHERE id BETWEEN ? AND ?", span).fetchall():
+                self._hashes.pop(digest, None)
+            with contextlib.suppress(sqlite3.Error), self._transaction():  # a full disk: tried again at the next read
+                self._db.execute("INSERT OR REPLACE INTO lost SELECT * FROM pages WHERE id BETWEEN ? AND ?", span)
+                self._db.execute("DELETE FROM pages WHERE id BETWEEN ? AND ?", span)
+
+    def digests(self, numbers: np.ndarray) -> np.ndarray:
+        """The hashes of pages, [n, 32] uint8; zeros for the zero page. Blocks; raises when one is not known."""
+        unique, back = np.unique(numbers, return_inverse=True)
+        table = np.zeros((len(unique), HASH), dtype=np.uint8)
+        for place, number in enumerate(unique.tolist()):
+            if number == ZERO:
+                continue
+            with self._lock:
+                row = self._db.execute(
+                    "SELECT hash FROM pages WHERE id = ?1 UNION ALL SELECT hash FROM lost WHERE id = ?1", (number,)
+                ).fetchone()
+            if row is None:
+                raise CheckpointFailed(f"page {number} is not in the store", remedy="the checkpoint is damaged")
+            table[place] = np.frombuffer(row[0], dtype=np.uint8)
+        return table[back]
+
+    # ----------------------------------------------------------------- verifying
+
+    def check(self, blocks: Iterable[int]) -> dict[int, str]:
+        """Read these blocks from the disk and hash their pages again. What is wrong, by block; {} when nothing."""
+        wrong: dict[int, str] = {}
+        for block in blocks:
+            with self._lock:
+                self._blocks.pop(block, None)  # from the disk, not from memory
+            try:
+                self._check_block(block, self._load(block))
+            except CheckpointFailed as error:
+                wrong[block] = error.message
+        return wrong
+
+    def _check_block(self, block: int, data: bytes) -> None:
+        first = block * SLOTS
+        with self._lock:
+            known = self._db.execute(
+                "SELECT id, hash FROM pages WHERE id BETWEEN ?1 AND ?2"
+                " UNION ALL SELECT id, hash FROM lost WHERE id BETWEEN ?1 AND ?2",
+                (first, first + SLOTS - 1),
+            ).fetchall()
+        slots = {number - first: digest for number, digest in known}
+        for slot in range(len(data) // PAGE):
+            if blake3(data[slot * PAGE : (slot + 1) * PAGE]).digest() != slots.get(slot):
+                self._condemn(block)
+                raise CheckpointFailed(f"page {first + slot} is not what the index says")
+
+    def verify(self, numbers: np.ndarray) -> int:
+        """Re-hash the pages with these numbers; raises CheckpointFailed with what is wrong. Returns how many."""
+        blocks = np.unique(numbers[numbers != ZERO] // SLOTS).tolist()
+        wrong = self.check(blocks)
+        if wrong:
+            raise CheckpointFailed("; ".join(wrong.values()), remedy="the checkpoint is damaged")
+        return len(np.unique(numbers[numbers != ZERO]))
+
+    # ----------------------------------------------------------------- collecting
+
+    def collect(self, marks: Callable[[], Iterable[np.ndarray]]) -> Collected:
+        """Delete the blocks that none of the page lists `marks()` refers to, a few at a time."""
+        with self._collecting, self.writing():
+            live: set[int] = set()
+            for numbers in marks():
+                live.update(np.unique(numbers // SLOTS).tolist())
+            with self._lock:
+                known = [row[0] for row in self._db.execute("SELECT id FROM blocks ORDER BY id")]
+            dead = [block for block in known if block not in live]
+            blocks = size = pages = 0
+            for first in range(0, len(dead), SWEEP):
+                freed = self._sweep(dead[first : first + SWEEP])
+                blocks, size, pages = blocks + freed.blocks, size + freed.bytes, pages + freed.pages
+            if not self._gaps_checked:
+                self._punch_gaps()
+                self._gaps_checked = True
+            return Collected(blocks, size, pages)
+
+    def _sweep(self, blocks: Sequence[int]) -> Collected:
+        """Delete these blocks but for those that somebody met meanwhile: first from the index, then from the disk."""
+        columns = "SELECT id, segment, length, count, offset FROM blocks WHERE id = ?"
+        with self._append:
+            with self._lock:
+                rows = [self._db.execute(columns, (b,)).fetchone() for b in blocks if b not in self._met]
+                with self._transaction():
+                    for block, *_ in rows:
+                        span = (block * SLOTS, block * SLOTS + SLOTS - 1)
+                        for (digest,) in self._db.execute("SELECT hash FROM pages WHERE id BETWEEN ? AND ?", span):
+                            self._hashes.pop(digest, None)
+                        self._blocks.pop(block, None)
+                        self._db.execute("DELETE FROM blocks WHERE id = ?", (block,))
+                        self._db.execute("DELETE FROM pages WHERE id BETWEEN ? AND ?", span)
+                        self._db.execute("DELETE FROM lost WHERE id BETWEEN ? AND ?", span)
+                    self._db.execute(
+                        "DELETE FROM segments WHERE id != (SELECT MAX(id) FROM segments)"
+                        " AND id NOT IN (SELECT segment FROM blocks)"
+                    )
+            self._segments.punch(Hole(segment, offset, length) for _, segment, length, _, offset in rows)
+            self._drop_unknown_segments()
+        return Collected(len(rows), sum(row[2] for row in rows), sum(row[3] for row in rows))
+
+    def _punch_gaps(self) -> None:
+        """What a collection forgot but did not punch before it was killed."""
+        with self._append:
+            with self._lock:
+                sizes = self._db.execute("SELECT id, size FROM segments").fetchall()
+                rows = self._db.execute(
+                    "SELECT segment, offset, length FROM blocks ORDER BY segment, offset"
+                ).fetchall()
+            ends = dict.fromkeys((segment for segment, _ in sizes), 0)
+            gaps = []
+            for segment, offset, length in [*rows, *((segment, size, 0) for segment, size in sizes)]:
+                if offset > ends[segment]:
+                    gaps.append(Hole(segment, ends[segment], offset - ends[segment]))
+                ends[segment] = offset + length
+            self._segments.punch(gaps)
+
+    def statistics(self) -> dict[str, int]:
+        with self._lock:
+            pages = self._db.execute("SELECT COUNT(*) FROM pages").fetchone()[0]
+            lost = self._db.execute("SELECT COUNT(*) FROM lost").fetchone()[0]
+            blocks, size = self._db.execute("SELECT COUNT(*), COALESCE(SUM(length), 0) FROM blocks").fetchone()
+        return {"pages": pages, "blocks": blocks, "stored_bytes": size, "lost_pages": lost}
+
+
+def _open_index(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        database.executescript(SCHEMA)
+        if "hash" not in {row[1] for row in database.execute("PRAGMA table_info(blocks)")}:
+            database.execute("ALTER TABLE blocks ADD COLUMN hash BLOB")  # of a version in which blocks had none
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database

@@ -1,0 +1,101 @@
+"""Segment files: where the page store keeps the bytes of its blocks.
+
+Owns: ``<directory>/NNNNNNNN.segment``: appending durably, reading, giving space back. Does not own: what the bytes are
+and where which block lies (the index of :mod:`sandbox.content.pages`), locks.
+Guarantee: what was appended is on the disk when `End.sync` returns; an `appending` that fails leaves the file as long
+as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate
+
+
+class Hole(NamedTuple):
+    """Bytes of a segment that nobody needs any more."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+class End:
+    """The end of a segment file, from `start` on."""
+
+    def __init__(self, directory: Path, fd: int, start: int):
+        self._directory = directory
+        self._fd = fd
+        self._start = self._offset = start
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, self._offset)
+            view, self._offset = view[written:], self._offset + written
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+        if self._start == 0:
+            sync_directory(self._directory)
+
+
+class Segments:
+    """See the module. All methods block."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+
+    def path(self, segment: int) -> Path:
+        return self.directory / f"{segment:08d}.segment"
+
+    @contextlib.contextmanager
+    def appending(self, segment: int, start: int) -> Iterator[End]:
+        """Append from offset `start` on; what lies behind it is overwritten."""
+        fd = os.open(self.path(segment), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield End(self.directory, fd, start)
+        except BaseException:
+            os.ftruncate(fd, start)  # a full disk must get its space back
+            raise
+        finally:
+            os.close(fd)
+
+    def read(self, segment: int, offset: int, length: int) -> bytes:
+        with open(self.path(segment), "rb") as file:
+            return os.pread(file.fileno(), length, offset)
+
+    def keep_only(self, known: set[int]) -> None:
+        """Remove all other segments."""
+        for path in self.directory.glob("*.segment"):
+            if int(path.stem) not in known:
+                path.unlink()
+
+    def punch(self, holes: Iterable[Hole]) -> None:
+        """Give space back inside segments that live on. A file system that cannot do that keeps it, no more."""
+        by_segment: dict[int, list[Hole]] = {}
+        for hole in holes:
+            by_segment.setdefault(hole.segment, []).append(hole)
+        libc = ctypes.CDLL(None, use_errno=True)
+        for segment, found in by_segment.items():
+            if not self.path(segment).exists():
+                continue
+            with open(self.path(segment), "r+b") as file:
+                for hole in found:
+                    where = ctypes.c_long(hole.offset), ctypes.c_long(hole.length)
+                    libc.fallocate(file.fileno(), _KEEP_SIZE | _PUNCH_HOLE, *where)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive power loss."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

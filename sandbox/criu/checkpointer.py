@@ -1,0 +1,440 @@
+"""Checkpoint and restore of the processes of a sandbox: the main path, in order.
+
+Owns: warm CRIU processes, the directories of captures, the store of dumps. Does not own: file snapshots (the caller
+takes one in `on_frozen`), the catalogue, when to checkpoint.
+Guarantee: a capture is complete or CheckpointFailed is raised and the sandbox runs on; a stored dump is durable when
+`store` returns; `restore` gives a running tree (with `verify`, one that equals the checkpoint) or leaves no process.
+
+::
+
+    capture = syncfs ▸ freeze ▸ dump to tmpfs ▸ on_frozen ▸ thaw          (dump.py over criu.py)
+            ▸ without the processes that are apart                        (prune.py)
+    store   = pages by content ▸ dump file, synced                        (pages.py, dumpfile.py; after the thaw)
+    restore = images to tmpfs ▸ adapt ▸ CRIU in the cgroup ▸ attach       (restore.py)
+    verify  = restore held   ▸ dump again ▸ compare ▸ let run            (digest.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox import paths, treefacts
+from sandbox.container.identity import machine_id
+from sandbox.container.shim import Refused, going_first
+from sandbox.content import dumpfile
+from sandbox.content.dumpfile import StoredDump
+from sandbox.content.pages import Collected, PageStore
+from sandbox.criu import dump, equality, inotify, memory, prune, rewrite
+from sandbox.criu import restore as restoring
+from sandbox.criu.open_files import Held, held_files
+from sandbox.criu.recent import Recent
+from sandbox.errors import NotEqual, PagurusError, Unsupported
+
+__all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
+
+TMPFS_MAGIC = 0x01021994
+LEAN = "-lean"  # suffix of images without the memory that is written after CRIU
+
+
+@dataclass
+class Capture:
+    """A capture in `dir`. Without processes, only the file tree was captured (by `on_frozen`)."""
+
+    dir: Path
+    processes: bool
+    frozen_ms: float = 0.0
+    total_ms: float = 0.0
+    on_frozen_ms: float = 0.0
+    raw_bytes: int = 0
+    tasks: int = 0
+    held: Held = field(default_factory=Held)  # fingerprint of the files that processes hold, taken while frozen
+
+
+@dataclass
+class RestoreReport:
+    """A restored sandbox. `differences` is empty when it was verified."""
+
+    init_pid: int
+    total_ms: float
+    criu_ms: float
+    verified: bool = False
+    differences: list[str] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)  # far ends, outside the sandbox, of TCP connections that ended
+
+
+class Checkpointer:
+    """See the module. One per state directory (the page store is locked)."""
+
+    def __init__(self, *, state: Path | None = None, run: Path | None = None):
+        self._run = run or paths.run()
+        self._store = PageStore((state or paths.state()) / "pages")
+        self._warm: dict[str, dump.Ready] = {}
+        self._waiting: dict[str, restoring.Waiting] = {}  # for the next restore
+        self._warming: dict[str, asyncio.Task[None]] = {}
+        self._readying: dict[str, asyncio.Task[None]] = {}
+        self._dropping: set[asyncio.Future[None]] = set()
+        self._watched: dict[str, list[str]] = {}  # sandbox -> paths that its processes watch, as last seen
+        self._numbers = itertools.count(1)
+        self._counts = {"captures": 0, "restores": 0, "stores": 0, "failures": 0}
+        self.cache = self._run / "criu"  # lies over /run for CRIU
+        self.captures = self._run / "captures"
+        self.recent = Recent(self.captures / ".recent")
+        self._restores = self.captures / ".restores"  # on the same tmpfs: images are linked there, not copied
+
+    async def prepare(self) -> None:
+        """Have the directories on a tmpfs. Call it before the first sandbox is made: shims copy the mounts."""
+        await asyncio.to_thread(self._prepare)
+
+    def _prepare(self) -> None:
+        for directory in (self.cache, self.captures):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Captures want a tmpfs of their own also where /run is one: with its size, and with large pages.
+            if not (os.path.ismount(directory) if directory == self.captures else _on_tmpfs(directory)):
+                _mount_tmpfs(directory)
+        self.cache.chmod(0o711)  # it lies over /run for CRIU, which finds sources of mounts with a sandbox's rights
+        shutil.rmtree(self._restores, ignore_errors=True)  # of a daemon that was killed in a restore
+        self._restores.mkdir(mode=0o700)
+        self.recent.prepare()
+
+    # ---------------------------------------------------------------- capture
+
+    async def capture(
+        self, container: Any, dest: Path, *, processes: bool, on_frozen: Callable[[], None] | None = None
+    ) -> Capture:
+        """Capture into `dest` (must not exist). `on_frozen` runs on a worker thread, see the module."""
+        began = time.monotonic()
+        if not processes:  # nothing is frozen: the snapshot writes out what it needs by itself
+            if on_frozen is not None:
+                await asyncio.to_thread(on_frozen)
+            return Capture(dest, False, total_ms=(time.monotonic() - began) * 1e3)
+        await asyncio.to_thread(_begin, container.tree, dest)
+        try:
+            done = await self._dump(container, dest, on_frozen)
+            if done.excluded:
+                done.raw_bytes = await asyncio.to_thread(_without, dest, done.excluded)
+        except BaseException:
+            self._counts["failures"] += 1
+            await asyncio.to_thread(shutil.rmtree, dest, ignore_errors=True)
+            raise
+        self._counts["captures"] += 1
+        self._warm_later(container)
+        return Capture(
+            dir=dest,
+            processes=True,
+            frozen_ms=done.frozen_ms,
+            total_ms=(time.monotonic() - began) * 1e3,
+            on_frozen_ms=done.on_frozen_ms,
+            raw_bytes=done.raw_bytes,
+            tasks=done.tasks,
+            held=done.held,
+        )
+
+    async def _dump(self, container: Any, dest: Path, on_frozen: Callable[[], None] | None) -> dump.Dumped:
+        tried: set[type[PagurusError]] = set()
+        while True:
+            known = self._watched.get(container.spec.id, [])
+            process = await self._ready(container, outside=dump.NewObjects in tried)
+            try:
+                return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=known)
+            except (dump.UnknownWatch, dump.NewObjects) as error:  # each can be helped once
+                if type(error) in tried:
+                    raise
+                tried.add(type(error))
+                if isinstance(error, dump.UnknownWatch):
+                    found = await asyncio.to_thread(inotify.find, container)
+                    if set(found) <= set(known):
+                        raise  # gone, or too far away
+                    self._watched[container.spec.id] = found
+            await asyncio.to_thread(_empty, dest)
+
+    async def warm(self, container: Any) -> None:
+        """Have the CRIU processes of the next dump and of the next restore ready. Optional."""
+        name = container.spec.id
+        started = [tasks[name] for tasks in (self._warming, self._readying) if name in tasks]
+        await asyncio.gather(*started, return_exceptions=True)
+        await self._warm_dump(container)
+        await self._warm_restore(container)
+
+    async def _warm_dump(self, container: Any) -> None:
+        kept = self._warm.get(container.spec.id)
+        if kept is None or not kept.fits():
+            made = await dump.ready(container, self.cache)
+            if (kept := self._warm.get(container.spec.id)) is not None:
+                kept.close()
+            self._warm[container.spec.id] = made
+
+    async def _warm_restore(self, container: Any) -> None:
+        kept = self._waiting.get(container.spec.id)
+        if kept is None or not kept.worker.alive():
+            with contextlib.suppress(Refused):  # the shim of an older version
+                made = await restoring.wait(container, self.cache)
+                if (kept := self._waiting.get(container.spec.id)) is not None:
+                    kept.worker.close()
+                self._waiting[container.spec.id] = made
+
+    def _warm_later(self, container: Any) -> None:
+        async def attempt(step: Callable[[Any], Awaitable[None]]) -> None:
+            with contextlib.suppress(PagurusError, OSError):  # the sandbox may be gone; the next dump will say so
+                await step(container)
+
+        name = container.spec.id
+        self._warming[name] = asyncio.create_task(attempt(self._warm_dump))
+        if name not in self._readying or self._readying[name].done():
+            self._readying[name] = asyncio.create_task(attempt(self._warm_restore))
+
+    async def _warmed(self, sandbox: str) -> dump.Ready | None:
+        """Take the warm process for a dump of a sandbox, once one that is being started has started."""
+        task = self._warming.pop(sandbox, None)
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
+        return self._warm.pop(sandbox, None)
+
+    async def _waited(self, sandbox: str) -> restoring.Waiting | None:
+        """Likewise, for a restore."""
+        task = self._readying.pop(sandbox, None)
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
+        return self._waiting.pop(sandbox, None)
+
+    async def _ready(self, container: Any, *, outside: bool) -> dump.Ready:
+        kept = await self._warmed(container.spec.id)
+        if kept is not None and kept.fits() and not outside:
+            return kept
+        if kept is not None:
+            kept.close()
+        return await dump.ready(container, self.cache, outside=outside)
+
+    async def forget(self, container: Any, *, restoring: bool = False) -> None:
+        """End the warm processes of a container: before its processes are killed or it is destroyed.
+
+        With `restoring` the one for the restore that follows stays.
+        """
+        self._watched.pop(container.spec.id, None)
+        kept = await self._warmed(container.spec.id)
+        if kept is not None:
+            kept.close()
+        waiting = None if restoring else await self._waited(container.spec.id)
+        if waiting is not None:
+            waiting.worker.close()
+
+    # ---------------------------------------------------------------- store
+
+    @property
+    def pages(self) -> PageStore:
+        """The page store of this host."""
+        return self._store
+
+    async def hash(self, capture_dir: Path) -> dumpfile.HashedImages:
+        """Hash the pages of a capture: the first half of `store`, which needs a processor and no disk."""
+        return await asyncio.to_thread(dumpfile.hashed, capture_dir)
+
+    async def store(self, capture: Path | dumpfile.HashedImages, into: Path, *, reserve: int = 0) -> StoredDump:
+        """Make a capture durable as the file `into`; `reserve` bytes of the disk stay free. The capture stays."""
+        stored = await asyncio.to_thread(dumpfile.pack, capture, into, self._store, reserve=reserve)
+        self._counts["stores"] += 1
+        return stored
+
+    async def verify_stored(self, stored: Path) -> None:
+        """Re-hash a dump file and every page that it refers to; raises CheckpointFailed."""
+        await asyncio.to_thread(dumpfile.verify, stored, self._store)
+
+    async def collect(self, roots: Sequence[Path]) -> Collected:
+        """Drop the pages to which no dump file below `roots` refers, beside captures, stores and restores.
+
+        Nothing is dropped if a dump file cannot be read.
+        """
+
+        def marks() -> Any:
+            found = [path for root in roots for path in sorted(root.rglob(f"*{dumpfile.SUFFIX}"))]
+            return dumpfile.references(found)
+
+        return await asyncio.to_thread(self._store.collect, marks)
+
+    # ---------------------------------------------------------------- restore
+
+    async def restore(
+        self,
+        container: Any,
+        stored: StoredDump | Path,
+        *,
+        verify: bool = False,
+        reference: Path | None = None,
+        before_run: Callable[[], None] | None = None,
+    ) -> RestoreReport:
+        """Restore into a prepared or killed container that is mounted over the right tree.
+
+        `stored` is a dump file or a capture directory. With `verify` the tree is held before it runs, dumped again and
+        compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with. `before_run` is
+        called on a worker thread when all of it is back and nothing has run.
+        """
+        began = time.monotonic()
+        await self.forget(container, restoring=True)
+        waiting = await self._waited(container.spec.id)
+        source = stored.path if isinstance(stored, StoredDump) else stored
+        images = self._restores / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
+        preparing = asyncio.ensure_future(asyncio.to_thread(self._images, container, source, images))
+        try:
+            container.cgroup.lift()
+            hold = restoring.Hold(container) if verify else None
+            if waiting is None:  # a fresh CRIU starts beside the preparation, and must be told the pipes before
+                pipes = await asyncio.to_thread(_outside_pipes, source)
+            else:
+                pipes = (await asyncio.shield(preparing)).pipes
+            async with restoring.worker(container, self.cache, pipes, waiting) as process:
+                adapted = await asyncio.shield(preparing)
+                ready = time.monotonic()
+                last = None if verify else before_run
+                pid = await restoring.restore(container, adapted, process, hold=hold, before_run=last)
+            report = RestoreReport(pid, 0.0, (time.monotonic() - ready) * 1e3, closed=adapted.closed)
+            if hold is not None:
+                await self._verify(container, images, reference, hold, before_run)
+                report.verified = True
+        finally:
+            if waiting is not None:
+                waiting.worker.close()
+            self._drop_later(images, preparing)
+        self._counts["restores"] += 1
+        report.total_ms = (time.monotonic() - began) * 1e3
+        return report
+
+    def _drop_later(self, images: Path, preparing: asyncio.Future[rewrite.Adapted]) -> None:
+        """Remove a restore's own copies; nobody needs to wait for that."""
+        task = asyncio.ensure_future(_drop_images(images, preparing))
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
+
+    @going_first()
+    def _images(self, container: Any, source: Path, images: Path) -> rewrite.Adapted:
+        spec = container.spec
+        if source.is_dir():
+            rewrite.copy(source, images)
+        else:
+            dumpfile.unpack(source, images, self._store)
+        adapted = rewrite.adapt(
+            images,
+            uid_base=spec.uid_base,
+            hostname=spec.hostname[:64],
+            machine=machine_id(spec.id),
+            address=container.address,
+        )
+        lean = images.with_name(images.name + LEAN)
+        adapted.fill = memory.split(images, lean)
+        if adapted.fill is not None:
+            adapted.directory = lean
+        return adapted
+
+    async def _verify(
+        self,
+        container: Any,
+        images: Path,
+        reference: Path | None,
+        hold: restoring.Hold,
+        before_run: Callable[[], None] | None,
+    ) -> None:
+        again = images.with_name(images.name + "-again")
+        await asyncio.to_thread(again.mkdir, mode=0o700)
+        try:
+            process = await dump.ready(container, self.cache)
+            watched = await asyncio.to_thread(inotify.find, container)
+            steps = {"network-lock": hold.seized, "query-ext-files": hold.seized, "post-dump": hold.hold}
+            await dump.dump(container, again, process, on_frozen=None, steps=steps, watched=watched)
+            found = await asyncio.to_thread(_compare, images, again, reference, container.tree)
+            if found:
+                raise NotEqual(
+                    f"the restored state differs in {len(found)} points: " + "; ".join(found),
+                    remedy="restore an older checkpoint",
+                    sandbox=container.spec.id,
+                )
+            if before_run is not None:
+                await asyncio.to_thread(before_run)
+            hold.release()
+        except BaseException:
+            await container.kill()
+            raise
+        finally:
+            await asyncio.to_thread(shutil.rmtree, again, ignore_errors=True)
+
+    # ---------------------------------------------------------------- the rest
+
+    def statistics(self) -> dict[str, Any]:
+        return {**self._counts, "warm": len(self._warm), **self.recent.statistics(), **self._store.statistics()}
+
+    async def close(self) -> None:
+        """Let go of the store and the warm processes. Captures stay."""
+        await asyncio.gather(*self._warming.values(), *self._readying.values(), *self._dropping, return_exceptions=True)
+        for kept in self._warm.values():
+            kept.close()
+        for waiting in self._waiting.values():
+            waiting.worker.close()
+        self._warm.clear()
+        self._waiting.clear()
+        await asyncio.to_thread(self._store.close)
+
+
+@going_first()
+def _begin(tree: Path, dest: Path) -> None:
+    dump.sync_tree(tree)
+    dest.mkdir(mode=0o700, parents=True)
+
+
+@going_first()
+def _without(directory: Path, numbers: frozenset[int]) -> int:
+    """Take these processes out of a dump; returns its size."""
+    prune.prune(directory, numbers)
+    return sum(entry.stat().st_size for entry in os.scandir(directory))
+
+
+def _empty(directory: Path) -> None:
+    for entry in os.scandir(directory):
+        os.unlink(entry.path)
+
+
+async def _drop_images(images: Path, preparing: asyncio.Future[rewrite.Adapted]) -> None:
+    await asyncio.wait([preparing])  # also when the restore was cancelled: the thread goes on writing
+    if preparing.exception() is None and (memory := preparing.result().fill) is not None:
+        await asyncio.to_thread(memory.close)
+    for directory in (images, images.with_name(images.name + LEAN)):
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+
+@going_first()
+def _outside_pipes(source: Path) -> list[int]:
+    if not source.is_dir():
+        return rewrite.outside_pipes(dumpfile.read(source).images.get("files.img", b""))
+    files = source / "files.img"
+    return rewrite.outside_pipes(files.read_bytes() if files.exists() else b"")
+
+
+def _compare(before: Path, after: Path, reference: Path | None, tree: Path) -> list[str]:
+    found = equality.differences(equality.processes(before), equality.processes(after))
+    if reference is not None:
+        found += equality.differences(treefacts.tree(reference / "upper"), treefacts.tree(tree / "upper"))
+    return found
+
+
+def _on_tmpfs(directory: Path) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = (ctypes.c_long * 16)()
+    if libc.statfs(os.fsencode(directory), buffer):
+        raise OSError(ctypes.get_errno(), f"statfs {directory}")
+    return buffer[0] == TMPFS_MAGIC
+
+
+def _mount_tmpfs(directory: Path) -> None:
+    """With pages of 2 MiB inside large files, where the kernel has them: writing images then takes a third less."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for options in (b"mode=700,size=50%,huge=within_size", b"mode=700,size=50%"):
+        if not libc.mount(b"pagurus", os.fsencode(directory), b"tmpfs", 0, options):
+            return
+    number = ctypes.get_errno()
+    raise Unsupported(f"cannot mount a tmpfs on {directory}: {os.strerror(number)}", remedy="run as root")

@@ -1,0 +1,454 @@
+"""State equality: a canonical form of a process tree, from CRIU's images.
+
+Owns: what "equal" means of processes. Does not own: taking the dumps that are compared; file trees
+(:mod:`sandbox.treefacts`).
+Guarantee: :func:`differences` of two dumps of the same state is empty, however CRIU numbered its objects; and a
+change of anything listed as compared gives at least one readable line.
+
+Compared, per process: parent, group, session, threads; registers, floating point state, signal masks, pending
+signals, credentials, capabilities, seccomp, scheduling, name, personality, rlimits, signal actions, umask, current
+directory, root, executable, mappings, every memory page by address; every descriptor with its flags, and the
+object behind it (path, offset, flags, size; socket addresses, states, options, backlog, peers, queued data; pipe
+and FIFO content; epoll interest; eventfd, signalfd; terminals), sharing between descriptors included; deleted-but-
+open files with content; file locks; shared memory; System V IPC; host name; id mapping.
+
+Not compared, with the reason:
+
+- numbers that CRIU or the kernel hands out anew (image ids, inode numbers of pipes and sockets, mount and
+  namespace ids, device numbers): identity is compared by who shares what instead;
+- vDSO and vvar pages: the kernel's own, mapped from the running kernel;
+- 16 bytes of each thread's rseq area (cpu and node numbers): the kernel writes where the thread runs;
+- `orig_ax`: says that a system call was interrupted; its restart is encoded in `ip` and `ax`, which are compared;
+- `xstate_bv`: whether a register set is in its initial state because nobody used it or because somebody reset it;
+  the registers themselves are compared;
+- remaining time of timers: time went on; interval, clock and signal are compared;
+- cgroup paths: a fork lives in another cgroup;
+- the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
+  and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
+- O_TMPFILE and O_DIRECTORY among the flags of a descriptor: a file that never had a name comes back as one that has
+  lost it, and CRIU opens a directory without saying that it must be one;
+- the former name of a file without a name, where that name is another file's by now: `.cr_link` is added to it;
+- with which flags System V shared memory was attached: the protection of the mapping is compared;
+- whether a TCP connection that the other side has ended was already reset: the kernel asks the one who is gone;
+- windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
+  to rebuild them and leaves set;
+- the name of an accepted Unix socket, which is its listener's: CRIU gives it none, since the listener has it;
+- signals that a running timer of the process made pending: it goes on ticking while the processes are held;
+- the settings of a terminal whose other side (CRIU's next odd number) nobody has: it is hung up, nobody can ask;
+- locked termios bits of terminals, and what follows the 19 control characters: CRIU writes uninitialised memory there;
+- how neighbouring mappings of the same thing are split (the kernel merges them as it likes).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from sandbox.criu import image_files, rpc
+
+PAGE = 4096
+VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 << 9, 1 << 8, 1 << 10, 1 << 12
+VMA_FILE = (1 << 6) | (1 << 7)
+VMA_MEMFD = 1 << 14
+O_LARGEFILE = 0o100000
+RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
+TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10
+SI_TIMER, SI_KERNEL = -2, 0x80
+OF_ITIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
+REUSED = ".cr_link"  # CRIU adds it to the name of a file without a name, where that name is another's
+SEGMENTS = "ipcns-shm-"
+SHOWN = 40  # differences listed
+
+Facts = dict[str, Any]
+
+_KINDS = ("reg", "isk", "nsf", "psk", "nlsk", "efd", "epfd", "sgfd", "tunf", "tfd", "ify", "ffy", "ext", "usk", "fifo",
+          "pipe", "tty", "memfd", "bpf", "pidfd")  # fmt: skip
+_HANDED_OUT = {"id", "ino", "mnt_id", "ns_id", "pipe_id", "regf_id", "tty_info_id", "inode_id", "peer"}
+_TCP_KEPT = ("inq_len", "outq_len", "unsq_len", "opt_mask", "cork", "nodelay", "mss_clamp")
+
+
+def differences(before: Facts, after: Facts) -> list[str]:
+    """Readable lines, one per fact that differs; at most SHOWN and a count of the rest."""
+    lines = []
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key, "absent"), after.get(key, "absent")
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            parts = [part for part in sorted(old.keys() | new.keys()) if old.get(part) != new.get(part)]
+            lines += [f"{key} {part}: {_short(old.get(part))} became {_short(new.get(part))}" for part in parts]
+        else:
+            lines.append(f"{key}: {_short(old)} became {_short(new)}")
+    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
+
+
+def digest(facts: Facts) -> str:
+    """One hash of a canonical form."""
+    return blake3(repr(sorted(facts.items(), key=lambda item: item[0])).encode()).hexdigest()
+
+
+def _flags(value: int) -> int:
+    return value & ~(os.O_TMPFILE | O_LARGEFILE)  # O_DIRECTORY is a part of O_TMPFILE
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+# ---------------------------------------------------------------------------- processes
+
+
+def processes(directory: Path) -> Facts:
+    """The canonical form of the processes in an image directory. Blocks."""
+    return _Canonical(directory).facts
+
+
+class _Canonical:
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self.facts: Facts = {}
+        self._files = {entry["id"]: entry for entry in self._load("files.img")}
+        self._seccomp: list[dict[str, Any]] | None = None
+        self._labels: dict[int, str] = {}  # file id -> who referred to it first
+        self._pipes: dict[int, str] = {}
+        self._shared: dict[int, str] = {}
+        self._users: dict[int, str] = {}  # id of a file that is no descriptor's own -> who uses it
+        self._nameless = {entry["orig_id"] for entry in self._load("remap-fpath.img")}
+        self._sockets = {e["usk"]["ino"]: i for i, e in self._files.items() if "usk" in e}
+        sockets = [entry["usk"] for entry in self._files.values() if "usk" in entry]
+        self._listening = {one.get("name") for one in sockets if one.get("state") == TCP_LISTEN and one.get("name")}
+        self._tty = {entry["id"]: entry for entry in self._load("tty-info.img")}
+        self._memfd = {entry["inode_id"]: entry for entry in self._load("memfd.img")}
+        tree = sorted(self._load("pstree.img"), key=lambda entry: entry["pid"])
+        for entry in tree:
+            self._descriptors(entry["pid"])
+        for entry in tree:
+            self._process(entry)
+        for number in list(self._labels):
+            self._object(number)
+        self._contents()
+        self._host()
+
+    def _load(self, name: str) -> list[dict[str, Any]]:
+        path = self._directory / name
+        if not path.exists():
+            return []
+        with open(path, "rb") as file:
+            return rpc.images().load(file)["entries"]
+
+    # ---- per process
+
+    def _descriptors(self, pid: int) -> None:
+        ids = self._load(f"ids-{pid}.img")
+        if not ids:
+            return
+        for entry in sorted(self._load(f"fdinfo-{ids[0]['files_id']}.img"), key=lambda entry: entry["fd"]):
+            label = self._label(entry["id"], f"{pid}/{entry['fd']}")
+            self.facts[f"process {pid} descriptor {entry['fd']}"] = (label, entry["type"], entry["flags"])
+
+    def _label(self, number: int, reference: str) -> str:
+        return self._labels.setdefault(number, reference)
+
+    def _process(self, entry: dict[str, Any]) -> None:
+        pid, who = entry["pid"], f"process {entry['pid']}"
+        for key in ("ppid", "pgid", "sid"):
+            self.facts[f"{who} {key}"] = entry.get(key)
+        # CRIU lists uninitialised memory as the threads of a zombie, which has no memory of its own.
+        zombie = not (self._directory / f"mm-{pid}.img").exists()
+        threads = [pid] if zombie else sorted(entry.get("threads", []))
+        self.facts[f"{who} threads"] = threads
+        rseq = []
+        for thread in threads or [pid]:
+            core = self._load(f"core-{thread}.img")
+            if core:
+                rseq.append(self._core(f"{who} thread {thread}", core[0]))
+        for place in self._load(f"fs-{pid}.img"):
+            self.facts[f"{who} cwd"] = self._path(place.get("cwd_id"), f"{who} cwd")
+            self.facts[f"{who} root"] = self._path(place.get("root_id"), f"{who} root")
+            self.facts[f"{who} umask"] = place.get("umask")
+        for index, action in enumerate(self._load(f"sigacts-{pid}.img")):
+            self.facts[f"{who} signal action {index}"] = action
+        self._memory(pid, who, [pointer for pointer in rseq if pointer])
+
+    def _core(self, who: str, core: dict[str, Any]) -> int:
+        """Facts of a thread; returns the address of its rseq area."""
+        info, thread = core.get("thread_info", {}), core.get("thread_core", {})
+        for name, value in info.get("gpregs", {}).items():
+            if name != "orig_ax":
+                self.facts[f"{who} register {name}"] = value
+        for name, value in info.get("fpregs", {}).items():
+            if isinstance(value, dict):
+                value = {field: content for field, content in value.items() if field != "xstate_bv"}
+            self.facts[f"{who} floating point {name}"] = value
+        self.facts[f"{who} tls"] = (info.get("clear_tid_addr"), info.get("tls"))
+        for name, value in thread.items():
+            if name == "cg_set":
+                continue
+            self.facts[f"{who} {name}"] = self._filters(value) if name == "seccomp_filter" else value
+        for name, value in core.get("tc", {}).items():
+            if name in ("cg_set", "flags"):
+                continue
+            if name == "timers":
+                value = _timers(value)
+            elif name == "old_seccomp_filter":
+                value = self._filters(value)
+            elif name == "signals_s":
+                value = _not_of_timers(value)
+            self.facts[f"{who} task {name}"] = value
+        return int(thread.get("rseq_entry", {}).get("rseq_abi_pointer", 0))
+
+    def _filters(self, number: int) -> list[str]:
+        """The chain of seccomp filters of a thread; CRIU numbers them in the order in which it meets them."""
+        if self._seccomp is None:
+            self._seccomp = [f for entry in self._load("seccomp.img") for f in entry.get("seccomp_filters", [])]
+        chain: list[str] = []
+        following: int | None = number
+        while following is not None and following < len(self._seccomp):
+            one = self._seccomp[following]
+            chain.append(_hash((one.get("filter"), one.get("flags"))))
+            following = one.get("prev")
+        return chain
+
+    def _path(self, number: int | None, user: str) -> str:
+        """The name of the file `number`, which `user` has: a place, a mapping, or an object beside a descriptor."""
+        number = number or 0
+        self._users.setdefault(number, user)
+        if "reg" not in (entry := self._files.get(number, {})):
+            return f"object {self._labels.get(number)}"
+        return self._name(number, entry["reg"])
+
+    def _name(self, number: int, file: dict[str, Any]) -> str:
+        name = str(file["name"])
+        return name.removesuffix(REUSED) if number in self._nameless else name
+
+    # ---- memory
+
+    def _memory(self, pid: int, who: str, rseq: list[int]) -> None:
+        for mm in self._load(f"mm-{pid}.img"):
+            for name, value in mm.items():
+                if name == "exe_file_id":
+                    self.facts[f"{who} executable"] = self._path(value, f"{who} executable")
+                elif name != "vmas":
+                    self.facts[f"{who} {name}"] = value
+            vmas = mm.get("vmas", [])
+            for vma in _merged(vmas):
+                self._mapping(pid, who, vma)
+            skipped = [(v["start"], v["end"]) for v in vmas if v["status"] & (VMA_VDSO | VMA_VVAR)]
+            anonymous = [(v["start"], v["end"]) for v in vmas if v["status"] & VMA_ANON_PRIVATE]
+            for address, page in self._pages(f"pagemap-{pid}.img"):
+                if _within(address, skipped):
+                    continue
+                content = _mask(address, page, rseq)
+                if not any(content) and _within(address, anonymous):
+                    continue  # a page of zeros and a page never touched are the same memory
+                self.facts[f"{who} page {address:#x}"] = blake3(content).hexdigest()
+
+    def _mapping(self, pid: int, who: str, vma: dict[str, Any]) -> None:
+        fact = {key: vma.get(key) for key in ("end", "prot", "flags", "status", "madv", "fdflags")}
+        if vma["status"] & (VMA_VDSO | VMA_VVAR):
+            fact = {"kernel": True}
+        elif vma["status"] & (VMA_FILE | VMA_MEMFD) and not vma["status"] & VMA_ANON_SHARED:
+            fact["file"] = self._path(vma["shmid"], f"{who} mapping {vma['start']:#x}")
+            fact["pgoff"] = vma.get("pgoff")
+        elif vma["status"] & (VMA_ANON_SHARED | VMA_SYSVIPC):
+            number = vma["shmid"]
+            fact["shared with"] = self._shared.setdefault(number, f"{pid}/{vma['start']:#x}")
+            fact["pgoff"] = vma.get("pgoff")
+            if vma["status"] & VMA_SYSVIPC:
+                fact.pop("fdflags")
+        self.facts[f"{who} mapping {vma['start']:#x}"] = fact
+
+    def _pages(self, name: str) -> Iterator[tuple[int, bytes]]:
+        """(address, content) of each page that a pagemap lists."""
+        entries = self._load(name)
+        if not entries:
+            return
+        with open(self._directory / f"pages-{entries[0]['pages_id']}.img", "rb") as pages:
+            for entry in entries[1:]:
+                count = entry.get("nr_pages") or entry.get("compat_nr_pages", 0)
+                data = pages.read(count * PAGE)
+                for index in range(count):
+                    yield entry["vaddr"] + index * PAGE, data[index * PAGE : (index + 1) * PAGE]
+
+    # ---- objects
+
+    def _object(self, number: int) -> None:
+        entry, label = self._files.get(number), f"object {self._labels[number]}"
+        if entry is None:
+            self.facts[label] = "not in files.img"
+            return
+        kind = next((kind for kind in _KINDS if kind in entry), "?")
+        body = entry.get(kind, {})
+        self.facts[f"{label} kind"] = kind
+        for name, value in body.items():
+            if name not in _HANDED_OUT:
+                self.facts[f"{label} {name}"] = _flags(value) if name == "flags" else value
+        if kind == "reg":
+            self.facts[f"{label} name"] = self._name(number, body)
+        elif kind == "pipe":
+            shared = self._pipes.setdefault(body["pipe_id"], self._labels[number])
+            self.facts[f"{label} pipe"] = shared
+        elif kind == "fifo":
+            self.facts[f"{label} pipe"] = self._pipes.setdefault(body["pipe_id"], self._labels[number])
+            self.facts[f"{label} path"] = self._path(body.get("regf_id"), f"object {self._labels[number]}")
+        elif kind == "usk":
+            peer = self._sockets.get(body.get("peer", 0))
+            self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
+            if body.get("peer") and body.get("name") in self._listening:
+                self.facts[f"{label} name"] = ""
+                self.facts.pop(f"{label} file_perms", None)
+        elif kind == "epfd":
+            interest = body.get("tfd", [])  # absent where it is empty
+            watched = [{k: v for k, v in t.items() if k not in ("id", "dev", "inode", "pos")} for t in interest]
+            self.facts[f"{label} tfd"] = sorted(watched, key=repr)
+        elif kind == "ify":
+            watches = [(w["wd"], w["mask"], w.get("f_handle", {}).get("path")) for w in body.get("wd", [])]
+            self.facts[f"{label} wd"] = sorted(watches, key=repr)
+        elif kind == "tfd":
+            for name in ("vsec", "vnsec"):
+                self.facts.pop(f"{label} {name}", None)
+        elif kind == "tty":
+            info = self._tty.get(body["tty_info_id"], {})
+            unset = {"id", "rdev", "dev", "termios_locked"}
+            if info.get("type") == "PTY" and not body["tty_info_id"] & 1 and body["tty_info_id"] | 1 not in self._tty:
+                unset |= {"termios", "winsize"}
+            kept = {k: v for k, v in info.items() if k not in unset}
+            if "termios" in kept:
+                kept["termios"] = {**kept["termios"], "c_cc": _control_characters(kept["termios"]["c_cc"])}
+            self.facts[f"{label} terminal"] = kept
+        elif kind == "memfd":
+            info = self._memfd.get(body["inode_id"], {})
+            self.facts[f"{label} memory file"] = {k: v for k, v in info.items() if k not in ("inode_id", "shmid")}
+        elif kind == "isk":
+            if body.get("state") in (TCP_CLOSE, TCP_CLOSE_WAIT) and body.get("dst_port"):
+                self.facts[f"{label} state"] = "ended by the other side"
+            if body.get("state") not in (TCP_CLOSE, TCP_LISTEN) or body.get("dst_port"):
+                self.facts[f"{label} opts"] = {k: v for k, v in body["opts"].items() if k != "so_reuseport"}
+            for stream in self._load(f"tcp-stream-{body['ino']:x}.img"):
+                queues = _hash(stream.get("extra"))  # the bytes on their way, in both directions
+                self.facts[f"{label} stream"] = {key: stream.get(key) for key in _TCP_KEPT} | {"queues": queues}
+
+    def _contents(self) -> None:
+        """What is queued in pipes and sockets, in deleted files and in shared memory."""
+        for name in ("pipes-data.img", "fifo-data.img"):
+            for entry in self._load(name):
+                owner = self._pipes.get(entry["pipe_id"], "?")
+                self.facts[f"pipe {owner} content"] = (entry.get("size"), _hash(entry.get("extra")))
+        queued: dict[str, list[Any]] = {}
+        for entry in self._load("sk-queues.img"):
+            queued.setdefault(self._labels.get(entry["id_for"], "?"), []).append(_hash(entry.get("extra")))
+        for owner, packets in queued.items():
+            self.facts[f"object {owner} queue"] = packets
+        for entry in self._load("remap-fpath.img"):
+            if (label := self._labels.get(entry["orig_id"])) is not None:
+                owner = f"object {label}"
+            else:
+                owner = self._users.get(entry["orig_id"], "?")
+            ghost = self._load(f"ghost-file-{entry['remap_id']:x}.img")
+            kept = [{k: v for k, v in g.items() if k not in ("dev", "ino", "atim")} for g in ghost]
+            self.facts[f"{owner} deleted content"] = _hash(kept)
+        shared = {each["desc"]["id"]: f"segment {each['desc']['id']}" for each in self._segments()} | self._shared
+        for number, owner in shared.items():
+            for address, page in self._pages(f"pagemap-shmem-{number}.img"):
+                if any(page):
+                    self.facts[f"shared memory {owner} page {address:#x}"] = blake3(page).hexdigest()
+        for index, lock in enumerate(sorted(self._load("filelocks.img"), key=repr)):
+            self.facts[f"file lock {index}"] = lock
+
+    def _host(self) -> None:
+        for pattern in ("utsns-*.img", "userns-*.img", "ipcns-*.img"):
+            for path in sorted(self._directory.glob(pattern)):
+                if not path.name.startswith(SEGMENTS):
+                    self.facts[f"namespace {path.stem.rsplit('-', 1)[0]}"] = self._load(path.name)
+        for segment in self._segments():
+            self.facts[f"shared memory segment {segment['desc']['id']}"] = segment
+
+    def _segments(self) -> list[dict[str, Any]]:
+        """System V shared memory. Its content lies beside it, where pycriu does not look for it."""
+        found = []
+        for path in sorted(self._directory.glob(f"{SEGMENTS}*.img")):
+            image = image_files.read(path, image_files.messages().ipc_shm_entry)
+            found += [rpc.as_dictionary(entry) for entry in (image.entries if image is not None else ())]
+        return found
+
+
+def _merged(vmas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbouring mappings of the same thing as one: the kernel splits and merges them as it likes."""
+    merged: list[dict[str, Any]] = []
+    for vma in sorted(vmas, key=lambda vma: vma["start"]):
+        last = merged[-1] if merged else None
+        if last is not None and last["end"] == vma["start"] and _continues(last, vma):
+            last["end"] = vma["end"]
+        else:
+            merged.append(dict(vma))
+    return merged
+
+
+def _continues(last: dict[str, Any], vma: dict[str, Any]) -> bool:
+    if any(last.get(key) != vma.get(key) for key in ("prot", "flags", "status", "madv", "fdflags", "shmid")):
+        return False
+    if vma["status"] & VMA_ANON_PRIVATE:
+        return True
+    return last.get("pgoff", 0) + last["end"] - last["start"] == vma.get("pgoff", 0)
+
+
+def _within(address: int, ranges: list[tuple[int, int]]) -> bool:
+    return any(start <= address < end for start, end in ranges)
+
+
+def _mask(address: int, page: bytes, rseq: list[int]) -> bytes:
+    """The page without the words that the kernel writes into rseq areas."""
+    for pointer in rseq:
+        if not address - 32 < pointer < address + PAGE:
+            continue
+        changed = bytearray(page)
+        for first, last in RSEQ_MASKED:
+            for at in range(max(0, pointer + first - address), min(PAGE, pointer + last - address)):
+                changed[at] = 0
+        page = bytes(changed)
+    return page
+
+
+def _control_characters(words: list[int]) -> bytes:
+    return np.array(words, dtype="<u4").tobytes()[:19]
+
+
+def _timers(timers: dict[str, Any]) -> dict[str, Any]:
+    """Intervals and settings; the remaining time only as armed or not."""
+    result: dict[str, Any] = {}
+    for name, value in timers.items():
+        entries = value if isinstance(value, list) else [value]
+        result[name] = [
+            {
+                **{k: v for k, v in entry.items() if k not in ("vsec", "vusec", "vnsec", "overrun")},
+                # With an interval also when nothing remains: it has just expired and starts anew with its signal.
+                "armed": any(entry.get(k) for k in ("vsec", "vusec", "vnsec", "isec", "iusec", "insec")),
+            }
+            for entry in entries
+        ]
+    return result
+
+
+def _not_of_timers(queue: dict[str, Any]) -> list[Any]:
+    """The pending signals but for those that timers sent (siginfo begins with number, errno, code)."""
+    kept = []
+    for entry in queue.get("signals", []):
+        info = entry["siginfo"]
+        raw = base64.b64decode(info) if isinstance(info, str) else bytes(info)
+        number, _, code = struct.unpack_from("=iii", raw)
+        if code != SI_TIMER and not (code == SI_KERNEL and number in OF_ITIMERS):
+            kept.append(entry)
+    return kept
+
+
+def _hash(value: Any) -> str:
+    return blake3(repr(value).encode()).hexdigest()

@@ -1,0 +1,98 @@
+"""The paths of files that processes of a sandbox watch by inotify.
+
+Owns: finding them. Does not own: dumping the watches (CRIU is told the paths, see :mod:`sandbox.criu.dump`).
+Guarantee: only paths whose inode is a watched one are returned. Symbolic links are never followed, and the search ends
+after MOST entries: the tree is the sandbox's, which may change it meanwhile or make it as large as it likes.
+
+The kernel names a watched file by its inode and by a file handle; overlayfs cannot open such a handle. So the file is
+looked for, first below the working directories of the watching processes. This is done while the sandbox runs, once
+CRIU has refused a watch, and what was found is remembered for the next dump.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sandbox.errors import Conflict, SandboxDead
+from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
+
+MOST = 300_000  # entries looked at
+SKIPPED = frozenset({"/proc", "/sys", "/dev"})
+_WATCH = re.compile(rb"^inotify wd:[0-9a-f]+ ino:([0-9a-f]+) ", re.M)
+
+
+def find(container: Any) -> list[str]:
+    """Paths in the sandbox of all watched files that can be found, in the order in which they were found. Blocks."""
+    wanted, near = set(), []
+    for pid in container.tasks():
+        found = _watched(pid)
+        if found:
+            wanted |= found
+            with contextlib.suppress(OSError):
+                near.append(os.readlink(f"/proc/{pid}/cwd"))
+    if not wanted:
+        return []
+    with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
+        return list(_search(root, [*near, "/"], wanted))
+    return []
+
+
+def _watched(pid: int) -> set[int]:
+    """Inode numbers that a process watches."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fdinfo"):
+            with contextlib.suppress(OSError):
+                content = Path(f"/proc/{pid}/fdinfo/{name}").read_bytes()
+                found.update(int(number, 16) for number in _WATCH.findall(content))
+    return found
+
+
+def _search(root: int, starts: Iterable[str], wanted: set[int]) -> Iterator[str]:
+    """Breadth first from each start, nearest first, until all are found or MOST entries were seen."""
+    seen = 0
+    visited: set[int] = set()
+    for start in starts:
+        with contextlib.suppress(OSError):
+            if (number := _inode(root, start)) in wanted:
+                wanted.discard(number)
+                yield start
+        queue = deque([start.rstrip("/")])
+        while queue and wanted:
+            directory = queue.popleft()
+            for path, found in _entries(root, directory):
+                seen += 1
+                if seen > MOST:
+                    return
+                if found.st_ino in wanted:
+                    wanted.discard(found.st_ino)
+                    yield path
+                if found.st_mode & 0o170000 == 0o040000 and found.st_ino not in visited and path not in SKIPPED:
+                    visited.add(found.st_ino)
+                    queue.append(path)
+
+
+def _inode(root: int, path: str) -> int:
+    found = openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
+    try:
+        return os.fstat(found).st_ino
+    finally:
+        os.close(found)
+
+
+def _entries(root: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
+    with contextlib.suppress(OSError):
+        directory = openat2(root, path or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)
+        finally:
+            os.close(directory)

@@ -1,0 +1,165 @@
+"""Namespaces of a sandbox that CRIU need not dump, because it runs inside them: host name and System V IPC.
+
+Owns: entering namespaces, what CRIU leaves out of the images when it runs inside, adding that to them.
+Does not own: which CRIU runs where (:mod:`sandbox.criu.dump`), the time namespace, whose clocks CRIU notes by itself.
+Guarantee: the completed images are those that CRIU would have written from outside (a test compares them); what a
+program inside can change is looked at while it stands still.
+
+From outside, CRIU starts a process for each namespace while the sandbox is frozen. From inside it takes them for its
+own: it leaves them out, and could only restore into its own. So the images get two things: the content of the
+namespaces, and ids that tell CRIU to make new ones. A program inside can change neither the host name nor the limits of
+IPC (that takes CAP_SYS_ADMIN or a writable /proc/sys), so both are read before the freeze. It can make System V
+objects. Where there are some, CRIU stays outside that namespace and dumps them itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sandbox.criu import image_files
+
+IDS = {
+    "net": 0x40000000,
+    "ipc": 0x08000000,
+    "uts": 0x04000000,
+    "cgroup": 0x02000000,
+    "time": 0x00000080,
+}  # CLONE_NEW*
+UNSET = -1  # of a next id that nobody asked for: it cannot be written
+ANOTHER = 1000  # added to an id: no namespace of the images has that one
+Result = TypeVar("Result")
+
+
+def flags(names: Iterable[str]) -> int:
+    """The flags of namespaces for setns and clone."""
+    return sum(IDS[name] for name in names)
+
+
+def inside(fd: int, kinds: int, function: Callable[[], Result]) -> Result:
+    """Call `function` in the namespaces of these kinds of `fd`: a pidfd, or one of /proc/PID/ns. Blocks.
+
+    It runs on a thread that ends in that place: no other work can land there. Raises OSError when they cannot be
+    entered, and what the function raises.
+    """
+    result: list[Result] = []
+    failed: list[BaseException] = []
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter() -> None:
+        try:
+            if libc.setns(fd, kinds):
+                number = ctypes.get_errno()
+                raise OSError(number, f"setns: {os.strerror(number)}")
+            result.append(function())
+        except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return result[0]
+
+
+@dataclass
+class Inside:
+    """What one CRIU process leaves out of its dump. Close it."""
+
+    joined: tuple[str, ...]  # the namespaces that CRIU is in
+    hostname: str
+    domainname: str
+    limits: Any  # ipc_var_entry; None: CRIU is not in that of IPC
+    objects: list[int]  # descriptors of the lists of System V objects
+
+    def has_objects(self) -> bool:
+        """Whether there are System V objects now. Blocks, far below 1 ms."""
+        return any(os.pread(fd, 1 << 12, 0).count(b"\n") > 1 for fd in self.objects)
+
+    def complete(self, directory: Path) -> None:
+        """Add what CRIU took for its own, and left out, to the images in `directory`. Blocks."""
+        kinds = image_files.messages()
+        inventory = image_files.read(directory / "inventory.img", kinds.inventory_entry)
+        tree = image_files.read(directory / "pstree.img", kinds.pstree_entry)
+        assert inventory is not None and tree is not None
+        ids = image_files.read(directory / f"ids-{tree.entries[0].pid}.img", kinds.task_kobj_ids_entry)
+        assert ids is not None
+        outside, own = inventory.entries[0].root_ids, ids.entries[0]
+        if outside.uts_ns_id == own.uts_ns_id:
+            outside.uts_ns_id += ANOTHER
+            names = kinds.utsns_entry(nodename=self.hostname, domainname=self.domainname)
+            image_files.new("UTSNS", names).write(directory / f"utsns-{own.uts_ns_id}.img")
+        if outside.ipc_ns_id == own.ipc_ns_id:
+            outside.ipc_ns_id += ANOTHER
+            image_files.new("IPC_VAR", self.limits).write(directory / f"ipcns-var-{own.ipc_ns_id}.img")
+        inventory.write(directory / "inventory.img")
+
+    def close(self) -> None:
+        """Idempotent."""
+        while self.objects:
+            os.close(self.objects.pop())
+
+
+def look(pidfd: int) -> Inside:
+    """What there is in the namespaces of a process. Blocks. Raises OSError when it is gone."""
+    return inside(pidfd, IDS["uts"] | IDS["ipc"], _look)
+
+
+def _look() -> Inside:
+    names = (_sysctl("kernel/hostname"), _sysctl("kernel/domainname"))
+    kinds = ("uts", "time") if os.path.exists("/proc/self/ns/time") else ("uts",)
+    found = Inside(kinds, *names, None, [])
+    try:
+        for kind in ("shm", "msg", "sem"):
+            found.objects.append(os.open(f"/proc/sysvipc/{kind}", os.O_RDONLY | os.O_CLOEXEC))
+        found.limits = _limits()
+    except FileNotFoundError:  # a kernel without these: whatever else there is, CRIU knows
+        found.close()
+    except BaseException:
+        found.close()
+        raise
+    if found.objects and not found.has_objects():
+        found.joined = (*kinds, "ipc")
+    return found
+
+
+def _limits() -> Any:
+    """The variables of this IPC namespace, as CRIU's record."""
+    kernel = {
+        "msg_ctlmax": "msgmax",
+        "msg_ctlmnb": "msgmnb",
+        "msg_ctlmni": "msgmni",
+        "auto_msgmni": "auto_msgmni",
+        "shm_ctlmax": "shmmax",
+        "shm_ctlall": "shmall",
+        "shm_ctlmni": "shmmni",
+        "shm_rmid_forced": "shm_rmid_forced",
+    }
+    queues = {
+        "mq_queues_max": "queues_max",
+        "mq_msg_max": "msg_max",
+        "mq_msgsize_max": "msgsize_max",
+        "mq_msg_default": "msg_default",
+        "mq_msgsize_default": "msgsize_default",
+    }
+    values = {name: int(_sysctl(f"kernel/{path}")) for name, path in kernel.items()}
+    values |= {f"{kind}_next_id": int(_sysctl(f"kernel/{kind}_next_id")) for kind in ("msg", "sem", "shm")}
+    try:
+        values |= {name: int(_sysctl(f"fs/mqueue/{path}")) for name, path in queues.items()}
+    except FileNotFoundError:  # a kernel without POSIX queues; the first three are not optional
+        values |= dict.fromkeys(("mq_queues_max", "mq_msg_max", "mq_msgsize_max"), 0)
+    record = image_files.messages().ipc_var_entry(sem_ctls=map(int, _sysctl("kernel/sem").split()))
+    for name, value in values.items():
+        if value != UNSET:
+            setattr(record, name, value)
+    return record
+
+
+def _sysctl(path: str) -> str:
+    return Path(f"/proc/sys/{path}").read_text().strip()

@@ -1,0 +1,279 @@
+"""Bring the processes of a checkpoint back with CRIU, in place or under another identity.
+
+Owns: the options of a restore, the network namespace where connections ask for one of their own, holding a restored
+tree before its first instruction.
+Does not own: what is changed in the images (:mod:`sandbox.criu.rewrite`), mounting the right file tree, cgroups and
+their limits (the container; limits are applied after the restore), comparing (:mod:`sandbox.criu.equality`).
+Guarantee: :func:`restore` returns the host pid of a complete, attached process tree, or raises RestoreFailed and
+leaves no process of it behind. The images given are never changed.
+
+CRIU runs inside the sandbox's cgroups and in a cgroup namespace rooted there, so the restored tasks need no move. One
+may wait beside a living sandbox for its next restore: outside the groups, so that it is no part of the sandbox, but in
+its cgroup namespace, and it sees what is mounted at the root later (native/mounts.c).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox import amend
+from sandbox.container.cgroup import hierarchy
+from sandbox.container.shim import going_first
+from sandbox.criu import memory, namespaces, rpc
+from sandbox.criu.dump import EXTERNAL_MOUNT, EXTERNAL_NETNS
+from sandbox.criu.rewrite import Adapted
+from sandbox.errors import RestoreFailed
+
+TIMEOUT = 120.0
+LOG = "restore.log"
+SPARE_SINKS = 2  # pipes to the outside that a waiting CRIU can restore: two outputs
+NETNS_FD = 4  # number of the network namespace's descriptor in CRIU (3 is the socket)
+IFF_UP = 1
+
+REMEDIES: tuple[tuple[str, str], ...] = (
+    (
+        r"bad size|bad mode|build-id|Can't open file|can't open file",
+        "a file that a process holds differs from the checkpoint's: restore a checkpoint that captured both",
+    ),
+    (r"Can't bind|Address already in use", "a port or socket path is taken"),
+    (r"fork|pids|Resource temporarily", "the sandbox's limits are too low for its processes"),
+    (r"No space left|Cannot allocate", "not enough memory on the host"),
+)
+
+
+@dataclass(frozen=True)
+class Process:
+    """CRIU, and the number in it of each descriptor that it inherited, by CRIU's key."""
+
+    worker: rpc.Worker
+    inherited: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A CRIU process for one restore of a container, with its network namespace and `sinks` pipes in hand."""
+
+    worker: rpc.Worker
+    sinks: int
+
+    def process(self, pipes: list[int]) -> Process:
+        """`pipes` are the ones of :func:`sandbox.criu.rewrite.outside_pipes`, no more than there are sinks."""
+        keys = [EXTERNAL_NETNS, *(f"pipe:[{pipe}]" for pipe in pipes)]
+        return Process(self.worker, {key: NETNS_FD + index for index, key in enumerate(keys)})
+
+    def fits(self, container: Any, pipes: list[int]) -> bool:
+        """Whether it can restore: it lives, has the pipes, and sees what is mounted at the root now. Blocks."""
+        seen = f"/proc/{self.worker.pid}/root{container.root}"
+        with contextlib.suppress(OSError):
+            return (
+                len(pipes) <= self.sinks
+                and self.worker.alive()
+                and os.stat(seen).st_dev == os.stat(f"/proc/{container.shim_pid}/root{container.root}").st_dev
+            )
+        return False
+
+
+async def wait(container: Any, cache: Path) -> Waiting:
+    """A CRIU process beside the living container, for its next restore. Raises Refused where the shim is too old."""
+    return await _spawn(container, cache, SPARE_SINKS, waits=True)
+
+
+@contextlib.asynccontextmanager
+async def worker(container: Any, cache: Path, pipes: list[int], waiting: Waiting | None) -> AsyncIterator[Process]:
+    """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand.
+
+    The `waiting` one where it will do, else one that starts up while the caller writes the images.
+    """
+    if waiting is not None and not await asyncio.to_thread(_joined, waiting, container, pipes):
+        waiting.worker.close()
+        waiting = None
+    if waiting is None:
+        waiting = await _spawn(container, cache, len(pipes), waits=False)
+    try:
+        yield waiting.process(pipes)
+    finally:
+        waiting.worker.close()
+
+
+@going_first()
+def _joined(waiting: Waiting, container: Any, pipes: list[int]) -> bool:
+    """Whether the process fits, and is in the container's groups now."""
+    if not waiting.fits(container, pipes):
+        return False
+    try:
+        container.cgroup.join(waiting.worker.pid)
+    except OSError:  # it has died
+        return False
+    return True
+
+
+async def _spawn(container: Any, cache: Path, sinks: int, *, waits: bool) -> Waiting:
+    fds = [os.open(container.netns, os.O_RDONLY | os.O_CLOEXEC)]
+    try:
+        for _ in range(sinks):
+            fds.append(await container.sink())
+
+        async def spawn(argv: Any, passed: Any) -> int:
+            # One that waits is outside the group, whose namespace it must have: pid 1's.
+            join = ("cgroup",) if waits else ()
+            return await container.spawn_host(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
+
+        argv = rpc.program(cache, cgroup_namespace=not waits)
+        return Waiting(await rpc.Worker.spawn(argv, spawn, fds), sinks)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+async def restore(
+    container: Any,
+    images: Adapted,
+    process: Process,
+    *,
+    hold: Hold | None = None,
+    before_run: Callable[[], None] | None = None,
+) -> int:
+    """Restore the adapted images; returns pid 1's host pid after `container.attach`. With `hold`, nothing runs yet.
+
+    `before_run` is called on a worker thread when all is back and nothing has run.
+    """
+    protobuf = rpc.messages()
+    own_network = images.own_network
+    fd = os.open(images.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    options = protobuf.criu_opts(
+        images_dir_fd=fd,
+        root=str(container.root),
+        rst_sibling=True,
+        tcp_established=True,
+        shell_job=True,
+        file_locks=True,
+        link_remap=True,
+        orphan_pts_master=True,
+        manage_cgroups=True,
+        manage_cgroups_mode=protobuf.IGNORE,
+        notify_scripts=True,
+        log_level=2,
+        log_file=LOG,
+    )
+    for number, (_, place) in enumerate(container.binds):
+        options.external.append(f"mnt[{EXTERNAL_MOUNT}{number}]:{place}")
+    if own_network:
+        options.empty_ns = namespaces.IDS["net"]
+    for key, number in process.inherited.items():
+        if key != EXTERNAL_NETNS or not own_network:
+            options.inherit_fd.add(key=key, fd=number)
+    try:
+        response = await process.worker.call(
+            protobuf.criu_req(type=protobuf.RESTORE, opts=options),
+            notify=_notify(container, images, process, hold, before_run),
+            timeout=TIMEOUT,
+            log=images.directory / LOG,
+            kill_on_cancel=True,
+        )
+        pid = response.restore.pid
+        await container.attach(pid)
+    except rpc.CriuError as error:
+        await container.kill()
+        text = f"{error.words} {error.log}"
+        remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "")
+        raise RestoreFailed(
+            f"CRIU could not restore the processes: {error}", remedy=remedy, sandbox=container.spec.id
+        ) from None
+    except BaseException:
+        await container.kill()
+        raise
+    finally:
+        os.close(fd)
+    return pid
+
+
+def _notify(
+    container: Any, images: Adapted, process: Process, hold: Hold | None, before_run: Callable[[], None] | None
+) -> dict[str, Callable[[int], None]]:
+    init, times = 0, amend.Times()
+    loop = asyncio.get_running_loop()
+
+    def namespaces(pid: int) -> None:
+        nonlocal init, times
+        init, times = pid, amend.times(container, images.made_anew)
+        if images.own_network:
+            _loopback(pid)
+            moving = asyncio.run_coroutine_threadsafe(container.move_network(pid), loop)
+            moving.result(TIMEOUT)
+            for follow in container.followers:
+                follow(container.netns)
+
+    def finish(_pid: int) -> None:
+        amend.set_times(init, times)
+        amend.remove_segments(init, images.removed_segments)
+        if images.fill is not None:
+            memory.write(images.fill, _numbers(container), container.spec.id)
+        if hold is not None:
+            hold.leave(process.worker.pid)
+            hold.hold()
+        if before_run is not None:
+            before_run()
+
+    return {"setup-namespaces": namespaces, "pre-resume": finish}
+
+
+def _numbers(container: Any) -> dict[int, int]:
+    """Host pid of each process by its number in the sandbox."""
+    found = {}
+    for pid in container.tasks():
+        with contextlib.suppress(OSError):
+            numbers = re.search(r"^NSpid:\s*(.*)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+            if numbers is not None and len(inside := numbers[1].split()) > 1:
+                found[int(inside[-1])] = pid
+    return found
+
+
+class Hold:
+    """Holds a restored tree before its first instruction, so that it can be dumped again unchanged.
+
+    The v2 freezer, not SIGSTOP: a stop would send SIGCHLD to every parent, and the handlers would run. Frozen tasks
+    let CRIU seize them, but not run its parasite; so it is thawed once all are seized (`seized`) and frozen again
+    before they are let go (`hold`).
+    """
+
+    def __init__(self, container: Any):
+        self._file = container.cgroup.path / "cgroup.freeze"
+
+    def leave(self, criu_pid: int) -> None:
+        """Take CRIU itself out of the group that is about to be frozen."""
+        (hierarchy().unified / "cgroup.procs").write_text(str(criu_pid))
+
+    def hold(self, _pid: int = 0) -> None:
+        self._file.write_text("1")
+
+    def seized(self, _pid: int = 0) -> None:
+        self._file.write_text("0")
+
+    release = seized
+
+
+def _loopback(pid: int) -> None:
+    """Set up the new network namespace of `pid` as the container's pool does: loopback up, low ports allowed."""
+    fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        namespaces.inside(fd, namespaces.IDS["net"], _configure)
+    finally:
+        os.close(fd)
+
+
+def _configure() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = struct.pack("16sh22x", b"lo", IFF_UP)
+        fcntl.ioctl(control, 0x8914, request)  # SIOCSIFFLAGS
+    Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
+    Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 4294967294")

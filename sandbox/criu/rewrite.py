@@ -1,0 +1,164 @@
+"""Fit a private copy of a dump's images to the sandbox that they are restored into.
+
+Owns: the ids of a fork, the host name, the network namespace, the connections whose other end lies outside, and what
+the restore must know about the images beforehand. Does not own: running CRIU (:mod:`sandbox.criu.restore`), memory
+(:mod:`sandbox.criu.memory`).
+Guarantee: the images that were given stay as they are; only files of the private copy are replaced. Every image is
+parsed at most once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from sandbox.criu import image_files, tcp
+from sandbox.criu.memory import Fill
+
+O_ACCMODE = os.O_ACCMODE
+SHM_DEST = 0o1000
+
+
+@dataclass
+class Adapted:
+    """What an adapted copy in `directory` needs and lost."""
+
+    directory: Path  # for CRIU
+    own_network: bool = False  # connections are restored, which repair mode does only in a namespace of their own
+    pipes: list[int] = field(default_factory=list)  # see `outside_pipes`
+    closed: list[str] = field(default_factory=list)  # other ends of the connections that come back closed
+    made_anew: list[str] = field(default_factory=list)  # paths whose times CRIU does not bring back
+    removed_segments: list[int] = field(default_factory=list)  # ids of shared memory that goes with its last user
+    fill: Fill | None = None  # memory that `directory` lacks and that is written after CRIU
+
+
+def copy(directory: Path, into: Path) -> None:
+    """A private copy whose files are hard links; :func:`adapt` replaces the ones it changes. Blocks."""
+    into.mkdir(parents=True)
+    for entry in os.scandir(directory):
+        if entry.name.endswith(".log") or entry.name.startswith("stats-"):
+            continue
+        try:
+            os.link(entry.path, into / entry.name)
+        except OSError:  # another file system
+            shutil.copyfile(entry.path, into / entry.name)
+
+
+def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, address: str | None = None) -> Adapted:
+    """Fit a private copy to the container, whose address in the network (if any) is `address`. Blocks."""
+    adapted = Adapted(directory)
+    kinds = image_files.messages()
+    for path in directory.glob("userns-*.img"):
+        _change(path, kinds.userns_entry, lambda entry: _shift(entry, uid_base))
+    for path in directory.glob("utsns-*.img"):
+        _change(path, kinds.utsns_entry, lambda entry: _rename(entry, hostname, machine))
+    for path in directory.glob("ipcns-shm-*.img"):
+        segments = image_files.read(path, kinds.ipc_shm_entry)
+        found = [entry.desc for entry in (segments.entries if segments is not None else ())]
+        adapted.removed_segments += [one.id for one in found if one.mode & SHM_DEST]
+    table = image_files.read(directory / "files.img", kinds.file_entry)
+    if table is None:
+        return adapted
+    adapted.pipes = _outside(table)
+    if tcp.readdress(table.entries, address):
+        table.write(directory / "files.img")
+    kept, adapted.closed = _sever(directory, table)
+    adapted.own_network = bool(kept)
+    if kept:
+        # With another id than the external one CRIU creates the namespace itself, below the user namespace.
+        _change(directory / "inventory.img", kinds.inventory_entry, _detach_network)
+    adapted.made_anew = _made_anew(directory, table)
+    return adapted
+
+
+def outside_pipes(content: bytes) -> list[int]:
+    """Pipes, of a files.img, that processes write to and of which nobody in the sandbox holds the reading end."""
+    return _outside(image_files.files(content)) if content else []
+
+
+def _outside(table: image_files.Image) -> list[int]:
+    ends: dict[int, set[int]] = {}
+    for entry in table.entries:
+        if entry.HasField("pipe"):
+            ends.setdefault(entry.pipe.pipe_id, set()).add(entry.pipe.flags & O_ACCMODE)
+    return sorted(pipe for pipe, modes in ends.items() if modes == {os.O_WRONLY})
+
+
+def _change(path: Path, kind: Any, change: Callable[[Any], bool]) -> None:
+    """Change the first record of an image; `change` says whether it did."""
+    image = image_files.read(path, kind)
+    if image is not None and image.entries and change(image.entries[0]):
+        image.write(path)
+
+
+def _shift(entry: Any, uid_base: int) -> bool:
+    extents = [*entry.uid_map, *entry.gid_map]
+    if not extents or extents[0].lower_first == uid_base:
+        return False
+    offset = uid_base - min(extent.lower_first for extent in extents)
+    for extent in extents:
+        extent.lower_first += offset
+    return True
+
+
+def _rename(entry: Any, hostname: str, machine: str) -> bool:
+    if (entry.nodename, entry.domainname) == (hostname, machine):
+        return False
+    entry.nodename, entry.domainname = hostname, machine
+    return True
+
+
+def _detach_network(entry: Any) -> bool:
+    entry.root_ids.net_ns_id += 1000
+    return True
+
+
+def _sever(directory: Path, table: image_files.Image) -> tuple[int, list[str]]:
+    """Close what leads outside; returns how many connections are restored, and the other ends of the closed ones."""
+    sockets = {isk.ino: isk for isk in tcp.of(table.entries)}
+    found = [
+        tcp.Connection(
+            ino=ino,
+            state=isk.state,
+            local=tcp.address(isk.src_addr, isk.src_port),
+            remote=tcp.address(isk.dst_addr, isk.dst_port),
+            unread=_unread(directory, ino) if isk.state == tcp.CLOSE_WAIT else 0,
+        )
+        for ino, isk in sockets.items()
+    ]
+    closed = tcp.to_close(found)
+    for one in closed:
+        tcp.close(sockets[one.ino])
+        (directory / f"tcp-stream-{one.ino:x}.img").unlink(missing_ok=True)
+    if closed:
+        table.write(directory / "files.img")
+    return len(found) - len(closed), [tcp.readable(one.remote) for one in closed]
+
+
+def _unread(directory: Path, ino: int) -> int:
+    """Bytes in the receive queue of a connection. Behind the record lies their content: only the record is read."""
+    try:
+        content = (directory / f"tcp-stream-{ino:x}.img").read_bytes()
+    except FileNotFoundError:
+        return 0
+    size = int.from_bytes(content[8:12], "little")
+    return int(image_files.messages().tcp_stream_entry.FromString(content[12 : 12 + size]).inq_len)
+
+
+def _made_anew(directory: Path, table: image_files.Image) -> list[str]:
+    """Bound sockets and their directories, and the directories above deleted-but-open files."""
+    paths = set()
+    for entry in table.entries:
+        if entry.HasField("usk") and entry.usk.name.startswith(b"/"):
+            path = os.fsdecode(entry.usk.name.rstrip(b"\0"))
+            paths |= {path, os.path.dirname(path)}
+    remaps = image_files.read(directory / "remap-fpath.img", image_files.messages().remap_file_path_entry)
+    remapped = {remap.orig_id for remap in remaps.entries} if remaps is not None else set()
+    for entry in table.entries:
+        if entry.id in remapped and entry.HasField("reg"):
+            paths |= set(map(str, PurePosixPath("/" + entry.reg.name.lstrip("/")).parents))
+    return sorted(paths)

@@ -1,0 +1,250 @@
+"""CRIU's RPC over a transport of ours: one worker process, one protobuf per packet.
+
+Owns: starting ``criu swrk`` (through a given spawner, so that it runs in the right namespaces and cgroup),
+the request and response packets, answering NOTIFY, CRIU's own words on failure, time-outs.
+Does not own: which options a dump or a restore needs.
+Guarantee: :meth:`Worker.call` returns a successful response or raises :class:`CriuError` with CRIU's message
+and the tail of its log; a NOTIFY callback runs before CRIU goes on, on the thread of the exchange, so that
+what it does happens exactly at that point of the dump.
+
+pycriu supplies the messages only. Its client forks, drops ``cr_errmsg`` and cannot answer NOTIFY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sandbox import paths
+from sandbox.container.shim import going_first
+from sandbox.errors import Unsupported
+
+PACKET = 1 << 20  # CRIU's responses are far smaller
+LOG_TAIL_LINES = 6
+NOISE = "RLIMIT_NOFILE"  # CRIU complains harmlessly where it may not raise the limit
+
+#: spawn(argv, fds) starts a host program whose descriptors 3, 4, 5... are `fds`, and returns its host pid.
+Spawn = Callable[[Sequence[str], Sequence[int]], Awaitable[int]]
+#: What to do at a NOTIFY, by the name of CRIU's script; called with the pid that CRIU tells (0 when none).
+Notify = Mapping[str, Callable[[int], None]]
+
+
+class CriuError(Exception):
+    """CRIU refused or died. `words` are its own, `log` the tail of its log."""
+
+    def __init__(self, words: str, log: str = ""):
+        super().__init__(words)
+        self.words = words
+        self.log = log
+
+    def __str__(self) -> str:
+        return f"{self.words}; log: {self.log}" if self.log and self.log != self.words else self.words
+
+
+@functools.cache
+def messages() -> ModuleType:
+    """pycriu's rpc_pb2, from the Python path or from CRIU's private prefix."""
+    _find_pycriu()
+    from pycriu import rpc_pb2
+
+    return rpc_pb2
+
+
+@functools.cache
+def images() -> ModuleType:
+    """pycriu's image parser."""
+    _find_pycriu()
+    import pycriu.images
+
+    return pycriu.images
+
+
+def as_dictionary(message: Any) -> dict[str, Any]:
+    """A message of an image as pycriu's parser gives it."""
+    _find_pycriu()
+    from pycriu.images import pb2dict
+
+    return pb2dict.pb2dict(message)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _find_pycriu() -> None:
+    with contextlib.suppress(ImportError):
+        import pycriu  # noqa: F401
+
+        return
+    for found in sorted((paths.prefix() / "criu").glob("**/pycriu/rpc_pb2.py")):
+        sys.path.append(str(found.parent.parent))
+        return
+    raise Unsupported("pycriu (CRIU's message classes) is not installed", remedy="run `make setup`")
+
+
+def launcher() -> Path:
+    """The helper that starts CRIU with its feature cache on a private /run."""
+    return paths.prefix() / "bin" / "pagurus-criu-run"
+
+
+def program(cache: Path, *, cgroup_namespace: bool) -> list[str]:
+    """The argument vector that starts CRIU; verbs are appended."""
+    for needed in (launcher(), paths.criu()):
+        if not needed.exists():
+            raise Unsupported(f"{needed} is missing", remedy="run `make setup`")
+    return [str(launcher()), str(cache), "cgroupns" if cgroup_namespace else "-", *_words(paths.criu())]
+
+
+@functools.cache
+def _words(program: Path) -> tuple[str, ...]:
+    """What to execute: of a launcher script the words of its exec line, since starting a shell costs 3 ms."""
+    content = program.read_bytes()
+    if content.startswith(b"#!"):
+        for line in content.decode().splitlines():
+            words = shlex.split(line)
+            if words[:1] == ["exec"] and words[-1] == "$@" and not any("$" in word for word in words[:-1]):
+                return tuple(words[1:-1])
+    return (str(program),)
+
+
+class Worker:
+    """One ``criu swrk`` process. It waits, warm, for its one request; closing the socket ends it."""
+
+    def __init__(self, sock: socket.socket, pid: int, pidfd: int):
+        self._socket = sock
+        self._pidfd = pidfd
+        self.pid = pid
+        self.used = False
+
+    @classmethod
+    async def spawn(cls, argv: Sequence[str], spawn: Spawn, fds: Sequence[int] = ()) -> Worker:
+        """Start a worker; `fds` become its descriptors 4, 5, ... (3 is the socket)."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), *fds])
+            pidfd = os.pidfd_open(pid)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return cls(ours, pid, pidfd)
+
+    async def call(
+        self,
+        request: Any,
+        *,
+        notify: Notify,
+        timeout: float,
+        log: Path,
+        kill_on_cancel: bool,
+    ) -> Any:
+        """Send `request`, answer every NOTIFY, return the response.
+
+        When the caller is cancelled, a restore is killed; a dump is waited for, since killing CRIU while its
+        code sits in a task would wreck the task.
+        """
+        self.used = True
+        exchange = asyncio.ensure_future(asyncio.to_thread(self._exchange, request, notify, timeout))
+        try:
+            return await asyncio.shield(exchange)
+        except asyncio.CancelledError:
+            if kill_on_cancel:
+                self.kill()
+            with contextlib.suppress(CriuError, OSError):
+                await exchange
+            raise
+        except CriuError as error:
+            words = await asyncio.to_thread(first_error, log) if NOISE in error.words else error.words
+            raise CriuError(words or error.words, await asyncio.to_thread(tail, log)) from None
+        finally:
+            self.close()
+
+    def _exchange(self, request: Any, notify: Notify, timeout: float) -> Any:
+        with going_first():
+            return self._speak(request, notify, timeout)
+
+    def _speak(self, request: Any, notify: Notify, timeout: float) -> Any:
+        rpc = messages()
+        self._socket.settimeout(timeout)
+        failed: BaseException | None = None
+        try:
+            self._socket.send(request.SerializeToString())
+            while True:
+                packet = self._socket.recv(PACKET)
+                if not packet:
+                    raise CriuError("CRIU died without an answer") from failed
+                response = rpc.criu_resp()
+                response.ParseFromString(packet)
+                if response.type != rpc.NOTIFY:
+                    break
+                callback = notify.get(response.notify.script)
+                if callback is not None and failed is None:
+                    failed = _run(callback, response.notify.pid)
+                self._socket.send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None).SerializeToString())
+        except TimeoutError:
+            self.kill()
+            raise CriuError(f"CRIU gave no answer within {timeout:g} s and was killed") from None
+        except (BrokenPipeError, ConnectionResetError):
+            raise CriuError("CRIU died without an answer") from failed
+        if failed is not None:
+            raise failed
+        if not response.success:
+            words = response.cr_errmsg.strip() or f"CRIU failed with errno {response.cr_errno}"
+            raise CriuError(re.sub(r"^Error\s*", "", words))
+        return response
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, OSError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def alive(self) -> bool:
+        try:
+            signal.pidfd_send_signal(self._pidfd, 0)
+        except (ProcessLookupError, OSError):
+            return False
+        return not self.used
+
+    def close(self) -> None:
+        """Close the socket: a waiting worker ends by itself. Idempotent."""
+        self._socket.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _run(callback: Callable[[int], None], pid: int) -> BaseException | None:
+    """A callback's failure must still be answered to CRIU, which then thaws; it is raised afterwards."""
+    try:
+        callback(pid)
+    except BaseException as error:  # noqa: BLE001 - handed to the caller after CRIU has thawed the tasks
+        return error
+    return None
+
+
+def first_error(log: Path) -> str:
+    """The first error in a CRIU log: the cause; what follows are its consequences."""
+    found = _errors(log)
+    return found[0] if found else ""
+
+
+def tail(log: Path) -> str:
+    """The last errors of a CRIU log, joined; empty when there are none."""
+    return " | ".join(_errors(log)[-LOG_TAIL_LINES:])
+
+
+def _errors(log: Path) -> list[str]:
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    errors = [line for line in lines if "Error" in line and NOISE not in line]
+    return [re.sub(r"^\(\s*[\d.]+\)\s*|^.*?Error\s*", "", line).strip() for line in errors]

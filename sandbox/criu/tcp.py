@@ -1,0 +1,126 @@
+"""Which TCP connections of a checkpoint can come back, which come back closed, and under which address sockets do.
+
+Owns: that decision, from the sockets of the images alone, and how a closed one looks in an image. Does not own: where
+the images lie (:mod:`sandbox.criu.rewrite`), who has which address (the daemon's networks). No I/O.
+
+::
+
+    both ends in the checkpoint ─▶ KEEP   restored alive, with what is under way in both directions
+    other end outside           ─▶ CLOSE  the host went on without the past: a reader sees the end of the stream, a
+                                          writer EPIPE, a poller HUP; a client then connects anew
+    other end gone, but what it sent is not read yet ─▶ KEEP, so that nothing already received is lost
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+#: Addresses of sandboxes, from the block for benchmarks (RFC 2544). Each has one of its own.
+POOL = IPv4Network("198.18.0.0/15")
+LOOPBACK = IPv4Network("127.0.0.0/8")
+ESTABLISHED, CLOSE, CLOSE_WAIT, LISTEN = 1, 7, 8, 10
+SHUT_READ = 1  # of CRIU; a closed socket cannot be written to anyway, and CRIU says no more of it
+_MAPPED = 0xFFFF0000  # third word of ::ffff:a.b.c.d, as it lies in memory
+Address = tuple[tuple[int, ...], int]  # words as in the image, port
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A TCP socket that is neither listening nor closed."""
+
+    ino: int  # CRIU's number of the socket
+    state: int
+    local: Address
+    remote: Address
+    unread: int = 0  # bytes received and not yet read
+
+
+def of(entries: Sequence[Any]) -> list[Any]:
+    """The connections among the records of files.img."""
+    return [entry.isk for entry in entries if entry.HasField("isk") and is_connection(entry.isk)]
+
+
+def is_connection(isk: Any) -> bool:
+    return isk.proto == socket.IPPROTO_TCP and isk.dst_port != 0 and isk.state not in (LISTEN, CLOSE)
+
+
+def address(words: Sequence[int], port: int) -> Address:
+    """An address to compare with: an IPv4 address in an IPv6 socket is that IPv4 address.
+
+    >>> address([0, 0, 0xFFFF0000, 0x0100007F], 80) == address([0x0100007F], 80)
+    True
+    """
+    words = tuple(words)
+    if len(words) == 4 and words[:3] == (0, 0, _MAPPED):
+        words = words[3:]
+    return words, port
+
+
+def to_close(connections: Sequence[Connection]) -> list[Connection]:
+    """Those of which the other end lies outside the checkpoint."""
+    here = {(one.local, one.remote) for one in connections}
+    return [
+        one
+        for one in connections
+        if (one.remote, one.local) not in here and not (one.state == CLOSE_WAIT and one.unread)
+    ]
+
+
+def close(isk: Any) -> None:
+    """Make a socket's record one of a closed connection: unbound, unconnected, at its end."""
+    isk.state, isk.src_port, isk.dst_port, isk.shutdown = CLOSE, 0, 0, SHUT_READ
+    for words in (isk.src_addr, isk.dst_addr):
+        words[:] = [0] * len(words)
+
+
+def readdress(entries: Sequence[Any], present: str | None) -> bool:
+    """Sockets of a sandbox that had another address get the present one; returns whether any did.
+
+    Without a network now, what was bound to the former address is bound to loopback, and a UDP socket that was
+    connected to somewhere outside is connected no more: neither could be brought back as it was.
+    """
+    changed = False
+    own = _word(IPv4Address(present or "127.0.0.1"))
+    for entry in entries:
+        if not entry.HasField("isk"):
+            continue
+        isk = entry.isk
+        for words in (isk.src_addr, isk.dst_addr):
+            if (found := _ipv4(words)) is not None and found in POOL and words[-1] != own:
+                words[-1] = own
+                changed = True
+        outside = isk.dst_port != 0 and not _stays(isk.dst_addr)
+        if present is None and isk.proto == socket.IPPROTO_UDP and outside:
+            isk.dst_port = 0
+            isk.dst_addr[:] = [0] * len(isk.dst_addr)
+            changed = True
+    return changed
+
+
+def _stays(words: Sequence[int]) -> bool:
+    """Whether an address is one of the sandbox's loopback."""
+    found = _ipv4(words)
+    return found in LOOPBACK if found is not None else tuple(words) == (0, 0, 0, 0x01000000)
+
+
+def _ipv4(words: Sequence[int]) -> IPv4Address | None:
+    short, _ = address(words, 0)
+    return IPv4Address(struct.pack("=I", short[0])) if len(short) == 1 else None
+
+
+def _word(one: IPv4Address) -> int:
+    return int(struct.unpack("=I", one.packed)[0])
+
+
+def readable(one: Address) -> str:
+    """``127.0.0.1:80`` or ``[::1]:80``."""
+    words, port = one
+    packed = struct.pack(f"={len(words)}I", *words)
+    if len(words) == 1:
+        return f"{socket.inet_ntop(socket.AF_INET, packed)}:{port}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, packed)}]:{port}"

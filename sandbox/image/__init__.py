@@ -1,0 +1,1 @@
+"""Images that sandboxes start from: where they come from, and how they are stored."""

@@ -1,0 +1,124 @@
+"""Where images come from: a directory, an archive, debootstrap, a Docker Engine.
+
+Owns: filling an empty directory with a root file system, and what its source says about starting it. Does not own: the
+store (:mod:`sandbox.image.store`), the formats of archives (:mod:`sandbox.image.oci`).
+Guarantee: a source that fails raises with its own words; the caller throws the half-filled directory away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sandbox.errors import ImageNotFound, Invalid, NoSpace, Unsupported
+from sandbox.image import oci
+from sandbox.messages import ImageConfig
+
+
+def directory(source: Path, tree: Path) -> None:
+    """Copy a directory, owners and extended attributes included."""
+    if not source.is_dir():
+        raise Invalid(f"{source} is not a directory")
+    _run("cp", "-a", "--reflink=auto", f"{source}/.", str(tree))
+
+
+def archive(source: Path, tree: Path) -> ImageConfig | None:
+    """Unpack an OCI layout, what ``docker save`` wrote, or a tar of a root file system."""
+    if source.is_dir() and (source / "index.json").is_file():
+        return oci.unpack(source, tree)
+    if not source.is_file():
+        raise Invalid(f"{source} is not a file")
+    if not oci.is_layout(source):
+        # GNU tar refuses names with "..", strips leading slashes, and makes links that point outside only at the end.
+        _run(
+            *("tar", "--extract", "--numeric-owner", "--preserve-permissions", "--xattrs"),
+            *("--directory", str(tree), "--file", str(source)),
+        )
+        return None
+    with tempfile.TemporaryDirectory(dir=tree.parent) as folder, tarfile.open(source) as layout:
+        oci.extract_layout(layout, Path(folder))
+        return oci.unpack(Path(folder), tree)
+
+
+def debootstrap(tree: Path, suite: str, include: Sequence[str], mirror: str | None) -> None:
+    """Install a minimal Debian."""
+    if shutil.which("debootstrap") is None:
+        raise Unsupported("debootstrap is missing", remedy="apt-get install debootstrap")
+    extra = [f"--include={','.join(include)}"] if include else []
+    _run("debootstrap", "--variant=minbase", *extra, suite, str(tree), mirror or _host_mirror())
+    for leftover in (tree / "var/cache/apt/archives").glob("*.deb"):
+        leftover.unlink()
+
+
+def docker(reference: str, tree: Path) -> ImageConfig | None:
+    """Take an image from the local Docker Engine, with its configuration."""
+    import docker as sdk  # a second of import time that nobody else pays
+    from docker.errors import APIError, DockerException
+    from docker.errors import ImageNotFound as NoSuchImage
+
+    try:
+        engine: Any = sdk.from_env()
+    except DockerException as error:
+        raise Unsupported(
+            f"no Docker Engine answers: {error}", remedy="start dockerd, or import an archive, or use debootstrap"
+        ) from error
+    try:
+        with contextlib.closing(engine), tempfile.NamedTemporaryFile(dir=tree.parent) as saved:
+            try:
+                image = engine.images.get(reference)
+            except NoSuchImage:
+                image = engine.images.pull(reference)
+            for chunk in image.save():
+                saved.write(chunk)
+            saved.flush()
+            return archive(Path(saved.name), tree)
+    except NoSuchImage as error:
+        raise ImageNotFound(f"the Docker Engine has no image {reference!r} and cannot pull it") from error
+    except APIError as error:
+        raise Invalid(f"Docker Engine: {error.explanation or error}") from error
+
+
+def overlay(upper: Path | None, lower: Path, tree: Path) -> None:
+    """Copy what an overlay of `upper` (None: nothing) over `lower` shows."""
+    if upper is None:
+        return directory(lower, tree)
+    point = tree.parent / "merged"
+    point.mkdir()
+    # In a mount namespace of its own, so that no crash leaves the mount behind. Paths are passed as arguments.
+    script = 'mount -t overlay overlay -o "ro,lowerdir=$1:$2" "$3" && cp -a --reflink=auto "$3/." "$4"'
+    _run("unshare", "--mount", "sh", "-ec", script, "sh", _layer(upper), _layer(lower), str(point), str(tree))
+    point.rmdir()
+    return None
+
+
+def _layer(path: Path) -> str:
+    """A path as overlayfs reads it in a list of layers."""
+    return re.sub(r"([\\:,])", r"\\\1", str(path))
+
+
+def _host_mirror() -> str:
+    """The Debian mirror that the host's own apt uses."""
+    sources = [Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
+    for path in sources:
+        with contextlib.suppress(FileNotFoundError):
+            text = path.read_text()
+            match = re.search(r"^(?:URIs:|deb(?:\s+\[[^\]]*\])?)\s+(\S*/debian/?)(?:\s|$)", text, re.MULTILINE)
+            if match is not None:
+                return match[1]
+    raise Unsupported("apt's sources name no Debian mirror", remedy="name one: debootstrap(..., mirror=...)")
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        tail = " | ".join((done.stdout + done.stderr).strip().splitlines()[-4:])
+        if "No space left" in done.stdout + done.stderr:
+            raise NoSpace(f"{argv[0]}: {tail}", remedy="free disk space and repeat")
+        raise Invalid(f"{argv[0]} failed: {tail}")

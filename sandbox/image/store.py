@@ -1,0 +1,332 @@
+"""Images: read-only file trees that sandboxes start from, stored by their content.
+
+Owns: names, trees, their digests and configuration, what makes a tree fit to be a sandbox's root. Does not own: where
+trees come from (:mod:`sandbox.image.sources`), who stands on them (the daemon counts).
+Guarantee: an image is visible under its name only when complete (built aside, synced, renamed), holds no device node,
+and is never changed afterwards: its trees are lower layers of living sandboxes. Equal trees are stored once; a tree is
+removed only when no name points to it and the caller says that nobody stands on it.
+
+::
+
+    <state>/images/NAME                     symbolic link to a tree
+    <state>/images/.trees/DIGEST/tree/      the tree
+    <state>/images/.trees/DIGEST/image.json its source, size and configuration
+    <state>/images/.trees/DIGEST/CONFIG/    another configuration of the same tree: image.json, and a link to the tree
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from blake3 import blake3
+
+from sandbox import treefacts
+from sandbox.errors import Conflict, ImageNotFound, Invalid
+from sandbox.image import sources
+from sandbox.messages import ImageConfig, ImageInfo
+
+if TYPE_CHECKING:
+    from sandbox.tree.pool import Pool
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, "root": 0o700, "etc": 0o755}
+HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+Fill = Callable[[Path], ImageConfig | None]
+
+
+class _Record(msgspec.Struct, kw_only=True):
+    """image.json"""
+
+    source: str
+    created_at: float
+    size: int
+    config: ImageConfig
+
+
+@dataclass(frozen=True)
+class Image:
+    """A tree and what is known of it."""
+
+    digest: str
+    tree: Path
+    config: ImageConfig
+
+
+class ImageStore:
+    """The images of a host, below ``<state>/images``. Several processes may use it at once."""
+
+    def __init__(self, pool: Pool):
+        self.folder = pool.images
+        self.trees = pool.images / ".trees"
+
+    # ---------------------------------------------------------------- finding
+
+    def list(self) -> list[str]:
+        if not self.folder.is_dir():
+            return []
+        return sorted(path.name for path in self.folder.iterdir() if path.is_dir() and NAME.fullmatch(path.name))
+
+    def info(self, name: str, used: dict[str, int] | None = None) -> ImageInfo:
+        """An image as listed; `used` counts the sandboxes that stand on a digest."""
+        image = self.resolve(name)
+        record = _read(self._place(name))
+        return ImageInfo(
+            name=name,
+            digest=image.digest,
+            source=record.source,
+            created_at=record.created_at,
+            size=record.size,
+            used_by=(used or {}).get(image.digest, 0),
+            config=record.config,
+        )
+
+    def resolve(self, name: str) -> Image:
+        """The image that `name` means now; raises ImageNotFound, which names those there are.
+
+        A plain directory that somebody put there is taken in first, which reads all of it once.
+        """
+        path = self.folder / name
+        if NAME.fullmatch(name) is None or not path.is_dir():
+            known = ", ".join(self.list()) or "none"
+            raise ImageNotFound(f"no image {name!r}; there are: {known}", remedy="pagurus image import, or make setup")
+        tree = path.resolve()
+        if not _stored(tree):
+            tree = self._take_in(path, tree)
+        return Image(tree.parent.name, tree, _read(self._place(name)).config)
+
+    def _place(self, name: str) -> Path:
+        """The directory with the image.json of this name."""
+        path = self.folder / name
+        while path.is_symlink():  # a name may point to one of another store
+            path = path.parent / os.readlink(path)
+            if (path.parent / "image.json").is_file():
+                break
+        return path.parent
+
+    def path(self, name: str) -> Path:
+        """The tree of an image; raises ImageNotFound."""
+        return self.resolve(name).tree
+
+    def image(self, content: str, name: str = "") -> Image:
+        """The image with this digest, whether or not a name still points to it; configured as `name` if that does."""
+        if name in self.list() and (named := self.resolve(name)).digest == content:
+            return named
+        tree = self.tree(content)
+        return Image(content, tree, _read(tree.parent).config)
+
+    def tree(self, content: str) -> Path:
+        """The tree with this digest, whether or not a name still points to it."""
+        tree = self.trees / content / "tree"
+        if DIGEST.fullmatch(content) is not None:
+            if tree.is_dir():
+                return tree
+            for name in self.list():  # a name may point into another store
+                if (found := self.resolve(name)).digest == content:
+                    return found.tree
+        raise ImageNotFound(f"no image with the content {content[:16]}", remedy="import the image that it came from")
+
+    # ---------------------------------------------------------------- removing
+
+    def remove(self, name: str, used: Sequence[str] | set[str] = ()) -> bool:
+        """Remove a name, and its tree unless another name points to it or its digest is in `used`.
+
+        Returns whether the tree went too.
+        """
+        with self._locked():
+            image = self.resolve(name)
+            (self.folder / name).unlink()
+            if image.digest in used or any(self.resolve(other).digest == image.digest for other in self.list()):
+                return False
+            return self._drop(image.digest)
+
+    def collect(self, used: Sequence[str] | set[str]) -> int:
+        """Remove trees that no name points to and nobody stands on, and what a crash left half made; how many."""
+        with self._locked():
+            named = {self.resolve(name).digest for name in self.list()} | set(used)
+            gone = 0
+            for entry in _entries(self.trees):
+                if DIGEST.fullmatch(entry.name) is None:
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif entry.name not in named:
+                    gone += self._drop(entry.name)
+            return gone
+
+    def _drop(self, content: str) -> bool:
+        place = self.trees / content
+        if not place.is_dir():
+            return False
+        aside = self.trees / f".gone-{secrets.token_hex(6)}"
+        place.rename(aside)
+        shutil.rmtree(aside)
+        return True
+
+    # ---------------------------------------------------------------- bringing in
+
+    def import_directory(self, name: str, source: Path, *, replace: bool = False) -> Path:
+        """Copy a directory, owners and extended attributes included."""
+        return self.build(name, lambda tree: sources.directory(source, tree), f"directory {source}", replace)
+
+    def import_archive(self, name: str, archive: Path, *, replace: bool = False) -> Path:
+        """Unpack an archive: an OCI layout, what ``docker save`` wrote, or a tar of a root file system."""
+        return self.build(name, lambda tree: sources.archive(archive, tree), f"archive {archive.name}", replace)
+
+    def import_docker(self, name: str, reference: str, *, replace: bool = False) -> Path:
+        """Take an image from the local Docker Engine, pulled if it is not there."""
+        return self.build(name, lambda tree: sources.docker(reference, tree), f"docker {reference}", replace)
+
+    def debootstrap(
+        self, name: str, *, suite: str = "bookworm", include: Sequence[str] = (), mirror: str | None = None
+    ) -> Path:
+        """Install a minimal Debian with the packages `include`. About 80 s."""
+        return self.build(name, lambda tree: sources.debootstrap(tree, suite, include, mirror), f"debootstrap {suite}")
+
+    def check_free(self, name: str, replace: bool) -> None:
+        """Raise unless `name` can be given to a new image."""
+        if NAME.fullmatch(name) is None:
+            raise Invalid(f"not an image name: {name!r}", remedy="use a-z, 0-9, dot, dash and underscore")
+        if not replace and (self.folder / name).exists():
+            raise Conflict(f"image {name} exists already", remedy=f"replace it, or pagurus image rm {name}")
+
+    def build(self, name: str, fill: Fill, source: str, replace: bool = False) -> Path:
+        """A new image whose tree `fill` writes; its tree."""
+        self.check_free(name, replace)
+        self.trees.mkdir(mode=0o700, parents=True, exist_ok=True)
+        aside = self.trees / f".new-{secrets.token_hex(6)}"
+        tree = aside / "tree"
+        tree.mkdir(mode=0o755, parents=True)
+        aside.chmod(0o700)
+        try:
+            config = fill(tree) or ImageConfig()
+            normalise(tree)
+            with self._locked():
+                return self._publish(name, aside, source, config)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.trees.rmdir()  # when it is empty: a failure leaves nothing
+
+    def _publish(self, name: str, aside: Path, source: str, config: ImageConfig) -> Path:
+        content, size = fingerprint(aside / "tree")
+        record = _Record(source=source, created_at=time.time(), size=size, config=config)
+        (aside / "image.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+        place = self.trees / content
+        os.sync()
+        target = f".trees/{content}/tree"
+        if not place.exists():
+            aside.rename(place)
+        elif _read(place).config != config:
+            target = f".trees/{content}/{self._variant(place, aside, config)}/tree"
+        link = self.trees / f".link-{secrets.token_hex(6)}"
+        link.symlink_to(target)
+        link.rename(self.folder / name)  # replaces a former link in one step
+        return place / "tree"
+
+    @staticmethod
+    def _variant(place: Path, aside: Path, config: ImageConfig) -> str:
+        """Keep another configuration of a tree that is there already; the name of its directory."""
+        name = blake3(msgspec.json.encode(config, order="sorted")).hexdigest()[:16]
+        if not (place / name).exists():
+            made = aside / "variant"
+            made.mkdir(mode=0o700)
+            (aside / "image.json").rename(made / "image.json")
+            (made / "tree").symlink_to("../tree")
+            made.rename(place / name)
+        return name
+
+    def _take_in(self, path: Path, tree: Path) -> Path:
+        if tree != path:
+            raise ImageNotFound(f"image {path.name} points to {tree}, which is no image", remedy="remove the link")
+        with self._locked():
+            if path.is_symlink():  # another process was faster
+                return path.resolve()
+            content, size = fingerprint(tree)
+            place = self.trees / content
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            record = _Record(source="directory", created_at=time.time(), size=size, config=ImageConfig())
+            (place / "image.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+            link = self.trees / f".link-{secrets.token_hex(6)}"
+            link.symlink_to(f".trees/{content}/tree")
+            tree.rename(place / "tree")
+            link.rename(path)
+            return place / "tree"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Names and trees change together; one process at a time."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _stored(tree: Path) -> bool:
+    return tree.name == "tree" and (tree.parent / "image.json").is_file()
+
+
+def _read(place: Path) -> _Record:
+    return msgspec.json.decode((place / "image.json").read_bytes(), type=_Record)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def fingerprint(tree: Path) -> tuple[str, int]:
+    """Digest of a tree's content and the bytes of its files. Times of directories do not count. Reads every file."""
+    seen, size = blake3(), 0
+    for name, fact in sorted(treefacts.tree(tree).items()):
+        if stat.S_ISDIR(int(fact["mode"], 8)):
+            fact.pop("mtime", None)
+        size += fact.get("size", 0)
+        seen.update(msgspec.json.encode([os.fsencode(name), fact]))
+    return seen.hexdigest(), size
+
+
+def normalise(tree: Path) -> None:
+    """Make a tree fit to be a sandbox's root: mount points, name resolution, and no device nodes."""
+    tree.chmod(0o755)
+    for node in _special(tree):
+        node.unlink()
+    (tree / ".dockerenv").unlink(missing_ok=True)
+    if (tree / ".pagurus").is_dir() and not (tree / ".pagurus").is_symlink():
+        shutil.rmtree(tree / ".pagurus")  # of the sandbox that it was made from
+    if (tree / "dev").is_dir() and not (tree / "dev").is_symlink():
+        shutil.rmtree(tree / "dev")  # the runtime layer brings the one that sandboxes have
+    for name, mode in MOUNT_POINTS.items():
+        point = tree / name
+        if point.is_symlink() or (point.exists() and not point.is_dir()):
+            raise Invalid(f"/{name} of the image is not a directory")
+        if not point.exists():
+            point.mkdir()
+            point.chmod(mode)
+    hosts = tree / "etc/hosts"
+    if not hosts.is_symlink() and (not hosts.exists() or hosts.stat().st_size == 0):
+        hosts.write_text(HOSTS)
+        hosts.chmod(0o644)
+        os.utime(hosts, (0, 0))  # equal archives give equal trees
+
+
+def _special(tree: Path) -> Iterator[Path]:
+    """Block and character devices and sockets of a tree."""
+    for folder, _, files in os.walk(tree):
+        for name in files:
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISBLK(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode):
+                yield path

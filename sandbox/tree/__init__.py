@@ -1,0 +1,1 @@
+"""File trees of sandboxes: read, written, compared, snapshotted; never opened by path string."""

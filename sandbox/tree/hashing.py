@@ -1,0 +1,322 @@
+"""What a file snapshot holds, hashed, so that a flipped byte is found and content is known by its hash.
+
+Owns: the digest of a read-only btrfs snapshot (one record for each inode) and the comparison with it. Does not own:
+snapshots, when to hash (the engine), what to do about damage.
+
+A record is two hashes: of the attributes (mode, owner, size, times of content, links, device, extended attributes)
+and of the content (bytes of a file, target of a symlink, names and inodes of a directory). The digest of a snapshot
+inherits from the digest of the one before: only inodes that the kernel says were changed since are read again
+(``transid`` of the inode item), so the cost follows the change. Inode numbers of a subvolume are never used twice.
+
+Guarantee: :func:`damage` reads every inode that the snapshot has from the disk, past the page cache, and names what
+is not as it was when it was hashed. Of files beyond HASHED_MOST bytes in one checkpoint, only the attributes are
+hashed; their content is read, so that the checksums of btrfs find damage, and their names say so (`unhashed`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zstandard
+from blake3 import blake3
+
+from sandbox.content.dumpfile import publish_bytes
+from sandbox.errors import CheckpointFailed
+from sandbox.names import told
+
+SUFFIX = ".tree"
+FORMAT = 1
+ATTRIBUTES, CONTENT = 16, 32  # bytes of the two hashes
+UNHASHED = b"\xff" * CONTENT
+HASHED_MOST = 512 << 20  # bytes of file content hashed for one checkpoint
+WHOLE = (1 << 64) - 1  # or all of it
+WALK_FROM = 512  # changed inodes from which one walk is cheaper than asking for each path
+STEP = 1 << 20
+SIZE_MOST = 1 << 30  # bytes of an unpacked digest
+
+_TREE_SEARCH_V2 = (3 << 30) | (112 << 16) | (0x94 << 8) | 17
+_KEY = struct.Struct("=QQQQQQQIIII32xQ")
+_HEADER = struct.Struct("=QQQII")  # transid, objectid, offset, type, len
+_BUFFER = 1 << 18
+_INODE_ITEM = 1
+_MOST = (1 << 64) - 1
+_INO_PATHS = (3 << 30) | (56 << 16) | (0x94 << 8) | 35
+_SUBVOLUME_INFO = 504
+_GET_SUBVOL_INFO = (2 << 30) | (_SUBVOLUME_INFO << 16) | (0x94 << 8) | 60
+_CREATED_IN = 352  # offset of otransid: the transaction that made the snapshot
+
+
+class _File(msgspec.Struct):
+    """On disk: behind a blake3 of it, zstd of this as MessagePack."""
+
+    format: int
+    inodes: bytes
+    attributes: bytes
+    contents: bytes
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Records by inode: numbers [n] uint64 ascending, attributes [n, 16] uint8, contents [n, 32] uint8."""
+
+    inodes: np.ndarray
+    attributes: np.ndarray
+    contents: np.ndarray
+
+    def save(self, path: Path) -> int:
+        """Publish as `path`; durable on return. Returns its size."""
+        raw = _File(FORMAT, self.inodes.tobytes(), self.attributes.tobytes(), self.contents.tobytes())
+        packed = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(raw))
+        publish_bytes(path, blake3(packed).digest() + packed)
+        return len(packed) + CONTENT
+
+    @classmethod
+    def load(cls, path: Path) -> Digest:
+        """Raises CheckpointFailed when it is not what was saved, FileNotFoundError when there is none."""
+        content = path.read_bytes()
+        try:
+            if blake3(content[CONTENT:]).digest() != content[:CONTENT]:
+                raise ValueError("it has changed on disk")
+            unpacked = zstandard.ZstdDecompressor().decompress(content[CONTENT:], max_output_size=SIZE_MOST)
+            raw = msgspec.msgpack.decode(unpacked, type=_File)
+            if raw.format != FORMAT:
+                raise ValueError(f"it has format {raw.format}, this version reads {FORMAT}")
+            inodes = np.frombuffer(raw.inodes, dtype=np.uint64)
+            attributes = np.frombuffer(raw.attributes, dtype=np.uint8).reshape(len(inodes), ATTRIBUTES)
+            contents = np.frombuffer(raw.contents, dtype=np.uint8).reshape(len(inodes), CONTENT)
+        except (ValueError, zstandard.ZstdError, msgspec.MsgspecError) as error:
+            raise CheckpointFailed(f"{path.name}: {error}", remedy="the digest of its files is damaged") from error
+        return cls(inodes, attributes, contents)
+
+    @property
+    def content_hashes(self) -> set[bytes]:
+        """The hashes of all content there is, of files and others."""
+        return {row.tobytes() for row in self.contents}
+
+
+def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = HASHED_MOST) -> Digest:
+    """Hash `snapshot`; `before` is an older snapshot of the same line and its digest. Blocks.
+
+    Of content at most `most` bytes are hashed; the rest is recorded as UNHASHED.
+    """
+    since = _created_in(before[0]) + 1 if before is not None else 0
+    root = os.open(snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        present = np.fromiter((number for number, _ in _inodes(root, 0)), dtype=np.uint64)
+        changed = {number for number, touched in _inodes(root, since) if touched >= since} if since else None
+        records: dict[int, tuple[bytes, bytes]] = {}
+        budget = most
+        old = before[1] if before is not None else _EMPTY
+        if changed is not None:
+            changed |= set(np.setdiff1d(present, old.inodes).tolist())
+        for number, path in _paths(root, present.tolist() if changed is None else changed):
+            facts, content, size = _record(root, path, budget)
+            budget -= size
+            records[number] = facts, content
+    finally:
+        os.close(root)
+    kept = np.isin(old.inodes, present) & ~np.isin(old.inodes, np.fromiter(records, dtype=np.uint64))
+    inodes = np.concatenate([old.inodes[kept], np.fromiter(records, dtype=np.uint64)])
+    attributes = np.concatenate([old.attributes[kept], _rows((each[0] for each in records.values()), ATTRIBUTES)])
+    contents = np.concatenate([old.contents[kept], _rows((each[1] for each in records.values()), CONTENT)])
+    order = np.argsort(inodes)
+    return Digest(inodes[order], attributes[order], contents[order])
+
+
+def damage(snapshot: Path, expected: Digest) -> list[str]:
+    """What of `snapshot` is not as it was hashed, by name; [] when all is whole. Reads everything. Blocks."""
+    wrong: list[str] = []
+    root = os.open(snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        present = [number for number, _ in _inodes(root, 0)]
+        missing = np.setdiff1d(expected.inodes, np.array(present, dtype=np.uint64))
+        wrong += [f"inode {number} is missing" for number in missing.tolist()]
+        found = set()
+        for number, path in _paths(root, present):
+            found.add(number)
+            name = told(os.fsdecode(path)) or "/"
+            place = int(np.searchsorted(expected.inodes, np.uint64(number)))
+            if place == len(expected.inodes) or int(expected.inodes[place]) != number:
+                wrong.append(f"{name} was not there")
+                continue
+            try:
+                attributes, content, _ = _record(root, path, _MOST, fresh=True)
+            except OSError as error:
+                wrong.append(f"{name} cannot be read: {os.strerror(error.errno or 0)}")
+                continue
+            if expected.attributes[place].tobytes() != attributes:
+                wrong.append(f"{name} has other attributes")
+            known = expected.contents[place].tobytes()
+            if known not in (UNHASHED, content):
+                wrong.append(f"{name} has other content")
+        wrong += [f"inode {number} has no name" for number in set(present) - found]
+    except OSError as error:
+        wrong.append(f"its tree cannot be read: {os.strerror(error.errno or 0)}")
+    finally:
+        os.close(root)
+    return wrong
+
+
+def _rows(values: Iterable[bytes], width: int) -> np.ndarray:
+    return np.frombuffer(b"".join(values), dtype=np.uint8).reshape(-1, width)
+
+
+_EMPTY = Digest(np.zeros(0, np.uint64), np.zeros((0, ATTRIBUTES), np.uint8), np.zeros((0, CONTENT), np.uint8))
+
+
+# ---------------------------------------------------------------------------- one inode
+
+
+def _record(root: int, path: bytes, budget: int, *, fresh: bool = False) -> tuple[bytes, bytes, int]:
+    """Hashes of the attributes and the content behind `path`, and how many bytes of content were hashed."""
+    where = path or b"."
+    found = os.stat(where, dir_fd=root, follow_symlinks=False)
+    regular = stat.S_ISREG(found.st_mode)
+    full = os.fsencode(f"/proc/self/fd/{root}/") + where
+    extended = sorted((name, os.getxattr(full, name, follow_symlinks=False)) for name in _names(full))
+    facts = (
+        found.st_mode,
+        found.st_uid,
+        found.st_gid,
+        found.st_size if regular else 0,
+        found.st_mtime_ns,
+        found.st_nlink if not stat.S_ISDIR(found.st_mode) else 0,
+        found.st_rdev,
+        extended,
+    )
+    attributes = blake3(repr(facts).encode()).digest(ATTRIBUTES)
+    if regular:
+        if found.st_size > budget:
+            return attributes, UNHASHED, 0
+        return attributes, hash_file(root, where, fresh=fresh), found.st_size
+    if stat.S_ISLNK(found.st_mode):
+        return attributes, blake3(os.readlink(where, dir_fd=root)).digest(), 0
+    if stat.S_ISDIR(found.st_mode):
+        return attributes, _hash_directory(root, where), 0
+    return attributes, bytes(CONTENT), 0
+
+
+def _names(path: bytes) -> list[str]:
+    return os.listxattr(path, follow_symlinks=False)
+
+
+def hash_file(root: int, path: bytes, *, fresh: bool = False) -> bytes:
+    """blake3 of a file's bytes; `fresh` reads them from the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOATIME, dir_fd=root)
+    try:
+        if fresh:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        hasher = blake3()
+        while chunk := os.read(fd, STEP):
+            hasher.update(chunk)
+        return hasher.digest()
+    finally:
+        os.close(fd)
+
+
+def _hash_directory(root: int, path: bytes) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOATIME, dir_fd=root)
+    try:
+        with os.scandir(fd) as entries:
+            listed = sorted((entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)) for entry in entries)
+    finally:
+        os.close(fd)
+    return blake3(repr(listed).encode()).digest()
+
+
+# ---------------------------------------------------------------------------- what btrfs knows
+
+
+def _created_in(snapshot: Path) -> int:
+    fd = os.open(snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        info = bytearray(_SUBVOLUME_INFO)
+        fcntl.ioctl(fd, _GET_SUBVOL_INFO, info)
+    finally:
+        os.close(fd)
+    return int(struct.unpack_from("=Q", info, _CREATED_IN)[0])
+
+
+def _inodes(root: int, since: int) -> Iterator[tuple[int, int]]:
+    """Inode numbers of a subvolume and the transaction that last changed each, out of blocks newer than `since`."""
+    inode, kind, offset = 0, 0, 0
+    while True:
+        args = bytearray(_KEY.size + _BUFFER)
+        _KEY.pack_into(args, 0, 0, inode, _MOST, offset, _MOST, since, _MOST, kind, 255, 1 << 20, 0, _BUFFER)
+        fcntl.ioctl(root, _TREE_SEARCH_V2, args)
+        (count,) = struct.unpack_from("=I", args, 64)
+        if not count:
+            return
+        position = _KEY.size
+        for _ in range(count):
+            _, inode, offset, kind, size = _HEADER.unpack_from(args, position)
+            position += _HEADER.size
+            if kind == _INODE_ITEM and inode >= 256:
+                (links,) = struct.unpack_from("<I", args, position + 40)
+                if links:  # without: deleted, and still open when the snapshot was taken
+                    yield inode, struct.unpack_from("<Q", args, position + 8)[0]
+            position += size
+        if offset < _MOST:
+            offset += 1
+        elif kind < 255:
+            kind, offset = kind + 1, 0
+        else:
+            inode, kind, offset = inode + 1, 0, 0
+
+
+def _paths(root: int, inodes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    """A path below `root` for each of these inodes that has one; b"" for the root itself."""
+    wanted = set(inodes)
+    if len(wanted) < WALK_FROM:
+        for number in sorted(wanted):
+            path = path_of(root, number)
+            if path is not None:
+                yield number, path
+        return
+    pending = [b""]
+    while pending:
+        path = pending.pop()
+        fd = os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+        try:
+            number = os.fstat(fd).st_ino
+            with os.scandir(fd) as entries:
+                below = [(os.fsencode(e.name), e.inode(), e.is_dir(follow_symlinks=False)) for e in entries]
+        finally:
+            os.close(fd)
+        if number in wanted:
+            wanted.discard(number)
+            yield number, path
+        for name, number, directory in below:
+            full = path + b"/" + name if path else name
+            if directory:
+                pending.append(full)
+            elif number in wanted:
+                wanted.discard(number)
+                yield number, full
+
+
+def path_of(root: int, inode: int) -> bytes | None:
+    """A path below the root of a subvolume that leads to an inode; None when there is none."""
+    if inode == 256:
+        return b""
+    buffer = ctypes.create_string_buffer(1 << 16)
+    args = bytearray(struct.pack("=QQ32xQ", inode, len(buffer), ctypes.addressof(buffer)))
+    try:
+        fcntl.ioctl(root, _INO_PATHS, args)
+    except FileNotFoundError:
+        return None
+    (count,) = struct.unpack_from("=I", buffer, 8)
+    if not count:
+        return None
+    (offset,) = struct.unpack_from("=Q", buffer, 16)  # relative to the first of the values
+    end = buffer.raw.index(b"\0", 16 + offset)
+    return buffer.raw[16 + offset : end]

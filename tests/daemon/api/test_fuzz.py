@@ -1,0 +1,47 @@
+"""A short, deterministic fuzzing of every route of a real daemon. The long one is ``pagurus bench fuzz``."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bench.fuzz import Target, admin, fuzz
+from sandbox import Client
+from tests.support.daemon_host import IMAGE, Daemon, free_port, missing
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+EXAMPLES = 3  # of each operation and kind
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of the fuzzer's own, about what it generates
+def test_no_case_breaks_the_daemon(tmp_path: Path) -> None:
+    daemon, port = Daemon(tmp_path / "host"), free_port()
+    try:
+        daemon.start("--listen", f"127.0.0.1:{port}", "--plain")
+        process = daemon.process
+        assert process is not None
+
+        async def token() -> str:
+            async with daemon.client() as client:
+                return await admin(client)
+
+        target = Target(f"http://127.0.0.1:{port}", asyncio.run(token()), IMAGE)
+        found = fuzz(target, examples=EXAMPLES, seed=7, alive=lambda: process.poll() is None)
+        assert (found.server_errors, found.misfits, found.crashes) == ([], [], 0)
+        assert found.operations > 40 and found.statuses["2xx"] > found.operations // 2
+
+        async def leave() -> dict[str, object]:
+            async with Client(daemon.socket) as client:
+                for info in await client.sandboxes():
+                    await (await client.get(info.id)).remove()
+                return await client.health()
+
+        assert asyncio.run(leave())["status"] == "ok"
+        assert daemon.stop() == 0
+        assert not [
+            line for line in daemon.log.read_text().splitlines() if "Traceback" in line or '"traceback"' in line
+        ]
+    finally:
+        daemon.clean()

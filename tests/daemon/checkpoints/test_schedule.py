@@ -1,0 +1,309 @@
+"""The order of checkpoint work: tables for each rule, properties for what must always hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.checkpoints.schedule import Job, Schedule, Stage
+
+WIDE = dict.fromkeys(Stage, 1)
+
+
+def drain(schedule: Schedule, now: float) -> list[str]:
+    """Run everything, one after another, and tell the order."""
+    order = []
+    while started := schedule.start(now):
+        for job in started:
+            order.append(job.id)
+            schedule.finish(job.id)
+    return order
+
+
+@pytest.mark.parametrize(
+    ("jobs", "promoted", "now", "order"),
+    [
+        pytest.param([("a", "x", 5), ("b", "y", 3)], [], 0, "ba", id="earlier deadline first"),
+        pytest.param([("a", "x", 5), ("b", "y", 5)], [], 0, "ab", id="then arrival"),
+        pytest.param([("a", "x", 3), ("b", "y", 5)], ["b"], 0, "ba", id="somebody waits for b"),
+        pytest.param([("a", "x", 9), ("b", "y", 2), ("c", "z", 5)], ["c", "a"], 0, "cab", id="waited, by deadline"),
+        pytest.param([("a", "x", 1), ("b", "y", 5)], ["b"], 2, "ab", id="overdue before waited with later deadline"),
+        pytest.param(
+            [("a", "x", 1), ("b", "x", 1), ("c", "x", 1), ("d", "y", 9)], [], 0, "adbc", id="fair share over deadline"
+        ),
+    ],
+)
+def test_order(jobs: list[tuple[str, str, float]], promoted: list[str], now: float, order: str) -> None:
+    schedule = Schedule(WIDE)
+    for name, sandbox, deadline in jobs:
+        schedule.submit(Job(name, Stage.DUMP, sandbox, deadline))
+    for name in promoted:
+        schedule.promote(name)
+    assert "".join(drain(schedule, now)) == order
+
+
+def test_stages_have_limits_of_their_own() -> None:
+    schedule = Schedule({Stage.DUMP: 2, Stage.SNAPSHOT: 3, Stage.HASH: 1, Stage.COMPRESS: 1})
+    for stage in (Stage.DUMP, Stage.SNAPSHOT, Stage.HASH, Stage.COMPRESS):
+        for number in range(5):
+            schedule.submit(Job(f"{stage}{number}", stage, f"s{number}", 1.0))
+    assert len(schedule.start(0.0)) == 7
+    assert [schedule.running(stage) for stage in Stage] == [2, 3, 1, 1, 0]
+    assert schedule.start(0.0) == []
+
+
+def test_a_queued_job_can_be_cancelled() -> None:
+    schedule = Schedule(WIDE)
+    schedule.submit(Job("a", Stage.DUMP, "x", 1.0))
+    schedule.submit(Job("b", Stage.DUMP, "x", 2.0))
+    schedule.start(0.0)
+    schedule.finish("b")
+    schedule.finish("a")
+    assert schedule.queued() == schedule.running() == 0
+    assert schedule.start(0.0) == []
+
+
+def test_an_id_is_used_once() -> None:
+    schedule = Schedule(WIDE)
+    schedule.submit(Job("a", Stage.DUMP, "x", 1.0))
+    with pytest.raises(ValueError, match="already known"):
+        schedule.submit(Job("a", Stage.COMPRESS, "x", 1.0))
+
+
+QUEUED = [Stage.DUMP, Stage.SNAPSHOT, Stage.HASH, Stage.COMPRESS]
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.sampled_from(QUEUED), st.sampled_from("xyz"), st.floats(0, 20), st.booleans()),
+        st.tuples(st.just("promote"), st.integers(0, 60)),
+        st.tuples(st.just("finish"), st.integers(0, 60)),
+        st.tuples(st.just("pass"), st.floats(0, 5)),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+def test_limits_hold_and_no_free_slot_stays_empty(acts: list[tuple], dumps: int, snapshots: int, packs: int) -> None:
+    limits = {Stage.DUMP: dumps, Stage.SNAPSHOT: snapshots, Stage.HASH: packs, Stage.COMPRESS: packs}
+    schedule, now, known, running, queued = Schedule(limits), 0.0, [], set(), set()
+    for act in acts:
+        match act:
+            case ("submit", stage, sandbox, deadline, waited):
+                job = Job(f"j{len(known)}", stage, sandbox, now + deadline, waited=waited)
+                known.append(job)
+                queued.add(job.id)
+                schedule.submit(job)
+            case ("promote", index) if known:
+                schedule.promote(known[index % len(known)].id)
+            case ("finish", index) if running:
+                name = sorted(running)[index % len(running)]
+                running.discard(name)
+                schedule.finish(name)
+            case ("pass", seconds):
+                now += seconds
+        for job in schedule.start(now):
+            assert job.id not in running
+            running.add(job.id)
+            queued.discard(job.id)
+        for stage in limits:
+            assert schedule.running(stage) <= limits[stage]
+            share = max(1, limits.get(stage, 0) - 1)
+            taken = Counter(job.sandbox for job in known if job.id in running and job.stage is stage)
+            assert all(count <= share for count in taken.values())
+            assert schedule.running(stage) == limits.get(stage) or not any(
+                taken[job.sandbox] < share for job in known if job.stage is stage and job.id in queued
+            )
+    assert schedule.running() == len(running)
+
+
+@given(st.lists(st.tuples(st.sampled_from("wxyz"), st.floats(0, 10), st.booleans()), min_size=1, max_size=40))
+def test_everything_runs_exactly_once(jobs: list[tuple[str, float, bool]]) -> None:
+    schedule = Schedule(WIDE)
+    for number, (sandbox, deadline, waited) in enumerate(jobs):
+        schedule.submit(Job(f"j{number}", Stage.COMPRESS, sandbox, deadline, waited=waited))
+    assert sorted(drain(schedule, 0.0)) == sorted(f"j{number}" for number in range(len(jobs)))
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_an_overdue_job_is_not_starved_by_later_ones(waited: list[bool]) -> None:
+    """However many urgent jobs arrive with later deadlines, the overdue one is next."""
+    schedule = Schedule(WIDE)
+    schedule.submit(Job("running", Stage.DUMP, "x", 0.0))
+    schedule.start(0.0)
+    schedule.submit(Job("patient", Stage.DUMP, "x", 10.0))
+    for number, flag in enumerate(waited):
+        schedule.submit(Job(f"late{number}", Stage.DUMP, f"s{number}", 10.5 + number, waited=flag))
+    schedule.finish("running")
+    assert schedule.start(11.0)[0].id == "patient"
+
+
+@given(st.integers(2, 30), st.integers(1, 5))
+def test_a_sandbox_with_many_jobs_does_not_crowd_out_another(many: int, few: int) -> None:
+    schedule = Schedule(WIDE)
+    for number in range(many):
+        schedule.submit(Job(f"a{number}", Stage.COMPRESS, "greedy", 50.0))
+    for number in range(few):
+        schedule.submit(Job(f"b{number}", Stage.COMPRESS, "modest", 90.0))
+    order = drain(schedule, 0.0)
+    last = max(order.index(f"b{number}") for number in range(few))
+    assert last <= 2 * few
+
+
+RATE = {Stage.COMPRESS: 10.0}  # units a second
+
+
+def test_a_share_holds_back_what_nobody_waits_for() -> None:
+    schedule = Schedule(dict.fromkeys(Stage, 9), RATE)
+    for name in "abc":
+        schedule.submit(Job(name, Stage.COMPRESS, name, 100.0, cost=25.0))
+    assert [job.id for job in schedule.start(0.0)] == ["a"]  # the burst of 10 is overdrawn by 15
+    assert schedule.wake(0.0) == pytest.approx(1.5, abs=0.01)
+    assert schedule.start(1.4) == []
+    schedule.promote("c")
+    assert [job.id for job in schedule.start(1.4)] == ["c"]  # somebody waits: at once, paid for afterwards
+    assert schedule.start(3.9) == []
+    assert [job.id for job in schedule.start(schedule.wake(3.9) or 0.0)] == ["b"]
+    assert schedule.wake(9.0) is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.sampled_from("wxyz"), st.floats(1, 60), st.booleans()), max_size=40),
+    st.floats(1, 100),
+)
+def test_a_share_is_kept_and_starves_nobody(jobs: list[tuple[float, str, float, bool]], rate: float) -> None:
+    """What nobody waits for never uses more than the share allows, and everything starts by its deadline."""
+    schedule = Schedule(dict.fromkeys(Stage, 1000), {Stage.COMPRESS: rate})
+    arrivals = sorted(
+        (time, number, sandbox, cost, waited) for number, (time, sandbox, cost, waited) in enumerate(jobs)
+    )
+    patience, now, started, patient_cost = 30.0, 0.0, {}, 0.0
+    while arrivals or schedule.queued():
+        while arrivals and arrivals[0][0] <= now:
+            time, number, sandbox, cost, waited = arrivals.pop(0)
+            schedule.submit(Job(f"j{number}", Stage.COMPRESS, sandbox, time + patience, cost, waited))
+        for job in schedule.start(now):
+            started[job.id] = now
+            assert now <= job.deadline + 1e-6
+            if job.waited:
+                assert now == pytest.approx(jobs[int(job.id[1:])][0])
+            elif now < job.deadline:
+                assert patient_cost <= rate * (now + 1.0) + 1e-6  # before this one, which may overdraw
+                patient_cost += job.cost
+        wake = schedule.wake(now)
+        coming = [arrivals[0][0]] if arrivals else []
+        now = max(now, min([*coming, *([wake] if wake is not None else [])], default=now))
+    assert len(started) == len(jobs)
+
+
+@given(st.integers(1, 4), st.integers(5, 60), st.data())
+def test_nothing_starves_under_a_stream_of_urgent_jobs(limit: int, rounds: int, data: st.DataObject) -> None:
+    """Urgent work arrives faster than it can be done, for ever: a patient job still starts soon after its deadline."""
+    schedule = Schedule(dict.fromkeys(Stage, limit))
+    schedule.submit(Job("patient", Stage.DUMP, "p", 5.0))
+    running: list[str] = []
+    for now in range(rounds):
+        for number in range(limit + 1):
+            think = data.draw(st.floats(0.1, 3.0))
+            schedule.submit(Job(f"u{now}.{number}", Stage.DUMP, f"s{number}", now + think, waited=True))
+        for name in running:
+            schedule.finish(name)
+        running = [job.id for job in schedule.start(float(now))]
+        if "patient" in running:
+            break
+    else:
+        # Ahead of it are only those whose deadline is earlier: at most what arrived until then.
+        assert rounds < (limit + 1) * 6
+
+
+# ---------------------------------------------------------------------- shares of the slots
+
+TWO = {Stage.DUMP: 2}
+
+
+def started(schedule: Schedule, now: float = 0.0) -> list[str]:
+    return [job.id for job in schedule.start(now)]
+
+
+def test_no_owner_takes_the_last_slot() -> None:
+    schedule = Schedule(TWO)
+    for number in range(4):
+        schedule.submit(Job(f"a{number}", Stage.DUMP, f"s{number}", 1.0, waited=True, owner="t-a"))
+    assert started(schedule) == ["a0"]
+    schedule.submit(Job("b", Stage.DUMP, "other", 9.0, owner="t-b"))
+    assert started(schedule) == ["b"]
+    assert started(schedule, 5.0) == []  # overdue as they are
+    schedule.finish("a0")
+    assert started(schedule, 5.0) == ["a1"]
+
+
+def test_sandboxes_of_no_owner_do_not_share() -> None:
+    schedule = Schedule(TWO)
+    for name in "ab":
+        schedule.submit(Job(name, Stage.DUMP, name, 1.0))
+    assert started(schedule) == ["a", "b"]
+
+
+def test_what_held_a_slot_long_shares_with_its_like() -> None:
+    schedule = Schedule(TWO)
+    for name in "ab":
+        schedule.submit(Job(f"{name}1", Stage.DUMP, name, 1.0))
+        started(schedule)
+        schedule.finish(f"{name}1", took=3.0)
+    for name in "abc":
+        schedule.submit(Job(f"{name}2", Stage.DUMP, name, 1.0, waited=True))
+    assert started(schedule) == ["a2", "c2"]
+    schedule.finish("a2", took=0.1)  # it is light again
+    assert started(schedule) == ["b2"]
+    schedule.submit(Job("a3", Stage.DUMP, "a", 1.0))
+    schedule.finish("c2", took=0.1)
+    assert started(schedule) == ["a3"]
+
+
+def test_a_cancelled_job_of_a_sharer_at_its_most_never_starts() -> None:
+    schedule = Schedule(TWO)
+    for name in "ab":
+        schedule.submit(Job(name, Stage.DUMP, name, 1.0, owner="t"))
+    assert started(schedule) == ["a"]
+    schedule.finish("b")
+    schedule.finish("a")
+    assert started(schedule) == []
+    assert schedule.queued() == schedule.running() == 0
+
+
+def test_a_struck_sandbox_waits_twice_as_long_each_time() -> None:
+    schedule, now = Schedule(TWO), 100.0
+    for wait in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        assert schedule.strike("a", now) == wait
+        schedule.submit(Job("again", Stage.DUMP, "a", now, waited=True))
+        assert started(schedule, now) == []
+        assert schedule.queued(Stage.DUMP) == 1
+        assert schedule.wake(now) == now + wait
+        now += wait
+        assert started(schedule, now) == ["again"]
+        schedule.finish("again")
+    schedule.submit(Job("other", Stage.DUMP, "b", now))
+    assert started(schedule, now) == ["other"]
+    schedule.forgive("a")
+    schedule.submit(Job("free", Stage.DUMP, "a", now))
+    assert started(schedule, now) == ["free"]
+
+
+def test_a_strike_is_forgotten_after_a_while() -> None:
+    schedule = Schedule(TWO)
+    schedule.strike("a", 0.0)
+    schedule.strike("b", 1000.0)
+    schedule.submit(Job("a", Stage.DUMP, "a", 1000.0))
+    assert started(schedule, 1000.0) == ["a"]
+
+
+def test_a_job_that_waits_for_a_strike_can_be_promoted_and_cancelled() -> None:
+    schedule = Schedule(TWO)
+    schedule.strike("a", 0.0)
+    for name in ("first", "second"):
+        schedule.submit(Job(name, Stage.DUMP, "a", 9.0))
+    schedule.promote("second")
+    schedule.finish("first")
+    assert started(schedule, 2.0) == ["second"]

@@ -1,0 +1,49 @@
+"""N forks of one checkpoint: whatever happens to one of them, the others are told as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
+from daemon.host.host import Host
+from sandbox import NoSpace
+
+
+class Forking(Host):
+    """A host whose forks end as `fates` say: an error, or none."""
+
+    def __init__(self, fates: list[BaseException | None]) -> None:
+        self.fates = iter(fates)
+        self.released: list[int] = []
+        self._making = asyncio.Semaphore(1)
+        self._ids = SimpleNamespace(release=self.released.append)  # type: ignore[assignment]
+        self._numbers = iter(range(len(fates) + 1))
+        self.collector = SimpleNamespace(pin=lambda row: contextlib.nullcontext())  # type: ignore[assignment]
+        self.making = SimpleNamespace(admitted=lambda row: contextlib.nullcontext())  # type: ignore[assignment]
+        self.restorer = SimpleNamespace(tree_below=lambda row: None)  # type: ignore[assignment]
+
+    async def restorable(self, checkpoint: str) -> SimpleNamespace:  # type: ignore[override]
+        return SimpleNamespace(id=checkpoint)
+
+    def _forked(self, origin: object) -> SimpleNamespace:  # type: ignore[override]
+        number = next(self._numbers)
+        if number == 3:
+            raise NoSpace("no range of ids is free")
+        return SimpleNamespace(uid_base=number, info=lambda: f"sandbox {number}")
+
+    async def _make(self, row: object, *_: object) -> None:
+        if (fate := next(self.fates)) is not None:
+            raise fate
+
+
+async def test_each_of_n_forks_succeeds_or_fails_alone() -> None:
+    host = Forking([None, KeyError(4711), NoSpace("64 MiB more are needed"), OSError(5, "Input/output error")])
+    entries = await host.fork("c-1", 5)
+    told = [(entry.sandbox, entry.error) for entry in entries]
+    assert told[0] == ("sandbox 0", None)
+    assert (told[1][0], told[1][1]) == (None, "4711")
+    assert told[2][0] is None and "64 MiB more" in (told[2][1] or "")
+    assert told[3][0] is None and "no range of ids" in (told[3][1] or "")
+    assert told[4][0] is None and "Input/output" in (told[4][1] or "")
+    assert host.released == [1, 2, 4]  # what failed keeps no range of ids

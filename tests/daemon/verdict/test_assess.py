@@ -1,0 +1,156 @@
+"""The order of look, comparison and second look: when files are compared at all, and when that may end in `none`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from daemon.verdict import compare
+from daemon.verdict.assess import RESTS, Assessor, Trees, look
+from daemon.verdict.ignore import checked
+from ebpf.inspector import SurvivorSeen
+from sandbox import paths
+from sandbox.messages import Effects, IgnoreRules, Verdict
+
+NONE, FILES, PROCESSES, BOTH = Verdict.NONE, Verdict.FILES, Verdict.PROCESSES, Verdict.BOTH
+WRITTEN = Effects(data_writes=1)
+
+
+@dataclass
+class FakeInspector:
+    """Answers with the given effects, one after the other; the last one for ever."""
+
+    answers: Sequence[Effects]
+    seen: Sequence[SurvivorSeen] = ()
+    reads: int = 0
+    asked: list[int] = field(default_factory=list)
+
+    def read(self, _cgroup: int) -> Effects:
+        self.reads += 1
+        return self.answers[min(self.reads, len(self.answers)) - 1]
+
+    def tasks(self, cgroup: int) -> list[SurvivorSeen]:
+        self.asked.append(cgroup)
+        return list(self.seen)
+
+
+# Its processes hold nothing.
+CONTAINER = SimpleNamespace(cgroup=SimpleNamespace(id=7), init_pid=None, layer=paths.runtime_layer())
+
+
+@pytest.fixture
+def equal(tmp_path: Path) -> Trees:
+    """Two trees without a difference."""
+    for name in ("before", "now", "lower"):
+        (tmp_path / name).mkdir(mode=0o755)
+    return Trees(before=tmp_path / "before", now=tmp_path / "now", lower=tmp_path / "lower", taken_at=0.0)
+
+
+async def assessed(
+    trees: Trees | None,
+    *answers: Effects,
+    paths: Sequence[str] = (),
+    busy: bool = False,
+    assessor: Assessor | None = None,
+) -> Verdict:
+    assessor = assessor or Assessor(compare.Bounds(seconds=60))
+    rules = checked(IgnoreRules(paths=list(paths)))
+    _, judgement = await assessor.assess(FakeInspector(answers), CONTAINER, lambda: trees, rules=rules, busy=busy)
+    return judgement.verdict
+
+
+async def test_files_that_are_as_they_were_need_nothing(equal: Trees) -> None:
+    assert await assessed(equal, WRITTEN) is NONE
+    (equal.now / "new").write_text("")
+    assert await assessed(equal, WRITTEN) is FILES
+    assert await assessed(equal, WRITTEN, paths=["/new"]) is NONE
+
+
+@pytest.mark.parametrize(
+    ("effects", "expected"),
+    [
+        (Effects(), NONE),
+        (Effects(data_writes=1, survivors=1, survivors_new=1), BOTH),
+        (Effects(data_writes=1, survivors=1, survivors_ran=1), BOTH),
+        (Effects(data_writes=1, signals=1), BOTH),
+        (Effects(survivors=1, survivors_new=1), PROCESSES),
+        (Effects(data_writes=1, unknown=True), BOTH),
+        (Effects(data_writes=1, overflow=True), BOTH),
+        (Effects(must_files="the host wrote"), FILES),
+        (Effects(data_writes=1, must_files="the host wrote"), FILES),
+        (Effects(data_writes=1, excluded=1), FILES),
+        (Effects(data_writes=65), FILES),
+        (Effects(data_writes=1, survivors=1), FILES),  # what they hold is not known
+        (Effects(uring_requests=3), NONE),
+        (Effects(name_changes=2, metadata_changes=2, times_set=1), NONE),
+    ],
+)
+async def test_only_changes_of_files_that_nobody_else_could_make_are_compared(
+    equal: Trees, effects: Effects, expected: Verdict
+) -> None:
+    assert await assessed(equal, effects) is expected
+
+
+async def test_a_survivor_must_hold_what_it_held(equal: Trees) -> None:
+    beside = Effects(data_writes=1, survivors=1)
+    assert await assessed(replace(equal, held={}), beside) is NONE
+    assert await assessed(replace(equal, held={"/work/log": ()}), beside) is BOTH
+    assert await assessed(replace(equal, held={"/work/log": ()}), WRITTEN) is NONE
+    assert await assessed(replace(equal, held={"/work/log": ()}), beside, busy=True) is BOTH
+
+
+async def test_nothing_is_compared_while_commands_are_under_way_or_without_a_snapshot(equal: Trees) -> None:
+    assert await assessed(equal, WRITTEN, busy=True) is FILES
+    assert await assessed(None, WRITTEN) is FILES
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (Effects(data_writes=2), FILES),
+        (Effects(data_writes=1, survivors=1, survivors_new=1), BOTH),
+        (Effects(data_writes=1, temporary=1), FILES),
+        (Effects(data_writes=1, unknown=True), BOTH),
+        (Effects(data_writes=1, reasons=["more is told"], lost_events=1), NONE),
+    ],
+)
+async def test_what_happens_during_the_comparison_counts(equal: Trees, later: Effects, expected: Verdict) -> None:
+    assert await assessed(equal, WRITTEN, later) is expected
+
+
+async def test_a_tree_that_is_too_large_is_left_in_peace_for_some_turns(equal: Trees) -> None:
+    assessor = Assessor(compare.Bounds(entries=0, seconds=60))
+    (equal.now / "one").mkdir()
+    assert await assessed(equal, WRITTEN, assessor=assessor) is FILES
+    (equal.now / "one").rmdir()
+    verdicts = [await assessed(equal, WRITTEN, assessor=assessor) for _ in range(RESTS + 1)]
+    assert verdicts == [FILES] * RESTS + [NONE]
+
+
+TMUX = checked(IgnoreRules(processes=["tmux: server"]))
+SERVER = SurvivorSeen(pid=1 << 30, tid=1 << 30, name="tmux: server", new=True, ran=False)
+
+
+def test_an_ignored_process_is_looked_for_only_where_there_are_rules() -> None:
+    new = Effects(survivors=1, survivors_new=1)
+    with_rules, without_rules = FakeInspector([new], [SERVER]), FakeInspector([new], [SERVER])
+    assert look(with_rules, CONTAINER, TMUX)[1].verdict is NONE
+    assert look(without_rules, CONTAINER)[1].verdict is PROCESSES
+    assert (with_rules.asked, without_rules.asked) == ([7], [])
+    assert look(FakeInspector([Effects()], [SERVER]), CONTAINER, TMUX)[1].verdict is NONE
+
+
+def test_a_process_that_changed_while_it_was_looked_at_counts() -> None:
+    before, after = Effects(survivors=1, survivors_new=1), Effects(survivors=1, survivors_new=1, execs=1)
+    assert look(FakeInspector([before, after], [SERVER]), CONTAINER, TMUX)[1].verdict is PROCESSES
+
+
+async def test_files_are_not_compared_while_an_ignored_process_could_write(equal: Trees) -> None:
+    both = Effects(data_writes=1, survivors=1, survivors_new=1)
+    inspector = FakeInspector([both], [SERVER])
+    _, judgement = await Assessor().assess(inspector, CONTAINER, lambda: equal, rules=TMUX)
+    assert judgement.verdict is FILES

@@ -1,0 +1,205 @@
+"""The command-line program against a real daemon: what people type, and what they get for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from pagurus.cli import application
+from tests.support.daemon_host import Daemon, missing
+
+needs_host = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def pagurus(*arguments: str, host: Daemon | None = None, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    run = str(host.run) if host else "/nonexistent"
+    environment = {**os.environ, "PAGURUS_RUN": run}
+    command = [sys.executable, "-m", "pagurus", *arguments]
+    return subprocess.run(command, env=environment, input=stdin, capture_output=True, check=False)
+
+
+@pytest.fixture
+def host(daemon: Daemon) -> Daemon:
+    return daemon
+
+
+@pytest.fixture
+def sandbox(host: Daemon) -> Iterator[str]:
+    done = pagurus("run", "debian", host=host)
+    name = done.stdout.decode().strip()
+    assert done.returncode == 0 and name, done.stderr
+    yield name
+    pagurus("rm", name, host=host)
+
+
+def listed(host: Daemon) -> list[str]:
+    return [entry["id"] for entry in json.loads(pagurus("ls", "--json", host=host).stdout)]
+
+
+@needs_host
+def test_exec_passes_streams_and_the_code_on(host: Daemon, sandbox: str) -> None:
+    done = pagurus("exec", sandbox, "sh", "-c", "cat; echo no >&2; exit 7", host=host, stdin=b"a\0b")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"a\0b", b"no\n")
+
+
+@needs_host
+def test_exec_runs_as_whom_it_is_told(host: Daemon, sandbox: str) -> None:
+    who = pagurus("exec", "--user", "nobody:daemon", sandbox, "sh", "-c", "id -un; id -gn", host=host)
+    assert who.stdout == b"nobody\ndaemon\n"
+    ghost = pagurus("exec", "-u", "ghost", sandbox, "true", host=host)
+    assert ghost.returncode == 125 and b"no user 'ghost' in the sandbox's /etc/passwd" in ghost.stderr
+
+
+@needs_host
+def test_exec_of_what_does_not_exist_says_so(host: Daemon, sandbox: str) -> None:
+    done = pagurus("exec", sandbox, "no-such-program", host=host)
+    assert done.returncode == 127
+    assert b"no-such-program" in done.stderr and sandbox.encode() in done.stderr and b"Traceback" not in done.stderr
+
+
+@needs_host
+def test_exec_ends_at_its_time_limit(host: Daemon, sandbox: str) -> None:
+    done = pagurus("exec", "--timeout", "0.3", sandbox, "sleep", "1000", host=host)
+    assert done.returncode == 124 and b"time limit" in done.stderr
+
+
+@needs_host
+def test_run_removes_what_it_started(host: Daemon) -> None:
+    before = listed(host)
+    done = pagurus("run", "debian", "echo", "hello", host=host)
+    assert done.stdout == b"hello\n" and done.returncode == 0
+    assert listed(host) == before
+
+
+@needs_host
+def test_an_unknown_image_lists_those_there_are(host: Daemon) -> None:
+    done = pagurus("run", "no-such-image", host=host)
+    assert done.returncode == 125 and b"debian" in done.stderr
+
+
+@needs_host
+def test_checkpoint_diff_restore_and_tree(host: Daemon, sandbox: str) -> None:
+    pagurus("exec", sandbox, "sh", "-c", "echo 1 >/srv/a", host=host)
+    saved = pagurus("checkpoint", sandbox, "before", host=host).stdout.decode().strip()
+    pagurus("exec", sandbox, "sh", "-c", "echo 2 >/srv/a; echo 3 >/srv/b", host=host)
+    changes = json.loads(pagurus("diff", sandbox, saved, "--json", host=host).stdout)
+    assert {(change["path"], change["kind"]) for change in changes} >= {("/srv/a", "modified"), ("/srv/b", "added")}
+    restored = pagurus("restore", sandbox, saved, "--verify", host=host)
+    assert restored.returncode == 0 and b"verified equal" in restored.stdout, restored.stderr
+    assert pagurus("exec", sandbox, "sh", "-c", "cat /srv/a; ls /srv", host=host).stdout == b"1\na\n"
+    tree = json.loads(pagurus("tree", sandbox, "--json", host=host).stdout)
+    assert "before" in {entry.get("label") for entry in tree}
+    assert saved in pagurus("tree", sandbox, host=host).stdout.decode()
+
+
+@needs_host
+def test_fork_continues_from_a_checkpoint(host: Daemon, sandbox: str) -> None:
+    pagurus("exec", sandbox, "sh", "-c", "echo kept >/srv/a", host=host)
+    saved = pagurus("checkpoint", sandbox, host=host).stdout.decode().strip()
+    children = pagurus("fork", saved, "2", host=host).stdout.decode().split()
+    assert len(children) == 2
+    for child in children:
+        assert pagurus("exec", child, "cat", "/srv/a", host=host).stdout == b"kept\n"
+    assert pagurus("rm", *children, host=host).returncode == 0
+
+
+@needs_host
+def test_rm_names_what_it_did_not_find(host: Daemon) -> None:
+    done = pagurus("rm", "no-such-sandbox", host=host)
+    assert done.returncode == 1 and b"no-such-sandbox" in done.stderr
+
+
+def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
+    done = pagurus("ls")
+    assert done.returncode == 1
+    assert b"pagurus daemon" in done.stderr and b"Traceback" not in done.stderr
+
+
+VERBS = {
+    *("doctor", "daemon", "run", "ls", "top", "exec", "shell", "cp", "port-forward", "rm", "restore", "fork"),
+    *("tree", "diff", "net", "train", "bench"),
+}
+GROUPS = {
+    "image": {"list", "import", "docker", "debootstrap", "upload", "build", "commit", "rm", "steps", "prune"},
+    "checkpoint": {"take", "list", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
+    "token": {"create", "ls", "revoke"},
+    "gateway": {"ls", "set", "rm", "token", "log"},
+}
+
+
+def test_the_table_of_verbs() -> None:
+    """By name, not by the words of the help."""
+    table: Any = typer.main.get_command(application)
+    assert {name for name, verb in table.commands.items() if not verb.hidden} == VERBS | GROUPS.keys()
+    for name, verbs in GROUPS.items():
+        assert {each for each, verb in table.commands[name].commands.items() if not verb.hidden} == verbs
+
+
+LISTINGS = ("ls", "top", "tree", "diff", "net", "doctor", "bench list", "image list", "image steps", "checkpoint list")
+
+
+@pytest.mark.parametrize("listing", [*LISTINGS, "checkpoint verify", "token ls", "gateway ls", "gateway log"])
+def test_every_listing_takes_json(listing: str) -> None:
+    verb: Any = typer.main.get_command(application)
+    if listing != "bench list":  # which passes its words on
+        for word in listing.split():
+            verb = verb.commands[word]
+        assert "--json" in {option for parameter in verb.params for option in parameter.opts}
+        return
+    named = json.loads(pagurus("bench", "list", "--json").stdout)
+    assert {"name": "isolation"} in named and named == json.loads(pagurus("bench", "--json").stdout)
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    assert pagurus("exec").returncode == 2
+    assert pagurus("bench", "no-such-bench").returncode == 2
+
+
+def test_the_program_loads_neither_torch_nor_bpf() -> None:
+    check = "import sys, pagurus.cli; sys.exit(any(m in sys.modules for m in ('torch', 'ebpf', 'trainer', 'daemon')))"
+    assert subprocess.run([sys.executable, "-c", check], cwd=Path("/"), check=False).returncode == 0
+
+
+@needs_host
+def test_copies_go_in_and_come_out(host: Daemon, sandbox: str, tmp_path: Path) -> None:
+    (tmp_path / "in/sub").mkdir(parents=True)
+    (tmp_path / "in/sub/f").write_text("carried")
+    assert pagurus("cp", str(tmp_path / "in"), f"{sandbox}:/carried", host=host).returncode == 0
+    assert pagurus("exec", sandbox, "cat", "/carried/sub/f", host=host).stdout == b"carried"
+    assert pagurus("cp", f"{sandbox}:/carried/sub", str(tmp_path / "out"), host=host).returncode == 0
+    assert (tmp_path / "out/f").read_text() == "carried"
+    refused = pagurus("cp", str(tmp_path / "in"), str(tmp_path / "out"), host=host)
+    assert refused.returncode == 1 and b"SANDBOX:PATH" in refused.stderr
+
+
+@needs_host
+def test_images_are_listed_built_and_removed(host: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian\nRUN echo built > /built\n")
+    built = pagurus("image", "build", "mine", str(tmp_path), host=host)
+    assert built.returncode == 0, built.stderr
+    images = json.loads(pagurus("image", "list", "--json", host=host).stdout)
+    assert [image["name"] for image in images] == ["debian", "mine"]
+    assert pagurus("run", "mine", "cat", "/built", host=host).stdout == b"built\n"
+    (step,) = json.loads(pagurus("image", "steps", "--json", host=host).stdout)
+    assert step["title"] == "RUN echo built > /built"
+    assert b"kept steps of builds: 1, " in pagurus("image", "ls", host=host).stdout
+    assert json.loads(pagurus("image", "prune", "--json", host=host).stdout)["steps"] == 1
+    assert pagurus("image", "rm", "mine", host=host).returncode == 0
+    assert b"mine" not in pagurus("image", "list", host=host).stdout
+
+
+@needs_host
+def test_top_shows_what_sandboxes_use(host: Daemon, sandbox: str) -> None:
+    look = json.loads(pagurus("top", "--json", host=host).stdout)
+    (row,) = [row for row in look["sandboxes"] if row["id"] == sandbox]
+    assert row["state"] == "running" and row["processes"] >= 1 and row["memory"] > 0
+    drawn = pagurus("top", "--count", "2", "--interval", "0.2", host=host)
+    assert drawn.returncode == 0 and sandbox.encode() in drawn.stdout

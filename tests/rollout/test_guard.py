@@ -1,0 +1,125 @@
+"""The gate before every command, and what happens when a sandbox dies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout.guard import DEATHS_MOST, RESTORES_MOST, GuardedSandbox
+from sandbox.errors import NotEqual, SandboxDead
+from tests.support.rollout_fakes import FakeSandbox
+
+
+async def test_a_command_waits_until_the_last_turn_is_captured() -> None:
+    sandbox = FakeSandbox()
+    guarded = GuardedSandbox(sandbox)
+    await guarded.exec("echo a >> f")
+    sandbox.capture_gate = asyncio.Event()
+    guarded.start_settling()
+    held = asyncio.create_task(guarded.exec("cat f"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert sandbox.commands == ["echo a >> f"]
+    sandbox.capture_gate.set()
+    assert (await held).text == "a\n"
+    assert guarded.executed[0].waited_s > 0
+    await guarded.close()
+
+
+async def test_death_between_turns_costs_nothing_but_a_restore() -> None:
+    sandbox = FakeSandbox()
+    guarded = GuardedSandbox(sandbox)
+    await guarded.exec("echo a >> f")
+    await guarded.settled()
+    sandbox.die()
+    assert (await guarded.exec("cat f")).text == "a\n"
+    assert [(one.equal, one.replayed) for one in guarded.recoveries] == [(True, 0)]
+
+
+async def test_the_interrupted_command_runs_once_more_and_only_once() -> None:
+    sandbox = FakeSandbox()
+    deaths = iter([True])
+
+    def strike(command: str) -> None:
+        if "b" in command and next(deaths, False):
+            sandbox.die()
+
+    sandbox.after_command = strike
+    guarded = GuardedSandbox(sandbox)
+    await guarded.exec("echo a >> f")
+    await guarded.exec("echo b >> f")
+    assert (await guarded.exec("cat f")).text == "a\nb\n"
+    assert guarded.deaths == 1 and sandbox.commands == ["echo a >> f", "echo b >> f", "echo b >> f", "cat f"]
+
+
+async def test_a_turn_whose_checkpoint_died_with_the_sandbox_is_replayed() -> None:
+    sandbox = FakeSandbox()
+    guarded = GuardedSandbox(sandbox)
+    await guarded.exec("echo a >> f")
+    await guarded.exec("cat f")
+    sandbox.fail_captures = 1
+    await guarded.exec("echo b >> f")
+    sandbox.die()
+    assert (await guarded.exec("cat f")).text == "a\nb\n"
+    assert guarded.recoveries[0].replayed == 1
+    assert guarded.executed[2].info is not None  # the replay's checkpoint stands for it
+
+
+async def test_a_failed_checkpoint_is_taken_again_while_the_sandbox_lives() -> None:
+    sandbox = FakeSandbox()
+    sandbox.fail_captures = 1
+    guarded = GuardedSandbox(sandbox)
+    await guarded.exec("echo a >> f")
+    await guarded.settled()
+    info = guarded.executed[0].info
+    assert info is not None and info.error is None
+
+
+async def test_checks_that_end_no_turn_are_replayed_too() -> None:
+    sandbox = FakeSandbox()
+    guarded = GuardedSandbox(sandbox)
+    await guarded.exec("echo a >> f", ends_turn=False)
+    sandbox.die()
+    assert (await guarded.exec("cat f")).text == "a\n"
+
+
+async def test_unequal_restores_are_told_apart() -> None:
+    sandbox = FakeSandbox()
+    sandbox.unequal = True
+    guarded = GuardedSandbox(sandbox)
+    sandbox.die()
+    await guarded.exec("true")
+    assert [(one.equal, one.differences) for one in guarded.recoveries] == [(False, ["memory"])]
+
+
+async def test_a_restore_that_comes_out_unequal_is_tried_again() -> None:
+    class Flaky(FakeSandbox):
+        failures = 2
+
+        async def restore(self, to: Any = None, *, verify: bool = False) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise NotEqual("memory differs", sandbox=self.id)
+            return await super().restore(to, verify=verify)
+
+    sandbox = Flaky()
+    guarded = GuardedSandbox(sandbox)
+    sandbox.die()
+    await guarded.exec("true")
+    assert [(one.equal, one.attempts) for one in guarded.recoveries] == [(True, 3)]
+    sandbox.die()
+    sandbox.failures = RESTORES_MOST
+    with pytest.raises(NotEqual):
+        await guarded.exec("true")
+
+
+async def test_a_command_that_always_kills_its_sandbox_ends_as_an_error() -> None:
+    sandbox = FakeSandbox()
+    sandbox.after_command = lambda _: sandbox.die()
+    guarded = GuardedSandbox(sandbox)
+    with pytest.raises(SandboxDead):
+        await guarded.exec("echo a >> f")
+    assert guarded.deaths == DEATHS_MOST + 1
+    await guarded.close()

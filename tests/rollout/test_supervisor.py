@@ -1,0 +1,116 @@
+"""Deaths of engines and of their supervisor: noticed at once, repaired, or reported with the engine's own log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollout.engine.client import Sampling
+from rollout.engine.launch import Command, Launch, embedded, vllm
+from rollout.engine.supervisor import EngineSupervisor
+from sandbox.errors import Closed, EngineFailed
+from tests.support.rollout_engines import publish
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+SHORT = Sampling(max_tokens=4, ignore_eos=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return publish(tmp_path / "v0", 0)
+
+
+async def test_an_engine_that_does_not_start_is_reported_with_its_log(folder: Path, tmp_path: Path) -> None:
+    broken = Launch("broken", lambda _, __: Command([sys.executable, "-c", "print('boom'); exit(3)"], {}), 30.0)
+    with pytest.raises(EngineFailed, match=r"ended with 3; its log .*engine\.log ends:\n  boom"):
+        async with EngineSupervisor(broken, folder, 0, log=tmp_path / "engine.log"):
+            pass
+
+
+async def test_unsealed_weights_start_no_engine(folder: Path, tmp_path: Path) -> None:
+    (folder / "manifest.json").unlink()
+    with pytest.raises(EngineFailed, match="not a published weights folder"):
+        async with EngineSupervisor(embedded(), folder, 0, log=tmp_path / "engine.log"):
+            pass
+
+
+async def test_an_engine_that_cannot_come_back_fails_every_caller_at_once(folder: Path, tmp_path: Path) -> None:
+    async with EngineSupervisor(embedded(slots=4), folder, 0, log=tmp_path / "engine.log") as engine:
+        await engine.client.pause("keep")
+        flights = [asyncio.create_task(engine.generate([5], SHORT)) for _ in range(3)]
+        shutil.rmtree(folder)
+        assert engine.pid is not None
+        os.kill(engine.pid, 9)
+        for outcome in await asyncio.gather(*flights, return_exceptions=True):
+            assert isinstance(outcome, EngineFailed) and "not a published weights folder" in str(outcome)
+        with pytest.raises(EngineFailed):
+            await engine.generate([5], SHORT)
+    with pytest.raises((Closed, EngineFailed)):
+        await engine.generate([5], SHORT)
+
+
+async def test_requests_in_flight_are_asked_again_after_a_death(folder: Path, tmp_path: Path) -> None:
+    async with EngineSupervisor(embedded(slots=4), folder, 0, log=tmp_path / "engine.log") as engine:
+        await engine.client.pause("keep")
+        flights = [asyncio.create_task(engine.generate([5, n], SHORT)) for n in range(6)]
+        done, _ = await asyncio.wait(flights, timeout=0.2)
+        assert not done and engine.pid is not None
+        os.kill(engine.pid, 9)
+        for generation in await asyncio.gather(*flights):
+            assert len(generation.token_ids) == 4 and generation.spans[0].version == 0
+        assert engine.restarts == 1 and engine.statistics()["retried"] == 6
+
+
+async def test_a_death_during_a_publication_ends_with_the_new_weights(folder: Path, tmp_path: Path) -> None:
+    newer = publish(tmp_path / "v1", 1)
+    async with EngineSupervisor(embedded(slots=4), folder, 0, log=tmp_path / "engine.log") as engine:
+        assert engine.pid is not None
+        os.kill(engine.pid, 19)  # stopped: the publication gets as far as its first request
+        task = asyncio.create_task(engine.publish(newer, 1))
+        done, _ = await asyncio.wait([task], timeout=0.3)
+        assert not done
+        os.kill(engine.pid, 9)
+        assert (await task).version == 1
+        assert (await engine.generate([5], SHORT)).spans[0].version == 1
+
+
+def test_an_engine_does_not_outlive_a_killed_supervisor(folder: Path, tmp_path: Path) -> None:
+    code = f"""
+import asyncio, os
+from pathlib import Path
+from rollout.engine.supervisor import EngineSupervisor, embedded
+
+async def main():
+    log = Path({str(tmp_path / "engine.log")!r})
+    async with EngineSupervisor(embedded(slots=2), {str(folder)!r}, 0, log=log) as engine:
+        print(engine.pid, flush=True)
+        input()
+
+asyncio.run(main())
+"""
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).resolve().parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with supervisor:
+        assert supervisor.stdout is not None
+        engine = os.pidfd_open(int(supervisor.stdout.readline()))
+        supervisor.kill()
+    ended, _, _ = select.select([engine], [], [], 30)
+    os.close(engine)
+    assert ended
+
+
+def test_a_missing_vllm_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match="make setup-vllm"):
+        vllm(python=tmp_path / "python")

@@ -1,0 +1,129 @@
+"""One episode: its tokens, its timeline, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout import Observation, Trajectory, run_trajectory
+from rollout.engine.client import Sampling
+from rollout.faults import Faults, Strike
+from sandbox.errors import EngineFailed, RestoreFailed
+from tests.support.rollout_fakes import END, SCRIPT, FakeHost, FakeSandbox, Letters, Notebook, ScriptedEngine
+
+SAMPLING = Sampling(max_tokens=32, stop_token_ids=[END])
+
+
+async def play(sandbox: Any = None, engine: Any = None, env: Any = None, **options: Any) -> Trajectory:
+    return await run_trajectory(
+        env or Notebook(),
+        sandbox or FakeSandbox(),
+        engine or ScriptedEngine(SCRIPT),
+        options.pop("tokenizer", Letters()),
+        seed=3,
+        sampling=SAMPLING,
+        **options,
+    )
+
+
+async def test_tokens_are_those_that_were_sampled_and_text_is_tokenised_once() -> None:
+    tokenizer, engine = Letters(), ScriptedEngine(SCRIPT, version=4)
+    trajectory = await play(engine=engine, tokenizer=tokenizer)
+    assert (trajectory.status, trajectory.reward) == ("completed", 1.0)
+    lengths = {len(getattr(trajectory, name)) for name in ("tokens", "mask", "logprobs", "versions")}
+    assert lengths == {len(trajectory.tokens)}
+    sampled = [token for token, mask in zip(trajectory.tokens, trajectory.mask, strict=True) if mask]
+    assert sampled == [token for line in SCRIPT for token in [*map(ord, line), END]]
+    assert {v for v, m in zip(trajectory.versions, trajectory.mask, strict=True) if m} == {4}
+    assert {p for p, m in zip(trajectory.logprobs, trajectory.mask, strict=True) if m} == {-0.5}
+    assert tokenizer.encoded == ["seed 3\n", "$ ", "start\na\n$ ", "$ "]  # each observation exactly once
+    for earlier, later in zip(engine.prompts, engine.prompts[1:], strict=False):
+        assert later[: len(earlier)] == earlier  # exact prefixes: nothing was tokenised again
+    assert trajectory.oldest == 4
+
+
+async def test_the_answer_is_generated_while_the_checkpoint_is_taken() -> None:
+    sandbox, engine = FakeSandbox(), ScriptedEngine(SCRIPT)
+    sandbox.capture_gate, engine.gate = asyncio.Event(), asyncio.Event()
+    sandbox.capture_gate.set()
+
+    def close_gate(command: str) -> None:
+        if command == SCRIPT[0]:
+            sandbox.capture_gate = asyncio.Event()
+
+    sandbox.after_command = close_gate
+    engine.gate.set()
+    task = asyncio.create_task(play(sandbox, engine))
+    while len(engine.prompts) < 2:  # noqa: ASYNC110 - a turn of the loop, not a time
+        await asyncio.sleep(0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert sandbox.commands[-1] == SCRIPT[0]  # generated, and held back
+    sandbox.capture_gate.set()
+    trajectory = await task
+    assert trajectory.status == "completed" and trajectory.turns[0].waited_s > 0
+    assert [turn.verdict for turn in trajectory.turns] == ["files", "none", "files", "none"]
+
+
+@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("when", ["between", "command", "checkpoint"])
+async def test_a_killed_sandbox_changes_nothing_in_the_trajectory(turn: int, when: Any) -> None:
+    host = FakeHost()
+    undisturbed = await play(await host.create("x"))
+    struck = await play(await host.create("x"), strike=Strike(turn, when, kill=host.kill))
+    assert (struck.struck, struck.killed, struck.recovered_equal) == (1, 1, 1)
+    assert (struck.tokens, struck.mask, struck.reward, struck.status) == (
+        undisturbed.tokens,
+        undisturbed.mask,
+        1.0,
+        "completed",
+    )
+
+
+async def test_failures_are_data_with_a_reason() -> None:
+    engine = ScriptedEngine(SCRIPT)
+    engine.failures = [EngineFailed("no engine")]
+    assert (await play(engine=engine)).reason == "engine_failed: no engine"
+
+    class Buggy(Notebook):
+        async def step(self, sandbox: Any, action: str) -> Observation:
+            raise KeyError("oops")
+
+    trajectory = await play(env=Buggy())
+    assert (trajectory.status, trajectory.reason) == ("failed", "environment: KeyError: 'oops'")
+    assert len(trajectory.turns) == 1 and sum(trajectory.mask) > 0  # what was sampled is kept
+
+    class Stuck(FakeSandbox):
+        async def restore(self, to: Any = None, *, verify: bool = False) -> Any:
+            raise RestoreFailed("criu: no", sandbox=self.id)
+
+    sandbox = Stuck()
+    sandbox.after_command = lambda command: sandbox.die() if command == SCRIPT[2] else None
+    trajectory = await play(sandbox)
+    assert trajectory.status == "failed" and "criu: no" in trajectory.reason
+
+
+async def test_limits_truncate_with_a_reason() -> None:
+    class Endless(Notebook):
+        async def step(self, sandbox: Any, action: str) -> Observation:
+            return Observation("more ")
+
+    trajectory = await play(env=Endless())
+    assert (trajectory.status, trajectory.reason.partition(":")[0]) == ("truncated", "turns")
+    trajectory = await play(env=Endless(), max_length=20)
+    assert (trajectory.status, trajectory.reason.partition(":")[0]) == ("truncated", "context")
+
+
+def test_faults_are_the_same_for_the_same_seed_and_stop_at_their_budget() -> None:
+    names = [(f"p{n:06d}", index) for n in range(40) for index in range(8)]
+    first = [Faults(seed=1, share=0.2).choose(*name) for name in names]
+    assert first == [Faults(seed=1, share=0.2).choose(*name) for name in names]
+    struck = [strike for strike in first if strike is not None]
+    assert 30 < len(struck) < 100 and {strike.when for strike in struck} == {"between", "command", "checkpoint"}
+    assert all(1 <= strike.turn <= 5 for strike in struck)
+    limited = Faults(seed=1, share=0.2, most=5)
+    assert sum(limited.choose(*name) is not None for name in names) == 5
+    limited.active = False
+    assert limited.choose("p000000", 0) is None

@@ -1,0 +1,182 @@
+"""Commands in one sandbox: how they start, what they say, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import time
+
+import pytest
+
+from sandbox.container.process import Command, Task, pidfd_tells_exit, readers_first
+from sandbox.errors import CommandNotFound, Invalid
+from sandbox.messages import Limits
+from tests.support.container_support import Maker, settled, shell
+
+
+async def test_exit_codes(maker: Maker) -> None:
+    sb = await maker.create()
+    for code in (0, 1, 7, 255):
+        assert (await sb.exec(["sh", "-c", f"exit {code}"])).exit_code == code
+    assert (await sb.exec(["sh", "-c", "kill -9 $$"])).exit_code == 137
+    assert (await sb.exec(["sh", "-c", "kill -SEGV $$"])).exit_code == 139
+
+
+async def test_exit_codes_where_pidfds_do_not_tell(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.container.container._pidfd_tells_exit", lambda: False)
+    sb = await maker.create()
+    done = await sb.exec(["sh", "-c", "echo $PPID; (sleep 100 &) ; exit 7"])
+    assert (done.exit_code, done.stdout) == (7, b"0\n")
+    assert len(sb.tasks()) == 2
+    assert (await sb.exec(["sh", "-c", "kill -9 $$"])).exit_code == 137
+
+
+async def test_command_is_adopted_by_pid_1(maker: Maker) -> None:
+    if not pidfd_tells_exit():
+        pytest.skip("this kernel's pidfds do not tell exit codes (needs 6.15)")
+    sb = await maker.create()
+    pid, parent, session = (await shell(sb, "exec sh -c 'cut -d\" \" -f1,4,6 /proc/$$/stat'")).split()
+    assert (parent, session) == ("1", pid)
+
+
+@pytest.mark.parametrize(
+    ("argv", "options", "error", "says"),
+    [
+        (["no-such-program"], {}, CommandNotFound, "no-such-program: no such program"),
+        (["/etc/passwd"], {}, CommandNotFound, "cannot be executed"),
+        (["/etc"], {}, CommandNotFound, "cannot be executed"),
+        ([], {}, Invalid, "empty command"),
+        (["true"], {"cwd": "/no/such"}, Invalid, "working directory /no/such"),
+        (["true"], {"cwd": "/etc/passwd"}, Invalid, "working directory /etc/passwd"),
+        (["true"], {"uid": 65_536}, Invalid, "no such user"),
+        (["true", "a\0b"], {}, Invalid, "NUL"),
+        (["true", "x" * (1 << 20)], {}, Invalid, "too long"),
+        (["true", "x" * (140 << 10)], {}, Invalid, "too long"),
+    ],
+)
+async def test_what_cannot_start(maker: Maker, argv: list[str], options: dict, error: type, says: str) -> None:
+    sb = await maker.create()
+    with pytest.raises(error, match=says):
+        await sb.exec(argv, **options)
+    assert await shell(sb, "echo still here") == "still here\n"
+    assert sb.tasks() == [sb.init_pid]
+
+
+async def test_stdin_and_binary_output(maker: Maker) -> None:
+    sb = await maker.create()
+    data = bytes(range(256)) * 4000
+    assert (await sb.exec(["cat"], stdin=data, output_limit=1 << 21)).stdout == data
+    assert (await sb.exec(["true"], stdin=data)).exit_code == 0  # nobody reads it
+    assert (await sb.exec(["cat"])).stdout == b""  # no stdin is an empty one
+
+
+async def test_huge_output_is_counted_not_kept(maker: Maker) -> None:
+    sb = await maker.create()
+    done = await sb.exec(["head", "-c", "100000000", "/dev/zero"], output_limit=1000)
+    assert (done.exit_code, done.stdout, done.stdout_dropped) == (0, bytes(1000), 99_999_000)
+
+
+async def test_output_comes_as_it_is_written(maker: Maker) -> None:
+    sb = await maker.create()
+    await shell(sb, "mkfifo /go")
+    seen: list[tuple[str, bytes]] = []
+    first = asyncio.Event()
+
+    def take(name: str, data: bytes) -> None:
+        seen.append((name, data))
+        first.set()
+
+    running = asyncio.create_task(sb.exec(["sh", "-c", "echo one; read x < /go; echo two >&2"], on_output=take))
+    await first.wait()
+    assert seen == [("stdout", b"one\n")]
+    await shell(sb, "echo > /go")
+    assert (await running).stderr == b"two\n"
+    assert seen[-1] == ("stderr", b"two\n")
+
+
+async def test_background_process_neither_delays_nor_dies(maker: Maker) -> None:
+    sb = await maker.create()
+    await shell(sb, "mkfifo /in /out")
+    loop = "while read x < /in; do echo got $x; echo error $x >&2; echo $x > /out; done"
+    assert await shell(sb, f"({loop}) & echo started") == "started\n"
+    for word in ("a", "b", "c"):  # each writes to the pipes that exec has given up
+        assert await shell(sb, f"echo {word} > /in; cat /out") == f"{word}\n"
+    assert len(sb.tasks()) == 2
+
+
+async def test_background_output_without_end_is_drained(maker: Maker) -> None:
+    sb = await maker.create(limits=Limits(cpus=0.2))
+    await shell(sb, "mkfifo /out; (head -c 20000000 /dev/zero; echo done > /out) & true")
+    assert await shell(sb, "cat /out") == "done\n"
+
+
+async def test_timeout_kills_what_was_started(maker: Maker) -> None:
+    sb = await maker.create()
+    await shell(sb, "sleep 1000 & true")
+    before = set(sb.tasks())
+    done = await sb.exec(["sh", "-c", "echo begun; (sleep 1001; true) & setsid sleep 1002 & sleep 1003"], timeout=1.5)
+    assert (done.timed_out, done.exit_code, done.stdout) == (True, 143, b"begun\n")
+    assert await settled(sb, before) == before
+
+
+async def test_cancelled_command_is_killed(maker: Maker) -> None:
+    sb = await maker.create()
+    begun = asyncio.Event()
+    task = asyncio.create_task(sb.exec(["sh", "-c", "echo x; sleep 1000"], on_output=lambda *_: begun.set()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await settled(sb, {sb.init_pid}) == {sb.init_pid}
+    assert await shell(sb, "echo on") == "on\n"
+
+
+async def test_command_cancelled_while_it_starts_is_killed(maker: Maker) -> None:
+    sb = await maker.create()
+    for _ in range(5):
+        task = asyncio.create_task(sb.exec(["sleep", "1000"]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await settled(sb, {sb.init_pid}) == {sb.init_pid}
+
+
+async def test_a_signal_that_ends_the_command_at_once_has_reached_it(maker: Maker) -> None:
+    sb = await maker.create()
+    started: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+    running = asyncio.ensure_future(sb.exec(["sleep", "1000"], on_start=started.set_result))
+    command = await started
+    send = command._handles.signal
+
+    def send_and_see_the_end(number: int, group: bool) -> bool:
+        sent = send(number, group)
+        while not running.done():
+            time.sleep(0.001)
+        return sent
+
+    command._handles = dataclasses.replace(command._handles, signal=send_and_see_the_end)
+    assert await command.signal(signal.SIGTERM, group=True)
+    assert (await running).exit_code == 143
+    assert not await command.signal(signal.SIGTERM, group=True)
+
+
+async def test_many_at_once(maker: Maker) -> None:
+    sb = await maker.create()
+    done = await asyncio.gather(*(sb.exec(["sh", "-c", f"echo {n}; exit {n}"]) for n in range(40)))
+    assert [(d.exit_code, d.stdout) for d in done] == [(n, b"%d\n" % n) for n in range(40)]
+
+
+def test_who_reads_is_signalled_before_who_writes_and_parents_before_children() -> None:
+    def task(pid: int, parent: int, started: int = 5) -> Task:
+        return Task(pid, parent, session=10, started=started)
+
+    shell, writer, reader, inner = task(10, 1), task(11, 10), task(12, 10), task(13, 12)
+    wrapped = task(9, 10, started=6)  # numbers begin anew
+    lost, below_lost = task(20, 1, started=9), task(21, 20, started=9)
+    tasks = [lost, inner, writer, below_lost, shell, wrapped, reader]
+    assert readers_first(10, tasks) == [shell, wrapped, reader, inner, writer, lost, below_lost]
+    assert readers_first(10, tasks[::-1]) == readers_first(10, tasks)
+    assert readers_first(10, []) == []
+    assert readers_first(10, [lost]) == [lost]

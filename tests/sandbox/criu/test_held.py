@@ -1,0 +1,20 @@
+"""Processes whose state hangs on names, locks and stops: dump, kill, restore, compare, ask them from inside."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.checkpoint_programs_held import ALL
+from tests.support.checkpoint_support import Bench, shell
+
+
+@pytest.mark.parametrize("name", list(ALL))
+async def test_what_is_restored_equals_and_goes_on(bench: Bench, name: str) -> None:
+    start, check = ALL[name]
+    sb = await bench.maker.create()
+    await shell(sb, start)
+    saved = await bench.save(sb)
+    assert await shell(sb, check) == "good\n"  # left running
+    for source in (saved.capture.dir, saved.dump):
+        await bench.kill_and_restore(sb, saved, source)
+        assert await shell(sb, check) == "good\n"

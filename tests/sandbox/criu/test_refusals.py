@@ -1,0 +1,177 @@
+"""What cannot be dumped: the error says which process, what it holds and what to do, and the sandbox goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.container.container import Container
+from sandbox.criu import dump
+from sandbox.criu.dump import REMEDIES
+from sandbox.errors import CheckpointFailed
+from tests.support.checkpoint_programs import CHECK, python_program
+from tests.support.checkpoint_support import Bench, shell
+
+# Takes a descriptor from the host, and gives everything away that cannot be dumped when it is told to.
+HOLDER = python_program("""
+libc = ctypes.CDLL(None, use_errno=True)
+held = {}
+def take():
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind('/t/door'); listener.listen(); open('/t/open', 'w').close()
+        with listener.accept()[0] as c: held['fd'] = socket.recv_fds(c, 10, 1)[1][0]
+def listen():
+    held['listener'] = socket.socket(socket.AF_UNIX); held['listener'].bind('/t/service'); held['listener'].listen()
+def accept(): held['accepted'] = held['listener'].accept()[0]
+def ghost():
+    held['file'] = open('/t/ghost', 'w+b'); held['file'].write(os.urandom(2 << 20))
+    held['file'].flush(); os.unlink('/t/ghost')
+def watch():
+    held['file'] = open('/t/watched', 'w+b'); held['watch'] = libc.inotify_init1(0)
+    libc.inotify_add_watch(held['watch'], b'/t/watched', 2); os.unlink('/t/watched')
+def ring(): held['ring'] = libc.syscall(425, 8, ctypes.create_string_buffer(200)); held['errno'] = ctypes.get_errno()
+def drop():
+    for one in held.values(): one.close() if hasattr(one, 'close') else os.close(one)
+    held.clear()
+def check():
+    if os.path.exists('/t/do'):
+        what = open('/t/do').read().strip(); os.unlink('/t/do')
+        eval(what)
+    return True
+serve(check)
+""")
+
+
+async def tell(sb: Container, what: str) -> None:
+    assert await shell(sb, f"echo '{what}' > /t/do; {CHECK}") == "good\n"
+
+
+async def refused(bench: Bench, sb: Container) -> CheckpointFailed:
+    """The error of a dump; afterwards the sandbox goes on, and a dump without what was held succeeds."""
+    with pytest.raises(CheckpointFailed) as caught:
+        await bench.save(sb)
+    assert list(bench.checkpointer.captures.glob("test-*")) == []
+    await tell(sb, "drop()")
+    await bench.save(sb)
+    return caught.value
+
+
+def names(error: CheckpointFailed, what: str) -> None:
+    """The error names the process, here and in the sandbox, what it holds, and has CRIU's own words."""
+    said = str(error)
+    assert re.search(r"\d+ \[python3, pid \d+ in the sandbox\]", said), said
+    assert re.search(what, said), said
+    assert "CRIU could not dump the processes: (criu/" in said or "lies outside the sandbox" in said, said
+
+
+@pytest.fixture
+def descriptors() -> Iterator[list[int]]:
+    made: list[int] = []
+    yield made
+    for one in made:
+        os.close(one)
+
+
+async def give(sb: Container, descriptor: int) -> None:
+    """Hand a descriptor of the host to the program."""
+    giving = asyncio.ensure_future(tell(sb, "take()"))
+    await shell(sb, "while [ ! -e /t/open ]; do sleep 0.02; done")
+    with socket.socket(socket.AF_UNIX) as door:
+        door.connect(f"/proc/{sb.init_pid}/root/t/door")
+        socket.send_fds(door, [b"x"], [descriptor])
+        await giving
+
+
+async def start(bench: Bench) -> Container:
+    sb = await bench.maker.create()
+    await shell(sb, HOLDER)
+    return sb
+
+
+async def test_half_a_socket_pair(bench: Bench, descriptors: list[int]) -> None:
+    sb = await start(bench)
+    ours, theirs = socket.socketpair()
+    descriptors += [ours.detach(), theirs.detach()]
+    await give(sb, descriptors[1])
+    error = await refused(bench, sb)
+    names(error, r"descriptor \d+ of python3")
+    assert "Unix socket" in error.remedy
+
+
+async def test_a_connection_from_the_host(bench: Bench) -> None:
+    sb = await start(bench)
+    await tell(sb, "listen()")
+    with socket.socket(socket.AF_UNIX) as host:
+        host.connect(f"/proc/{sb.init_pid}/root/t/service")
+        await tell(sb, "accept()")
+        error = await refused(bench, sb)
+    names(error, r"descriptor \d+ of python3")
+    assert "Unix socket" in error.remedy
+
+
+async def test_a_terminal_of_the_host(bench: Bench, descriptors: list[int]) -> None:
+    sb = await start(bench)
+    descriptors += pty.openpty()
+    await give(sb, descriptors[1])
+    error = await refused(bench, sb)
+    names(error, r"descriptor \d+ \(/dev/pts/\d+\)")
+    assert "terminal" in error.remedy
+
+
+async def test_a_file_of_the_host(bench: Bench, descriptors: list[int], tmp_path: Path) -> None:
+    sb = await start(bench)
+    descriptors.append(os.open(tmp_path, os.O_RDONLY))
+    await give(sb, descriptors[0])
+    error = await refused(bench, sb)
+    names(error, r"fd=\d+ path=/")
+    assert "outside" in error.remedy
+
+
+async def test_a_deleted_file_that_is_too_large(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump, "GHOST_LIMIT", 1 << 20)
+    sb = await start(bench)
+    await tell(sb, "ghost()")
+    error = await refused(bench, sb)
+    names(error, r"ghost file /t/ghost of 2097152")
+    assert "deleted file" in error.remedy
+
+
+async def test_a_watched_file_that_is_gone(bench: Bench) -> None:
+    sb = await start(bench)
+    await tell(sb, "watch()")
+    error = await refused(bench, sb)
+    names(error, r"watches: descriptor \d+ of python3")
+    assert "watch" in error.remedy
+
+
+async def test_io_uring_is_not_to_be_had(bench: Bench) -> None:
+    sb = await start(bench)
+    await tell(sb, "ring()")
+    assert await shell(sb, "true") == ""
+    await tell(sb, 'held.pop("ring") == -1 and held.pop("errno") == 1 or 1/0')
+    await bench.save(sb)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("Unknown shit 0600 (anon_inode:[io_uring])", "io_uring"),
+        ("fsnotify: \tCan't dump that handle", "watch"),
+        ("Can't dump ghost file /t/x of 2147483648 size, increase limit", "deleted file"),
+        ("External socket is used. Consider using --ext-unix-sk option.", "Unix socket"),
+        ("tty: Found dangling tty with sid 0 pgid 0 (ptm) on peer fd 3.", "terminal"),
+        ("Can't lookup mount=31 for fd=4 path=/tmp/x", "outside"),
+        ("Session leader 1 is outside", "session"),
+        ("Can't write to pages-1.img: No space left on device", "memory for captures"),
+    ],
+)
+def test_remedies(words: str, remedy: str) -> None:
+    found = next(text for pattern, text in REMEDIES if re.search(pattern, words))
+    assert remedy in found

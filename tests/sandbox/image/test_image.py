@@ -1,0 +1,294 @@
+"""Images: names, content, sources. Real files, root's rights."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandbox.errors import Conflict, ImageNotFound, Invalid, Unsupported
+from sandbox.image.store import ImageStore
+from sandbox.messages import ImageConfig
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: images keep owners")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ImageStore:
+    (tmp_path / "images").mkdir()
+    return ImageStore(SimpleNamespace(images=tmp_path / "images"))  # type: ignore[arg-type]
+
+
+def test_image_from_a_directory(store: ImageStore, tmp_path: Path) -> None:
+    source = tmp_path / "root"
+    (source / "bin").mkdir(parents=True)
+    (source / "bin/tool").write_text("x")
+    os.chown(source / "bin/tool", 7, 8)
+    (source / "bin/tool").chmod(0o4755)
+    (source / ".pagurus/run").mkdir(parents=True)
+    (source / "dev").mkdir()
+    (source / "dev/console").write_text("")
+    os.mknod(source / "disk", 0o60660, os.makedev(7, 0))
+    tree = store.import_directory("dir-1", source)
+    try:
+        tool = (tree / "bin/tool").stat()
+        assert (tool.st_mode & 0o7777, tool.st_uid, tool.st_gid) == (0o4755, 7, 8)
+        assert not (tree / "disk").exists()
+        assert list((tree / "dev").iterdir()) == []
+        assert not (tree / ".pagurus").exists()
+        assert (tree / "tmp").stat().st_mode & 0o7777 == 0o1777
+        assert "localhost" in (tree / "etc/hosts").read_text()
+        assert store.list() == ["dir-1"]
+        assert store.path("dir-1") == tree
+        with pytest.raises(Conflict):
+            store.import_directory("dir-1", source)
+    finally:
+        store.remove("dir-1")
+    with pytest.raises(ImageNotFound, match="no image 'dir-1'; there are: none"):
+        store.path("dir-1")
+    assert list(store.trees.iterdir()) == []
+
+
+def test_image_from_a_tar_cannot_leave_its_tree(store: ImageStore, tmp_path: Path) -> None:
+    archive, outside = tmp_path / "a.tar", tmp_path / "outside"
+    outside.mkdir()
+    with tarfile.open(archive, "w") as tar:
+        link = tarfile.TarInfo("escape")
+        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+        tar.addfile(link)
+        tar.addfile(tarfile.TarInfo("escape/file"))
+    try:
+        store.import_archive("evil", archive)
+    except Invalid as error:
+        assert "tar failed" in str(error)
+    else:
+        store.remove("evil")
+    assert list(outside.iterdir()) == []
+    assert list(store.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "UPPER", "-x", "x" * 65])
+def test_image_names(store: ImageStore, tmp_path: Path, name: str) -> None:
+    with pytest.raises(Invalid):
+        store.import_directory(name, tmp_path)
+    with pytest.raises(ImageNotFound):
+        store.path(name)
+
+
+def test_broken_archive_leaves_no_image(store: ImageStore, tmp_path: Path) -> None:
+    archive = tmp_path / "broken.tar"
+    archive.write_bytes(b"not a tar" * 100)
+    with pytest.raises(Invalid, match="tar failed"):
+        store.import_archive("broken", archive)
+    assert list(store.folder.iterdir()) == []
+
+
+def test_docker_without_engine(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    with pytest.raises(Unsupported, match="no Docker Engine answers"):
+        store.import_docker("busybox", "busybox:latest")
+    assert list(store.folder.iterdir()) == []
+
+
+# --------------------------------------------------------------------------- content
+
+
+def _root(folder: Path, text: str = "x") -> Path:
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/tool").write_text(text)
+    os.utime(folder / "bin/tool", (1, 1))
+    return folder
+
+
+def test_equal_trees_are_stored_once_and_kept_while_used(store: ImageStore, tmp_path: Path) -> None:
+    first = store.import_directory("one", _root(tmp_path / "a"))
+    again = store.import_directory("two", _root(tmp_path / "b"))
+    other = store.import_directory("three", _root(tmp_path / "c", "y"))
+    assert first == again != other
+    content = store.resolve("one").digest
+    assert store.tree(content) == first
+    assert store.remove("one") is False
+    assert store.remove("two", used={content}) is False
+    assert store.tree(content) == first  # a sandbox stands on it
+    assert store.collect(used={content}) == 0
+    assert store.collect(used=set()) == 1
+    with pytest.raises(ImageNotFound):
+        store.tree(content)
+    assert store.remove("three") is True
+
+
+def test_a_name_may_move_to_another_tree(store: ImageStore, tmp_path: Path) -> None:
+    store.import_directory("app", _root(tmp_path / "a"))
+    before = store.resolve("app").digest
+    store.import_directory("app", _root(tmp_path / "b", "new"), replace=True)
+    after = store.resolve("app")
+    assert after.digest != before
+    assert (after.tree / "bin/tool").read_text() == "new"
+    assert (store.tree(before) / "bin/tool").read_text() == "x"
+
+
+def test_a_directory_that_was_put_there_is_taken_in(store: ImageStore) -> None:
+    _root(store.folder / "plain")
+    image = store.resolve("plain")
+    assert (store.folder / "plain").is_symlink()
+    assert store.resolve("plain") == image
+    assert store.info("plain").size > 0
+
+
+def test_what_a_crash_left_is_collected(store: ImageStore, tmp_path: Path) -> None:
+    store.import_directory("app", _root(tmp_path / "a"))
+    (store.trees / ".new-1/tree").mkdir(parents=True)
+    (store.trees / ".gone-1").mkdir()
+    assert store.collect(used=set()) == 0
+    assert [path.name for path in store.trees.iterdir()] == [store.resolve("app").digest]
+
+
+# --------------------------------------------------------------------------- OCI layouts and docker save
+
+
+def _layer(*entries: tuple[str, bytes, bytes], links: dict[str, str] | None = None) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, kind, data in entries:
+            member = tarfile.TarInfo(name)
+            member.type, member.size, member.uid, member.gid = kind, len(data), 7, 8
+            member.mode = 0o4755 if kind == tarfile.REGTYPE else 0o755
+            member.linkname = (links or {}).get(name, "")
+            tar.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+FILE, DIR, LINK = tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE
+LOWER = _layer(
+    ("usr", DIR, b""), ("usr/old", FILE, b"old"), ("d", DIR, b""), ("d/below", FILE, b"b"), ("x", FILE, b"x")
+)
+UPPER = _layer(
+    ("usr/.wh.old", FILE, b""),
+    ("usr/new", FILE, b"new"),
+    ("d/kept", FILE, b"k"),
+    ("d/.wh..wh..opq", FILE, b""),
+    ("x", DIR, b""),
+    ("x/in", FILE, b"in"),
+    ("l", LINK, b""),
+    links={"l": "/usr/new"},
+)
+CONFIG = {"config": {"Env": ["A=1", "PATH=/bin"], "WorkingDir": "/usr", "User": "me", "Cmd": ["sh"], "Labels": None}}
+
+
+def _oci(folder: Path, layers: list[bytes], *, architecture: str = "amd64", damage: bool = False) -> Path:
+    blobs = folder / "blobs/sha256"
+    blobs.mkdir(parents=True)
+
+    def blob(data: bytes) -> dict[str, Any]:
+        name = hashlib.sha256(data).hexdigest()
+        (blobs / name).write_bytes(data + (b"!" if damage else b""))
+        return {"digest": f"sha256:{name}", "size": len(data)}
+
+    manifest = {"config": blob(json.dumps(CONFIG).encode()), "layers": [blob(layer) for layer in layers]}
+    wanted = {**blob(json.dumps(manifest).encode()), "platform": {"os": "linux", "architecture": architecture}}
+    other = {**blob(b"{}"), "platform": {"os": "windows", "architecture": architecture}}
+    (folder / "index.json").write_text(json.dumps({"manifests": [other, wanted]}))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    return folder
+
+
+def _packed(folder: Path, target: Path) -> Path:
+    with tarfile.open(target, "w") as tar:
+        for path in sorted(folder.rglob("*")):
+            tar.add(path, str(path.relative_to(folder)), recursive=False)
+    return target
+
+
+def _check(store: ImageStore) -> None:
+    image = store.resolve("app")
+    tree = image.tree
+    assert sorted(path.name for path in (tree / "usr").iterdir()) == ["new"]
+    assert [path.name for path in (tree / "d").iterdir()] == ["kept"]
+    assert (tree / "x/in").read_bytes() == b"in"
+    assert os.readlink(tree / "l") == "/usr/new"
+    new = (tree / "usr/new").stat()
+    assert (new.st_uid, new.st_gid, new.st_mode & 0o7777) == (7, 8, 0o4755)
+    assert image.config == ImageConfig(env={"A": "1", "PATH": "/bin"}, workdir="/usr", user="me", cmd=["sh"])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_oci_layout(store: ImageStore, tmp_path: Path, packed: bool) -> None:
+    import zstandard
+
+    layout = _oci(tmp_path / "oci", [gzip.compress(LOWER), zstandard.compress(UPPER)])
+    store.import_archive("app", _packed(layout, tmp_path / "oci.tar") if packed else layout)
+    _check(store)
+
+
+def test_an_archive_of_docker_save(store: ImageStore, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/layer.tar").write_bytes(LOWER)
+    (folder / "2.tar").write_bytes(UPPER)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    manifest = [{"Config": "config.json", "RepoTags": ["app:1"], "Layers": ["1/layer.tar", "2.tar"]}]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    store.import_archive("app", _packed(folder, tmp_path / "saved.tar"))
+    _check(store)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"damage": True}, "damaged"),
+        ({"architecture": "s390x"}, "not for"),
+        ({"layers": [b"no tar" * 200]}, "not a tar"),
+        ({"layers": [gzip.compress(LOWER)[:60]]}, "damaged|not a tar"),
+        ({"layers": [_layer(("../out", FILE, b"x"))]}, "leaves its directory"),
+        ({"layers": [_layer(("l", LINK, b""), ("l/out", FILE, b"x"), links={"l": "/"})]}, ""),
+    ],
+)
+def test_bad_layouts_are_refused_or_contained(
+    store: ImageStore, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    layout = _oci(tmp_path / "oci", **{"layers": [LOWER], **change})
+    if message:
+        with pytest.raises((Invalid, Unsupported), match=message):
+            store.import_archive("app", layout)
+        assert store.list() == []
+    else:
+        store.import_archive("app", layout)
+    assert not (tmp_path / "out").exists() and not Path("/out").exists()
+
+
+def test_names_of_one_tree_have_each_its_own_configuration(store: ImageStore, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("same")
+
+    def fill(config: ImageConfig) -> Callable[[Path], ImageConfig]:
+        def copy(tree: Path) -> ImageConfig:
+            shutil.copy2(source / "file", tree / "file")
+            return config
+
+        return copy
+
+    configs = {
+        name: ImageConfig(user=user, env={"A": user}) for name, user in (("one", ""), ("two", "x"), ("tres", "y"))
+    }
+    trees = {store.build(name, fill(config), "test") for name, config in configs.items()}
+    assert len(trees) == 1
+    for name, config in configs.items():
+        assert store.resolve(name).config == config == store.info(name).config
+        assert store.image(store.resolve("one").digest, name).config == config
+    store.build("two", fill(configs["tres"]), "test", replace=True)
+    assert store.resolve("two").config == configs["tres"] and store.resolve("one").config == configs["one"]
+    store.remove("one")
+    assert store.collect(()) == 0 and store.resolve("tres").config == configs["tres"]
+    store.remove("two")
+    assert store.remove("tres") and not list(store.trees.iterdir())

@@ -1,0 +1,122 @@
+"""btrfs by ioctl, the pool, images: against a real file system."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
+from sandbox.tree import btrfs
+from sandbox.tree.extents import NODE, added_bytes
+from sandbox.tree.pool import Pool
+
+
+def test_ensure_twice_and_close_leave_what_they_should(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    made = Pool(tmp_path / "state", size=256 << 20)
+    made.ensure()
+    made.create_tree(made.sandboxes / "a")
+    Pool(tmp_path / "state").ensure()
+    assert (made.sandboxes / "a/upper").is_dir()
+    assert made.file.stat().st_blocks * 512 < 64 << 20  # sparse
+    options = next(
+        line for line in Path("/proc/self/mounts").read_text().splitlines() if line.split()[1] == str(made.path)
+    )
+    assert "noatime" in options
+    loop = options.split()[0]
+    made.close()
+    made.close()
+    assert not made.mounted()
+    backing = subprocess.run(["losetup", "-j", str(made.file)], capture_output=True, text=True, check=True).stdout
+    assert loop not in backing
+    made.ensure()
+    assert (made.sandboxes / "a/work").is_dir()
+    made.close()
+
+
+def test_no_space_says_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    with pytest.raises(NoSpace, match="the pool needs 640 MiB"):
+        Pool(tmp_path, size=1 << 20).ensure()
+    assert not (tmp_path / "pool.btrfs").exists()
+
+
+def test_subvolumes_and_snapshots(pool: Pool) -> None:
+    source, copy = pool.sandboxes / "source", pool.checkpoints / "copy"
+    btrfs.create_subvolume(source)
+    try:
+        (source / "a").write_text("one")
+        assert btrfs.is_subvolume(source)
+        assert not btrfs.is_subvolume(pool.sandboxes)
+        btrfs.snapshot(source, copy, readonly=True)
+        (source / "a").write_text("two")
+        assert (copy / "a").read_text() == "one"
+        with pytest.raises(OSError, match="Read-only"):
+            (copy / "a").write_text("three")
+        btrfs.set_readonly(copy, False)
+        (copy / "a").write_text("three")
+        with pytest.raises(Conflict):
+            btrfs.create_subvolume(source)
+        with pytest.raises(Conflict):
+            btrfs.snapshot(source, copy, readonly=False)
+        with pytest.raises(FileNotFoundError):
+            btrfs.snapshot(pool.sandboxes / "none", pool.checkpoints / "x", readonly=True)
+    finally:
+        btrfs.delete_subvolume(source)
+        btrfs.delete_subvolume(copy)
+        btrfs.delete_subvolume(copy)
+    assert not source.exists()
+
+
+def test_not_btrfs_is_said(tmp_path: Path) -> None:
+    if btrfs.is_btrfs(tmp_path):
+        pytest.skip("the temporary directory is btrfs")
+    with pytest.raises(Unsupported, match="not on btrfs"):
+        btrfs.create_subvolume(tmp_path / "x")
+    with pytest.raises(NotFound):
+        raise btrfs._translate(FileNotFoundError(2, "no"), "snapshot", tmp_path)
+
+
+def test_generation_tells_changed(pool: Pool) -> None:
+    tree = pool.sandboxes / "generation"
+    btrfs.create_subvolume(tree)
+    try:
+        btrfs.sync(tree)
+        before = btrfs.generation(tree)
+        (pool.sandboxes / "elsewhere").write_text("x")
+        btrfs.sync(tree)
+        assert btrfs.generation(tree) == before
+        (tree / "a").write_text("x")
+        btrfs.sync(tree)
+        assert btrfs.generation(tree) > before
+    finally:
+        btrfs.delete_subvolume(tree)
+        (pool.sandboxes / "elsewhere").unlink()
+
+
+def test_added_bytes_count_what_is_new(pool: Pool) -> None:
+    blocks = 30 * NODE  # of the trees: 300 inline files, directory entries, inodes
+    tree, first, second = pool.sandboxes / "grow", pool.checkpoints / "grow-1", pool.checkpoints / "grow-2"
+    btrfs.create_subvolume(tree)
+    try:
+        (tree / "old").write_bytes(os.urandom(3 << 20))
+        btrfs.flush(tree)
+        btrfs.snapshot(tree, first, readonly=True)
+        for number in range(300):
+            (tree / f"small-{number}").write_bytes(b"x" * 100)  # inline
+        (tree / "new").write_bytes(os.urandom(5 << 20))
+        os.truncate(tree / "new", 50 << 20)  # a hole
+        btrfs.flush(tree)
+        btrfs.snapshot(tree, second, readonly=True)
+        assert 3 << 20 <= added_bytes(first, None) <= (3 << 20) + blocks
+        assert (5 << 20) + 300 * 100 <= added_bytes(second, first) <= ((5 << 20) + 300 * 100) + blocks
+        assert (8 << 20) + 300 * 100 <= added_bytes(second, None) <= ((8 << 20) + 300 * 100) + blocks
+        assert 0 <= added_bytes(second, second) <= (0) + blocks
+    finally:
+        for path in (tree, first, second):
+            btrfs.delete_subvolume(path)

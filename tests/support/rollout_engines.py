@@ -1,0 +1,53 @@
+"""Small published weights for engine tests, the same for every engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+VOCABULARY = 128  # a multiple of 64: vLLM pads nothing
+EOS = 1
+WORDS = {"<pad>": 0, "<eos>": EOS, "<unk>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+
+
+def publish(folder: Path, version: int, *, untie: bool = True) -> Path:
+    """Random weights, different for each version, sealed."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+    from rollout.engine.manifest import write_manifest
+
+    config = ModelConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        eos_token_id=EOS,
+    )
+    policy = Qwen3(config)
+    policy.initialise(version)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(5)  # far from uniform, so that versions differ visibly
+    save_model(policy, folder, untie=untie)
+    tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_manifest(folder, version)
+    return folder
+
+
+def expected_logprobs(folder: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[float]:
+    """What the full pass over prompt and output gives for each output token."""
+    import torch
+
+    from rollout.engine.embedded.model import load_model
+
+    with torch.no_grad():
+        logits = load_model(folder)(torch.tensor([prompt + output]))[0]
+        logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
+    start = len(prompt) - 1
+    return [float(logprobs[start + i, token]) for i, token in enumerate(output)]

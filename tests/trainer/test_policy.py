@@ -1,0 +1,179 @@
+"""A policy folder, its fit, a step of GRPO, publication and resume state: real torch, tiny sizes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from examples.fix_the_service import WORDS, demonstrate
+from examples.fix_the_service.demonstrations import script
+from examples.fix_the_service.scenario import BREAKAGES, scenario
+from rollout.engine.embedded.model import Qwen3, load_model
+from rollout.engine.manifest import verify_folder
+from sandbox.errors import EngineFailed, Invalid, NotFound
+from trainer import grpo, policy, resume, sft, task
+from trainer.publish import path_of, publish, versions
+
+SMALL = policy.Shape(width=32, layers=1, heads=2, inner=48)
+TOKENIZER = policy.tokenizer(WORDS)
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@given(st.text() | st.text("<>|0xABpaden").map(lambda text: f"<0x41>{text}<|end|>"))
+@settings(max_examples=300)
+def test_any_text_survives_its_tokens(text: str) -> None:
+    text = text.encode("utf-8", "replace").decode()
+    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
+
+
+def test_no_output_spells_a_special_token(tmp_path: Path) -> None:
+    policy.make(tmp_path, WORDS, seed=0, shape=SMALL)
+    loaded = policy.load_tokenizer(tmp_path)
+    assert not {0, 1, 2} & set(loaded.encode("a <|end|> <|pad|> <|begin|> b", add_special_tokens=False).ids)
+
+
+def test_commands_and_words_are_single_tokens() -> None:
+    for word in WORDS:
+        assert len(TOKENIZER.encode(word, add_special_tokens=False).ids) == 1
+
+
+def test_transformers_computes_the_same_logits(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = policy.make(tmp_path, WORDS, seed=1, shape=SMALL)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = torch.randint(0, model.config.vocab_size, (2, 20))
+    with torch.no_grad():
+        assert torch.allclose(theirs(tokens).logits, model(tokens), atol=1e-5)
+
+
+def test_same_seed_same_weights(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        policy.make(tmp_path / name, WORDS, seed=3, shape=SMALL)
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_every_breakage_occurs_and_a_clean_script_earns_the_reward() -> None:
+    assert {scenario(seed).breakage for seed in range(100)} == set(BREAKAGES)
+    for seed in range(100):
+        assert list(script(seed, sloppy=False))[-1] == "exit"
+        texts = demonstrate(seed, sloppy=False)
+        assert (scenario(seed).answer + "\n$ ", False) in texts
+
+
+def test_fit_lowers_the_loss(tmp_path: Path) -> None:
+    model = policy.make(tmp_path, WORDS, seed=0, shape=SMALL)
+    losses: list[float] = []
+    recipe = sft.Recipe(clean_steps=12, sloppy_steps=2, batch=4)
+    sft.fit(
+        model,
+        demonstrate,
+        policy.load_tokenizer(tmp_path),
+        seed=0,
+        recipe=recipe,
+        report=lambda _, __, loss: losses.append(loss),
+    )
+    assert len(losses) == 14
+    assert losses[-1] < losses[0]
+
+
+def sample(model: Qwen3, advantage: float, rng: random.Random) -> grpo.Sample:
+    tokens = [rng.randrange(model.config.vocab_size) for _ in range(rng.randrange(6, 12))]
+    mask = [0, 0] + [rng.randrange(2) for _ in tokens[3:]] + [1]
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.tensor([tokens[:-1]]))[0], -1)
+    taken = [0.0] + [float(logprobs[i, token]) for i, token in enumerate(tokens[1:])]
+    return grpo.Sample(tokens, mask, [value * bit for value, bit in zip(taken, mask, strict=True)], advantage)
+
+
+def test_a_step_makes_good_tokens_likelier_however_it_is_packed(tmp_path: Path) -> None:
+    after = []
+    for budget in (16, 4096):
+        model = policy.make(tmp_path, WORDS, seed=0, shape=SMALL)
+        rng = random.Random(5)
+        batch = [sample(model, advantage, rng) for advantage in (1.0, -1.0, 0.0, 1.0)]
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        stats = grpo.step(model, optimiser, batch, budget=budget)
+        assert stats.trajectories == 3
+        assert stats.mismatch_kl == pytest.approx(0.0, abs=1e-6)
+        assert stats.ess == pytest.approx(1.0, abs=1e-4)
+        assert stats.clip_fraction == 0.0
+        part = grpo.token_losses(model, batch[:1], grpo.Loss())
+        assert part.ratio.log().sum() > 0  # more likely than under the policy that sampled it
+        after.append(stats.grad_norm)
+    assert after[0] == pytest.approx(after[1], rel=1e-4)
+
+
+def test_a_batch_that_says_nothing_changes_nothing(tmp_path: Path) -> None:
+    model = policy.make(tmp_path, WORDS, seed=0, shape=SMALL)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    batch = [sample(model, 0.0, random.Random(1))]
+    assert grpo.step(model, torch.optim.AdamW(model.parameters()), batch) == grpo.StepStats()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_published_folder_is_sealed_loads_alone_and_old_ones_go(tmp_path: Path) -> None:
+    model = policy.make(tmp_path / "base", WORDS, seed=0, shape=SMALL)
+    weights = tmp_path / "weights"
+    for version in range(5):
+        folder = publish(model, weights, version, tokenizer=tmp_path / "base", keep=2)
+        assert verify_folder(folder, version).version == version
+    assert versions(weights) == [3, 4]
+    loaded = load_model(path_of(weights, 4)).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(
+        loaded["lm_head.weight"], loaded["model.embed_tokens.weight"]
+    )  # untied for vLLM, the same values
+    policy.load_tokenizer(path_of(weights, 4))
+    damaged = path_of(weights, 4) / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(EngineFailed, match=r"model\.safetensors"):
+        verify_folder(path_of(weights, 4))
+
+
+def test_resume_state_comes_back_and_a_torn_save_is_not_seen(tmp_path: Path) -> None:
+    assert resume.load(tmp_path) is None
+    model = policy.make(tmp_path / "base", WORDS, seed=0, shape=SMALL)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(4):
+        optimiser.zero_grad()
+        model(torch.ones(1, 4, dtype=torch.long)).sum().backward()
+        optimiser.step()
+        state = resume.State(
+            step,
+            step + 1,
+            model.state_dict(),
+            optimiser.state_dict(),
+            torch.get_rng_state(),
+            [f"p{step}"],
+            {"turns": 7},
+        )
+        resume.save(tmp_path / "resume", state)
+    (tmp_path / "resume" / ".new").write_bytes(b"torn")
+    found = resume.load(tmp_path / "resume")
+    assert found is not None
+    assert (found.step, found.version, found.consumed, found.totals) == (3, 4, ["p3"], {"turns": 7})
+    assert all(torch.equal(found.model[name], value) for name, value in model.state_dict().items())
+    torch.optim.AdamW(model.parameters()).load_state_dict(found.optimiser)
+    assert len(list((tmp_path / "resume").glob("step-*"))) == resume.KEEP
+
+
+def test_a_folder_that_is_no_task_says_what_to_do(tmp_path: Path) -> None:
+    assert task.load(EXAMPLE).name == "fix_the_service"
+    with pytest.raises(NotFound, match="no folder"):
+        task.load(tmp_path / "nowhere")
+    with pytest.raises(Invalid, match=r"__init__\.py"):
+        task.load(tmp_path)
+    (tmp_path / "__init__.py").write_text("WORDS = ()\n")
+    with pytest.raises(Invalid, match="ENVIRONMENT, demonstrate"):
+        task.load(tmp_path)
