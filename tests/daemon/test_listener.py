@@ -17,7 +17,7 @@ from daemon.api import listener
 from daemon.api.listener import Door, Listeners
 from daemon.auth import tls
 
-MOST = 8  # connections on each socket; two from one address
+MOST = 8  # connections on each socket; four from one address
 ASK = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
@@ -102,7 +102,7 @@ async def test_nothing_on_tcp_keeps_anybody_from_the_unix_socket(served: Served)
 
 
 async def test_who_asks_takes_the_place_of_who_is_silent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = [await served.connect(served.plain, 2 + number // 2) for number in range(MOST)]
+    silent = [await served.connect(served.plain, 2 + number // 4) for number in range(MOST)]
     assert b" 503 " in await served.ask(served.plain, 100)  # they may be about to ask
     monkeypatch.setattr(listener, "SILENCE", 0.0)
     assert b" 200 " in await served.ask(served.plain, 101)
@@ -129,7 +129,7 @@ async def test_who_never_asks_is_closed(served: Served, monkeypatch: pytest.Monk
 
 async def test_who_does_not_speak_tls_is_counted_and_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HANDSHAKE", 0.05)
-    mute = [await served.connect(served.secure, 2 + number // 2) for number in range(MOST)]
+    mute = [await served.connect(served.secure, 2 + number // 4) for number in range(MOST)]
     over, _ = await served.connect(served.secure, 100)
     assert await ended(over)
     for reader, _ in mute:
