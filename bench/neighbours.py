@@ -5,7 +5,7 @@
     pagurus bench neighbours [--json] [--turns N] [--rounds R] [--attacks WORD,WORD] [--image NAME]
 
 A neighbour takes turns: a command that changes a file and replaces a process, then its checkpoint, until that is
-captured. It does so beside each attack of :mod:`bench._attacks` and without it, in rounds (without, with, with,
+captured. It does so beside each attack of :mod:`bench.hostile.starving` and without it, in rounds (without, with, with,
 without), so that what else the machine does falls on both. All sandboxes belong to the same owner, which is the
 hardest case: no quota of a token separates them.
 
@@ -25,8 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench._attacks import ATTACKS, Attack, Ground, free_port
 from bench.harness.own_daemon import IMAGE, BenchHost, image
+from bench.hostile.starving import ATTACKS, Attack, Ground, free_port
 from daemon.checkpoints.queue import quantile
 from sandbox import Limits
 from sandbox.errors import PagurusError

@@ -42,7 +42,8 @@ from daemon.catalogue import CheckpointRow
 from daemon.verdict.assess import look
 from daemon.verdict.ignore import NOTHING, Rules
 from daemon.verdict.judge import judge
-from sandbox import unstoppable
+from sandbox.container import unstoppable
+from sandbox.container.unstoppable import HELD_PATIENCE
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import HashedImages
 from sandbox.content.pages import Collected
@@ -53,7 +54,6 @@ from sandbox.messages import Verdict
 from sandbox.tree import btrfs, hashing
 from sandbox.tree.extents import added_bytes
 from sandbox.tree.pool import Pool, sync
-from sandbox.unstoppable import HELD_PATIENCE
 
 log = logging.getLogger("pagurus.capture")
 

@@ -42,6 +42,7 @@ from daemon.verdict.judge import Judgement
 from sandbox.container import users
 from sandbox.container.outlet import Outlet
 from sandbox.container.process import Command
+from sandbox.container.unstoppable import Unstoppable, need_stoppable
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import (
     CheckpointState,
@@ -52,7 +53,6 @@ from sandbox.messages import (
     TurnInfo,
     Verdict,
 )
-from sandbox.unstoppable import Unstoppable, need_stoppable
 
 log = logging.getLogger("pagurus.turns")
 

@@ -25,12 +25,12 @@ from typing import Any
 
 from sandbox.container.process import inner_pid
 from sandbox.container.shim import Refused, going_first
+from sandbox.container.unstoppable import Unstoppable, Watch, refusal
 from sandbox.criu import image_files, rpc
 from sandbox.criu.namespaces import Inside, look
 from sandbox.criu.open_files import Held, held_files
 from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
-from sandbox.unstoppable import Unstoppable, Watch, refusal
 
 EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
 EXTERNAL_MOUNT = "pagurus-mount-"  # and the directories of the host, by their number

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sandbox import unstoppable
+from sandbox.container import unstoppable
 from sandbox.container.container import Container
-from sandbox.unstoppable import Unstoppable, Watch, awaited, need_stoppable, stuck
+from sandbox.container.unstoppable import Unstoppable, Watch, awaited, need_stoppable, stuck
 from tests.support.checkpoint_support import Bench, shell
 
 # Its child executes nothing and does not end, so the parent stays in clone(2). CLONE_VFORK without CLONE_VM.
