@@ -11,7 +11,7 @@ BIN := .venv/bin
 help:
 	@echo "make setup       install what is missing: packages, CRIU, .venv, native parts, the base image"
 	@echo "make demo        train an agent in real sandboxes (SEED=$(SEED), ARGS='--engine vllm' ...)"
-	@echo "make test        the tests (TESTS='tests/test_one_turn.py -x')"
+	@echo "make test        lint, types and the tests (TESTS='tests/test_one_turn.py -x')"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
@@ -36,7 +36,7 @@ setup-vllm: setup
 demo: setup
 	@$(ROOT) bash scripts/demo.sh $(SEED) $(ARGS)
 
-test: setup
+test: setup lint
 	@$(ROOT) $(BIN)/python -m pytest $(TESTS)
 
 lint: setup

@@ -1,0 +1,205 @@
+"""What each room of the house holds: ``python scripts/rooms.py [--json] [REVISION]``.
+
+Per room: modules, median and largest size in lines, functions over 60 lines, broad excepts per 1,000 lines,
+parameters and attributes typed `Any`; for the whole: modules that import each other in a circle, lines of product and
+of tests. With REVISION the same of that commit, read from git. Owns: counting. Does not own: what is too much
+(tests/test_layering.py holds the walls).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = ("sandbox", "ebpf", "daemon", "rollout", "trainer", "coordinator", "pagurus")
+BESIDE = ("bench", "examples", "scripts", "tests")
+LONG = 60  # lines of a function
+SPLIT = ("sandbox", "daemon", "rollout", "trainer")  # rooms that have rooms
+
+
+@dataclass
+class Module:
+    """One Python file: its dotted name, text and syntax tree."""
+
+    name: str
+    path: str
+    text: str
+    package: bool
+    tree: ast.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tree = ast.parse(self.text, self.path)
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n")
+
+    @property
+    def room(self) -> str:
+        parts = self.path.split("/")[:-1]
+        return "/".join(parts[:2]) if parts and parts[0] in SPLIT else parts[0] if parts else "."
+
+
+def modules(revision: str = "") -> list[Module]:
+    """Every Python file that git knows, in the working tree or at `revision`."""
+    listing = ["ls-tree", "-r", "--name-only", revision] if revision else ["ls-files", "-co", "--exclude-standard"]
+    found = []
+    for path in _git(*listing).split("\n"):
+        if path.endswith(".py") and path.split("/")[0] in (*PRODUCT, *BESIDE):
+            if not revision and not (ROOT / path).exists():
+                continue
+            text = _git("show", f"{revision}:{path}") if revision else (ROOT / path).read_text()
+            package = path.endswith("/__init__.py")
+            name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            found.append(Module(name, path, text, package))
+    return found
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def functions(module: Module) -> Iterator[tuple[str, int]]:
+    """Name and length in lines of each function of a module."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def broad_excepts(module: Module) -> int:
+    """`except Exception`, `except BaseException` and bare ones."""
+    names = {"Exception", "BaseException"}
+    handlers = [node for node in ast.walk(module.tree) if isinstance(node, ast.ExceptHandler)]
+    return sum(each.type is None or getattr(each.type, "id", "") in names for each in handlers)
+
+
+def anys(module: Module) -> int:
+    """Parameters and attributes whose whole type is `Any`, but for `*args` and `**kwargs`."""
+    count = 0
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = node.args
+            every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+            count += sum(_is_any(each.annotation) for each in every)
+        elif isinstance(node, ast.AnnAssign):
+            count += _is_any(node.annotation)
+    return count
+
+
+def _is_any(annotation: ast.expr | None) -> bool:
+    return isinstance(annotation, ast.Name) and annotation.id == "Any"
+
+
+def imports(every: list[Module]) -> dict[str, set[str]]:
+    """Which module imports which of the others, at any place in it; imports for the type checker alone do not count."""
+    names = {module.name for module in every}
+    return {module.name: set(_imported(module.tree, names)) - {module.name} for module in every}
+
+
+def _imported(node: ast.AST, names: set[str]) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        if isinstance(child, ast.ImportFrom) and child.module:
+            for alias in child.names:
+                inner = f"{child.module}.{alias.name}"
+                if inner in names:
+                    yield inner
+                elif child.module in names:
+                    yield child.module
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names if alias.name in names)
+        else:
+            yield from _imported(child, names)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Sets of modules that reach each other by imports (strongly connected components, Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in sorted(graph[name]):
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            at = stack.index(name)
+            component = stack[at:]
+            del stack[at:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    sys.setrecursionlimit(10_000)
+    for name in sorted(graph):
+        if name not in index:
+            visit(name)
+    return found
+
+
+def report(every: list[Module]) -> dict[str, Any]:
+    """The figures of a tree, as one JSON object."""
+    rooms: dict[str, dict[str, Any]] = {}
+    for room in sorted({module.room for module in every if module.path.split("/")[0] not in ("tests",)}):
+        inside = [module for module in every if module.room == room]
+        sizes = [module.lines for module in inside if not (module.package and module.lines < 20)] or [0]
+        rooms[room] = {
+            "modules": len(inside),
+            "median_lines": int(statistics.median(sizes)),
+            "largest_lines": max(sizes),
+            "functions_over_60": sum(length > LONG for module in inside for _, length in functions(module)),
+            "broad_excepts_per_1000": round(1000 * sum(map(broad_excepts, inside)) / max(1, sum(sizes)), 2),
+            "any": sum(map(anys, inside)),
+        }
+    graph = imports([module for module in every if module.path.split("/")[0] in PRODUCT])
+    product = [module for module in every if module.path.split("/")[0] in PRODUCT]
+    return {
+        "rooms": rooms,
+        "any_in_sandbox_and_daemon": sum(anys(each) for each in every if each.path.startswith(("sandbox/", "daemon/"))),
+        "broad_excepts_per_1000": round(1000 * sum(map(broad_excepts, product)) / sum(m.lines for m in product), 2),
+        "functions_over_60": sorted(
+            f"{module.path}:{name}" for module in product for name, length in functions(module) if length > LONG
+        ),
+        "circles": circles(graph),
+        "product_lines": sum(module.lines for module in product),
+        "sandbox_half_lines": sum(m.lines for m in product if m.room.split("/")[0] in ("sandbox", "ebpf", "daemon")),
+        "bench_lines": sum(module.lines for module in every if module.room == "bench"),
+        "test_lines": sum(module.lines for module in every if module.path.startswith("tests/")),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("revision", nargs="?", default="", help="a commit; without one the working tree")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    figures = report(modules(options.revision))
+    if options.json:
+        print(json.dumps(figures))
+        return
+    columns = ("modules", "median_lines", "largest_lines", "functions_over_60", "broad_excepts_per_1000", "any")
+    print(f"{'room':24}" + "".join(f"{name.replace('_', ' '):>24}" for name in columns))
+    for room, row in figures["rooms"].items():
+        print(f"{room:24}" + "".join(f"{row[name]:>24}" for name in columns))
+    for name, value in figures.items():
+        if name != "rooms":
+            print(f"{name}: {value}")
+
+
+if __name__ == "__main__":
+    main()

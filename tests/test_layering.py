@@ -1,0 +1,126 @@
+"""The walls of the house: which room may import which, and which modules are pure.
+
+Read from the source by syntax, so that an import inside a function counts as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+from scripts.rooms import ROOT, Module, circles, imports, modules
+
+# What each top-level room may import. `pagurus` is the program: it may import every room.
+ARROWS = {
+    "sandbox": set(),
+    "ebpf": {"sandbox"},
+    "daemon": {"sandbox", "ebpf"},
+    "rollout": {"sandbox"},
+    "trainer": {"sandbox", "rollout"},
+    "coordinator": {"sandbox", "rollout"},
+}
+PROGRAMS = {"pagurus", "bench", "examples", "scripts", "tests"}
+
+# Modules that decide: no I/O, no clock, no environment, no torch. The live system and a simulator share them.
+PURE = [
+    "daemon.auth.access",
+    "daemon.auth.quota",
+    "daemon.checkpoints.schedule",
+    "daemon.gateway.replay",
+    "daemon.gateway.wire",
+    "daemon.host.create",
+    "daemon.host.expiry",
+    "daemon.network.elements",
+    "daemon.network.names",
+    "daemon.network.policy",
+    "daemon.network.ruleset",
+    "daemon.states",
+    "daemon.store.retention",
+    "daemon.verdict.explain",
+    "daemon.verdict.ignore",
+    "daemon.verdict.judge",
+    "rollout.engine.embedded.scheduler",
+    "sandbox.content.transfer",
+    "sandbox.image.dockerfile",
+    "sandbox.sdk.plan",
+]
+PURE_PACKAGES = ["rollout.decide"]
+IMPURE = {
+    "aiohttp", "asyncio", "ctypes", "fcntl", "glob", "http", "mmap", "multiprocessing", "os", "pyroute2", "random",
+    "select", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "torch",
+}  # fmt: skip
+IMPURE_NAMES = {"open", "print", "input"}
+
+
+EVERY = modules()
+PRODUCT = [each for each in EVERY if each.name.split(".")[0] in {*ARROWS, "pagurus"}]
+NAMED = {each.name: each for each in EVERY}
+
+
+def imported_roots(module: Module) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("room", sorted(ARROWS))
+def test_arrows_between_rooms_point_one_way(room: str) -> None:
+    ours = {*ARROWS, *PROGRAMS}
+    crossing = {
+        f"{module.name} imports {other}"
+        for module in PRODUCT
+        if module.name.split(".")[0] == room
+        for other in imported_roots(module) & ours
+        if other not in ARROWS[room] | {room}
+    }
+    assert crossing == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(imports(PRODUCT)) == []
+
+
+def pure_modules() -> list[str]:
+    """Those above, those of the pure packages, and whoever calls itself pure."""
+    inside = {name for name in NAMED if any(name.startswith(f"{package}.") for package in PURE_PACKAGES)}
+    claims = {
+        module.name
+        for module in PRODUCT
+        if not module.package and re.search(r"\bPure[.:,]", ast.get_docstring(module.tree) or "")
+    }
+    return sorted({*PURE, *inside, *claims})
+
+
+@pytest.mark.parametrize("name", pure_modules())
+def test_what_decides_touches_nothing(name: str) -> None:
+    module = NAMED[name]
+    tensors = {"torch"} if name.startswith("trainer.") else set()
+    assert imported_roots(module) & IMPURE - tensors == set()
+    called = {
+        node.func.id for node in ast.walk(module.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert called & IMPURE_NAMES == set()
+
+
+def test_the_walls_are_seen() -> None:
+    """The tests above can fail: a module that opens a file and reads the clock is noticed."""
+    text = "import time\nfrom daemon.app import main\ndef now():\n    open('x')\n    return time.time()\n"
+    module = Module("sandbox.bad", "sandbox/bad.py", text, package=False)
+    assert imported_roots(module) & IMPURE == {"time"}
+    assert "daemon" in imported_roots(module)
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_importing_the_sdk_stays_light() -> None:
+    program = "import sandbox, sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy = {"torch", "ebpf", "daemon", "rollout", "trainer", "numpy", "google", "pycriu", "docker", "pyroute2"}
+    assert heavy & set(ran.stdout.split()) == set()
