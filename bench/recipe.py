@@ -22,8 +22,12 @@ from torch import Tensor
 from examples.fix_the_service import WORDS, FixTheService, demonstrate
 from examples.fix_the_service.twin import Twin, immediate
 from rollout.engine.embedded.model import KVCache, Qwen3
-from trainer import grpo, policy, sft
-from trainer.advantages import advantages
+from trainer import sft
+from trainer.batches.sample import Sample
+from trainer.learner import Learner, Settings
+from trainer.models import policy
+from trainer.models.scorer import Scorer
+from trainer.objectives import named
 from trainer.run import ACTION_TOKENS, HELD_OUT, Config, learning_rate
 
 LONGEST = 256  # tokens of an episode
@@ -95,14 +99,14 @@ def learn(seed: int, *, steps: int, held_out: int) -> dict[str, Any]:
     began = time.process_time()
     sft.fit(model, demonstrate, tokenizer, seed=seed)
     fitted = time.process_time() - began
-    optimiser = torch.optim.AdamW(model.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    learner = Learner(Scorer(model), named(config.objective), Settings(rate=config.rate))
     draw = torch.Generator().manual_seed(seed)
     rewards = {0: evaluate(model, tokenizer, held_out)}
     waiting: list[Episode] | None = None  # sampled one step ago
     for step in range(steps):
         prompts = [1_000_000 * seed + step * config.groups + i for i in range(config.groups)]
         fresh = sample(model, tokenizer, [prompt for prompt in prompts for _ in range(config.size)], draw)
-        update(model, optimiser, waiting or fresh, config, step)
+        update(learner, waiting or fresh, config, step)
         waiting = fresh
         if (step + 1) % 10 == 0 or step + 1 == steps:
             rewards[step + 1] = evaluate(model, tokenizer, held_out)
@@ -116,18 +120,18 @@ def learn(seed: int, *, steps: int, held_out: int) -> dict[str, Any]:
     }
 
 
-def update(
-    model: Qwen3, optimiser: torch.optim.Optimizer, episodes: list[Episode], config: Config, step: int
-) -> grpo.StepStats:
-    rewards = [episode.reward for episode in episodes]
-    groups = [rewards[at : at + config.size] for at in range(0, len(rewards), config.size)]
-    flat = [value for row in advantages(groups).values for value in row]
+def update(learner: Learner, episodes: list[Episode], config: Config, step: int) -> None:
     batch = [
-        grpo.Sample(episode.tokens, episode.mask, episode.logprobs, value)
-        for episode, value in zip(episodes, flat, strict=True)
+        Sample(
+            tokens=episode.tokens,
+            mask=episode.mask,
+            logprobs=episode.logprobs,
+            reward=episode.reward,
+            group=str(number // config.size),
+        )
+        for number, episode in enumerate(episodes)
     ]
-    optimiser.param_groups[0]["lr"] = learning_rate(config, step)
-    return grpo.step(model, optimiser, batch)
+    learner.step(batch, rate=learning_rate(config, step))
 
 
 def evaluate(model: Qwen3, tokenizer: Tokenizer, episodes: int) -> float:

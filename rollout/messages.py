@@ -72,6 +72,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     sandbox: str = ""
     started_at: float = 0.0
     finished_at: float = 0.0
+    temperature: float = 1.0  # that its tokens were sampled at, of which `logprobs` are
 
     @property
     def recovered_equal(self) -> int:

@@ -58,6 +58,7 @@ async def run_trajectory(
     trajectory = into if into is not None else Trajectory()
     trajectory.prompt, trajectory.group, trajectory.index, trajectory.seed = prompt, group, index, seed
     trajectory.sandbox, trajectory.started_at = sandbox.id, time.time()
+    trajectory.temperature = sampling.temperature
     guarded = GuardedSandbox(sandbox)
     loop = _Loop(env, guarded, engine, tokenizer, trajectory, sampling, max_length, strike, on_turn)
     try:

@@ -47,10 +47,14 @@ from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
 from rollout.tokenizer import FolderTokenizer
 from sandbox import Client
 from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, NotFound, PagurusError
-from trainer import grpo, policy, report, resume, sft, task
-from trainer.advantages import advantages
+from trainer import report, resume, sft, task
+from trainer.batches.sample import Sample
 from trainer.labels import Labelled
+from trainer.learner import Learner, Settings, StepStats
 from trainer.metrics import Recorder
+from trainer.models import policy
+from trainer.models.scorer import Scorer
+from trainer.objectives import named, with_corrections
 from trainer.pace import Paced
 from trainer.progress import Display
 from trainer.publish import path_of, publish
@@ -75,7 +79,8 @@ class Config:
     concurrency: int = 16  # sandboxes at once
     held_out: int = 112  # episodes of each evaluation
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
-    tis: float | None = None
+    objective: str = "pooled"  # a row of trainer.objectives
+    corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
     pace: float = 0.8  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
     faults: int = 16  # sandboxes killed on purpose in the second half, about
     image: str | None = None  # instead of the environment's
@@ -160,15 +165,15 @@ class Run:
             self.display.stage("writing a fresh policy")
             self.model = await asyncio.to_thread(policy.make, self.base, self.task.words, seed=self.config.seed)
             await self._fit()
-            self.optimiser = self._optimiser()
+            self.learner = self._learner()
             self.step = self.version = 0
             self.unsettled: list[str] = []
             await asyncio.to_thread(self._save, [])
         else:
             self.model = await asyncio.to_thread(load_model, self.base)
             self.model.load_state_dict(state.model)
-            self.optimiser = self._optimiser()
-            self.optimiser.load_state_dict(state.optimiser)
+            self.learner = self._learner()
+            self.learner.optimiser.load_state_dict(state.optimiser)
             torch.set_rng_state(state.random)
             self.step, self.version = state.step, state.version
             self.unsettled = state.consumed
@@ -312,14 +317,13 @@ class Run:
     def _on_turn(self, turn: TurnRecord) -> None:
         self.display.turn(turn.verdict)
 
-    def _optimiser(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.model.parameters(), lr=self.config.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    def _learner(self) -> Learner:
+        objective = with_corrections(named(self.config.objective), self.config.corrections)
+        return Learner(Scorer(self.model), objective, Settings(rate=self.config.rate))
 
-    def _train(self, batch: Batch) -> grpo.StepStats:
+    def _train(self, batch: Batch) -> StepStats:
         """Consumes a batch. Produces the next weights, in place."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.config, self.step)
-        return grpo.step(self.model, self.optimiser, samples(batch), loss=grpo.Loss(tis=self.config.tis))
+        return self.learner.step(samples(batch), rate=learning_rate(self.config, self.step))
 
     def _account(self, batch: Batch) -> None:
         trajectories = batch.trajectories
@@ -337,7 +341,7 @@ class Run:
             step=self.step,
             version=self.version,
             model=self.model.state_dict(),
-            optimiser=self.optimiser.state_dict(),
+            optimiser=self.learner.optimiser.state_dict(),
             random=torch.get_rng_state(),
             consumed=consumed,
             totals=msgspec.to_builtins(self.totals),
@@ -363,7 +367,7 @@ class Run:
             await asyncio.sleep(1.0)
 
     async def _record(
-        self, host: Labelled, batch: Batch, stats: grpo.StepStats, waited: float, took: float, paused: float
+        self, host: Labelled, batch: Batch, stats: StepStats, waited: float, took: float, paused: float
     ) -> None:
         """Produces one line of metrics and one of display."""
         trajectories = batch.trajectories
@@ -379,7 +383,7 @@ class Run:
                 "policy_version": self.version,
                 "staleness": {str(key): count for key, count in sorted(age.items())},
                 "degenerate_groups": sum(len({t.reward for t in group.trajectories}) == 1 for group in batch.groups),
-                **{f"train/{key}": value for key, value in dataclasses.asdict(stats).items()},
+                **{f"train/{key}": value for key, value in stats.items().items()},
                 "idle_ratio": waited / took,
                 "seconds": took,
                 "paused_s": paused,
@@ -394,10 +398,11 @@ class Run:
                 "trajectories_lost": self.totals.trajectories_lost,
             },
         )
+        summary = stats.summary
         figures = {
             "policy version": self.version,
             "staleness": ", ".join(f"{count} at {key}" for key, count in sorted(age.items())),
-            "mismatch KL": f"{stats.mismatch_kl:.1e}, entropy {stats.entropy:.2f}, grad norm {stats.grad_norm:.2f}",
+            "mismatch KL": f"{summary.mismatch_kl:.1e}, entropy {summary.entropy:.2f}, grad norm {stats.grad_norm:.2f}",
             "killed": f"{self.totals.killed}, recovered equal {self.totals.recovered_equal}",
         }
         self.display.step(self.step, reward, figures)
@@ -411,18 +416,23 @@ def learning_rate(config: Config, step: int) -> float:
     return config.rate * max(0.05, 1 - step / config.steps)
 
 
-def samples(batch: Batch) -> list[grpo.Sample]:
-    """A batch as the loss sees it. A trajectory that failed says nothing and is left out of its group."""
-    groups = [
-        [trajectory for trajectory in group.trajectories if trajectory.status in ("completed", "truncated")]
-        for group in batch.groups
-    ]
-    groups = [group for group in groups if group]
-    values = advantages([[trajectory.reward for trajectory in group] for group in groups]).values
+def samples(batch: Batch) -> list[Sample]:
+    """A batch as the learner sees it. A trajectory that failed says nothing and is left out of its group."""
     return [
-        grpo.Sample(trajectory.tokens, trajectory.mask, trajectory.logprobs, advantage)
-        for group, row in zip(groups, values, strict=True)
-        for trajectory, advantage in zip(group, row, strict=True)
+        Sample(
+            tokens=trajectory.tokens,
+            mask=trajectory.mask,
+            logprobs=trajectory.logprobs,
+            reward=trajectory.reward,
+            group=group.prompt,
+            temperature=trajectory.temperature,
+            truncated=trajectory.status == "truncated",
+            version=trajectory.oldest or 0,
+            name=f"{trajectory.prompt}/{trajectory.index}",
+        )
+        for group in batch.groups
+        for trajectory in group.trajectories
+        if trajectory.status in ("completed", "truncated")
     ]
 
 

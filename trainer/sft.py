@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from rollout.engine.embedded.model import Qwen3
-from trainer.policy import END_ID
+from trainer.models.policy import END_ID
 
 Demonstration = Callable[..., list[tuple[str, bool]]]  # demonstrate(seed, sloppy=...) -> [(text, is an action)]
 

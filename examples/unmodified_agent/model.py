@@ -20,7 +20,8 @@ from examples.fix_the_service.demonstrations import demonstrate
 from examples.fix_the_service.environment import OUTPUT_LIMIT, PROMPT
 from examples.fix_the_service.scenario import WORDS
 from rollout.engine.client import Sampling
-from trainer import policy, sft
+from trainer import sft
+from trainer.models import policy
 from trainer.publish import path_of, publish, versions
 
 ENDED = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # how mini-swe-agent is told that the work is done

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sandbox.errors import Invalid
-from tests.objective_reference import FACTORS, LOSSES, Batch, corrected, ppo_value
+from tests.support.objective_reference import FACTORS, LOSSES, Batch, corrected, ppo_value
 from trainer.objectives import (
     OBJECTIVES,
     Counts,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.objective_reference import Batch, rewards_of
+from tests.support.objective_reference import Batch, rewards_of
 from tests.trainer.test_objectives import LONGEST, flat, loss_of, make, without_value
 
 pytest.importorskip("trl", reason="trl is installed by hand: see the module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,11 @@ from hypothesis import strategies as st
 from examples.fix_the_service import WORDS, demonstrate
 from examples.fix_the_service.demonstrations import script
 from examples.fix_the_service.scenario import BREAKAGES, scenario
-from rollout.engine.embedded.model import Qwen3, load_model
+from rollout.engine.embedded.model import load_model
 from rollout.engine.manifest import verify_folder
 from sandbox.errors import EngineFailed, Invalid, NotFound
-from trainer import grpo, policy, resume, sft, task
+from trainer import resume, sft, task
+from trainer.models import policy
 from trainer.publish import path_of, publish, versions
 
 SMALL = policy.Shape(width=32, layers=1, heads=2, inner=48)
@@ -85,41 +85,6 @@ def test_fit_lowers_the_loss(tmp_path: Path) -> None:
     )
     assert len(losses) == 14
     assert losses[-1] < losses[0]
-
-
-def sample(model: Qwen3, advantage: float, rng: random.Random) -> grpo.Sample:
-    tokens = [rng.randrange(model.config.vocab_size) for _ in range(rng.randrange(6, 12))]
-    mask = [0, 0] + [rng.randrange(2) for _ in tokens[3:]] + [1]
-    with torch.no_grad():
-        logprobs = torch.log_softmax(model(torch.tensor([tokens[:-1]]))[0], -1)
-    taken = [0.0] + [float(logprobs[i, token]) for i, token in enumerate(tokens[1:])]
-    return grpo.Sample(tokens, mask, [value * bit for value, bit in zip(taken, mask, strict=True)], advantage)
-
-
-def test_a_step_makes_good_tokens_likelier_however_it_is_packed(tmp_path: Path) -> None:
-    after = []
-    for budget in (16, 4096):
-        model = policy.make(tmp_path, WORDS, seed=0, shape=SMALL)
-        rng = random.Random(5)
-        batch = [sample(model, advantage, rng) for advantage in (1.0, -1.0, 0.0, 1.0)]
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        stats = grpo.step(model, optimiser, batch, budget=budget)
-        assert stats.trajectories == 3
-        assert stats.mismatch_kl == pytest.approx(0.0, abs=1e-6)
-        assert stats.ess == pytest.approx(1.0, abs=1e-4)
-        assert stats.clip_fraction == 0.0
-        part = grpo.token_losses(model, batch[:1], grpo.Loss())
-        assert part.ratio.log().sum() > 0  # more likely than under the policy that sampled it
-        after.append(stats.grad_norm)
-    assert after[0] == pytest.approx(after[1], rel=1e-4)
-
-
-def test_a_batch_that_says_nothing_changes_nothing(tmp_path: Path) -> None:
-    model = policy.make(tmp_path, WORDS, seed=0, shape=SMALL)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    batch = [sample(model, 0.0, random.Random(1))]
-    assert grpo.step(model, torch.optim.AdamW(model.parameters()), batch) == grpo.StepStats()
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_published_folder_is_sealed_loads_alone_and_old_ones_go(tmp_path: Path) -> None:

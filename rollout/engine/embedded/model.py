@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [..., H, D], k and v [..., G, D] -> [..., H, D]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,11 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        q, k, v = self.self_attn.qkv(self.input_layernorm(x), rope)
+        x = x + self.self_attn.o_proj(attend(q, k, v).flatten(-2))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
 
 def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary position embedding, halves convention. x [..., heads, D]; cos, sin [..., 1, D/2]."""
@@ -182,22 +189,38 @@ class Qwen3(nn.Module):
                 else:
                     parameter.normal_(0.0, 0.02, generator=generator)
 
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, hidden]"""
+        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
     def head(self, x: Tensor) -> Tensor:
         """Logits of normalised hidden states [..., hidden] -> [..., V]."""
-        weight = self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
-        return F.linear(x, weight)
+        return F.linear(x, self.head_weight)
+
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, *, recompute: Callable[..., Any] | None = None
+    ) -> Tensor:
+        """Normalised hidden states [..., hidden] of tokens [...] at positions [...]; who sees whom is up to `attend`.
+
+        `recompute` is `torch.utils.checkpoint.checkpoint`, or None to keep all activations.
+        """
+        x = self.model.embed_tokens(tokens)
+        rope = (self.cos[positions], self.sin[positions])
+        for layer in self.model.layers:
+            x = layer(x, rope, attend) if recompute is None else recompute(layer, x, rope, attend, use_reentrant=False)
+        normalised: Tensor = self.model.norm(x)
+        return normalised
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [B, T, V] of tokens [B, T], causal. Right padding is harmless: mask its loss."""
-        x = self.model.embed_tokens(tokens)
-        rope = (self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]])
-        for layer in self.model.blocks:
-            attention = layer.self_attn
-            q, k, v = (part.transpose(1, 2) for part in attention.qkv(layer.input_layernorm(x), rope))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=attention.heads != attention.groups)
-            x = x + attention.o_proj(y.transpose(1, 2).flatten(-2))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return self.head(self.model.norm(x))
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+            return y.transpose(1, 2)
+
+        return self.head(self.hidden(tokens, torch.arange(tokens.shape[1]), attend))
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor, pieces: Sequence[tuple[int, int, int]], cache: KVCache) -> Tensor:
@@ -286,15 +309,18 @@ def load_weights(model: Qwen3, folder: Path | str) -> None:
     model.load_state_dict(tensors, strict=True)
 
 
-def save_model(model: Qwen3, folder: Path | str, *, untie: bool = False) -> None:
+def save_model(
+    model: Qwen3, folder: Path | str, *, untie: bool = False, tensors: Mapping[str, Tensor] | None = None
+) -> None:
     """Write config.json, generation_config.json and model.safetensors, synced. The tokenizer is the caller's.
 
+    `tensors` are written instead of the model's own, where those lie elsewhere.
     `untie` writes a tied head as a tensor of its own: vLLM's CPU build does not follow a tied head when weights are
     reloaded in flight (it goes on with the head of the first load).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.detach().contiguous() for name, tensor in (tensors or model.state_dict()).items()}
     config = model.config
     if untie and config.tie_word_embeddings:
         config = replace(config, tie_word_embeddings=False)

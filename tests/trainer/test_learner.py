@@ -1,0 +1,378 @@
+"""Batches and steps: plans, packed tensors, refusals, and that a step is the same however a batch is cut."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rollout.engine.embedded.model import ModelConfig, Qwen3
+from sandbox.errors import NotFound
+from trainer.batches.pack import pack
+from trainer.batches.plan import cost, plan
+from trainer.batches.sample import Sample, SampleLog, accepted, refusal
+from trainer.errors import TrainerFailed
+from trainer.learner import Learner, Settings
+from trainer.models.logprobs import logprobs
+from trainer.models.scorer import Scorer
+from trainer.objectives import OBJECTIVES, Figures, Objective, named, with_corrections
+
+CONFIG = ModelConfig(
+    vocab_size=40, hidden_size=24, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=12
+)
+LENGTH = 32
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def model(seed: int = 0) -> Qwen3:
+    made = Qwen3(CONFIG)
+    made.initialise(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)  # far from uniform
+    return made
+
+
+def samples(seed: int, *, groups: int = 3, size: int = 3, temperature: float = 1.0) -> list[Sample]:
+    rng = random.Random(seed)
+    made = []
+    for group in range(groups):
+        for member in range(size):
+            tokens = [rng.randrange(CONFIG.vocab_size) for _ in range(rng.randrange(5, 20))]
+            mask = [0, 0] + [rng.randrange(2) for _ in tokens[3:]] + [1]
+            made.append(
+                Sample(
+                    tokens=tokens, mask=mask, logprobs=[-rng.random() * 6 * bit for bit in mask], group=f"p{group}",
+                    reward=0.5 if group == 1 else float(member % 2), temperature=temperature, name=f"p{group}/{member}",
+                )
+            )  # fmt: skip
+    return made
+
+
+def gradient(
+    batch: list[Sample],
+    objective: Objective,
+    *,
+    budget: int = 4096,
+    fed: int = 0,
+    recompute: bool = False,
+    policy: Qwen3 | None = None,
+) -> Tensor:
+    """The change of all weights by one plain step of size 1 (no Adam): minus the gradient."""
+    policy = policy or model()
+    before = flat(policy)
+    reference = Scorer(model(9)) if objective.kl is not None else None
+    scorer = Scorer(policy, recompute=recompute, critic=objective.value is not None)
+    learner = Learner(scorer, objective, Settings(budget=budget, max_norm=1e9), reference=reference)
+    learner.optimiser = torch.optim.SGD(learner.trained, lr=1.0)
+    learner.begin()
+    for at in range(0, len(batch), fed or len(batch)):
+        learner.feed(batch[at : at + (fed or len(batch))])
+    learner.finish(rate=1.0)
+    return flat(policy) - before
+
+
+def flat(policy: Qwen3) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()]).double()
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    return bool((left - right).norm() <= 1e-5 * right.norm()) and bool(right.norm() > 0)
+
+
+# ------------------------------------------------------------------ plans
+
+
+@given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 1000), st.integers(1, 4))
+def test_every_trajectory_is_planned_once_within_the_budget(lengths: list[int], budget: int, ranks: int) -> None:
+    rounds = plan(lengths, budget=budget, ranks=ranks)
+    assert all(len(one) == ranks for one in rounds)
+    batches = [batch for one in rounds for batch in one]
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) <= 1 or sum(lengths[i] for i in batch) <= budget
+
+
+@given(st.lists(st.integers(1, 64), min_size=40, max_size=80), st.integers(2, 4))
+def test_ranks_of_a_round_have_about_the_same_to_do(lengths: list[int], ranks: int) -> None:
+    for one in plan(lengths, budget=512, ranks=ranks, width=64):
+        costs = [sum(cost(lengths[i], 64) for i in batch) for batch in one]
+        assert max(costs) - min(costs) <= 2 * cost(64, 64)
+
+
+def test_plan_example() -> None:
+    assert plan([3, 9, 4], budget=10) == [[[1]], [[2, 0]]]
+    assert plan([], budget=10) == []
+
+
+# ------------------------------------------------------------------ tensors
+
+
+def test_packed_trajectories_do_not_see_each_other() -> None:
+    """Bit by bit the same scores whatever tokens stand beside a trajectory; alone, the same up to rounding."""
+    policy, batch = Scorer(model()), samples(0)
+    with torch.no_grad():
+        together = policy(pack(batch)).new.split([each.sampled for each in batch])
+        for each, scores in zip(batch, together, strict=True):
+            assert torch.allclose(policy(pack([each])).new, scores, atol=1e-5)
+            changed = [with_other_tokens(other) if other is not each else other for other in batch]
+            at = batch.index(each)
+            again = policy(pack(changed)).new.split([other.sampled for other in changed])
+            assert torch.equal(again[at], scores)
+
+
+def with_other_tokens(sample: Sample) -> Sample:
+    """Other tokens, the same shape."""
+    tokens = [(token + 7) % CONFIG.vocab_size for token in sample.tokens]
+    return Sample(tokens=tokens, mask=sample.mask, logprobs=sample.logprobs, group=sample.group)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
+def test_scores_are_log_softmax_at_the_samples_own_temperature(temperature: float) -> None:
+    policy, batch = model(), samples(1, temperature=temperature)
+    scores = Scorer(policy)(pack(batch)).new.split([each.sampled for each in batch])
+    for each, found in zip(batch, scores, strict=True):
+        logits = policy(torch.tensor([each.tokens[:-1]]))[0] / temperature
+        logs = torch.log_softmax(logits, -1)
+        expected = [
+            logs[t - 1, token] for t, (token, bit) in enumerate(zip(each.tokens, each.mask, strict=True)) if bit
+        ]
+        assert torch.allclose(found, torch.stack(expected), atol=1e-5)
+
+
+def test_samples_of_two_temperatures_share_a_micro_batch() -> None:
+    batch = samples(1)[:1] + samples(1, temperature=0.5)[1:2]
+    scores = Scorer(model())
+    both = scores(pack(batch)).new
+    assert torch.allclose(both, torch.cat([scores(pack([each])).new for each in batch]), atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 130, 1 << 24])
+def test_logprobs_in_chunks_have_the_gradient_of_log_softmax(chunk: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(9, 5, generator=generator, dtype=torch.float64).requires_grad_()
+    head = torch.randn(40, 5, generator=generator, dtype=torch.float64).requires_grad_()
+    targets, warmth = torch.arange(9), torch.linspace(0.5, 2, 9).double()
+    weights = torch.randn(9, generator=generator, dtype=torch.float64)
+    found, entropy = logprobs(hidden, head, targets, warmth, chunk=chunk)
+    plain = torch.log_softmax(hidden @ head.T / warmth[:, None], -1)
+    assert torch.allclose(found, plain.gather(-1, targets[:, None])[:, 0])
+    assert torch.allclose(entropy, -(plain.exp() * plain).sum(-1))
+    ours = torch.autograd.grad((found * weights).sum(), (hidden, head))
+    theirs = torch.autograd.grad((plain.gather(-1, targets[:, None])[:, 0] * weights).sum(), (hidden, head))
+    assert all(torch.allclose(left, right) for left, right in zip(ours, theirs, strict=True))
+    torch.autograd.gradcheck(lambda h, w: logprobs(h, w, targets, warmth, chunk=chunk)[0], (hidden, head))
+
+
+def test_a_large_vocabulary_is_never_held_for_a_whole_batch() -> None:
+    """The largest tensor of floats that is made has `chunk` numbers, forwards and backwards."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    sizes = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.is_floating_point():
+                sizes.append(result.numel())
+            return result
+
+    hidden, head = torch.randn(64, 4, requires_grad=True), torch.randn(5000, 4, requires_grad=True)
+    with Watch():
+        found, _ = logprobs(hidden, head, torch.zeros(64).long(), torch.ones(64), chunk=40_000)
+        found.sum().backward()
+    assert max(sizes) == 40_000 < 64 * 5000
+
+
+# ------------------------------------------------------------------ steps
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_a_step_is_the_same_however_it_is_packed_and_ordered(name: str) -> None:
+    objective, batch = named(name, length=LENGTH), samples(2)
+    whole = gradient(batch, objective)
+    assert close(gradient(batch, objective, budget=1), whole)  # one trajectory at a time
+    assert close(gradient(batch, objective, budget=50), whole)
+    shuffled = random.Random(0).sample(batch, len(batch))
+    assert close(gradient(shuffled, objective), whole)
+    assert close(gradient(batch, objective, recompute=True), whole)
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_groups_fed_as_they_complete_make_the_same_step(name: str) -> None:
+    objective, batch = named(name, length=LENGTH), samples(3)
+    assert close(gradient(batch, objective, fed=3), gradient(batch, objective))
+
+
+def test_most_objectives_compute_while_groups_come_in() -> None:
+    assert {name for name, row in OBJECTIVES.items() if not row.streams} == {"ppo", "reinforce++"}
+    batch = samples(0)
+    learner = Learner(Scorer(model()), named("pooled"))
+    learner.begin()
+    learner.feed(batch[:3])
+    assert any(parameter.grad is not None for parameter in learner.trained)
+
+
+def test_the_gradient_is_that_of_plain_autograd_over_padded_logits() -> None:
+    """GSPO and TIS, from padded logits and formulas written here, against the learner's packed way."""
+    batch = [each for each in samples(4) if each.group != "p1"]
+    policy = model()
+    total = torch.zeros(())
+    for each in batch:
+        peers = [other.reward for other in batch if other.group == each.group]
+        spread = torch.tensor(peers).std()
+        advantage = (each.reward - sum(peers) / len(peers)) / (spread + 1e-6)
+        logs = torch.log_softmax(policy(torch.tensor([each.tokens[:-1]]))[0], -1)
+        at = [t for t, bit in enumerate(each.mask) if bit]
+        new = torch.stack([logs[t - 1, each.tokens[t]] for t in at])
+        k = (new.detach() - torch.tensor([each.logprobs[t] for t in at])).exp().clamp(max=2.0)
+        ratio = (new - new.detach()).mean().exp()
+        total = total + (-ratio * advantage * k).mean() / len(batch)
+    expected = torch.cat([part.flatten() for part in torch.autograd.grad(total, list(policy.parameters()))])
+    assert close(gradient(batch, with_corrections(named("gspo"), ["tis"])), -expected.double())
+
+
+def test_tokens_of_the_environment_bear_no_gradient() -> None:
+    """Their log-probabilities may be anything, and their logits never enter the loss."""
+    batch = samples(5)
+    noisy = []
+    for each in batch:
+        logs = [value if bit else -9.9 for value, bit in zip(each.logprobs, each.mask, strict=True)]
+        noisy.append(replaced(each, logprobs=logs))
+    assert torch.equal(gradient(noisy, named("dapo")), gradient(batch, named("dapo")))
+    last = batch[0].tokens
+    longer = replaced(
+        batch[0], tokens=[*last, 3, 4, 5], mask=[*batch[0].mask, 0, 0, 0], logprobs=[*batch[0].logprobs, 0.0, 0.0, 0.0]
+    )
+    assert close(gradient([longer, *batch[1:]], named("dapo")), gradient(batch, named("dapo")))
+
+
+def replaced(sample: Sample, **changes: object) -> Sample:
+    import msgspec
+
+    return msgspec.structs.replace(sample, **changes)
+
+
+def test_several_updates_of_a_batch_hold_on_to_the_policy_before_it() -> None:
+    """Decoupled PPO: with two updates the proximal policy is the one before both."""
+    batch = samples(6, groups=4)
+    policy = model()
+    objective = with_corrections(named("pooled"), ["decoupled"])
+    learner = Learner(Scorer(policy), objective, Settings(updates=2, rate=3e-2))
+    seen: list[Tensor] = []
+    loss = Objective.loss
+
+    def spy(self: Objective, tokens: object, figures: Figures) -> Tensor:
+        seen.append((tokens.new.detach() - tokens.proximal).abs().max())  # type: ignore[attr-defined]
+        return loss(self, tokens, figures)  # type: ignore[arg-type]
+
+    Objective.loss = spy  # type: ignore[method-assign]
+    try:
+        stats = learner.step(batch)
+    finally:
+        Objective.loss = loss  # type: ignore[method-assign]
+    assert seen[0] < 1e-6 < seen[-1]
+    assert stats.trajectories == 12
+
+
+def test_a_step_makes_good_tokens_likelier_and_counts_what_it_did() -> None:
+    policy, batch = model(), samples(7)
+    with torch.no_grad():  # on policy
+        before = Scorer(policy)(pack(batch)).new.split([each.sampled for each in batch])
+    own = []
+    for each, logs in zip(batch, before, strict=True):
+        values = iter(logs.tolist())
+        own.append(replaced(each, logprobs=[next(values) if bit else 0.0 for bit in each.mask]))
+    stats = Learner(Scorer(policy), named("pooled"), Settings(rate=1e-3)).step(own)
+    assert (stats.trajectories, stats.computed, stats.silent) == (9, 6, 3)
+    assert stats.summary.mismatch_kl == pytest.approx(0.0, abs=1e-6)
+    assert stats.summary.ess == pytest.approx(1.0, abs=1e-4)
+    assert stats.summary.clipped_low == stats.summary.clipped_high == 0.0
+    assert stats.summary.tokens == sum(each.sampled for each in own if each.group != "p1")
+    assert set(stats.lengths) == {"better", "worse"}
+    with torch.no_grad():
+        after = Scorer(policy)(pack(own)).new.split([each.sampled for each in own])
+    for each, old, new in zip(own, before, after, strict=True):
+        if each.group != "p1":
+            assert (new.mean() > old.mean()) == (each.reward > 0.5)
+
+
+def test_a_batch_that_says_nothing_changes_nothing() -> None:
+    policy = model()
+    before = flat(policy)
+    stats = Learner(Scorer(policy), named("pooled")).step([each for each in samples(0) if each.group == "p1"])
+    assert (stats.computed, stats.silent) == (0, 3)
+    assert torch.equal(flat(policy), before)
+
+
+# ------------------------------------------------------------------ numbers that are none
+
+
+BROKEN = {
+    "logprob not finite": {"logprobs": [0.0, float("-inf")]},
+    "logprob above 0": {"logprobs": [0.0, 0.5]},
+    "reward not finite": {"reward": float("nan")},
+    "lists of different lengths": {"mask": [0]},
+    "first token sampled from nothing": {"mask": [1, 1]},
+    "token outside the vocabulary": {"tokens": [1, 40]},
+    "temperature not a number from 0 up": {"temperature": float("inf")},
+}
+WHOLE = Sample(tokens=[1, 2], mask=[0, 1], logprobs=[0.0, -0.5])
+
+
+@pytest.mark.parametrize("reason", sorted(BROKEN))
+def test_broken_samples_are_refused_with_a_reason(reason: str) -> None:
+    assert refusal(WHOLE, 40) is None
+    broken = replaced(WHOLE, **BROKEN[reason])
+    assert refusal(broken, 40) == reason
+    assert accepted([WHOLE, broken], 40) == ([WHOLE], {reason: 1})
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("nan")])
+def test_one_infinite_logprob_does_not_reach_the_weights(value: float) -> None:
+    batch = samples(8)
+    at = batch[0].mask.index(1)
+    spoilt = replaced(batch[0], logprobs=[*batch[0].logprobs[:at], value, *batch[0].logprobs[at + 1 :]])
+    policy = model()
+    stats = Learner(Scorer(policy), named("pooled")).step([spoilt, *batch[1:]])
+    assert stats.refused == {"logprob not finite": 1}
+    assert torch.isfinite(flat(policy)).all()
+    with pytest.raises(TrainerFailed, match="every trajectory"):
+        Learner(Scorer(policy), named("pooled")).step([spoilt])
+
+
+def test_a_gradient_that_is_not_finite_stops_the_step_before_the_weights_change() -> None:
+    policy = model()
+    learner = Learner(Scorer(policy), named("pooled"))
+    before = flat(policy)
+    learner.trained[0].register_hook(lambda grad: grad * float("nan"))
+    with pytest.raises(TrainerFailed, match=r"embed_tokens.*weights are as they were"):
+        learner.step(samples(9))
+    assert torch.equal(flat(policy), before)
+
+
+def test_weights_that_are_not_finite_after_a_step_are_an_error() -> None:
+    learner = Learner(Scorer(model()), named("pooled"))
+    with pytest.raises(TrainerFailed, match="not kept"):
+        learner.step(samples(9), rate=float("nan"))
+
+
+# ------------------------------------------------------------------ the log of batches
+
+
+def test_batches_are_read_as_they_were_written(tmp_path: Path) -> None:
+    log, batch = SampleLog(tmp_path / "log"), samples(1)
+    log.write(4, batch)
+    assert log.read(4) == batch
+    assert log.steps() == [4]
+    with pytest.raises(NotFound, match="step 5"):
+        log.read(5)

@@ -1,0 +1,101 @@
+"""One trajectory as the trainer sees it, and why it may be refused.
+
+Owns: the struct that crosses from rollout to trainer, its checks, the log of batches. Does not own: rewards.
+Guarantee: a sample that passes `refusal` has finite numbers and lists of one length, so no loss made from it can be
+infinite by its own fault; a batch that was written is read back equal, or the read fails.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from sandbox.errors import NotFound
+
+
+class Sample(msgspec.Struct, kw_only=True, frozen=True):
+    """Lists have one entry per token. Example: tokens [5, 6, 9], mask [0, 0, 1], logprobs [0, 0, -0.3]."""
+
+    tokens: list[int]
+    mask: list[int]  # 1 where the policy sampled the token
+    logprobs: list[float]  # of the engine; 0 where the mask is 0
+    reward: float = 0.0
+    group: str = ""  # trajectories of one prompt; whole groups come together
+    temperature: float = 1.0  # that it was sampled at; 0 is greedy, of which engines report logprobs at 1
+    truncated: bool = False
+    version: int = 0  # of the oldest weights in it
+    name: str = ""
+
+    @property
+    def sampled(self) -> int:
+        return sum(self.mask)
+
+
+def refusal(sample: Sample, vocabulary: int) -> str | None:
+    """Why this sample must not be trained on, or None. One number that is not finite would spoil every weight."""
+    if not len(sample.tokens) == len(sample.mask) == len(sample.logprobs):
+        return "lists of different lengths"
+    if sample.mask and sample.mask[0]:
+        return "first token sampled from nothing"
+    if any(not 0 <= token < vocabulary for token in sample.tokens):
+        return "token outside the vocabulary"
+    if any(bit and not math.isfinite(value) for bit, value in zip(sample.mask, sample.logprobs, strict=True)):
+        return "logprob not finite"
+    if any(bit and value > 1e-3 for bit, value in zip(sample.mask, sample.logprobs, strict=True)):
+        return "logprob above 0"
+    if not math.isfinite(sample.reward):
+        return "reward not finite"
+    if not (math.isfinite(sample.temperature) and sample.temperature >= 0):
+        return "temperature not a number from 0 up"
+    return None
+
+
+def accepted(samples: Sequence[Sample], vocabulary: int) -> tuple[list[Sample], dict[str, int]]:
+    """Those that may be trained on, and how many were refused for which reason."""
+    kept: list[Sample] = []
+    refused: dict[str, int] = {}
+    for sample in samples:
+        reason = refusal(sample, vocabulary)
+        if reason is None:
+            kept.append(sample)
+        else:
+            refused[reason] = refused.get(reason, 0) + 1
+    return kept, refused
+
+
+class SampleLog:
+    """The batches of a run, one file per step: what a trainer that was killed reads again.
+
+    ``log.write(3, samples)``, then ``log.read(3)``. A file is there whole or not at all.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"batch-{step:06d}.zst"
+
+    def write(self, step: int, samples: Sequence[Sample]) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = zstandard.compress(msgspec.msgpack.encode(list(samples)), 3)
+        aside = self.folder / f".batch-{step:06d}.new"
+        with aside.open("wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        return aside.rename(self.path(step))
+
+    def read(self, step: int) -> list[Sample]:
+        try:
+            content = zstandard.decompress(self.path(step).read_bytes())
+        except FileNotFoundError:
+            raise NotFound(f"no batch of step {step} in {self.folder}", remedy="it is written before a step") from None
+        return msgspec.msgpack.decode(content, type=list[Sample])
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("batch-")) for path in self.folder.glob("batch-*.zst"))

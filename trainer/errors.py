@@ -1,0 +1,20 @@
+"""What can go wrong in a trainer. Like all errors here they say the remedy.
+
+::
+
+    PagurusError
+    └── TrainerFailed            a step cannot be taken, or must not be kept
+        └── RankLost             a rank died or hangs: names it
+"""
+
+from __future__ import annotations
+
+from sandbox.errors import PagurusError
+
+
+class TrainerFailed(PagurusError):
+    code = "trainer_failed"
+
+
+class RankLost(TrainerFailed):
+    code = "rank_lost"

@@ -1,0 +1,336 @@
+"""`Learner`: from samples to the next weights.
+
+Owns: one optimisation step: refusal of broken samples, gradients as groups come in, the division by what only the whole
+batch knows, the update. Does not own: formulas (objectives), tensors of a micro-batch (batches), who takes part
+(distributed), when a step happens (loop).
+Guarantee: the gradient is that of the objective of the whole batch, however it was packed, split over micro-batches and
+ranks, or fed group by group; a number that is not finite stops the step before the weights change.
+
+::
+
+    begin ─▶ feed(groups) ─▶ feed(groups) ─▶ ... ─▶ finish: ÷ divisor ─▶ clip ─▶ update ─▶ StepStats
+                 │ forward, backward at once where the objective allows it, else in finish
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from trainer.batches.pack import EMPTY, pack
+from trainer.batches.plan import plan
+from trainer.batches.sample import Sample, accepted
+from trainer.distributed.ranks import ALONE, Ranks
+from trainer.errors import TrainerFailed
+from trainer.models.scorer import Scorer
+from trainer.objectives import Counts, Credit, Figures, Objective, Rewards, Tokens, credit, whole_divisor
+from trainer.objectives.advantage import gae, silent
+from trainer.objectives.figures import Summary, by_outcome
+from trainer.objectives.losses import divergence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of the optimisation. Few, and each with a default that serves."""
+
+    rate: float = 2e-4  # of AdamW
+    betas: tuple[float, float] = (0.9, 0.95)
+    decay: float = 0.0
+    max_norm: float = 1.0  # of the gradient
+    budget: int = 8192  # tokens of a micro-batch
+    updates: int = 1  # optimiser steps per batch, each on a part of its groups
+
+
+@dataclass(slots=True)
+class StepStats:
+    """Figures of one step."""
+
+    summary: Summary = field(default_factory=Summary)
+    grad_norm: float = 0.0
+    trajectories: int = 0
+    computed: int = 0  # of these; the others could bear no gradient
+    silent: int = 0  # trajectories of groups whose rewards are all equal
+    refused: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, float] = field(default_factory=dict)  # by outcome
+    forward_tokens: int = 0  # that the model read, on this rank
+    padding_tokens: int = 0  # of these, the ones of no trajectory
+    seconds: float = 0.0  # of work
+    hidden_s: float = 0.0  # of these, before the batch was complete
+
+    def items(self) -> dict[str, float | dict[str, int] | dict[str, float]]:
+        """As they are logged."""
+        own = {
+            name: getattr(self, name)
+            for name in ("grad_norm", "trajectories", "computed", "silent", "refused", "lengths", "seconds", "hidden_s")
+        }
+        return {**self.summary.items(), **own}
+
+
+@dataclass(slots=True)
+class _Before:
+    """What other weights, or these before the step, say about the sampled tokens. One tensor per sample."""
+
+    proximal: list[Tensor] | None = None
+    reference: list[Tensor] | None = None
+    value: list[Tensor] | None = None
+
+
+class Learner:
+    """``learner.step(samples)``, or ``begin``, ``feed`` as groups complete, ``finish``. One thread at a time."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        objective: Objective,
+        settings: Settings | None = None,
+        *,
+        reference: Scorer | None = None,
+        ranks: Ranks = ALONE,
+    ):
+        self.scorer, self.objective, self.reference, self.ranks = scorer, objective, reference, ranks
+        self.settings = settings or Settings()
+        self.trained = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
+        self.optimiser = torch.optim.AdamW(
+            self.trained, lr=self.settings.rate, betas=self.settings.betas, weight_decay=self.settings.decay
+        )
+        if objective.kl is not None and reference is None:
+            raise TrainerFailed("this objective holds on to a reference model", remedy="give one, or another objective")
+        self.streams = objective.streams and self.settings.updates == 1
+        self.begin()
+
+    def step(self, samples: Sequence[Sample], *, rate: float | None = None) -> StepStats:
+        """One batch, complete."""
+        self.begin()
+        self.feed(samples)
+        return self.finish(rate=rate)
+
+    def begin(self) -> None:
+        """A new batch; forgets what an abandoned one has left."""
+        self.optimiser.zero_grad(set_to_none=True)
+        self._samples: list[Sample] = []
+        self._counts, self._stats = Counts(), StepStats()
+        self._figures, self._done = Figures(), Figures()
+
+    def feed(self, samples: Sequence[Sample]) -> None:
+        """Whole groups of the batch, complete by now. Their gradients are computed at once where that is exact."""
+        began = time.perf_counter()
+        kept, refused = accepted(samples, self.scorer.vocabulary)
+        for reason, count in refused.items():
+            self._stats.refused[reason] = self._stats.refused.get(reason, 0) + count
+        self._samples += kept
+        if self.streams and kept:
+            self._learn(kept, credit(self.objective, rewards_of(kept)), self._look(kept))
+        self._stats.hidden_s += time.perf_counter() - began
+
+    def finish(self, *, rate: float | None = None) -> StepStats:
+        """The batch is complete: the update. Raises TrainerFailed, with the weights as they were, on a bad number."""
+        began = time.perf_counter()
+        stats, samples = self._stats, self._samples
+        if not samples:
+            if stats.refused:
+                raise TrainerFailed(
+                    f"every trajectory of the batch was refused: {stats.refused}", remedy="see the engine's log"
+                )
+            return stats
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.settings.rate if rate is None else rate
+        if self.streams:
+            self._update(whole_divisor(self.objective, rewards_of(samples), self._counts))
+        else:
+            self._whole(samples)
+        rewards = rewards_of(samples)
+        stats.trajectories = len(samples)
+        stats.silent = int(silent(rewards).sum())
+        stats.lengths = by_outcome(
+            rewards.rewards.tolist(), [len(each.tokens) for each in samples], [each.truncated for each in samples]
+        )
+        stats.summary = self._summary()
+        stats.seconds = stats.hidden_s + time.perf_counter() - began
+        return stats
+
+    # ------------------------------------------------------------------ parts of a step
+
+    def _whole(self, samples: list[Sample]) -> None:
+        """A complete batch, whose advantages need all of it, in as many updates as the settings say."""
+        before = self._look(samples)
+        rewards = self._with_before(rewards_of(samples), before)
+        earned = credit(self.objective, rewards)
+        for part in _parts(samples, self.settings.updates):
+            chosen = _select(earned, rewards.lengths, part)
+            self.optimiser.zero_grad(set_to_none=True)
+            self._learn([samples[i] for i in part], chosen, _pick(before, part))
+            self._update(whole_divisor(self.objective, rewards, chosen.counts))
+
+    def _learn(self, samples: list[Sample], earned: Credit, before: _Before) -> None:
+        """Adds the gradients of these samples, not divided yet."""
+        self._counts += earned.counts
+        sampled = [sample.sampled for sample in samples]
+        advantages, shares = earned.advantage.split(sampled), earned.share.split(sampled)
+        returns = self._returns(samples, before)
+        needed = [i for i, wanted in enumerate(earned.needed.tolist()) if wanted]
+        self._stats.computed += len(needed)
+        for mine in self._micro_batches([samples[i] for i in needed]):
+            rows = [needed[i] for i in mine]
+
+            def gather(values: Sequence[Tensor] | None, rows: list[int] = rows) -> Tensor | None:
+                if values is None:
+                    return None
+                chosen = [values[i] for i in rows] or [torch.zeros(0)]
+                return torch.cat(chosen).float().to(self.ranks.device)
+
+            advantage, share = gather(advantages), gather(shares)
+            assert advantage is not None and share is not None
+            packed = pack([samples[i] for i in rows] or [EMPTY], device=self.ranks.device)
+            scores = self.scorer(packed)
+            tokens = Tokens(
+                scores.new, packed.engine, packed.sequence, advantage, share, scores.entropy,
+                gather(before.proximal), gather(before.reference), scores.value, gather(before.value), gather(returns),
+            )  # fmt: skip
+            loss = self.objective.loss(tokens, self._figures)
+            (loss * self.ranks.size).backward()  # sharding takes the mean over ranks
+            self._stats.forward_tokens += len(packed.tokens)
+            self._stats.padding_tokens += 0 if rows else len(packed.tokens)
+
+    def _update(self, divisor: float) -> None:
+        """Divides the gradient, bounds its norm, takes the step. Nothing infinite passes."""
+        gradients = [parameter.grad for parameter in self.trained if parameter.grad is not None]
+        if not gradients:  # nothing of the batch could bear any
+            return
+        self._figures.sums[0] /= divisor * self.settings.updates  # the loss; nothing else has shares
+        self._done, self._figures = self._done + self._figures, Figures()
+        torch._foreach_mul_(gradients, 1.0 / divisor)
+        norm = nn.utils.clip_grad_norm_(self.trained, self.settings.max_norm)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self._stats.grad_norm = float(norm)
+        if not torch.isfinite(norm):
+            name = self._first_not_finite(gradients=True)
+            self.optimiser.zero_grad(set_to_none=True)
+            raise TrainerFailed(
+                f"the gradient of {name} is not finite; the weights are as they were",
+                remedy="lower the rate, or go on from the last save",
+            )
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        name = self._first_not_finite(gradients=False)
+        if self.ranks.sum(torch.tensor([float(name is not None)])).item():
+            raise TrainerFailed(
+                f"{name or 'a weight of another rank'} is not finite after the step, which is not kept",
+                remedy="lower the rate, or go on from the last save",
+            )
+
+    def _first_not_finite(self, *, gradients: bool) -> str | None:
+        for name, parameter in self.scorer.named_parameters():
+            values = parameter.grad if gradients else parameter
+            if values is not None and not torch.isfinite(_local(values)).all():
+                return name
+        return None
+
+    def _summary(self) -> Summary:
+        return Figures(self.ranks.sum(self._done.sums)).result()
+
+    # ------------------------------------------------------------------ looks without gradients
+
+    def _look(self, samples: list[Sample]) -> _Before:
+        """Everything that the objective wants to know about these samples before the weights change."""
+        kl, critic = self.objective.kl, self.objective.value is not None
+        found = _Before()
+        penalised = kl is not None and kl.place == "reward"
+        if self.settings.updates > 1 or penalised or critic:
+            found.proximal, found.value = self._score(self.scorer, samples)
+        if kl is not None:
+            assert self.reference is not None
+            found.reference, _ = self._score(self.reference, samples)
+        return found
+
+    @torch.no_grad()
+    def _score(self, scorer: Scorer, samples: list[Sample]) -> tuple[list[Tensor], list[Tensor] | None]:
+        """log π and values of every sample, on every rank."""
+        counts = [sample.sampled for sample in samples]
+        found = torch.zeros(2, sum(counts), dtype=torch.float64)
+        starts = [0, *accumulate(counts)]
+        for mine in self._micro_batches(samples):
+            scores = scorer(pack([samples[i] for i in mine] or [EMPTY], device=self.ranks.device))
+            where = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in mine] or [torch.zeros(0).long()])
+            found[0, where] = scores.new.double().cpu()
+            if scores.value is not None:
+                found[1, where] = scores.value.double().cpu()
+        found = self.ranks.sum(found)  # each token was computed by one rank, the others have 0 there
+        values = None if scorer.critic is None else list(found[1].split(counts))
+        return list(found[0].split(counts)), values
+
+    def _micro_batches(self, samples: list[Sample]) -> Iterator[list[int]]:
+        """This rank's, possibly empty ones: all ranks take part in every round."""
+        lengths = [len(sample.tokens) for sample in samples]
+        settings, ranks = self.settings, self.ranks
+        for shared in plan(lengths, budget=settings.budget, ranks=ranks.size, width=self.scorer.width):
+            yield shared[ranks.rank]
+
+    def _with_before(self, rewards: Rewards, before: _Before) -> Rewards:
+        """KL in the reward, and the critic's values."""
+        kl, penalty = self.objective.kl, None
+        if kl is not None and kl.place == "reward":
+            assert before.proximal is not None and before.reference is not None
+            penalty = kl.beta * divergence(kl.kind, torch.cat(before.proximal), torch.cat(before.reference))
+        values = None if before.value is None else torch.cat(before.value)
+        return Rewards(rewards.rewards, rewards.groups, rewards.lengths, penalty, values)
+
+    def _returns(self, samples: list[Sample], before: _Before) -> list[Tensor] | None:
+        """What the critic should have said: advantages, not normalised, plus what it did say."""
+        if before.value is None or self.objective.value is None:
+            return None
+        rewards = self._with_before(rewards_of(samples), before)
+        assert rewards.values is not None
+        found = gae(self.objective.advantage, rewards) + rewards.values
+        return list(found.split(rewards.lengths.tolist()))
+
+
+def rewards_of(samples: Sequence[Sample]) -> Rewards:
+    """As objectives see samples."""
+    numbers: dict[str, int] = {}
+    groups = [numbers.setdefault(sample.group, len(numbers)) for sample in samples]
+    return Rewards(
+        torch.tensor([sample.reward for sample in samples], dtype=torch.float64),
+        torch.tensor(groups),
+        torch.tensor([sample.sampled for sample in samples]),
+    )
+
+
+def _parts(samples: Sequence[Sample], count: int) -> list[list[int]]:
+    """Indices of `count` parts of a batch, whole groups each, about equally many."""
+    groups: dict[str, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(index)
+    parts: list[list[int]] = [[] for _ in range(min(count, len(groups)))]
+    for number, indices in enumerate(groups.values()):
+        parts[number % len(parts)] += indices
+    return parts
+
+
+def _select(earned: Credit, lengths: Tensor, part: list[int]) -> Credit:
+    """What a part of the batch has earned; its mean is over itself."""
+    sizes = lengths.tolist()
+    advantages, shares = earned.advantage.split(sizes), earned.share.split(sizes)
+    counted = [i for i in part if sizes[i] and shares[i].sum() > 0]
+    return Credit(
+        torch.cat([advantages[i] for i in part]),
+        torch.cat([shares[i] for i in part]),
+        Counts(len(counted), sum(sizes[i] for i in counted)),
+        earned.needed[part],
+    )
+
+
+def _pick(before: _Before, part: list[int]) -> _Before:
+    def of(values: list[Tensor] | None) -> list[Tensor] | None:
+        return None if values is None else [values[i] for i in part]
+
+    return _Before(of(before.proximal), of(before.reference), of(before.value))
+
+
+def _local(values: Tensor) -> Tensor:
+    """This rank's shard of a tensor that is spread over ranks."""
+    return values.to_local() if hasattr(values, "to_local") else values

@@ -1,0 +1,71 @@
+"""Causal attention over packed trajectories, none of which sees another.
+
+Owns: the arithmetic, for our model and, registered under `NAME`, for every model of transformers.
+Guarantee: exact isolation: the output at a trajectory's tokens is a function of its own tokens alone.
+
+On a GPU in half precision it is one fused kernel over all trajectories. Elsewhere it goes trajectory by trajectory:
+on a CPU that took a tenth of the time of one block-diagonal mask, and less than padding, for lengths from 100 up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer.batches.pack import Packed
+
+NAME = "pagurus_packed"
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, packed: Packed, *, scale: float | None = None, window: int | None = None
+) -> Tensor:
+    """q [N, H, D], k and v [N, G, D] -> [N, H, D]. `window`: how many tokens back, itself included, a token sees."""
+    grouped = q.shape[1] != k.shape[1]
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+        from torch.nn.attention.varlen import varlen_attn
+
+        left = -1 if window is None else window - 1
+        bounds, longest = packed.bounds, packed.longest
+        found = varlen_attn(
+            q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(left, 0), enable_gqa=grouped
+        )
+        assert isinstance(found, Tensor)
+        return found
+    parts = []
+    for one, keys, values in zip(*(part.split(packed.lengths) for part in (q, k, v)), strict=True):
+        length = len(one)
+        mask = None
+        if window is not None and window < length:
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+        seen = F.scaled_dot_product_attention(
+            one.transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=grouped,
+        )
+        parts.append(seen[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def transformers_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """The same, as transformers calls it: query [1, H, N, D], key and value [1, G, N, D] -> [1, N, H, D]."""
+    packed: Packed = options["packed"]
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    found = attend(q, k, v, packed, scale=options.get("scaling"), window=options.get("sliding_window"))
+    return found[None], None
+
+
+def register() -> None:
+    """Makes the name known to transformers. A name without a mask function gets no mask, which is what we want."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, transformers_attention)

@@ -1,0 +1,134 @@
+"""From a Hugging Face folder to a model that the trainer can use, and back.
+
+Owns: which implementation reads a folder, what is refused, adapters, export. Does not own: publication to engines.
+Guarantee: what is exported loads in transformers and vLLM and computes what was trained: adapters are merged.
+
+Our own Qwen3 reads folders of its kind (it starts in a second and is the engine's definition); transformers reads the
+rest, with our attention in the place of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollout.engine.embedded.model import Qwen3, load_model, save_model
+from sandbox.errors import Invalid, NotFound
+from trainer.models import attention
+
+TOKENIZER: tuple[str, ...] = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "merges.txt",
+)
+TOKENIZER += ("vocab.json", "tokenizer.model")
+CHANGED_LOGITS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Train small matrices beside the frozen ones (LoRA, arXiv 2106.09685), by `peft`."""
+
+    rank: int = 16
+    alpha: int = 32
+    modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def configuration(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a model folder."""
+    try:
+        content: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    except FileNotFoundError:
+        raise NotFound(f"{folder} is no model: it has no config.json", remedy="name a Hugging Face folder") from None
+    except ValueError as error:
+        raise Invalid(f"{folder}/config.json is damaged: {error}", remedy="download the model again") from None
+    return content
+
+
+def is_ours(content: Mapping[str, Any]) -> bool:
+    """Plain Qwen3: the one architecture that the embedded engine has, too."""
+    plain = not content.get("rope_scaling") and not content.get("use_sliding_window")
+    rope = content.get("rope_parameters") or {}
+    return content.get("model_type") == "qwen3" and plain and rope.get("rope_type", "default") == "default"
+
+
+def load(folder: Path, *, lora: Lora | None = None) -> nn.Module:
+    """The model of a folder, in fp32, ready for gradients."""
+    content = configuration(folder)
+    if is_ours(content) and (folder / "model.safetensors").exists():
+        model: nn.Module = load_model(folder)
+    else:
+        model = _load_transformers(folder, content)
+    if lora is not None:
+        _adapt(model, lora)
+    return model
+
+
+def _load_transformers(folder: Path, content: Mapping[str, Any]) -> nn.Module:
+    changed = [name for name in CHANGED_LOGITS if content.get(name) not in (None, 1.0)]
+    if changed:
+        raise Invalid(f"{folder}: {', '.join(changed)} is not supported", remedy="use a model with plain logits")
+    from transformers import AutoModelForCausalLM  # seconds to import
+
+    attention.register()
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation=attention.NAME, dtype=torch.float32, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise Invalid(f"transformers cannot load {folder}: {error}", remedy="try it there first") from None
+    if not getattr(model, "_supports_attention_backend", False):
+        raise Invalid(
+            f"{type(model).__name__} has attention of its own, which would mix packed trajectories",
+            remedy="use a model whose attention transformers can exchange",
+        )
+    return model
+
+
+def _adapt(model: nn.Module, lora: Lora) -> None:
+    """Puts adapters beside the matrices and freezes everything else, in place."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise Invalid("LoRA needs peft", remedy="pip install 'pagurus[lora]'") from None
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    chosen = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.modules), lora_dropout=0.0)
+    inject_adapter_in_model(chosen, model)
+
+
+def merged(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The weights under the names of the model without adapters, which are added to what they adapt.
+
+    `tensors`: the state of the model where it is not in the module itself (gathered from ranks).
+    """
+    state = {name: tensor.detach() for name, tensor in (tensors or model.state_dict()).items()}
+    layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    found = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
+    for name, module in layers.items():
+        scaling: float = module.scaling["default"]  # type: ignore[union-attr, index, assignment]
+        down, up = (state[f"{name}.lora_{side}.default.weight"] for side in "AB")
+        found[f"{name}.weight"] = found[f"{name}.weight"] + scaling * (up.float() @ down.float())
+    return found
+
+
+def export(model: nn.Module, folder: Path, *, base: Path, tensors: Mapping[str, Tensor] | None = None) -> Path:
+    """Writes a Hugging Face folder that transformers and vLLM load. `base`: where the tokenizer comes from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, Qwen3):
+        save_model(model, folder, tensors=merged(model, tensors))
+    else:
+        model.save_pretrained(folder, state_dict=merged(model, tensors))  # type: ignore[operator]
+    for name in TOKENIZER:
+        if (base / name).exists():
+            shutil.copyfile(base / name, folder / name)
+    return folder
