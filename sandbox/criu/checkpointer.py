@@ -89,7 +89,9 @@ class Checkpointer:
         self.cache = self._run / "criu"  # lies over /run for CRIU
         self.captures = self._run / "captures"
         self.recent = Recent(self.captures / ".recent")
-        self._restores = self.captures / ".restores"  # on the same tmpfs: images are linked there, not copied
+        # Each CRIU process sees one directory, on the same tmpfs: images are linked or moved, not copied.
+        self._restores = self.captures / ".restores"  # of a sandbox, with a directory for each of its restores
+        self._dumps = self.captures / ".dumps"  # of one dump
 
     async def prepare(self) -> None:
         """Have the directories on a tmpfs. Call it before the first sandbox is made: shims copy the mounts."""
@@ -102,8 +104,9 @@ class Checkpointer:
             if not (os.path.ismount(directory) if directory == self.captures else _on_tmpfs(directory)):
                 _mount_tmpfs(directory)
         self.cache.chmod(0o711)  # it lies over /run for CRIU, which finds sources of mounts with a sandbox's rights
-        shutil.rmtree(self._restores, ignore_errors=True)  # of a daemon that was killed in a restore
-        self._restores.mkdir(mode=0o700)
+        for directory in (self._restores, self._dumps):
+            shutil.rmtree(directory, ignore_errors=True)  # of a daemon that was killed meanwhile
+            directory.mkdir(mode=0o700)
         self.recent.prepare()
 
     # ---------------------------------------------------------------- capture
@@ -168,7 +171,7 @@ class Checkpointer:
     async def _warm_dump(self, container: Any) -> None:
         kept = self._warm.get(container.spec.id)
         if kept is None or not kept.fits():
-            made = await dump.ready(container, self.cache)
+            made = await self._start_dump(container)
             if (kept := self._warm.get(container.spec.id)) is not None:
                 kept.close()
             self._warm[container.spec.id] = made
@@ -177,7 +180,7 @@ class Checkpointer:
         kept = self._waiting.get(container.spec.id)
         if kept is None or not kept.worker.alive():
             with contextlib.suppress(Refused):  # the shim of an older version
-                made = await restoring.wait(container, self.cache)
+                made = await restoring.wait(container, self.cache, self._images_of(container))
                 if (kept := self._waiting.get(container.spec.id)) is not None:
                     kept.worker.close()
                 self._waiting[container.spec.id] = made
@@ -212,7 +215,22 @@ class Checkpointer:
             return kept
         if kept is not None:
             kept.close()
-        return await dump.ready(container, self.cache, outside=outside)
+        return await self._start_dump(container, outside=outside)
+
+    async def _start_dump(self, container: Any, *, outside: bool = False) -> dump.Ready:
+        images = self._dumps / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
+        images.mkdir(mode=0o700)
+        try:
+            return await dump.ready(container, self.cache, images, outside=outside)
+        except BaseException:
+            images.rmdir()
+            raise
+
+    def _images_of(self, container: Any) -> Path:
+        """The directory of a sandbox's restores."""
+        directory = self._restores / container.spec.id
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return directory
 
     async def forget(self, container: Any, *, restoring: bool = False) -> None:
         """End the warm processes of a container: before its processes are killed or it is destroyed.
@@ -226,6 +244,9 @@ class Checkpointer:
         waiting = None if restoring else await self._waited(container.spec.id)
         if waiting is not None:
             waiting.worker.close()
+        if not restoring:
+            with contextlib.suppress(OSError):  # a restore's images may still be on their way out
+                (self._restores / container.spec.id).rmdir()
 
     # ---------------------------------------------------------------- store
 
@@ -281,7 +302,7 @@ class Checkpointer:
         await self.forget(container, restoring=True)
         waiting = await self._waited(container.spec.id)
         source = stored.path if isinstance(stored, StoredDump) else stored
-        images = self._restores / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
+        images = self._images_of(container) / str(next(self._numbers))
         preparing = asyncio.ensure_future(asyncio.to_thread(self._images, container, source, images))
         try:
             container.cgroup.lift()
@@ -290,7 +311,7 @@ class Checkpointer:
                 pipes = await asyncio.to_thread(_outside_pipes, source)
             else:
                 pipes = (await asyncio.shield(preparing)).pipes
-            async with restoring.worker(container, self.cache, pipes, waiting) as process:
+            async with restoring.worker(container, self.cache, images.parent, pipes, waiting) as process:
                 adapted = await asyncio.shield(preparing)
                 ready = time.monotonic()
                 last = None if verify else before_run
@@ -309,9 +330,15 @@ class Checkpointer:
 
     def _drop_later(self, images: Path, preparing: asyncio.Future[rewrite.Adapted]) -> None:
         """Remove a restore's own copies; nobody needs to wait for that."""
-        task = asyncio.ensure_future(_drop_images(images, preparing))
+        task = asyncio.ensure_future(self._drop(images, preparing))
         self._dropping.add(task)
         task.add_done_callback(self._dropping.discard)
+
+    async def _drop(self, images: Path, preparing: asyncio.Future[rewrite.Adapted]) -> None:
+        await _drop_images(images, preparing)
+        if images.parent.name not in self._waiting and images.parent.name not in self._readying:
+            with contextlib.suppress(OSError):  # another restore goes on
+                images.parent.rmdir()
 
     @going_first()
     def _images(self, container: Any, source: Path, images: Path) -> rewrite.Adapted:
@@ -344,7 +371,7 @@ class Checkpointer:
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
-            process = await dump.ready(container, self.cache)
+            process = await self._start_dump(container)
             watched = await asyncio.to_thread(inotify.find, container)
             steps = {"network-lock": hold.seized, "query-ext-files": hold.seized, "post-dump": hold.hold}
             await dump.dump(container, again, process, on_frozen=None, steps=steps, watched=watched)

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -94,25 +95,28 @@ class Dumped:
 
 @dataclass(frozen=True)
 class Ready:
-    """A warm CRIU process for one dump of a container, and what it will leave out."""
+    """A warm CRIU process for one dump of a container, the directory it will write to, and what it will leave out."""
 
     worker: rpc.Worker
     inside: Inside
+    images: Path
 
     def fits(self) -> bool:
         """Whether it can dump the container as that is now."""
         return self.worker.alive() and not _unseen(self.inside)
 
     def close(self) -> None:
-        """A process that waits ends by itself. Idempotent."""
+        """A process that waits ends by itself; what it has written goes. Idempotent."""
         self.worker.close()
         self.inside.close()
+        shutil.rmtree(self.images, ignore_errors=True)
 
 
-async def ready(container: Any, cache: Path, *, outside: bool = False) -> Ready:
+async def ready(container: Any, cache: Path, images: Path, *, outside: bool = False) -> Ready:
     """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.namespaces`).
 
-    `outside`: not in that of IPC, though there are no System V objects now; they come and go.
+    It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
+    IPC, though there are no System V objects now; they come and go.
     """
     try:
         inside = await asyncio.to_thread(_look, container)
@@ -134,7 +138,8 @@ async def ready(container: Any, cache: Path, *, outside: bool = False) -> Ready:
             raise _killed_meanwhile(container, f"cannot enter its namespaces: {error}") from error
 
     try:
-        return Ready(await rpc.Worker.spawn(rpc.program(cache, cgroup_namespace=False), spawn), inside)
+        root = rpc.Root(cache, images)
+        return Ready(await rpc.Worker.spawn(root, spawn, cgroup_namespace=False), inside, images)
     except BaseException:
         inside.close()
         raise
@@ -163,25 +168,22 @@ async def dump(
     steps: rpc.Notify | None = None,
     watched: Sequence[str] = (),
 ) -> Dumped:
-    """Dump into `directory` (exists, empty, on tmpfs). See the module.
+    """Dump into `directory` (exists, empty, on the file system of `process.images`). See the module.
 
     `steps`: more to do at CRIU's notifications. `watched`: paths of files that processes watch by inotify.
     """
     began = time.monotonic()
     frozen = _Frozen(container, process.inside, on_frozen, (steps or {}).get("post-dump"))
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     supervisor = asyncio.ensure_future(_attend(container, process.worker))
     try:
         await process.worker.call(
-            _request(container, *_target(container), fd, watched),
+            _request(container, *_target(container), watched),
             notify={**(steps or {}), "post-dump": frozen},
             timeout=TIMEOUT,
-            log=directory / LOG,
+            log=process.images / LOG,
             kill_on_cancel=False,
         )
-        finishing = asyncio.ensure_future(
-            asyncio.to_thread(_finish, container, directory, process.inside, frozen, began)
-        )
+        finishing = asyncio.ensure_future(asyncio.to_thread(_finish, container, directory, process, frozen, began))
         try:
             return await asyncio.shield(finishing)
         finally:
@@ -193,15 +195,15 @@ async def dump(
     finally:
         supervisor.cancel()
         process.close()
-        os.close(fd)
 
 
 @going_first()
-def _finish(container: Any, directory: Path, inside: Inside, frozen: _Frozen, began: float) -> Dumped:
+def _finish(container: Any, directory: Path, process: Ready, frozen: _Frozen, began: float) -> Dumped:
     """Complete and check what CRIU has written."""
+    process.images.rename(directory)
     tasks = _check_complete(container, directory, frozen.pids)
     _check_terminals(container, directory)
-    inside.complete(directory)
+    process.inside.complete(directory)
     return Dumped(
         directory=directory,
         frozen_ms=stats(directory).get("frozen_time", 0) / 1e3,
@@ -277,10 +279,11 @@ class _Frozen:
         self.took_ms = (time.monotonic() - began) * 1e3
 
 
-def _request(container: Any, pid: int, namespace: int, directory_fd: int, watched: Sequence[str]) -> Any:
+def _request(container: Any, pid: int, namespace: int, watched: Sequence[str]) -> Any:
     protobuf = rpc.messages()
     options = protobuf.criu_opts(
-        images_dir_fd=directory_fd,
+        images_dir_fd=-1,  # required, and for nothing
+        images_dir=rpc.IMAGES,
         pid=pid,
         leave_running=True,
         tcp_established=True,

@@ -37,7 +37,7 @@ from sandbox.errors import RestoreFailed
 TIMEOUT = 120.0
 LOG = "restore.log"
 SPARE_SINKS = 2  # pipes to the outside that a waiting CRIU can restore: two outputs
-NETNS_FD = 4  # number of the network namespace's descriptor in CRIU (3 is the socket)
+NETNS_FD = rpc.FIRST_FD  # number of the network namespace's descriptor in CRIU
 IFF_UP = 1
 
 REMEDIES: tuple[tuple[str, str], ...] = (
@@ -65,40 +65,48 @@ class Waiting:
 
     worker: rpc.Worker
     sinks: int
+    images: Path  # the directory with the directories of images that it can restore
 
     def process(self, pipes: list[int]) -> Process:
         """`pipes` are the ones of :func:`sandbox.criu.rewrite.outside_pipes`, no more than there are sinks."""
         keys = [EXTERNAL_NETNS, *(f"pipe:[{pipe}]" for pipe in pipes)]
         return Process(self.worker, {key: NETNS_FD + index for index, key in enumerate(keys)})
 
-    def fits(self, container: Any, pipes: list[int]) -> bool:
-        """Whether it can restore: it lives, has the pipes, and sees what is mounted at the root now. Blocks."""
-        seen = f"/proc/{self.worker.pid}/root{container.root}"
+    def fits(self, container: Any, images: Path, pipes: list[int]) -> bool:
+        """Whether it can restore: it lives, has the pipes, sees the images and what is mounted at the root. Blocks."""
+        own = f"/proc/{self.worker.pid}/root"
         with contextlib.suppress(OSError):
             return (
                 len(pipes) <= self.sinks
                 and self.worker.alive()
-                and os.stat(seen).st_dev == os.stat(f"/proc/{container.shim_pid}/root{container.root}").st_dev
+                and os.path.samestat(os.stat(own + rpc.IMAGES), os.stat(images))
+                and os.stat(own + rpc.SANDBOX).st_dev
+                == os.stat(f"/proc/{container.shim_pid}/root{container.root}").st_dev
             )
         return False
 
 
-async def wait(container: Any, cache: Path) -> Waiting:
-    """A CRIU process beside the living container, for its next restore. Raises Refused where the shim is too old."""
-    return await _spawn(container, cache, SPARE_SINKS, waits=True)
+async def wait(container: Any, cache: Path, images: Path) -> Waiting:
+    """A CRIU process beside the living container, for its next restore. Raises Refused where the shim is too old.
+
+    It will find directories of images in `images`, which exists.
+    """
+    return await _spawn(container, cache, images, SPARE_SINKS, waits=True)
 
 
 @contextlib.asynccontextmanager
-async def worker(container: Any, cache: Path, pipes: list[int], waiting: Waiting | None) -> AsyncIterator[Process]:
+async def worker(
+    container: Any, cache: Path, images: Path, pipes: list[int], waiting: Waiting | None
+) -> AsyncIterator[Process]:
     """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand.
 
     The `waiting` one where it will do, else one that starts up while the caller writes the images.
     """
-    if waiting is not None and not await asyncio.to_thread(_joined, waiting, container, pipes):
+    if waiting is not None and not await asyncio.to_thread(_joined, waiting, container, images, pipes):
         waiting.worker.close()
         waiting = None
     if waiting is None:
-        waiting = await _spawn(container, cache, len(pipes), waits=False)
+        waiting = await _spawn(container, cache, images, len(pipes), waits=False)
     try:
         yield waiting.process(pipes)
     finally:
@@ -106,9 +114,9 @@ async def worker(container: Any, cache: Path, pipes: list[int], waiting: Waiting
 
 
 @going_first()
-def _joined(waiting: Waiting, container: Any, pipes: list[int]) -> bool:
+def _joined(waiting: Waiting, container: Any, images: Path, pipes: list[int]) -> bool:
     """Whether the process fits, and is in the container's groups now."""
-    if not waiting.fits(container, pipes):
+    if not waiting.fits(container, images, pipes):
         return False
     try:
         container.cgroup.join(waiting.worker.pid)
@@ -117,7 +125,7 @@ def _joined(waiting: Waiting, container: Any, pipes: list[int]) -> bool:
     return True
 
 
-async def _spawn(container: Any, cache: Path, sinks: int, *, waits: bool) -> Waiting:
+async def _spawn(container: Any, cache: Path, images: Path, sinks: int, *, waits: bool) -> Waiting:
     fds = [os.open(container.netns, os.O_RDONLY | os.O_CLOEXEC)]
     try:
         for _ in range(sinks):
@@ -128,8 +136,8 @@ async def _spawn(container: Any, cache: Path, sinks: int, *, waits: bool) -> Wai
             join = ("cgroup",) if waits else ()
             return await container.spawn_host(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
 
-        argv = rpc.program(cache, cgroup_namespace=not waits)
-        return Waiting(await rpc.Worker.spawn(argv, spawn, fds), sinks)
+        root = rpc.Root(cache, images, container.root, [place for _, place in container.binds])
+        return Waiting(await rpc.Worker.spawn(root, spawn, fds, cgroup_namespace=not waits), sinks, images)
     finally:
         for fd in fds:
             os.close(fd)
@@ -149,10 +157,10 @@ async def restore(
     """
     protobuf = rpc.messages()
     own_network = images.own_network
-    fd = os.open(images.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     options = protobuf.criu_opts(
-        images_dir_fd=fd,
-        root=str(container.root),
+        images_dir_fd=-1,  # required, and for nothing
+        images_dir=f"{rpc.IMAGES}/{images.directory.name}",
+        root=rpc.SANDBOX,
         rst_sibling=True,
         tcp_established=True,
         shell_job=True,
@@ -165,8 +173,8 @@ async def restore(
         log_level=2,
         log_file=LOG,
     )
-    for number, (_, place) in enumerate(container.binds):
-        options.external.append(f"mnt[{EXTERNAL_MOUNT}{number}]:{place}")
+    for number in range(len(container.binds)):
+        options.external.append(f"mnt[{EXTERNAL_MOUNT}{number}]:{rpc.MOUNTS}/{number}")
     if own_network:
         options.empty_ns = namespaces.IDS["net"]
     for key, number in process.inherited.items():
@@ -192,8 +200,6 @@ async def restore(
     except BaseException:
         await container.kill()
         raise
-    finally:
-        os.close(fd)
     return pid
 
 

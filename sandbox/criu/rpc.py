@@ -1,7 +1,8 @@
 """CRIU's RPC over a transport of ours: one worker process, one protobuf per packet.
 
-Owns: starting ``criu swrk`` (through a given spawner, so that it runs in the right namespaces and cgroup),
-the request and response packets, answering NOTIFY, CRIU's own words on failure, time-outs.
+Owns: starting ``criu swrk`` (through a given spawner, so that it runs in the right namespaces and cgroup) in a root
+that holds nothing of the host (native/criu-run.c), the request and response packets, answering NOTIFY, CRIU's own
+words on failure, time-outs.
 Does not own: which options a dump or a restore needs.
 Guarantee: :meth:`Worker.call` returns a successful response or raises :class:`CriuError` with CRIU's message
 and the tail of its log; a NOTIFY callback runs before CRIU goes on, on the thread of the exchange, so that
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import os
 import re
@@ -22,6 +24,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,17 +93,62 @@ def _find_pycriu() -> None:
     raise Unsupported("pycriu (CRIU's message classes) is not installed", remedy="run `make setup`")
 
 
+#: Where CRIU finds what it works with, in its root.
+IMAGES = "/images"
+SANDBOX = "/sandbox"
+MOUNTS = "/mounts"
+IMAGES_FD = 4  # in the launcher; 3 is the socket
+FIRST_FD = 5  # of those that a worker is given
+
+_SYS_OPEN_TREE = 428
+_OPEN_TREE_CLONE = 1
+_AT_EMPTY_PATH = 0x1000
+
+
 def launcher() -> Path:
-    """The helper that starts CRIU with its feature cache on a private /run."""
+    """The helper that starts CRIU in its private root."""
     return paths.prefix() / "bin" / "pagurus-criu-run"
 
 
-def program(cache: Path, *, cgroup_namespace: bool) -> list[str]:
-    """The argument vector that starts CRIU; verbs are appended."""
-    for needed in (launcher(), paths.criu()):
-        if not needed.exists():
-            raise Unsupported(f"{needed} is missing", remedy="run `make setup`")
-    return [str(launcher()), str(cache), "cgroupns" if cgroup_namespace else "-", *_words(paths.criu())]
+@dataclass(frozen=True)
+class Root:
+    """What CRIU's private root holds beside CRIU and /proc."""
+
+    cache: Path  # a directory on a tmpfs: what CRIU knows of the kernel
+    images: Path  # the directory in which it reads or writes
+    sandbox: Path | None = None  # the root of the sandbox, in the shim's mount namespace
+    mounts: Sequence[Path] = ()  # directories of the host that the sandbox gets, likewise
+
+    def program(self, *, cgroup_namespace: bool) -> list[str]:
+        """The argument vector that starts CRIU; verbs are appended."""
+        for needed in (launcher(), paths.criu()):
+            if not needed.exists():
+                raise Unsupported(f"{needed} is missing", remedy="run `make setup`")
+        words = _words(paths.criu())
+        return [
+            str(launcher()),
+            f"images={IMAGES_FD}",
+            f"run={self.cache}",
+            *(f"program={part}" for part in _parts(words)),
+            *([f"sandbox={self.sandbox}"] if self.sandbox is not None else []),
+            *(f"mount={place}" for place in self.mounts),
+            *(["ptrace=never"] if self.sandbox is not None else []),  # a dump enters namespaces as another user
+            *(["cgroupns=new"] if cgroup_namespace else []),
+            *words,
+        ]
+
+
+def _detached(directory: Path) -> int:
+    """A mount of `directory` that lies nowhere: whoever works in it finds nothing above it."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        tree = libc.syscall(_SYS_OPEN_TREE, fd, b"", _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC)
+        if tree < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(directory))
+        return int(tree)
+    finally:
+        os.close(fd)
 
 
 @functools.cache
@@ -115,6 +163,16 @@ def _words(program: Path) -> tuple[str, ...]:
     return (str(program),)
 
 
+@functools.cache
+def _parts(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The files and directories that CRIU consists of: its loader's, or the system's libraries."""
+    if len(words) > 1:  # LOADER --library-path LIBRARIES CRIU
+        return words[2], words[3]
+    return tuple(
+        path for path in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache") if os.path.lexists(path)
+    )
+
+
 class Worker:
     """One ``criu swrk`` process. It waits, warm, for its one request; closing the socket ends it."""
 
@@ -125,17 +183,20 @@ class Worker:
         self.used = False
 
     @classmethod
-    async def spawn(cls, argv: Sequence[str], spawn: Spawn, fds: Sequence[int] = ()) -> Worker:
-        """Start a worker; `fds` become its descriptors 4, 5, ... (3 is the socket)."""
+    async def spawn(cls, root: Root, spawn: Spawn, fds: Sequence[int] = (), *, cgroup_namespace: bool) -> Worker:
+        """Start a worker; `fds` become its descriptors FIRST_FD, FIRST_FD + 1, ... (3 is the socket)."""
+        argv = root.program(cgroup_namespace=cgroup_namespace)
+        images = await asyncio.to_thread(_detached, root.images)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), *fds])
+            pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds])
             pidfd = os.pidfd_open(pid)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
+            os.close(images)
         return cls(ours, pid, pidfd)
 
     async def call(

@@ -1,88 +1,222 @@
-/* pagurus-criu-run: start CRIU where its kernel-feature cache is kept.
+/* pagurus-criu-run: start CRIU in a root of its own, in which nothing of the host can be found.
  *
- * Owns: a private mount namespace in which a tmpfs directory of ours lies over /run (CRIU caches what the
- * kernel can do only on a tmpfs /run, and without the cache probes it for 40 ms each time), and, for a
- * restore, a cgroup namespace rooted at the cgroup that we were started in (with manage-cgroups=ignore the
- * restored tasks inherit CRIU's). Its priority.
+ * Owns: the private root. It is an empty tmpfs that gets what the arguments name, and the root of a new mount namespace
+ * by pivot_root; all other mounts are gone from that namespace, not hidden. Its capabilities: what it restores from images
+ * that a sandbox may have shaped, it restores without CAP_SYS_PTRACE. The links in /proc to the roots and files of
+ * processes with more capabilities are then closed to it, so that /proc is no way back to the host. (It has every
+ * capability over a sandbox, whose user namespace root has made.) Its priority.
  * Does not own: which namespaces and cgroup it is started in.
  *
- * usage: pagurus-criu-run CACHE_DIR cgroupns|- PROGRAM [ARGUMENT...]
+ * usage: pagurus-criu-run [WHAT=WHERE...] PROGRAM [ARGUMENT...]
+ *   ptrace=never   without CAP_SYS_PTRACE
+ *   cgroupns=new   a cgroup namespace rooted where we were started (restored tasks inherit CRIU's cgroups)
+ *   run=DIR        on a tmpfs, lies at /run: CRIU keeps there what it knows of the kernel, or probes it for 40 ms
+ *   images=FD      a detached mount of the directory of images, at /images
+ *   program=PATH   read-only, at the same place: a directory, file or link that CRIU consists of; any number
+ *   sandbox=DIR    the root of the sandbox, at /sandbox; what is mounted there later is seen
+ *   mount=DIR      a directory that the sandbox gets from the host, at /mounts/0, /mounts/1 and so on
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
+#include <linux/mount.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define TREE_CLONE 1		/* OPEN_TREE_CLONE */
-#define TREE_RECURSIVE 0x8000	/* AT_RECURSIVE */
-#define MOVE_FROM_FD 4		/* MOVE_MOUNT_F_EMPTY_PATH */
+#define MNT_DETACH 2 /* from sys/mount.h, which this C library cannot include beside linux/mount.h */
+#define UMOUNT_NOFOLLOW 8
+#define PLACES_MAX 64
+#define LINKS_MAX 8
+#define PRIVATE (1 << 18) /* MS_PRIVATE */
+int mount(const char *, const char *, const char *, unsigned long, const void *);
+int umount2(const char *, int);
 
-static int fail(const char *what)
-{
-	fprintf(stderr, "pagurus-criu-run: %s: %s\n", what, strerror(errno));
-	return 1;
+struct place {
+    char path[PATH_MAX]; /* below the private root, without the first slash */
+    int tree;            /* what is mounted there: a detached mount */
+    int above;           /* and what is mounted upon that; -1: nothing */
+    bool directory, read_only, slave;
+};
+
+static struct place places[PLACES_MAX];
+static const char *linked[LINKS_MAX]; /* symbolic links on the way to programs: the same in the private root */
+static int count, mounts, links;
+static bool own_cgroups, no_ptrace;
+
+static void fail(const char *what) __attribute__((noreturn));
+static void fail(const char *what) {
+    fprintf(stderr, "pagurus-criu-run: %s: %s\n", what, strerror(errno));
+    exit(1);
 }
 
-/* Lay `cache` over /run. The cache lies in the daemon's run directory, as do the sandboxes' roots: where that
- * directory is itself below /run, its part of the old /run stays in sight. */
-static int cover_run(const char *cache)
-{
-	char real[PATH_MAX], kept[PATH_MAX] = "";
-	int tree = -1;
-
-	if (!realpath(cache, real))
-		return fail(cache);
-	if (strncmp(real, "/run/", 5) == 0) {
-		snprintf(kept, sizeof(kept), "/run/%.*s", (int)strcspn(real + 5, "/"), real + 5);
-		tree = syscall(SYS_open_tree, AT_FDCWD, kept, TREE_CLONE | TREE_RECURSIVE | O_CLOEXEC);
-		if (tree < 0)
-			return fail(kept);
-	}
-	if (mount(real, "/run", NULL, MS_BIND, NULL))
-		return fail("bind the cache over /run");
-	if (tree < 0)
-		return 0;
-	if (mkdir(kept, 0700) && errno != EEXIST)
-		return fail(kept);
-	if (syscall(SYS_move_mount, tree, "", AT_FDCWD, kept, MOVE_FROM_FD))
-		return fail("keep the run directory in sight");
-	return 0;
+static int take(const char *path) {
+    int tree = (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_NO_AUTOMOUNT);
+    if (tree < 0) fail(path);
+    return tree;
 }
 
-int main(int argc, char **argv)
-{
-	if (argc < 4) {
-		fprintf(stderr, "usage: %s CACHE_DIR cgroupns|- PROGRAM [ARGUMENT...]\n", argv[0]);
-		return 2;
-	}
-	int flags = CLONE_NEWNS;
-	if (strcmp(argv[2], "cgroupns") == 0)
-		flags |= CLONE_NEWCGROUP;
-	if (unshare(flags))
-		return fail("unshare");
-	/* Not private: what is unmounted or mounted on the sandbox's root meanwhile is so here. */
-	if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))
-		return fail("make mounts slaves");
-	if (cover_run(argv[1]))
-		return 1;
-	/* CRIU silently restores a lower nofile limit when its own hard limit is lower. */
-	struct rlimit limit;
-	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-		limit.rlim_cur = limit.rlim_max;
-		setrlimit(RLIMIT_NOFILE, &limit);
-	}
-	/* While CRIU works the sandbox stands still: go first. CRIU restores the niceness of what it restores. */
-	setpriority(PRIO_PROCESS, 0, -10);
-	char *environment[] = { "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", NULL };
-	execve(argv[3], argv + 3, environment);
-	return fail(argv[3]);
+static int new_mount(const char *kind, const char *key, const char *value) {
+    int fs = (int)syscall(SYS_fsopen, kind, FSOPEN_CLOEXEC);
+    if (fs < 0 || syscall(SYS_fsconfig, fs, FSCONFIG_SET_STRING, key, value, 0) < 0 ||
+        syscall(SYS_fsconfig, fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
+        fail(kind);
+    int tree = (int)syscall(SYS_fsmount, fs, FSMOUNT_CLOEXEC, 0);
+    if (tree < 0) fail(kind);
+    close(fs);
+    return tree;
+}
+
+static struct place *add(const char *at, int tree) {
+    if (count == PLACES_MAX) {
+        errno = E2BIG;
+        fail(at);
+    }
+    struct stat st;
+    if (fstat(tree, &st) < 0) fail(at);
+    struct place *place = &places[count++];
+    if (snprintf(place->path, sizeof place->path, "%s", at) >= (int)sizeof place->path) {
+        errno = ENAMETOOLONG;
+        fail(at);
+    }
+    place->tree = tree;
+    place->above = -1;
+    place->directory = S_ISDIR(st.st_mode);
+    return place;
+}
+
+/* The overlay lies on a shared mount of its own. A clone of that one, which is a slave as all mounts here are, gets what
+ * is mounted and unmounted there later; the overlay that lies there now is laid upon it again. */
+static void add_sandbox(const char *path) {
+    int overlay = take(path);
+    if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) < 0) fail("uncover the sandbox's root");
+    struct place *place = add("sandbox", take(path));
+    place->above = overlay;
+    place->slave = true;
+}
+
+static void add_program(const char *path) {
+    struct stat st;
+    if (lstat(path, &st) < 0) fail(path);
+    if (S_ISLNK(st.st_mode)) {
+        if (links == LINKS_MAX) fail(path);
+        linked[links++] = path;
+    } else {
+        add(path + 1, take(path))->read_only = true;
+    }
+}
+
+static bool option(const char *word) {
+    const char *value = strchr(word, '=');
+    if (!value || word[0] == '/') return false;
+    size_t size = (size_t)(++value - word);
+    char at[32];
+    if (strncmp(word, "cgroupns=", size) == 0) {
+        own_cgroups = true;
+    } else if (strncmp(word, "ptrace=", size) == 0) {
+        no_ptrace = true;
+    } else if (strncmp(word, "run=", size) == 0) {
+        add("run", take(value));
+    } else if (strncmp(word, "images=", size) == 0) {
+        add("images", atoi(value));
+    } else if (strncmp(word, "program=", size) == 0) {
+        add_program(value);
+    } else if (strncmp(word, "sandbox=", size) == 0) {
+        add_sandbox(value);
+    } else if (strncmp(word, "mount=", size) == 0) {
+        snprintf(at, sizeof at, "mounts/%d", mounts++);
+        add(at, take(value));
+    } else {
+        errno = EINVAL;
+        fail(word);
+    }
+    return true;
+}
+
+/* Makes the mount point PATH, relative to the working directory, and what is missing above it. */
+static void make_point(const char *path, bool directory) {
+    char part[PATH_MAX];
+    for (const char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
+        snprintf(part, sizeof part, "%.*s", (int)(slash - path), path);
+        if (mkdir(part, 0755) < 0 && errno != EEXIST) fail(part);
+    }
+    if (directory ? mkdir(path, 0755) < 0 && errno != EEXIST : mknod(path, S_IFREG | 0600, 0) < 0) fail(path);
+}
+
+static void put(int tree, const char *path) {
+    if (syscall(SYS_move_mount, tree, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) < 0) fail(path);
+    close(tree);
+}
+
+static void fill(void) {
+    make_point("tmp", true);
+    make_point("dev", true);
+    if (mknod("dev/null", S_IFCHR | 0666, makedev(1, 3)) < 0) fail("/dev/null");
+    for (int i = 0; i < count; i++) {
+        struct place *place = &places[i];
+        make_point(place->path, place->directory);
+        put(place->tree, place->path);
+        struct mount_attr attr = {
+            .attr_set = place->read_only ? MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID : 0,
+            .propagation = place->slave ? 0 : PRIVATE,
+        };
+        if (syscall(SYS_mount_setattr, AT_FDCWD, place->path, 0, &attr, sizeof attr) < 0) fail(place->path);
+        if (place->above >= 0) put(place->above, place->path);
+    }
+    for (int i = 0; i < links; i++) {
+        char target[PATH_MAX];
+        ssize_t size = readlink(linked[i], target, sizeof target - 1);
+        if (size < 0) fail(linked[i]);
+        target[size] = 0;
+        if (symlink(target, linked[i] + 1) < 0) fail(linked[i]);
+    }
+}
+
+static void make_root(void) {
+    int root = new_mount("tmpfs", "mode", "0755");
+    if (syscall(SYS_move_mount, root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) < 0) fail("mount the root");
+    if (fchdir(root) < 0) fail("enter the root");
+    close(root);
+    fill();
+    if (syscall(SYS_pivot_root, ".", ".") < 0) fail("pivot_root");
+    if (umount2(".", MNT_DETACH) < 0) fail("leave the host's root");
+    if (chdir("/") < 0) fail("enter the root");
+}
+
+int main(int argc, char **argv) {
+    if (unshare(CLONE_NEWNS) < 0) fail("unshare");
+    /* Not private: what is mounted or unmounted on the sandbox's root meanwhile is so here. */
+    if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) fail("make mounts slaves");
+    int next = 1;
+    while (next < argc && option(argv[next])) next++;
+    if (next == argc) {
+        errno = EINVAL;
+        fail("no program");
+    }
+    add("proc", take("/proc"));
+    add("dev/pts", new_mount("devpts", "ptmxmode", "0600"));  /* by which CRIU tells terminals of the host from others */
+    if (own_cgroups && unshare(CLONE_NEWCGROUP) < 0) fail("cgroup namespace");
+    make_root();
+    if (no_ptrace && prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0) < 0) fail("bounding set");
+    /* CRIU silently restores a lower nofile limit when its own hard limit is lower. */
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    /* While CRIU works the sandbox stands still: go first. CRIU restores the niceness of what it restores. */
+    setpriority(PRIO_PROCESS, 0, -10);
+    char *environment[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", NULL};
+    execve(argv[next], argv + next, environment);
+    fail(argv[next]);
 }

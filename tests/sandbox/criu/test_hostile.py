@@ -1,0 +1,110 @@
+"""What a sandbox prepares for CRIU's hands: nothing of the host is touched, whatever becomes of the restore."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.container.container import Bind, Container
+from sandbox.errors import PagurusError
+from tests.support.checkpoint_support import Bench, shell
+
+# Runs, as root, what stands in the file that is its first argument, then waits for ever.
+HOLD = """
+python3 -u - {args} >/t.out 2>&1 <<'E' &
+{body}
+import os, signal
+open('/ready', 'w').close()
+while True: signal.pause()
+E
+while [ ! -e /ready ]; do sleep 0.02; done
+"""
+
+
+@pytest.fixture
+def host() -> Iterator[Path]:
+    """A directory of the host that everybody may write to, with a file that nobody else may change."""
+    made = Path(tempfile.mkdtemp(prefix="pagurus-host-", dir="/var/tmp"))
+    made.chmod(0o777)
+    (made / "victim.txt").write_text("precious")
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+async def hold(sb: Container, body: str, *args: object) -> None:
+    """Run a Python program that goes on holding what it has opened."""
+    await shell(sb, HOLD.format(body=body, args=" ".join(map(str, args))))
+
+
+def listed(host: Path) -> list[tuple[str, int, str]]:
+    return [(path.name, path.stat().st_mode, path.read_text()) for path in sorted(host.iterdir())]
+
+
+GHOST_DIRECTORY = """
+import os, sys
+os.makedirs('/a/victim.txt')
+held = os.open('/a/victim.txt', os.O_RDONLY | os.O_DIRECTORY)
+os.rmdir('/a/victim.txt'); os.rmdir('/a')
+os.symlink(sys.argv[1], '/a')
+"""
+GHOST_FILE = """
+import os, sys
+os.mkdir('/a')
+held = os.open('/a/new', os.O_RDWR | os.O_CREAT)
+os.write(held, b'#!/bin/sh')
+os.fchmod(held, 0o6777)
+os.unlink('/a/new'); os.rmdir('/a')
+os.symlink(sys.argv[1], '/a')
+"""
+GHOST_BELOW_PROC = GHOST_FILE.replace("sys.argv[1]", "'/proc/1/root' + sys.argv[1]")
+
+
+@pytest.mark.parametrize("body", [GHOST_DIRECTORY, GHOST_FILE, GHOST_BELOW_PROC], ids=["directory", "file", "proc"])
+async def test_a_link_in_place_of_a_deleted_directory_leads_nowhere(bench: Bench, host: Path, body: str) -> None:
+    before = listed(host)
+    sb = await bench.maker.create()
+    await hold(sb, body, host)
+    try:
+        saved = await bench.save(sb)
+        await sb.kill()
+        await sb.remount(bench.snapshot(saved.tree, readonly=False))
+        await bench.checkpointer.restore(sb, saved.capture.dir)
+    except PagurusError:
+        pass  # to refuse it is as good
+    assert listed(host) == before
+
+
+async def test_criu_has_a_root_in_which_nothing_of_the_host_is(bench: Bench, tmp_path: Path) -> None:
+    sb = await bench.maker.create(binds=(Bind(tmp_path, "/mnt"),))
+    await bench.checkpointer.warm(sb)
+    dumps = bench.checkpointer._warm[sb.spec.id].worker.pid
+    restores = bench.checkpointer._waiting[sb.spec.id].worker.pid
+    await asyncio.to_thread(look_around, dumps, set(), True)
+    await asyncio.to_thread(look_around, restores, {"sandbox", "mounts"}, False)
+
+
+def look_around(pid: int, more: set[str], may_trace: bool) -> None:
+    """What a CRIU process finds: CRIU, /proc, its images, and `more`."""
+    while os.readlink(f"/proc/{pid}/exe").endswith("/pagurus-criu-run"):
+        time.sleep(0.01)
+    root = Path(f"/proc/{pid}/root")
+    mounts = {line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}
+    programs = {point for point in mounts if point.endswith(("/x86_64-linux-gnu", "/sbin/criu")) or point[:4] == "/usr"}
+    binds = {"/sandbox", "/mounts/0"} if more else set()
+    assert programs and mounts - programs == {"/", "/proc", "/run", "/dev/pts", "/images"} | binds
+    ways = {point.split("/")[1] for point in programs}
+    assert {entry.name for entry in root.iterdir()} == {"tmp", "dev", "proc", "run", "images"} | ways | more
+    assert {entry.name for entry in (root / "dev").iterdir()} == {"null", "pts"}
+    assert {entry.name for entry in (root / "run").iterdir()} <= {"criu.kdat"}
+    assert list((root / "images").iterdir()) == list((root / "tmp").iterdir()) == []
+    capabilities = int(Path(f"/proc/{pid}/status").read_text().split("CapBnd:")[1].split()[0], 16)
+    assert may_trace == bool(capabilities >> 19 & 1)  # CAP_SYS_PTRACE
