@@ -70,7 +70,10 @@ def load(folder: Path, *, lora: Lora | None = None) -> nn.Module:
         model = _load_transformers(folder, content)
     if lora is not None:
         _adapt(model, lora)
-    return model
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # the engine has none, and a step must not depend on chance
+    return model.train()
 
 
 def _load_transformers(folder: Path, content: Mapping[str, Any]) -> nn.Module:

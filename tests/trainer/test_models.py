@@ -1,0 +1,201 @@
+"""Models of folders: ours and those of transformers behind one scorer, adapters, precision, export."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rollout.engine.embedded.model import Qwen3
+from sandbox.errors import Invalid, NotFound
+from trainer.batches.pack import pack
+from trainer.batches.sample import Sample
+from trainer.learner import Learner, Settings
+from trainer.models import policy
+from trainer.models.load import Lora, export, load, merged
+from trainer.models.scorer import Scorer
+from trainer.objectives import named
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("default")  # of transformers itself
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "tie_word_embeddings": True},
+    "mistral": {"sliding_window": 5},
+    "qwen3": {"head_dim": 8, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def folder_of(kind: str, folder: Path, **changes: Any) -> Path:
+    """A tiny model of this architecture with random weights, saved by transformers."""
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **KINDS.get(kind, {}), **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.1 if parameter.ndim == 1 else 0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+def batch(seed: int = 0) -> list[Sample]:
+    rng = random.Random(seed)  # token 0 pads: transformers lets its embedding learn nothing
+    made = []
+    for number in range(6):
+        tokens = [rng.randrange(1, 50) for _ in range(rng.randrange(6, 20))]
+        mask = [0, *(rng.randrange(2) for _ in tokens[2:]), 1]
+        logs = [-2.0 * bit for bit in mask]
+        made.append(Sample(tokens=tokens, mask=mask, logprobs=logs, reward=float(number % 2), group=f"p{number // 3}"))
+    return made
+
+
+def plain(model: nn.Module, samples: list[Sample]) -> Tensor:
+    """log π of the sampled tokens by the model's own forward pass, one trajectory at a time."""
+    found = []
+    for sample in samples:
+        logs = torch.log_softmax(model(torch.tensor([sample.tokens])).logits[0].float(), -1)
+        found += [logs[t - 1, sample.tokens[t]] for t, bit in enumerate(sample.mask) if bit]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("recompute", [False, True])
+def test_scores_and_gradients_are_those_of_transformers(kind: str, recompute: bool, tmp_path: Path) -> None:
+    folder, samples = folder_of(kind, tmp_path), batch()
+    ours = load(folder)
+    assert not isinstance(ours, Qwen3)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").train()
+    expected = plain(theirs, samples)
+    found = Scorer(ours, recompute=recompute)(pack(samples)).new
+    assert torch.allclose(found, expected, atol=1e-5)
+    expected.sum().backward()
+    found.sum().backward()
+    for (name, left), right in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+        assert torch.allclose(left.grad, right.grad, rtol=1e-4, atol=1e-5), name
+
+
+def test_our_qwen3_and_that_of_transformers_take_the_same_step(tmp_path: Path) -> None:
+    model = policy.make(tmp_path, ["ls"], seed=0, shape=policy.Shape(width=32, layers=2, heads=2, inner=48))
+    assert isinstance(load(tmp_path), Qwen3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.models.load.is_ours", lambda _: False)
+        theirs = load(tmp_path)
+    assert not isinstance(theirs, Qwen3)
+    stats = [Learner(Scorer(each), named("gspo")).step(batch()) for each in (model, theirs)]
+    assert stats[0].grad_norm == pytest.approx(stats[1].grad_norm, rel=1e-4)
+    for (name, left), right in zip(model.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(left, right, atol=1e-5), name
+
+
+@pytest.mark.parametrize("kind", ["ours", "llama"])
+def test_adapters_alone_are_trained_and_merged_when_exported(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="peft is an optional extra")
+    base = tmp_path / "base"
+    if kind == "ours":
+        policy.make(base, ["ls"], seed=0, shape=policy.Shape(width=32, layers=2, heads=2, inner=48))
+    else:
+        folder_of(kind, base)
+    model = load(base, lora=Lora(rank=4, alpha=8))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    learner = Learner(Scorer(model), named("pooled"), Settings(rate=1e-2))
+    for seed in range(2):  # the first step moves B alone, which begins at 0
+        learner.step(batch(seed))
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name in before if ".lora_" in name}
+    exported = load(export(model, tmp_path / "out", base=base))
+    assert set(exported.state_dict()) >= set(merged(model)) - {"lm_head.weight"}
+    with torch.no_grad():
+        ours, theirs = (Scorer(each)(pack(batch(5))).new for each in (model, exported))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    untrained = Scorer(load(base))(pack(batch(5))).new
+    assert not torch.allclose(untrained, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["ours", "qwen2"])
+def test_an_exported_folder_loads_in_transformers_with_its_tokenizer(kind: str, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    if kind == "ours":
+        policy.make(base, ["ls"], seed=0, shape=policy.Shape(width=32, layers=2, heads=2, inner=48))
+    else:
+        folder_of(kind, base)
+    model = load(base)
+    Learner(Scorer(model), named("pooled"), Settings(rate=1e-2)).step(batch())
+    out = export(model, tmp_path / "out", base=base)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager")
+    with torch.no_grad():
+        assert torch.allclose(plain(theirs, batch()), Scorer(model)(pack(batch())).new, atol=1e-5)
+    assert kind != "ours" or transformers.AutoTokenizer.from_pretrained(out).decode([3 + 10]) == "\n"
+
+
+def test_half_precision_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
+    """A step of 1e-5, which bf16 weights would lose, is kept; scores are near those of fp32."""
+    model = load(folder_of("llama", tmp_path))
+    kinds = []
+    model.model.layers[0].mlp.register_forward_hook(lambda *each: kinds.append(each[2].dtype))  # type: ignore[union-attr, index]
+    exact = Scorer(model)(pack(batch())).new
+    scorer = Scorer(model, bf16=True)
+    rough = scorer(pack(batch())).new
+    assert rough.dtype is torch.float32
+    assert 0 < (rough - exact).abs().max() < 0.2
+    assert kinds == [torch.float32, torch.bfloat16]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    Learner(scorer, named("pooled"), Settings(rate=1e-6)).step(batch())
+    changes = [(old - new).abs().max() for old, new in zip(before, model.parameters(), strict=True)]
+    assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
+    assert 0 < max(changes) < 2e-6
+
+
+def test_recomputation_keeps_less_for_long_trajectories(tmp_path: Path) -> None:
+    """Bytes that autograd keeps for the backward pass of one long trajectory, with and without."""
+    model = load(folder_of("llama", tmp_path, num_hidden_layers=6, max_position_embeddings=4096))
+    tokens = [1 + t % 40 for t in range(2048)]
+    long = Sample(tokens=tokens, mask=[0] + [1] * 2047, logprobs=[0.0] + [-1.0] * 2047)
+    kept: dict[bool, int] = {}
+    for recompute in (False, True):
+        storages: dict[int, int] = {}
+
+        def note(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            Scorer(model, recompute=recompute)(pack([long]))
+        kept[recompute] = sum(storages.values())
+        model.gradient_checkpointing_disable()  # type: ignore[operator]
+    assert kept[True] < kept[False] / 4
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "soft caps": ({"final_logit_softcapping": 30.0, "model_type": "gemma2"}, Invalid, "final_logit_softcapping"),
+    "an unknown architecture": ({"model_type": "perceptron"}, Invalid, "transformers cannot load"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(REFUSED))
+def test_what_cannot_be_trained_is_refused(what: str, tmp_path: Path) -> None:
+    content, kind, said = REFUSED[what]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(kind, match=said):
+        load(tmp_path)
+
+
+def test_folders_without_a_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"config\.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(Invalid, match="damaged"):
+        load(tmp_path)
