@@ -6,7 +6,7 @@ STEP=native
 BPF=$PREFIX/bpf
 
 build_shim() {
-    if newer "$PREFIX/bin/pagurus-shim" "$ROOT"/sandbox/native/* && [ -x "$PREFIX/bin/pagurus-criu-run" ] &&
+    if newer "$PREFIX/bin/pagurus-shim" "$ROOT"/sandbox/native/* && [ -x "$PREFIX/bin/pagurus-criu-root" ] &&
         [ -x "$PREFIX/layer/.pagurus/init" ]; then
         say "shim and pid 1 are up to date"
         return

@@ -1,7 +1,7 @@
 """CRIU's RPC over a transport of ours: one worker process, one protobuf per packet.
 
 Owns: starting ``criu swrk`` (through a given spawner, so that it runs in the right namespaces and cgroup) in a root
-that holds nothing of the host (native/criu-run.c), the request and response packets, answering NOTIFY, CRIU's own
+that holds nothing of the host (native/criu-root.c), the request and response packets, answering NOTIFY, CRIU's own
 words on failure, time-outs.
 Does not own: which options a dump or a restore needs.
 Guarantee: :meth:`Worker.call` returns a successful response or raises :class:`CriuError` with CRIU's message
@@ -107,7 +107,7 @@ _AT_EMPTY_PATH = 0x1000
 
 def launcher() -> Path:
     """The helper that starts CRIU in its private root."""
-    return paths.prefix() / "bin" / "pagurus-criu-run"
+    return paths.prefix() / "bin" / "pagurus-criu-root"
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ mkdir -p "$prefix/bin" "$prefix/layers"
 cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-shim.new" \
     "$here"/shim.c "$here"/mounts.c "$here"/unneeded.c "$here"/spawn.c "$here"/confine.c
 mv "$prefix/bin/pagurus-shim.new" "$prefix/bin/pagurus-shim"
-cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-criu-run.new" "$here"/criu-run.c
-mv "$prefix/bin/pagurus-criu-run.new" "$prefix/bin/pagurus-criu-run"
+cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-criu-root.new" "$here"/criu-root.c
+mv "$prefix/bin/pagurus-criu-root.new" "$prefix/bin/pagurus-criu-root"
 
 # Sandboxes and their checkpoints stay with the layer that they were made with, so each is kept by its content.
 layer=$prefix/layers/new.$$

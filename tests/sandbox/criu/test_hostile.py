@@ -94,7 +94,7 @@ async def test_criu_has_a_root_in_which_nothing_of_the_host_is(bench: Bench, tmp
 
 def look_around(pid: int, more: set[str], may_trace: bool) -> None:
     """What a CRIU process finds: CRIU, /proc, its images, and `more`."""
-    while os.readlink(f"/proc/{pid}/exe").endswith("/pagurus-criu-run"):
+    while os.readlink(f"/proc/{pid}/exe").endswith("/pagurus-criu-root"):
         time.sleep(0.01)
     root = Path(f"/proc/{pid}/root")
     mounts = {line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}

@@ -1,4 +1,4 @@
-/* pagurus-criu-run: start CRIU in a root of its own, in which nothing of the host can be found.
+/* pagurus-criu-root: start CRIU in a root of its own, in which nothing of the host can be found.
  *
  * Owns: the private root. It is an empty tmpfs that gets what the arguments name, and the root of a new mount namespace
  * by pivot_root; all other mounts are gone from that namespace, not hidden. Its capabilities: what it restores from images
@@ -7,7 +7,7 @@
  * capability over a sandbox, whose user namespace root has made.) Its priority.
  * Does not own: which namespaces and cgroup it is started in.
  *
- * usage: pagurus-criu-run [WHAT=WHERE...] PROGRAM [ARGUMENT...]
+ * usage: pagurus-criu-root [WHAT=WHERE...] PROGRAM [ARGUMENT...]
  *   ptrace=never   without CAP_SYS_PTRACE
  *   cgroupns=new   a cgroup namespace rooted where we were started (restored tasks inherit CRIU's cgroups)
  *   run=DIR        on a tmpfs, lies at /run: CRIU keeps there what it knows of the kernel, or probes it for 40 ms
@@ -56,7 +56,7 @@ static bool own_cgroups, no_ptrace;
 
 static void fail(const char *what) __attribute__((noreturn));
 static void fail(const char *what) {
-    fprintf(stderr, "pagurus-criu-run: %s: %s\n", what, strerror(errno));
+    fprintf(stderr, "pagurus-criu-root: %s: %s\n", what, strerror(errno));
     exit(1);
 }
 
