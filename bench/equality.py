@@ -39,10 +39,8 @@ CHECK_PATIENCE = 30.0  # seconds for a program to answer
 def programs() -> dict[str, tuple[str, str]]:
     """(start, check) by name; a check prints "good"."""
     found = {name: (script, "echo good") for name, script in WORKLOADS.items()}
-    tests = paths.CHECKOUT / "tests"
-    if (tests / "checkpoint_programs.py").exists():
-        from tests import checkpoint_programs_held
-        from tests.support import checkpoint_programs
+    if (paths.CHECKOUT / "tests" / "support").is_dir():
+        from tests.support import checkpoint_programs, checkpoint_programs_held
 
         found.update(checkpoint_programs.ALL | checkpoint_programs_held.ALL)
     return found

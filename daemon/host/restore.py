@@ -28,11 +28,11 @@ from daemon.checkpoints.inflight import Services
 from daemon.host import mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
 from daemon.turns.turns import LiveSandbox
-from sandbox import treefacts
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.identity import run_fork_hooks
 from sandbox.criu import equality
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
+from sandbox.tree import facts
 
 log = logging.getLogger("pagurus.host")
 
@@ -164,6 +164,6 @@ class Restorer:
 
 
 def _need_equal_trees(reference: Path, tree: Path) -> None:
-    found = equality.differences(treefacts.tree(reference / "upper"), treefacts.tree(tree / "upper"))
+    found = equality.differences(facts.tree(reference / "upper"), facts.tree(tree / "upper"))
     if found:
         raise NotEqual(f"the restored files differ in {len(found)} points: {'; '.join(found[:10])}")

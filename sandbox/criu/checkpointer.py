@@ -11,7 +11,8 @@ Guarantee: a capture is complete or CheckpointFailed is raised and the sandbox r
             ▸ without the processes that are apart                        (prune.py)
     store   = pages by content ▸ dump file, synced                        (pages.py, dumpfile.py; after the thaw)
     restore = images to tmpfs ▸ adapt ▸ CRIU in the cgroup ▸ attach       (restore.py)
-    verify  = restore held   ▸ dump again ▸ compare ▸ let run            (digest.py)
+    held    = restore ▸ POSIX locks ▸ stops ▸ let run                    (locks.py, amend.py)
+    verify  = held, before the stops: dump again ▸ compare               (digest.py)
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import paths, treefacts
+from sandbox import paths
 from sandbox.container.identity import machine_id
 from sandbox.container.shim import Refused, going_first
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import StoredDump
 from sandbox.content.pages import Collected, PageStore
-from sandbox.criu import dump, equality, inotify, memory, prune, rewrite
+from sandbox.criu import amend, dump, equality, inject, inotify, locks, memory, prune, rewrite
 from sandbox.criu import restore as restoring
 from sandbox.criu.open_files import Held, held_files
 from sandbox.criu.recent import Recent
 from sandbox.errors import NotEqual, PagurusError, Unsupported
+from sandbox.tree import facts
 
 __all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
 
@@ -303,10 +305,9 @@ class Checkpointer:
         waiting = await self._waited(container.spec.id)
         source = stored.path if isinstance(stored, StoredDump) else stored
         images = self._images_of(container) / str(next(self._numbers))
-        preparing = asyncio.ensure_future(asyncio.to_thread(self._images, container, source, images))
+        preparing = asyncio.ensure_future(asyncio.to_thread(self._images, container, source, images, verify))
         try:
             container.cgroup.lift()
-            hold = restoring.Hold(container) if verify else None
             if waiting is None:  # a fresh CRIU starts beside the preparation, and must be told the pipes before
                 pipes = await asyncio.to_thread(_outside_pipes, source)
             else:
@@ -314,12 +315,13 @@ class Checkpointer:
             async with restoring.worker(container, self.cache, images.parent, pipes, waiting) as process:
                 adapted = await asyncio.shield(preparing)
                 ready = time.monotonic()
-                last = None if verify else before_run
+                hold = restoring.Hold(container) if verify or adapted.locks else None
+                last = None if hold is not None else before_run
                 pid = await restoring.restore(container, adapted, process, hold=hold, before_run=last)
             report = RestoreReport(pid, 0.0, (time.monotonic() - ready) * 1e3, closed=adapted.closed)
             if hold is not None:
-                await self._verify(container, images, reference, hold, before_run)
-                report.verified = True
+                await self._complete(container, adapted, hold, (images, reference) if verify else None, before_run)
+                report.verified = verify
         finally:
             if waiting is not None:
                 waiting.worker.close()
@@ -341,7 +343,7 @@ class Checkpointer:
                 images.parent.rmdir()
 
     @going_first()
-    def _images(self, container: Any, source: Path, images: Path) -> rewrite.Adapted:
+    def _images(self, container: Any, source: Path, images: Path, verify: bool) -> rewrite.Adapted:
         spec = container.spec
         if source.is_dir():
             rewrite.copy(source, images)
@@ -354,20 +356,36 @@ class Checkpointer:
             machine=machine_id(spec.id),
             address=container.address,
         )
+        if verify or adapted.locks:  # it will be held
+            adapted.stopped = rewrite.wake(images)
         lean = images.with_name(images.name + LEAN)
         adapted.fill = memory.split(images, lean)
         if adapted.fill is not None:
             adapted.directory = lean
         return adapted
 
-    async def _verify(
+    async def _complete(
         self,
         container: Any,
-        images: Path,
-        reference: Path | None,
+        adapted: rewrite.Adapted,
         hold: restoring.Hold,
+        verify: tuple[Path, Path | None] | None,
         before_run: Callable[[], None] | None,
     ) -> None:
+        """What is done to a tree that is held, until it runs. `verify`: its images, and its file tree to compare."""
+        try:
+            await asyncio.to_thread(_lock, container, adapted.locks, hold)
+            if verify is not None:
+                await self._verify(container, *verify, hold)
+            await asyncio.to_thread(amend.stop, container, adapted.stopped)
+            if before_run is not None:
+                await asyncio.to_thread(before_run)
+            hold.release()
+        except BaseException:
+            await container.kill()
+            raise
+
+    async def _verify(self, container: Any, images: Path, reference: Path | None, hold: restoring.Hold) -> None:
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
@@ -382,12 +400,6 @@ class Checkpointer:
                     remedy="restore an older checkpoint",
                     sandbox=container.spec.id,
                 )
-            if before_run is not None:
-                await asyncio.to_thread(before_run)
-            hold.release()
-        except BaseException:
-            await container.kill()
-            raise
         finally:
             await asyncio.to_thread(shutil.rmtree, again, ignore_errors=True)
 
@@ -421,6 +433,15 @@ def _without(directory: Path, numbers: frozenset[int]) -> int:
     return sum(entry.stat().st_size for entry in os.scandir(directory))
 
 
+@going_first()
+def _lock(container: Any, owed: list[locks.Lock], hold: restoring.Hold) -> None:
+    """Have the processes of a held tree take the POSIX locks again that CRIU lost."""
+    known = amend.numbers(container) if owed else {}
+    if lost := locks.missing(owed, known):
+        with inject.standing(container.tasks(), thaw=hold.seized, freeze=hold.hold) as tasks:
+            locks.take(lost, known, tasks)
+
+
 def _empty(directory: Path) -> None:
     for entry in os.scandir(directory):
         os.unlink(entry.path)
@@ -445,7 +466,7 @@ def _outside_pipes(source: Path) -> list[int]:
 def _compare(before: Path, after: Path, reference: Path | None, tree: Path) -> list[str]:
     found = equality.differences(equality.processes(before), equality.processes(after))
     if reference is not None:
-        found += equality.differences(treefacts.tree(reference / "upper"), treefacts.tree(tree / "upper"))
+        found += equality.differences(facts.tree(reference / "upper"), facts.tree(tree / "upper"))
     return found
 
 

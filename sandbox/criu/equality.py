@@ -1,7 +1,7 @@
 """State equality: a canonical form of a process tree, from CRIU's images.
 
 Owns: what "equal" means of processes. Does not own: taking the dumps that are compared; file trees
-(:mod:`sandbox.treefacts`).
+(:mod:`sandbox.tree.facts`).
 Guarantee: :func:`differences` of two dumps of the same state is empty, however CRIU numbered its objects; and a
 change of anything listed as compared gives at least one readable line.
 
@@ -353,9 +353,8 @@ class _Canonical:
                 owner = f"object {label}"
             else:
                 owner = self._users.get(entry["orig_id"], "?")
-            ghost = self._load(f"ghost-file-{entry['remap_id']:x}.img")
-            kept = [{k: v for k, v in g.items() if k not in ("dev", "ino", "atim")} for g in ghost]
-            self.facts[f"{owner} deleted content"] = _hash(kept)
+            for name, value in _deleted(self._load(f"ghost-file-{entry['remap_id']:x}.img")).items():
+                self.facts[f"{owner} deleted {name}"] = value
         shared = {each["desc"]["id"]: f"segment {each['desc']['id']}" for each in self._segments()} | self._shared
         for number, owner in shared.items():
             for address, page in self._pages(f"pagemap-shmem-{number}.img"):
@@ -416,6 +415,22 @@ def _mask(address: int, page: bytes, rseq: list[int]) -> bytes:
                 changed[at] = 0
         page = bytes(changed)
     return page
+
+
+def _deleted(ghost: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a file without a name is, and its content: runs of data, which CRIU cuts into parts as it finds them."""
+    facts: dict[str, Any] = {}
+    runs: list[tuple[int, bytearray]] = []
+    for part in ghost:
+        content = base64.b64decode(part.get("extra", ""))
+        start = part.get("off", 0)
+        if runs and "off" in part and runs[-1][0] + len(runs[-1][1]) == start:
+            runs[-1][1].extend(content)
+        elif content:
+            runs.append((start, bytearray(content)))
+        facts |= {k: v for k, v in part.items() if k not in ("dev", "ino", "atim", "extra", "off", "len", "chunks")}
+    facts["content"] = [(start, blake3(content).hexdigest()) for start, content in runs]
+    return facts
 
 
 def _control_characters(words: list[int]) -> bytes:

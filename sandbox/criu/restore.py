@@ -26,10 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox import amend
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
-from sandbox.criu import memory, namespaces, rpc
+from sandbox.criu import amend, memory, namespaces, rpc
 from sandbox.criu.dump import EXTERNAL_MOUNT, EXTERNAL_NETNS
 from sandbox.criu.rewrite import Adapted
 from sandbox.errors import RestoreFailed
@@ -223,7 +222,7 @@ def _notify(
         amend.set_times(init, times)
         amend.remove_segments(init, images.removed_segments)
         if images.fill is not None:
-            memory.write(images.fill, _numbers(container), container.spec.id)
+            memory.write(images.fill, amend.numbers(container), container.spec.id)
         if hold is not None:
             hold.leave(process.worker.pid)
             hold.hold()
@@ -231,17 +230,6 @@ def _notify(
             before_run()
 
     return {"setup-namespaces": namespaces, "pre-resume": finish}
-
-
-def _numbers(container: Any) -> dict[int, int]:
-    """Host pid of each process by its number in the sandbox."""
-    found = {}
-    for pid in container.tasks():
-        with contextlib.suppress(OSError):
-            numbers = re.search(r"^NSpid:\s*(.*)$", Path(f"/proc/{pid}/status").read_text(), re.M)
-            if numbers is not None and len(inside := numbers[1].split()) > 1:
-                found[int(inside[-1])] = pid
-    return found
 
 
 class Hold:

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sandbox.criu import image_files, tcp
+from sandbox.criu import image_files, locks, tcp
+from sandbox.criu.locks import Lock
 from sandbox.criu.memory import Fill
 
 O_ACCMODE = os.O_ACCMODE
 SHM_DEST = 0o1000
+TASK_ALIVE, TASK_STOPPED = 1, 3
 
 
 @dataclass
@@ -33,6 +36,8 @@ class Adapted:
     closed: list[str] = field(default_factory=list)  # other ends of the connections that come back closed
     made_anew: list[str] = field(default_factory=list)  # paths whose times CRIU does not bring back
     removed_segments: list[int] = field(default_factory=list)  # ids of shared memory that goes with its last user
+    locks: list[Lock] = field(default_factory=list)  # POSIX locks, which CRIU may lose
+    stopped: dict[int, int] = field(default_factory=dict)  # pid in the sandbox -> signal; see `wake`
     fill: Fill | None = None  # memory that `directory` lacks and that is written after CRIU
 
 
@@ -50,7 +55,7 @@ def copy(directory: Path, into: Path) -> None:
 
 def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, address: str | None = None) -> Adapted:
     """Fit a private copy to the container, whose address in the network (if any) is `address`. Blocks."""
-    adapted = Adapted(directory)
+    adapted = Adapted(directory, locks=locks.owed(directory))
     kinds = image_files.messages()
     for path in directory.glob("userns-*.img"):
         _change(path, kinds.userns_entry, lambda entry: _shift(entry, uid_base))
@@ -73,6 +78,26 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
         _change(directory / "inventory.img", kinds.inventory_entry, _detach_network)
     adapted.made_anew = _made_anew(directory, table)
     return adapted
+
+
+def wake(directory: Path) -> dict[int, int]:
+    """Have the stopped processes of a private copy restored as if they ran; returns what stopped them. Blocks."""
+    stopped: dict[int, int] = {}
+
+    def change(entry: Any) -> bool:
+        if entry.tc.task_state != TASK_STOPPED:
+            return False
+        stopped[pid] = entry.tc.stop_signo or signal.SIGSTOP
+        entry.tc.task_state = TASK_ALIVE
+        entry.tc.ClearField("stop_signo")
+        return True
+
+    kinds = image_files.messages()
+    tree = image_files.read(directory / "pstree.img", kinds.pstree_entry)
+    for process in tree.entries if tree is not None else ():
+        pid = process.pid
+        _change(directory / f"core-{pid}.img", kinds.core_entry, change)
+    return stopped
 
 
 def outside_pipes(content: bytes) -> list[int]:

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
-from sandbox import treefacts
 from sandbox.errors import Conflict, ImageNotFound, Invalid
 from sandbox.image import sources
 from sandbox.messages import ImageConfig, ImageInfo
+from sandbox.tree import facts
 
 if TYPE_CHECKING:
     from sandbox.tree.pool import Pool
@@ -290,7 +290,7 @@ def _entries(folder: Path) -> list[Path]:
 def fingerprint(tree: Path) -> tuple[str, int]:
     """Digest of a tree's content and the bytes of its files. Times of directories do not count. Reads every file."""
     seen, size = blake3(), 0
-    for name, fact in sorted(treefacts.tree(tree).items()):
+    for name, fact in sorted(facts.tree(tree).items()):
         if stat.S_ISDIR(int(fact["mode"], 8)):
             fact.pop("mtime", None)
         size += fact.get("size", 0)

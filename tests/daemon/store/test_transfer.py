@@ -12,12 +12,13 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox import Client, Conflict, NotFound, PagurusError, treefacts
+from sandbox import Client, Conflict, NotFound, PagurusError
 from sandbox.content.pages import PAGE
 from sandbox.content.transfer import Entry, Have, Head, ImageFile, Reader, Tree, Writer, read_have, write_have
 from sandbox.criu import equality
 from sandbox.errors import Protocol
 from sandbox.messages import CheckpointInfo, CheckpointState, Verdict
+from sandbox.tree import facts
 from tests.support.daemon_host import IMAGE, Daemon, image_tree, missing
 
 HEAD = Head(
@@ -236,7 +237,7 @@ async def tree(daemon: Daemon, host: Client, checkpoint: CheckpointInfo) -> dict
     found = infos[checkpoint.id]
     while not (snapshots / found.id).is_dir():
         found = infos[found.parent or ""]
-    return treefacts.tree(snapshots / found.id / "upper")
+    return facts.tree(snapshots / found.id / "upper")
 
 
 @needs_daemon

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import treefacts
 from sandbox.criu import equality
+from sandbox.tree import facts
 
 WHEN = (10**18, 10**18)
 
@@ -58,9 +58,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("word", CHANGES)
 def test_a_change_of_the_tree_is_a_difference(tmp_path: Path, word: str) -> None:
     before, after = make(tmp_path / "a"), make(tmp_path / "b")
-    assert equality.differences(treefacts.tree(before), treefacts.tree(after)) == []
+    assert equality.differences(facts.tree(before), facts.tree(after)) == []
     CHANGES[word](after)
     for path in (*after.rglob("*"), after):
         os.utime(path, ns=WHEN, follow_symlinks=False)
-    found = equality.differences(treefacts.tree(before), treefacts.tree(after))
+    found = equality.differences(facts.tree(before), facts.tree(after))
     assert found and all(word in line for line in found), found

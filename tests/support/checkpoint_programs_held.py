@@ -159,11 +159,12 @@ for pid in (child, twin):
     os.kill(pid, signal.SIGSTOP); os.waitpid(pid, os.WUNTRACED)
 def state(pid): return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]
 def check():
-    ok = state(child) == 'T' and state(twin) == 'T'
+    while {state(child), state(twin)} != {'T'}: time.sleep(0.01)
     os.kill(child, signal.SIGCONT)
-    while state(child) == 'T': pass
-    os.kill(child, signal.SIGSTOP); os.waitpid(child, os.WUNTRACED)
-    return ok and state(child) == 'T'
+    while state(child) == 'T': time.sleep(0.01)
+    os.kill(child, signal.SIGSTOP)
+    while state(child) != 'T': time.sleep(0.01)
+    return True
 serve(check)
 """),
     CHECK,
@@ -194,9 +195,81 @@ serve(check)
 """),
     CHECK,
 )
+# A transaction is held open in one database; in the other, writers move amounts and readers add them up, all the time.
+SQLITE = (
+    python_program("""
+import glob, random, sqlite3
+def connect(name, timeout=60):
+    connection = sqlite3.connect(name, timeout=timeout, isolation_level=None)
+    connection.execute('pragma journal_mode=wal')
+    return connection
+def make(name):
+    connection = connect(name)
+    connection.execute('create table account(id integer primary key, amount)')
+    connection.executemany('insert into account values (?, 100)', [(i,) for i in range(10)])
+    connection.execute('create table moves(n)'); connection.execute('insert into moves values (0)'); connection.close()
+def write():
+    busy = connect('/t/busy.db')
+    while True:
+        a, b = random.sample(range(10), 2)
+        busy.execute('begin immediate')
+        for account, change in ((a, -1), (b, 1)):
+            amount, = busy.execute('select amount from account where id=?', (account,)).fetchone()
+            busy.execute('update account set amount=? where id=?', (amount + change, account))
+        busy.execute('update moves set n = n + 1'); busy.execute('commit'); time.sleep(0.001)
+def read():
+    busy = connect('/t/busy.db')
+    while True:
+        busy.execute('begin')
+        for _ in range(2):
+            total, = busy.execute('select sum(amount) from account').fetchone()
+            if total != 1000: open('/t/bad', 'a').write(f'{total} ')
+            time.sleep(0.002)
+        busy.execute('commit')
+for name in glob.glob('/t/*.db*'): os.unlink(name)
+make('/t/held.db'); make('/t/busy.db')
+for work in (write, write, write, read, read):
+    if os.fork() == 0:
+        try: work()
+        except Exception as error: open('/t/bad', 'a').write(repr(error))
+OTHER = '''
+import sqlite3, sys
+try: print(sqlite3.connect('/t/held.db', timeout=0, isolation_level=None).execute(sys.argv[1]).fetchall())
+except Exception as error: print(error)
+'''
+def answered(statement):
+    # what another process gets, which does not wait
+    return subprocess.run([sys.executable, '-c', OTHER, statement], capture_output=True, text=True).stdout.strip()
+def hold():
+    # the snapshot that the reader has is older than what the writer wrote and has not committed
+    global reader, writer
+    reader, writer = connect('/t/held.db'), connect('/t/held.db')
+    reader.execute('begin'); reader.execute('select sum(amount) from account').fetchone()
+    writer.execute('begin immediate'); writer.execute('update account set amount = amount + 1')
+hold(); rounds = 0
+def moves(): return connect('/t/busy.db').execute('select n from moves').fetchone()[0]
+def check():
+    global rounds
+    total = 1000 + 10 * rounds
+    if (got := answered('begin immediate')) != 'database is locked': raise ValueError('other writer: ' + got)
+    if (got := answered('select sum(amount) from account')) != f'[({total},)]': raise ValueError('other reader: ' + got)
+    if reader.execute('select sum(amount) from account').fetchone() != (total,): raise ValueError('own reader')
+    writer.execute('commit'); reader.execute('commit'); rounds += 1
+    if (got := answered('select sum(amount) from account')) != f'[({total + 10},)]': raise ValueError('after: ' + got)
+    writer.close(); reader.close(); hold()
+    before = moves()
+    while moves() < before + 50: time.sleep(0.01)
+    sound = connect('/t/busy.db').execute('pragma integrity_check').fetchall() == [('ok',)]
+    if os.path.exists('/t/bad'): raise ValueError(open('/t/bad').read())
+    return sound and answered('pragma integrity_check') == "[('ok',)]"
+serve(check)
+"""),
+    CHECK,
+)
 ALL = {
     "empty epoll": EMPTY_EPOLL, "directories": DIRECTORIES, "segments": SEGMENTS, "replaced fifo": REPLACED_FIFO,
     "reused name": REUSED_NAME, "renamed over": RENAMED_OVER, "deleted directory": DELETED_DIRECTORY,
     "deleted directories": DELETED_DIRECTORIES, "working directory gone": WORKING_DIRECTORY_GONE,
-    "linked place": LINKED_PLACE,
+    "linked place": LINKED_PLACE, "stopped": STOPPED, "locks": LOCKS,
+    "sqlite": SQLITE,
 }  # fmt: skip

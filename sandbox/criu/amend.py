@@ -1,6 +1,7 @@
 """What CRIU leaves different in a restored tree, set right before its first instruction.
 
-Owns: modification times of what CRIU makes anew, the removal mark of System V shared memory. Does not own: CRIU's run
+Owns: modification times of what CRIU makes anew, the removal mark of System V shared memory, stopping again what was
+stopped in a tree that is held. Does not own: CRIU's run
 (:mod:`sandbox.criu.restore`), finding out what is owed (:mod:`sandbox.criu.rewrite`).
 Guarantee: called while nothing of the tree runs. Paths of images are resolved below the root of the sandbox.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
+from sandbox.container.process import inner_pid
 from sandbox.criu import namespaces
 from sandbox.errors import RestoreFailed
 from sandbox.tree import safe_path
@@ -58,6 +61,31 @@ def _remove(numbers: list[int]) -> None:
     for number in numbers:
         if libc.shmctl(number, IPC_RMID, None):
             raise RestoreFailed(f"shared memory {number} cannot be removed: {os.strerror(ctypes.get_errno())}")
+
+
+def numbers(container: Any) -> dict[int, int]:
+    """Host pid of each process by its number in the sandbox. Blocks."""
+    found = {}
+    for pid in container.tasks():
+        if (inside := inner_pid(pid)) is not None and inside != pid:
+            found[inside] = pid
+    return found
+
+
+def stop(container: Any, stopped: dict[int, int]) -> None:
+    """Send the processes of a held tree the signals that had stopped them (by pid in the sandbox). Blocks.
+
+    They take them before anything else when they are let go. The tree was restored as if they ran: CRIU stops them by
+    a signal as well, which a held task has not taken yet, and whoever seizes it then waits in vain for it to be taken.
+    """
+    known = numbers(container) if stopped else {}
+    for number, sent in stopped.items():
+        pidfd = os.pidfd_open(known[number])
+        try:
+            if inner_pid(known[number]) == number:
+                signal.pidfd_send_signal(pidfd, sent)
+        finally:
+            os.close(pidfd)
 
 
 @contextlib.contextmanager
