@@ -35,6 +35,7 @@ from sandbox.errors import Invalid, PagurusError
 log = logging.getLogger("pagurus.app")
 
 WORKERS = 16  # threads for what blocks
+SWITCH = 0.0005  # seconds after which a thread that computes lets the event loop go on
 PRECEDENCE = -10  # nice value of the event loop
 
 
@@ -155,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ[name] = str(value)
     logs.to_stderr(options.log_level)
     _allow_descriptors()
+    sys.setswitchinterval(SWITCH)
     short_slice()  # the loop works for microseconds at a time: it need not queue behind a trainer's time slices
     try:
         asyncio.run(serve(options))

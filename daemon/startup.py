@@ -26,6 +26,7 @@ import shutil
 from collections.abc import Set
 from pathlib import Path
 
+from daemon.aside import AT_ONCE, Aside
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
 from daemon.checkpoints.capture import GONE, Capturer, Places
 from daemon.checkpoints.inflight import Services
@@ -51,7 +52,7 @@ from sandbox.tree.pool import Pool
 
 log = logging.getLogger("pagurus.recovery")
 
-LIMITS = {Stage.DUMP: 2, Stage.SNAPSHOT: 4, Stage.HASH: 1, Stage.COMPRESS: 1}
+LIMITS = {Stage.DUMP: 2, Stage.SNAPSHOT: 4, Stage.HASH: 1, Stage.COMPRESS: 1, Stage.READ: AT_ONCE}
 RATES = {Stage.COMPRESS: 256e6}  # bytes of process images a second: the rest of the disk belongs to the sandboxes
 DRAIN = 10.0  # seconds that a stop waits for checkpoints under way
 
@@ -75,9 +76,9 @@ async def open_host(state: Path, run: Path) -> Host:
         checkpointer = Checkpointer(state=state, run=run)
         undo.push_async_callback(checkpointer.close)
         await checkpointer.prepare()
-        services = Services(
-            catalogue, CheckpointQueue(LIMITS, RATES), Capturer(pool, places, checkpointer, inspector), inspector
-        )
+        queue = CheckpointQueue(LIMITS, RATES)
+        capturer = Capturer(pool, places, checkpointer, inspector)
+        services = Services(catalogue, queue, capturer, inspector, Aside(queue))
         host = Host(services, places, ImageStore(pool), run / "sandboxes")
         host.collector.default = _retention()
         gateway = GatewayService(host, state / "gateway.sqlite", Config.load(_gateway_config()))
@@ -128,6 +129,7 @@ async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
         names = ", ".join(sorted(task.get_name() for task in services.tasks))
         log.warning("still under way after %.0f s: %s; the next daemon finishes it", DRAIN, names)
     await services.queue.close()
+    await services.aside.close()
     for task in list(services.tasks):
         task.cancel()
     await asyncio.gather(*services.tasks, return_exceptions=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from daemon.api.presence import while_there
+from daemon.api.presence import while_asked, while_there
 from daemon.api.wire import HOST, RAW, Route, Stream, chunks, frame, parameters, reply, streaming
 from daemon.auth.access import CALLER
 from daemon.turns import watches
@@ -247,7 +247,8 @@ async def _watch(request: web.Request) -> web.StreamResponse:
 async def _diff(request: web.Request) -> web.Response:
     """How the file tree differs from a checkpoint."""
     asked = parameters(request, DiffQuery)
-    return reply(request, await request.app[HOST].diff(request.match_info["id"], asked.checkpoint, why=asked.why))
+    work = request.app[HOST].diff(request.match_info["id"], asked.checkpoint, why=asked.why)
+    return reply(request, await while_asked(request, work))
 
 
 _WRITE = 256 << 20  # bytes of a file that is written by one request

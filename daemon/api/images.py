@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from daemon.api.presence import while_asked
 from daemon.api.wire import HOST, Route, body, chunks, parameters, reply
 from daemon.host.host import Host
-from sandbox.image import sources
-from sandbox.messages import CommitRequest, ImageConfig, ImageInfo
+from sandbox.messages import CommitRequest, ImageInfo
 
 ARCHIVE_MOST = 64 << 30  # bytes of one archive
 _WRITE_AT_ONCE = 1 << 22
@@ -63,16 +63,8 @@ def _spool(host: Host) -> tuple[int, Path]:
 async def _commit(request: web.Request) -> web.Response:
     """Make an image of the files of a checkpoint."""
     host, wanted = request.app[HOST], await body(request, CommitRequest)
-    target = await host.restorable(request.match_info["id"])
-    below = await asyncio.to_thread(host.image_below, target)
-    upper = None if target.files is None else host.places.snapshot(target.files) / "upper"
-
-    def fill(tree: Path) -> ImageConfig:
-        sources.overlay(upper, below.tree, tree)
-        return wanted.config or below.config
-
-    with host.collector.pin(target):
-        await asyncio.to_thread(host.images.build, wanted.name, fill, f"checkpoint {target.id}", wanted.replace)
+    work = host.store.image(request.match_info["id"], wanted.name, wanted.config, replace=wanted.replace)
+    await while_asked(request, work)
     return reply(request, await asyncio.to_thread(host.images.info, wanted.name, host.images_used()), 201)
 
 

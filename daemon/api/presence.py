@@ -8,13 +8,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from daemon.gateway.answer import is_open
+from sandbox.errors import Conflict
 
 LOOK = 0.5  # seconds
+T = TypeVar("T")
+
+
+async def while_asked(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. It is cancelled when the connection of `request` is gone, or the caller is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=LOOK)
+            if not task.done() and not is_open(request):
+                raise Conflict("whoever asked has left")  # told to nobody
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 async def while_there(request: web.Request, work: Coroutine[Any, Any, None]) -> bool:

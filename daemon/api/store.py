@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from daemon.api.presence import while_asked
 from daemon.api.wire import HOST, Route, body, chunks, content, parameters, reply
 from sandbox.errors import Invalid, Protocol
 from sandbox.messages import CheckpointInfo
@@ -47,7 +48,7 @@ async def _collect(request: web.Request) -> web.Response:
 async def _verify(request: web.Request) -> web.Response:
     """Hash checkpoints again and report what is damaged."""
     wanted = await body(request, VerifyRequest)
-    return reply(request, await request.app[HOST].store.verify(wanted.checkpoints))
+    return reply(request, await while_asked(request, request.app[HOST].store.verify(wanted.checkpoints)))
 
 
 async def _have(request: web.Request) -> web.Response:

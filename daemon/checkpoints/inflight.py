@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from daemon.aside import Aside
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow
 from daemon.checkpoints.capture import Capturer
 from daemon.checkpoints.queue import CheckpointQueue, Ticket
@@ -50,6 +51,7 @@ class Services:
     queue: CheckpointQueue
     capturer: Capturer
     inspector: Any
+    aside: Aside
     checkpoints: dict[str, CheckpointRow] = field(default_factory=dict)
     inflights: dict[str, InFlight] = field(default_factory=dict)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -98,6 +100,7 @@ class InFlight:
         self.captured: asyncio.Future[None] = loop.create_future()
         self.durable: asyncio.Future[None] = loop.create_future()
         self.ticket: Ticket | None = None
+        self.task: asyncio.Task[None] | None = None  # what moves it on
         self.waited = False
         self.durable_waited = False
         self.error: PagurusError | None = None  # why it was not captured

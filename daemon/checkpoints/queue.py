@@ -51,7 +51,7 @@ class Ticket:
         """Nobody wants it any more. Queued, it never starts; under way, its task is cancelled."""
         if self.task is not None:
             self.task.cancel()
-        elif not self.done.done():
+        elif self._queue.holds(self):
             self.done.cancel()
             self._queue.finished(self)
 
@@ -61,7 +61,7 @@ class Ticket:
         self.task.add_done_callback(self._settle)
 
     def _settle(self, task: asyncio.Task[Any]) -> None:
-        if task.cancelled():
+        if task.cancelled() or self.done.done():
             self.done.cancel()
         elif (error := task.exception()) is not None:
             self.done.set_exception(error)
@@ -117,6 +117,10 @@ class CheckpointQueue:
         self._schedule.submit(job)
         self._pump()
         return ticket
+
+    def holds(self, ticket: Ticket) -> bool:
+        """Whether it is queued or under way."""
+        return ticket.job.id in self._tickets
 
     def promote(self, ticket: Ticket) -> None:
         self._schedule.promote(ticket.job.id)

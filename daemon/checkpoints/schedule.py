@@ -40,7 +40,7 @@ class Stage(enum.StrEnum):
     SNAPSHOT = "snapshot"
     HASH = "hash"
     COMPRESS = "compress"
-    READ = "read"  # no stage of a checkpoint: what reads a whole tree for somebody who asked (daemon/longwork.py)
+    READ = "read"  # no stage of a checkpoint: what reads a whole tree for somebody who asked (daemon/aside.py)
 
 
 BURST = 1.0  # seconds of its share that an idle stage may save up

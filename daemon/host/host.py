@@ -440,10 +440,12 @@ class Host:
         image = self.restorer.tree_below(live.row)
         new = self.places.tree(live.row.tree or "") / "upper"
         if target.files is not None:
-            return await asyncio.to_thread(diff.changes, self.places.snapshot(target.files) / "upper", new, image)
-        empty = self.run_dir / "empty"
-        empty.mkdir(parents=True, exist_ok=True)
-        return await asyncio.to_thread(diff.changes, empty, new, image)
+            old = self.places.snapshot(target.files) / "upper"
+        else:
+            old = self.run_dir / "empty"
+            old.mkdir(parents=True, exist_ok=True)
+        row = live.row
+        return await self.services.aside.run(diff.changes, old, new, image, sandbox=row.id, owner=row.owner)
 
     # ----------------------------------------------------------------- ending
 
@@ -462,6 +464,7 @@ class Host:
         async with live.exclusive:
             live.step(states.Event.REMOVE)
             row = live.row
+            live.leave()
             if live.inflight is not None:
                 await live.inflight.settled(durable=False)
             await self.services.catalogue.write(drop_sandbox(row.id))

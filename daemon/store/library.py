@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -23,7 +25,8 @@ from sandbox import paths
 from sandbox.content.pages import PageStore
 from sandbox.content.transfer import Have, Head, read_have, write_have
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
-from sandbox.messages import CheckpointInfo, CheckpointState
+from sandbox.image import sources
+from sandbox.messages import CheckpointInfo, CheckpointState, ImageConfig
 from sandbox.messages.store import CheckpointReport, Imported, PullRequest
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ log = logging.getLogger("pagurus.store")
 
 STREAMS = 2  # exports and imports at a time
 ANCESTORS_MOST = 1000
+T = TypeVar("T")
+_THREADS = ThreadPoolExecutor(2 * STREAMS, "stream")
 GATHER = 1 << 20  # bytes given to a worker thread at a time
 
 
@@ -72,6 +77,38 @@ class Store:
         every = [row for row in self._host.services.checkpoints.values() if row.state in whole]
         return await self._host.verifier.verify(rows or every, catalogue=not checkpoints)
 
+    async def image(self, checkpoint: str, name: str, config: ImageConfig | None, *, replace: bool) -> None:
+        """Make an image of the files of a checkpoint. Cancelled, nothing of it is left."""
+        row = await self._host.restorable(checkpoint)
+        below = await asyncio.to_thread(self._host.image_below, row)
+        upper = None if row.files is None else self._host.places.snapshot(row.files) / "upper"
+        copying: asyncio.Future[None] | None = None
+        loop = asyncio.get_running_loop()
+
+        async def copy(tree: Path) -> None:
+            nonlocal copying
+            work = self._host.services.aside.run(
+                sources.overlay, upper, below.tree, tree, sandbox=row.sandbox, owner=row.owner
+            )
+            copying = asyncio.ensure_future(work)
+            await copying
+
+        def fill(tree: Path) -> ImageConfig:
+            asyncio.run_coroutine_threadsafe(copy(tree), loop).result()
+            return config or below.config
+
+        with self._host.collector.pin(row):
+            building = asyncio.ensure_future(
+                _streamed(self._host.images.build, name, fill, f"checkpoint {row.id}", replace)
+            )
+            try:
+                await asyncio.shield(building)
+            except asyncio.CancelledError:
+                if copying is not None:
+                    copying.cancel()
+                await asyncio.wait({building})
+                raise
+
     # ----------------------------------------------------------------- out
 
     @contextlib.asynccontextmanager
@@ -80,11 +117,11 @@ class Store:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The stream of a checkpoint, less what the other side has: a checkpoint (`since`) or a list (`have`)."""
         row = await self._durable(checkpoint)
-        known = await asyncio.to_thread(read_have, have) if have else None
+        known = await _streamed(read_have, have) if have else None
         if since is not None:
             base = await self._durable(since)
             with self._host.collector.pin(base):
-                of_base = await asyncio.to_thread(exports.contents, base, self._host.places, self._pages)
+                of_base = await _streamed(exports.contents, base, self._host.places, self._pages)
             known = of_base if known is None else Have(known.pages + of_base.pages, known.contents + of_base.contents)
         head = await asyncio.to_thread(self._head, row)
         with self._host.collector.pin(row):
@@ -142,11 +179,11 @@ class Store:
         contents: set[bytes] = set()
         for row in rows:
             with contextlib.suppress(PagurusError, OSError):  # removed meanwhile, or damaged: it is not had
-                found = await asyncio.to_thread(exports.contents, row, self._host.places, self._pages)
+                found = await _streamed(exports.contents, row, self._host.places, self._pages)
                 here = found.sets()
                 pages |= here[0]
                 contents |= here[1]
-        return await asyncio.to_thread(lambda: write_have(Have.of(pages, contents)))
+        return await _streamed(lambda: write_have(Have.of(pages, contents)))
 
     # ----------------------------------------------------------------- in
 
@@ -157,12 +194,12 @@ class Store:
             mine: str | None = None
             try:
                 async for part in _gathered(stream):
-                    head = await asyncio.to_thread(importer.feed, part)
+                    head = await _streamed(importer.feed, part)
                     if head is not None:
                         mine = await self._welcome(head)
                         if mine is None:
                             return self._here(head.id)
-                row = await asyncio.to_thread(importer.finish)
+                row = await _streamed(importer.finish)
                 publishing = asyncio.ensure_future(self._publish(row, importer))
                 try:
                     return await asyncio.shield(publishing)
@@ -172,13 +209,13 @@ class Store:
                     raise
             except BaseException as error:  # the stream, the disk, a client that went: nothing half imported stays
                 if mine is not None:
-                    await asyncio.shield(asyncio.to_thread(importer.abandon))
+                    await asyncio.shield(_streamed(importer.abandon))
                 if isinstance(error, OSError):
                     raise failure(error) from error
                 raise
             finally:
                 self._arriving.discard(mine or "")
-                await asyncio.shield(asyncio.to_thread(importer.close))
+                await asyncio.shield(_streamed(importer.close))
 
     async def _welcome(self, head: Head) -> str | None:
         """Whether a checkpoint may come: its id, or None when it is here already. Raises when it may not."""
@@ -251,10 +288,10 @@ class Store:
             survey = Importer(self._host.places, self._pages, self._host.services.capturer.need)
             try:
                 async for part in _gathered(there.store.stream(request.checkpoint, manifest=True)):
-                    await asyncio.to_thread(survey.feed, part)
-                have = await asyncio.to_thread(lambda: write_have(survey.needed()))
+                    await _streamed(survey.feed, part)
+                have = await _streamed(lambda: write_have(survey.needed()))
             finally:
-                await asyncio.to_thread(survey.close)
+                await _streamed(survey.close)
             return await self.receive(there.store.stream(request.checkpoint, have=have))
 
     @property
@@ -262,10 +299,15 @@ class Store:
         return self._host.services.capturer.checkpointer.pages  # type: ignore[no-any-return]
 
 
+async def _streamed(function: Callable[..., T], *arguments: Any) -> T:
+    """On a thread for streams: what short work waits for is done elsewhere."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, function, *arguments)
+
+
 async def _threaded(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     """A blocking iterator, each piece made on a worker thread."""
     while True:
-        gathered = await asyncio.to_thread(_take, parts)
+        gathered = await _streamed(_take, parts)
         if not gathered:
             return
         yield gathered

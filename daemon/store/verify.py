@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.verify")
 
+BLOCKS = 64  # of memory pages that are read at a time
 PATIENCE = 60.0  # seconds after which a snapshot should be hashed
 
 
 class Verifier:
-    """Hashes snapshots as they become durable, and verifies checkpoints. One at a time: it must not take the disk."""
+    """Hashes snapshots as they become durable, and verifies checkpoints."""
 
     def __init__(self, services: Services, places: Places, collector: GarbageCollector) -> None:
         self._services = services
         self._places = places
         self._collector = collector
-        self._one = asyncio.Lock()
         self._counts = {"hashed": 0, "verified": 0, "damaged": 0}
 
     # ----------------------------------------------------------------- hashing
@@ -69,7 +69,7 @@ class Verifier:
             sandbox=row.sandbox,
             owner=row.owner,
             deadline=queue.now() + PATIENCE,
-            work=lambda: asyncio.to_thread(self._make_digest, row.id, before),
+            work=lambda: self._make_digest(row.id, before),
             cost=max(1.0, float(row.stored_bytes)),
         )
         try:
@@ -86,30 +86,25 @@ class Verifier:
         self._services.catalogue.later([put_checkpoint(row)])
         self._counts["hashed"] += 1
 
-    def _make_digest(self, checkpoint: str, before: str | None) -> int:
-        older: tuple[Path, hashing.Digest] | None = None
-        if before is not None and self._places.snapshot(before).is_dir():
-            try:
-                older = self._places.snapshot(before), hashing.Digest.load(self._places.digest(before))
-            except (FileNotFoundError, CheckpointFailed):
-                older = None  # not hashed or damaged: everything is hashed
-        return hashing.digest(self._places.snapshot(checkpoint), older).save(self._places.digest(checkpoint))
+    async def _make_digest(self, checkpoint: str, before: str | None) -> int:
+        places = self._places
+        older = None if before is None else (places.snapshot(before), places.digest(before))
+        return await self._services.aside.do(make_digest, places.snapshot(checkpoint), places.digest(checkpoint), older)
 
     # ----------------------------------------------------------------- verifying
 
     async def verify(self, rows: list[CheckpointRow], *, catalogue: bool) -> list[CheckpointReport]:
-        """What is damaged of these checkpoints; shared content is read once."""
-        async with self._one:
-            reports = [await asyncio.to_thread(self._check_databases)] if catalogue else []
-            blocks: dict[str, np.ndarray] = {}
-            trees: dict[str, CheckpointReport] = {}
-            for row in rows:
-                if row.id not in self._services.checkpoints:
-                    reports.append(CheckpointReport(checkpoint=row.id, notes=["removed meanwhile"]))
-                    continue
-                with self._collector.pin(row):
-                    reports.append(await self._verify(row, blocks, trees))
-            wrong = await self._check_blocks(blocks)
+        """What is damaged of these checkpoints; shared content is read once. Cancelled, it ends at once."""
+        reports = [await asyncio.to_thread(self._check_databases)] if catalogue else []
+        blocks: dict[str, np.ndarray] = {}
+        trees: dict[str, CheckpointReport] = {}
+        for row in rows:
+            if row.id not in self._services.checkpoints:
+                reports.append(CheckpointReport(checkpoint=row.id, notes=["removed meanwhile"]))
+                continue
+            with self._collector.pin(row):
+                reports.append(await self._verify(row, blocks, trees))
+        wrong = await self._check_blocks(blocks)
         for report in reports:
             damaged = [wrong[block] for block in blocks.get(report.checkpoint, []) if block in wrong]
             report.damage += damaged
@@ -128,7 +123,14 @@ class Verifier:
             await asyncio.to_thread(self._check_dump, row, report, blocks)
         if row.files is not None:
             if row.files not in trees:
-                trees[row.files] = await asyncio.to_thread(self._check_tree, row.files)
+                trees[row.files] = await self._services.aside.run(
+                    check_tree,
+                    row.files,
+                    self._places.snapshot(row.files),
+                    self._places.digest(row.files),
+                    sandbox=row.sandbox,
+                    owner=row.owner,
+                )
             found = trees[row.files]
             report.files = found.files
             report.damage += found.damage
@@ -149,29 +151,15 @@ class Verifier:
         report.pages = len(np.unique(numbers[numbers != ZERO]))
         blocks[row.id] = np.unique(numbers[numbers != ZERO] // SLOTS)
 
-    def _check_tree(self, owner: str) -> CheckpointReport:
-        report = CheckpointReport(checkpoint=owner)
-        snapshot = self._places.snapshot(owner)
-        if not snapshot.is_dir():
-            report.damage.append(f"its file snapshot {owner} is missing")
-            return report
-        try:
-            expected = hashing.Digest.load(self._places.digest(owner))
-        except FileNotFoundError:
-            report.notes.append("its files were not hashed yet: they were read, but compared with nothing")
-            expected = hashing.digest(snapshot, None)
-        except CheckpointFailed as error:
-            report.damage.append(error.message)
-            return report
-        report.files = len(expected.inodes)
-        report.damage += [f"file {name}" for name in hashing.damage(snapshot, expected)]
-        return report
-
     async def _check_blocks(self, blocks: dict[str, np.ndarray]) -> dict[int, str]:
         if not blocks:
             return {}
         every = np.unique(np.concatenate(list(blocks.values()))).tolist()
-        return await asyncio.to_thread(self._services.capturer.checkpointer.pages.check, every)
+        wrong: dict[int, str] = {}
+        for first in range(0, len(every), BLOCKS):
+            some = every[first : first + BLOCKS]
+            wrong |= await asyncio.to_thread(self._services.capturer.checkpointer.pages.check, some)
+        return wrong
 
     def _check_databases(self) -> CheckpointReport:
         report = CheckpointReport(checkpoint="catalogue")
@@ -204,3 +192,36 @@ class Verifier:
 
     def statistics(self) -> dict[str, int]:
         return dict(self._counts)
+
+
+# ---------------------------------------------------------------------------- aside
+
+
+def make_digest(snapshot: Path, into: Path, before: tuple[Path, Path] | None) -> int:
+    """Hash a snapshot into a file; `before` is an older snapshot of the same line with its digest. Returns its size."""
+    older: tuple[Path, hashing.Digest] | None = None
+    if before is not None and before[0].is_dir():
+        try:
+            older = before[0], hashing.Digest.load(before[1])
+        except (FileNotFoundError, CheckpointFailed):
+            older = None  # not hashed or damaged: everything is hashed
+    return hashing.digest(snapshot, older).save(into)
+
+
+def check_tree(owner: str, snapshot: Path, digest: Path) -> CheckpointReport:
+    """Read a whole snapshot and compare it with its digest."""
+    report = CheckpointReport(checkpoint=owner)
+    if not snapshot.is_dir():
+        report.damage.append(f"its file snapshot {owner} is missing")
+        return report
+    try:
+        expected = hashing.Digest.load(digest)
+    except FileNotFoundError:
+        report.notes.append("its files were not hashed yet: they were read, but compared with nothing")
+        expected = hashing.digest(snapshot, None)
+    except CheckpointFailed as error:
+        report.damage.append(error.message)
+        return report
+    report.files = len(expected.inodes)
+    report.damage += [f"file {name}" for name in hashing.damage(snapshot, expected)]
+    return report

@@ -43,7 +43,7 @@ from sandbox.container import users
 from sandbox.container.outlet import Outlet
 from sandbox.container.process import Command
 from sandbox.container.unstoppable import Unstoppable, need_stoppable
-from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
+from sandbox.errors import CheckpointFailed, Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import (
     CheckpointState,
     Effects,
@@ -86,6 +86,7 @@ class LiveSandbox:
         self.sessions = Sessions(self, self.programs)
         self.failed: PagurusError | None = None  # why the last checkpoint failed, until an answer has said it
         self._ending = asyncio.Lock()
+        self._leaving = False
         self._assessor = Assessor()
         self._answered_at: float | None = None
         self._think = 1.0  # seconds that the model took lately
@@ -414,13 +415,27 @@ class LiveSandbox:
         self.services.checkpoints[row.id] = row
         self.services.inflights[row.id] = inflight
         self.inflight = inflight
-        self.services.spawn(self._fly(inflight), f"checkpoint {row.id}")
+        inflight.task = self.services.spawn(self._fly(inflight), f"checkpoint {row.id}")
         return inflight
+
+    def leave(self) -> None:
+        """The sandbox is about to be removed: a checkpoint that has not begun need not begin."""
+        inflight = self.inflight
+        if inflight is None or inflight.task is None or inflight.captured.done():
+            return
+        if inflight.ticket is None or inflight.ticket.task is None:
+            self._leaving = True
+            inflight.task.cancel()
 
     async def _fly(self, inflight: InFlight) -> None:
         row = inflight.row
         try:
             await self._capture(inflight)
+        except asyncio.CancelledError:
+            if self._leaving:
+                why = CheckpointFailed("the sandbox was removed before its state was captured", sandbox=self.row.id)
+                await self._failed(inflight, why)
+            raise
         except Exception as error:  # noqa: BLE001 - also a bug: the turn is owed, and nobody waits for ever
             await self._failed(inflight, error)
             return
@@ -454,9 +469,12 @@ class LiveSandbox:
                 waited=inflight.waited,
             )
             try:
-                await inflight.ticket.done
+                await asyncio.shield(inflight.ticket.done)
                 services.queue.forgive(self.row.id)
                 break
+            except asyncio.CancelledError:
+                inflight.ticket.cancel()
+                raise
             except Unstoppable:
                 services.queue.strike(self.row.id)
                 raise

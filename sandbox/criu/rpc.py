@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,9 @@ from sandbox.errors import Unsupported
 
 PACKET = 1 << 20  # CRIU's responses are far smaller
 LOG_TAIL_LINES = 6
+_EXCHANGES = ThreadPoolExecutor(
+    128, "criu"
+)  # each waits for a CRIU, which may take long: nothing short is kept from it
 NOISE = "RLIMIT_NOFILE"  # CRIU complains harmlessly where it may not raise the limit
 
 #: spawn(argv, fds) starts a host program whose descriptors 3, 4, 5... are `fds`, and returns its host pid.
@@ -214,7 +218,8 @@ class Worker:
         code sits in a task would wreck the task.
         """
         self.used = True
-        exchange = asyncio.ensure_future(asyncio.to_thread(self._exchange, request, notify, timeout))
+        loop = asyncio.get_running_loop()
+        exchange = loop.run_in_executor(_EXCHANGES, self._exchange, request, notify, timeout)
         try:
             return await asyncio.shield(exchange)
         except asyncio.CancelledError:

@@ -71,7 +71,7 @@ class Engine:
 async def services(tmp_path: Path, capturer: Capturer):
     catalogue = Catalogue(tmp_path / "c.sqlite")
     try:
-        yield Services(catalogue, Engine(), capturer, None)  # type: ignore[arg-type]
+        yield Services(catalogue, Engine(), capturer, None, None)  # type: ignore[arg-type]
     finally:
         await catalogue.close()
 

@@ -1,0 +1,116 @@
+"""One sandbox keeps the daemon busy as well as it can; what its neighbours and its remover wait for goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from sandbox import CheckpointFailed, Client, Sandbox
+from sandbox.messages import CheckpointState
+from tests.support.daemon_host import IMAGE, Daemon, missing, until
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+PARENT = """
+import ctypes, os, time
+if ctypes.CDLL(None).syscall(56, 0x4000 | 17, 0, 0, 0, 0) == 0:
+    with open('/tmp/child.new', 'w') as file: file.write(str(os.getpid()))
+    os.rename('/tmp/child.new', '/tmp/child')
+    while True: time.sleep(1)
+"""
+
+
+def readers(daemon: Daemon) -> list[int]:
+    """Processes of the daemon that do long work."""
+    assert daemon.process is not None
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if b"daemon.aside" in words and int(parent) == daemon.process.pid:
+                found.append(int(entry.name))
+    return found
+
+
+async def slowed(daemon: Daemon, sandbox: Sandbox, checkpoint: str) -> None:
+    """The process that reads next for the daemon stands still: whatever it does takes as long as one likes."""
+    await sandbox.diff(checkpoint)
+    (pid,) = await asyncio.to_thread(readers, daemon)
+    os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("what", ["verify", "diff", "commit"])
+async def test_long_work_ends_with_who_asked_and_keeps_nobody(own: Daemon, what: str) -> None:
+    async with own.client() as host, own.client() as leaving:
+        sandbox, neighbour = await host.create(IMAGE), await host.create(IMAGE)
+        done = await sandbox.exec("echo something > /here")
+        made = await sandbox.durable(done)
+
+        async def hashed() -> int:
+            return (await host.statistics()).store["hashed"]
+
+        await until(hashed, "its files are hashed, and that process is free")
+        await slowed(own, sandbox, made.id)
+        mine = await leaving.get(sandbox.id)
+        acts = {
+            "verify": lambda: leaving.store.verify(made.id),
+            "diff": lambda: mine.diff(made.id),
+            "commit": lambda: leaving.images.commit(made, "made"),
+        }
+        asked = asyncio.ensure_future(acts[what]())
+        while not (await host.statistics()).stages["read"]["running"]:
+            assert not asked.done()
+        assert (await neighbour.diff((await neighbour.tree())[0].id)) == []
+        await sandbox.remove()  # it does not wait for that
+        assert not asked.done()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await leaving.close()
+
+        async def over() -> bool:
+            return not (await host.statistics()).stages["read"]["running"]
+
+        await until(over, "the work is given up")
+        await until(lambda: not (own.state / "pool" / "checkpoints" / made.id).exists(), "its content is removed")
+        assert "made" not in [image.name for image in await host.images.list()]
+        assert (await neighbour.exec("echo well")).text == "well\n"
+
+
+async def test_a_task_that_does_not_stop_is_its_own_sandboxs_trouble(daemon: Daemon, host: Client) -> None:
+    sandboxes = [await host.create(IMAGE) for _ in range(4)]
+    neighbour = await host.create(IMAGE)
+    for each in sandboxes:
+        await each.exec(
+            f'setsid python3 -c "{PARENT}" >/dev/null 2>&1 & until [ -e /tmp/child ]; do :; done', ends_turn=False
+        )
+    turns = [asyncio.ensure_future(each.exec("sleep 1000 & date > /now")) for each in sandboxes]
+    made = await neighbour.captured(await neighbour.exec("sleep 1000 & date > /now"))
+    assert made.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)
+    for turn in turns:
+        with pytest.raises(CheckpointFailed, match=r"\[python3\] cannot be stopped: it waits for a vfork child") as why:
+            await host.checkpoint((await turn).checkpoint or "", wait="captured")
+        assert "start it with fork" in str(why.value)
+    again = await sandboxes[0].exec("kill -9 $(cat /tmp/child)")
+    assert "vfork child" in (again.checkpoint_error or "")  # the turn was owed, and said so
+    saved = await sandboxes[0].captured(again)
+    assert saved.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)
+    for each in (*sandboxes, neighbour):
+        await each.remove()
+
+
+async def test_a_sandbox_is_removed_whose_checkpoint_cannot_begin(daemon: Daemon, host: Client) -> None:
+    sandbox = await host.create(IMAGE)
+    await sandbox.exec(
+        f'setsid python3 -c "{PARENT}" >/dev/null 2>&1 & until [ -e /tmp/child ]; do :; done', ends_turn=False
+    )
+    await sandbox.exec("date > /now")
+    await sandbox.remove()
+    assert sandbox.id not in [each.id for each in await host.sandboxes()]
