@@ -30,8 +30,8 @@ from pathlib import Path
 from bench.harness.own_daemon import IMAGE, BenchHost
 from bench.harness.own_internet import Internet, internet
 from bench.hostile.act import Act, Place, Scene, host_socket
-from bench.hostile.acts import ACTS
-from bench.hostile.api import API_ACTS, try_api_act
+from bench.hostile.acts import ACTS, API_ACTS
+from bench.hostile.api import try_api_act
 from daemon.catalogue import SandboxRow
 from daemon.network.networks import Networks
 from sandbox import paths

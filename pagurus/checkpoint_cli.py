@@ -168,9 +168,13 @@ def _write(part: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
+Mounts = Annotated[bool, typer.Option("--mounts", help="Its forks may read the directories of this host it names.")]
+
+
 @application.command("import")
 def import_(
     file: Annotated[Path | None, typer.Argument(help="A file; stdin when left out.", exists=True)] = None,
+    mounts: Mounts = False,
     json: Json = False,
 ) -> None:
     """Take in a checkpoint that `pagurus checkpoint export` wrote, from a host that you trust. All or nothing."""
@@ -179,9 +183,9 @@ def import_(
 
         async def work(host: Client) -> Imported:
             if file is None:
-                return await host.store.receive(_parts(sys.stdin.buffer, advanced))
+                return await host.store.receive(_parts(sys.stdin.buffer, advanced), mounts=mounts)
             with open(file, "rb") as source:  # noqa: ASYNC230 - read on worker threads
-                return await host.store.receive(_parts(source, advanced))
+                return await host.store.receive(_parts(source, advanced), mounts=mounts)
 
         imported = call(work)
     _deliver(imported, json)
@@ -193,11 +197,12 @@ def pull(
     checkpoint: CheckpointName,
     token: Annotated[str | None, typer.Option(envvar="PAGURUS_PULL_TOKEN", help="Its token.")] = None,
     ca: Annotated[str | None, typer.Option(help="Its certificate, or sha256:FINGERPRINT.")] = None,
+    mounts: Mounts = False,
     json: Json = False,
 ) -> None:
     """Let the daemon fetch a checkpoint from another one, only what is missing here."""
     with output.working(f"pull {checkpoint}", quiet=json):
-        imported = call(lambda host: host.store.pull(address, checkpoint, token=token, ca=ca))
+        imported = call(lambda host: host.store.pull(address, checkpoint, token=token, ca=ca, mounts=mounts))
     _deliver(imported, json)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bench import _hostile_trees
-from bench.hostile import calls, files, host, limits, network
+from bench.hostile import api, calls, daemon, files, host, limits, network, trees
 from bench.hostile.act import ACTS
+from bench.hostile.api import API_ACTS
 
-ROOMS = (calls, files, host, network, limits, _hostile_trees)
+ROOMS = (calls, files, host, network, limits, trees)
 
-__all__ = ["ACTS", "ROOMS"]
+DAEMON_ROOMS = (api, daemon)
+
+__all__ = ["ACTS", "API_ACTS", "DAEMON_ROOMS", "ROOMS"]

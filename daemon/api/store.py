@@ -22,6 +22,12 @@ class ExportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     manifest: bool = False
 
 
+class ReceiveQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`mounts`: forks of the checkpoint may mount the directories of this host that it names."""
+
+    mounts: bool = False
+
+
 async def _list(request: web.Request) -> web.Response:
     """All checkpoints of the host, the oldest first."""
     return reply(request, request.app[HOST].store.checkpoints())
@@ -73,8 +79,10 @@ async def _export(request: web.Request) -> web.StreamResponse:
 
 async def _import(request: web.Request) -> web.Response:
     """A checkpoint from a stream that an export made. All or nothing."""
+    asked = parameters(request, ReceiveQuery)
     try:
-        return reply(request, await request.app[HOST].store.receive(chunks(request)), 201)
+        imported = await request.app[HOST].store.receive(chunks(request), host_mounts=asked.mounts)
+        return reply(request, imported, 201)
     except Protocol as error:  # the peer who broke the protocol is the caller
         raise Invalid(error.message, remedy=error.remedy) from error
 
@@ -93,6 +101,7 @@ ROUTES: list[Route] = [
         "POST",
         "/v1/checkpoints/import",
         _import,
+        query=ReceiveQuery,
         body=bytes,
         body_most=STREAM_MOST,
         answer=Imported,

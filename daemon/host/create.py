@@ -1,20 +1,27 @@
 """What a new sandbox is asked to be, checked before anything is made.
 
-Owns: the rules of a request and how it goes with its image's configuration. Does not own: who may ask
-(:mod:`daemon.auth.visibility`), mounts (:mod:`daemon.host.mounts`), making it (:mod:`daemon.host.host`). Pure.
+Owns: the rules of a request and how it goes with its image's configuration; that the settings of an imported
+checkpoint, which its forks inherit, pass by the same rules. Does not own: who may ask (:mod:`daemon.auth.visibility`),
+whether mounts are possible here (:mod:`daemon.host.mounts`), making it (:mod:`daemon.host.host`). Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from daemon.catalogue import Template
 from daemon.network.policy import compile_policy
 from daemon.verdict import ignore
 from sandbox import paths
+from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid
-from sandbox.image.store import Image
-from sandbox.messages import CreateRequest, Mount
+from sandbox.image.store import NAME, Image
+from sandbox.messages import CreateRequest, Limits, Mount
+
+SETTINGS_MOST = 1 << 20  # bytes of the settings of an imported checkpoint: as much as a request may have
 
 
 def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> Template:
@@ -23,6 +30,7 @@ def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> T
     if not workdir.startswith("/") or "\0" in workdir:
         raise Invalid(f"workdir must be absolute and without NUL bytes, not {workdir!r}")
     _need_variables(request.env)
+    _need_sizes(request.limits)
     ignore.checked(request.ignore)
     compile_policy(request.network)
     return Template(
@@ -44,6 +52,44 @@ def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> T
         idle_timeout=request.idle_timeout,
         at_end=request.at_end,
     )
+
+
+def imported(settings: Mapping[str, Any], image: Image, *, host_mounts: bool) -> Template:
+    """The settings of a checkpoint that comes from elsewhere, held to the rules of a new sandbox. Raises Invalid.
+
+    `host_mounts`: whoever imports it lets it name directories of this host, which are then to be admitted.
+    """
+    try:
+        said = msgspec.convert(settings, Template)
+        asked = {name: value for name, value in msgspec.to_builtins(said).items() if name in _REQUESTED}
+        request = msgspec.convert({**asked, "user": said.user or None}, CreateRequest)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"the settings for forks cannot be read: {error}") from None
+    if len(msgspec.json.encode(said)) > SETTINGS_MOST:
+        raise Invalid(f"the settings for forks are longer than {SETTINGS_MOST} bytes")
+    if NAME.fullmatch(said.image) is None:
+        raise Invalid(f"not an image name: {said.image[:80]!r}")
+    if said.gateway is not None:
+        raise Invalid("how an agent reaches a model is no matter of a checkpoint", remedy="export it without a gateway")
+    sources = [mount.source[:200] for mount in said.mounts if mount.source is not None]
+    if sources and not host_mounts:
+        raise Invalid(
+            f"the checkpoint mounts directories of this host: {', '.join(map(repr, sources[:8]))}",
+            remedy="if its forks may read them, import it so that it may (`--mounts`, `mounts=True`)",
+        )
+    if said.layer:
+        paths.runtime_layer(said.layer)
+    made = template(request, image, request.mounts)
+    return msgspec.structs.replace(made, env=said.env, user=said.user, layer=said.layer)
+
+
+_REQUESTED = frozenset(CreateRequest.__struct_fields__)
+
+
+def _need_sizes(limits: Limits) -> None:
+    for size in (limits.memory, limits.disk):
+        if size is not None:
+            parse_bytes(size)
 
 
 def _need_variables(env: Mapping[str, str]) -> None:

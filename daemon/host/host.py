@@ -209,11 +209,15 @@ class Host:
 
     # ----------------------------------------------------------------- making
 
+    @property
+    def private(self) -> list[Path]:
+        """Directories that no sandbox may see."""
+        return [self.run_dir.parent, self.places.stored.parent]
+
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """A new sandbox from an image, running. All or nothing."""
         image = await asyncio.to_thread(self.images.resolve, request.image)
-        private = [self.run_dir.parent, self.places.stored.parent]
-        template = create.template(request, image, await mounts.admitted(request.mounts, private))
+        template = create.template(request, image, await mounts.admitted(request.mounts, self.private))
         row = self._new_row(template, name=request.name)
         with self._made(row):
             root = self._root_checkpoint(row)
@@ -438,14 +442,9 @@ class Host:
         live = self.live(sandbox)
         target = await self.restorable(checkpoint)
         image = self.restorer.tree_below(live.row)
-        new = self.places.tree(live.row.tree or "") / "upper"
-        if target.files is not None:
-            old = self.places.snapshot(target.files) / "upper"
-        else:
-            old = self.run_dir / "empty"
-            old.mkdir(parents=True, exist_ok=True)
         row = live.row
-        return await self.services.aside.run(diff.changes, old, new, image, sandbox=row.id, owner=row.owner)
+        async with self.restorer.uppers(row, target) as (old, new):
+            return await self.services.aside.run(diff.changes, old, new, image, sandbox=row.id, owner=row.owner)
 
     # ----------------------------------------------------------------- ending
 

@@ -16,8 +16,10 @@ again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,8 @@ from daemon.host.attachments import Attachment, attach_all, detach_all
 from daemon.turns.turns import LiveSandbox
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.identity import run_fork_hooks
-from sandbox.criu import equality
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
-from sandbox.tree import facts
+from sandbox.tree import btrfs, facts
 
 log = logging.getLogger("pagurus.host")
 
@@ -147,6 +148,19 @@ class Restorer:
         if origin.sandbox != row.id:
             await run_fork_hooks(container, checkpoint=origin.id)
 
+    @contextlib.asynccontextmanager
+    async def uppers(self, row: SandboxRow, target: CheckpointRow) -> AsyncIterator[tuple[Path, Path]]:
+        """The files of a checkpoint, and a snapshot of those of a sandbox: its live tree is never walked."""
+        old = self.run_dir / "empty" if target.files is None else self.places.snapshot(target.files) / "upper"
+        if target.files is None:
+            old.mkdir(parents=True, exist_ok=True)
+        now = self.places.tree(f"diff-{secrets.token_hex(6)}")  # a crash leaves it to the next start
+        await asyncio.to_thread(btrfs.snapshot, self.places.tree(row.tree or ""), now, readonly=True)
+        try:
+            yield old, now / "upper"
+        finally:
+            await asyncio.shield(asyncio.to_thread(btrfs.delete_subvolume, now))
+
     async def drop_tree(self, tree: str) -> None:
         path = self.places.tree(tree)
         if path.exists():
@@ -164,6 +178,6 @@ class Restorer:
 
 
 def _need_equal_trees(reference: Path, tree: Path) -> None:
-    found = equality.differences(facts.tree(reference / "upper"), facts.tree(tree / "upper"))
+    found = facts.tree_differences(reference / "upper", tree / "upper")
     if found:
         raise NotEqual(f"the restored files differ in {len(found)} points: {'; '.join(found[:10])}")

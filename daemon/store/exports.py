@@ -17,9 +17,8 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 from blake3 import blake3
@@ -31,9 +30,17 @@ from sandbox.content.dumpfile import DumpFile
 from sandbox.content.pages import HASH, SLOTS, ZERO, PageStore
 from sandbox.content.transfer import Entry, Have, Head, ImageFile
 from sandbox.errors import Invalid, PagurusError
-from sandbox.tree import hashing
+from sandbox.tree import hashing, safe_path, sparse
+from sandbox.tree.walk import Step, walk
 
 WHITEOUT = (stat.S_IFCHR, 0)
+KINDS: dict[int, Literal["d", "f", "l", "p", "s"]] = {
+    stat.S_IFDIR: "d",
+    stat.S_IFREG: "f",
+    stat.S_IFLNK: "l",
+    stat.S_IFIFO: "p",
+    stat.S_IFSOCK: "s",
+}
 NO_HASH = bytes(HASH)
 
 
@@ -41,13 +48,27 @@ def export(
     row: CheckpointRow, head: Head, places: Places, pages: PageStore, have: Have | None, *, manifest: bool = False
 ) -> Iterator[bytes]:
     """The stream of a durable checkpoint that is pinned. Blocks between its parts."""
+    with contextlib.ExitStack() as held:
+        yield from _export(row, head, places, pages, have, manifest, held)
+
+
+def _export(
+    row: CheckpointRow,
+    head: Head,
+    places: Places,
+    pages: PageStore,
+    have: Have | None,
+    manifest: bool,
+    held: contextlib.ExitStack,
+) -> Iterator[bytes]:
     writer = transfer.Writer()
     have_pages, have_contents = (have or Have()).sets()
     yield writer.start(head)
-    wanted: dict[bytes, bytes] = {}  # content -> path below the upper
-    snapshot = places.snapshot(row.files) / "upper" if row.files is not None else None
-    if snapshot is not None:
-        for batch in _batches(_walk(snapshot, row, places, wanted), transfer.ENTRIES_PER_FRAME):
+    tree = None
+    if row.files is not None:
+        root = held.enter_context(safe_path.directory(places.snapshot(row.files) / "upper"))
+        tree = _Tree(root, _known_contents(row, places))
+        for batch in _batches(tree.entries(), transfer.ENTRIES_PER_FRAME):
             yield writer.entries(batch)
     dump = dumpfile.read(places.packed(row.dump)) if row.dump is not None else DumpFile()
     images = {blake3(content).digest(): content for content in dump.images.values()}
@@ -62,8 +83,8 @@ def export(
         for content, data in images.items():
             if content[: transfer.HAVE_HASH] not in have_contents:
                 yield from _parts(writer, content, _memory(data), len(data))
-        if snapshot is not None:
-            yield from _files(writer, snapshot, wanted, have_contents)
+        if tree is not None:
+            yield from _files(writer, tree, have_contents)
         yield from _pages(writer, pages, numbers, have_pages)
     yield writer.end()
 
@@ -83,31 +104,45 @@ def contents(row: CheckpointRow, places: Places, pages: PageStore) -> Have:
     return Have.of(hashes, known)
 
 
-def _walk(upper: Path, row: CheckpointRow, places: Places, wanted: dict[bytes, bytes]) -> Iterator[Entry]:
-    """Entries of a file tree, parents first. Notes where each content lies."""
-    known = _known_contents(row, places)
-    root = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        count = 0
-        seen: dict[int, int] = {}  # inode of a file with more than one name -> its entry
-        pending: list[tuple[bytes, int, bytes]] = [(b"", 0, b"")]  # path, parent, name
-        while pending:
-            path, parent, name = pending.pop()
-            entry, inode, links = _entry(root, path, parent, name, known)
-            if links > 1 and entry.kind != "d":
-                if inode in seen:
-                    entry = Entry(parent=parent, name=name, kind=entry.kind, same_as=seen[inode])
-                seen.setdefault(inode, count)
-            if entry.kind == "f" and entry.content:
-                wanted.setdefault(entry.content, path)
-            yield entry
-            if entry.kind == "d":
-                with os.scandir(f"/proc/self/fd/{root}/{os.fsdecode(path)}") as found:
-                    names = sorted((os.fsencode(each.name) for each in found), reverse=True)
-                pending += [(path + b"/" + each if path else each, count, each) for each in names]
-            count += 1
-    finally:
-        os.close(root)
+class _Tree:
+    """The file tree of a snapshot. Remembers where each content lies, by numbers: paths may be long and many."""
+
+    def __init__(self, root: int, known: dict[int, bytes]) -> None:
+        self.root = root
+        self.known = known  # content hashes by inode
+        self.wanted: dict[bytes, int] = {}  # content -> the first entry that has it
+        self._names: list[tuple[int, str]] = []  # by number: the entry's parent and name
+
+    def entries(self) -> Iterator[Entry]:
+        """Parents first."""
+        linked: dict[int, int] = {}  # inode of a file with more than one name -> its entry
+        above = [0]  # the entries of the directories that lead to a step
+        yield self._noted(_entry(self.root, ".", 0, os.fstat(self.root), self.known, None), "")
+        for step in walk(self.root):
+            (holder,), (found,) = step.parents, step.found
+            assert found is not None  # nobody changes a snapshot
+            del above[step.depth :]
+            number, parent = len(self._names), above[-1]
+            if found.st_nlink > 1 and not step.enter[0] and linked.setdefault(found.st_ino, number) != number:
+                kind = _kind(found, step)
+                entry = Entry(parent=parent, name=os.fsencode(step.name), kind=kind, same_as=linked[found.st_ino])
+            else:
+                entry = _entry(holder, step.name, parent, found, self.known, step)
+            yield self._noted(entry, step.name)
+            above.append(number)
+
+    def _noted(self, entry: Entry, name: str) -> Entry:
+        if entry.kind == "f" and entry.content:
+            self.wanted.setdefault(entry.content, len(self._names))
+        self._names.append((entry.parent, name))
+        return entry
+
+    def path(self, number: int) -> bytes:
+        parts = []
+        while number:
+            number, name = self._names[number]
+            parts.append(os.fsencode(name))
+        return b"/".join(reversed(parts))
 
 
 def _known_contents(row: CheckpointRow, places: Places) -> dict[int, bytes]:
@@ -116,6 +151,8 @@ def _known_contents(row: CheckpointRow, places: Places) -> dict[int, bytes]:
         digest = hashing.Digest.load(places.digest(row.files or ""))
     except (FileNotFoundError, PagurusError):
         return {}
+    if digest.former:
+        return {}
     return {
         inode: content
         for inode, content in zip(digest.inodes.tolist(), (each.tobytes() for each in digest.contents), strict=True)
@@ -123,71 +160,84 @@ def _known_contents(row: CheckpointRow, places: Places) -> dict[int, bytes]:
     }
 
 
-def _entry(root: int, path: bytes, parent: int, name: bytes, known: dict[int, bytes]) -> tuple[Entry, int, int]:
-    where = path or b"."
-    found = os.stat(where, dir_fd=root, follow_symlinks=False)
-    full = os.fsencode(f"/proc/self/fd/{root}/") + where
+def _kind(found: os.stat_result, step: Step) -> Literal["d", "f", "l", "p", "s", "w"]:
+    if (stat.S_IFMT(found.st_mode), found.st_rdev) == WHITEOUT:
+        return "w"
+    kind = KINDS.get(stat.S_IFMT(found.st_mode))
+    if kind is None:
+        raise Invalid(f"{step.path} is a device, which does not travel")
+    return kind
+
+
+def _entry(
+    holder: int, name: str, parent: int, found: os.stat_result, known: dict[int, bytes], step: Step | None
+) -> Entry:
+    """`step` is None for the root."""
+    full = safe_path.named(holder, name)
     extended = {}
     for each in os.listxattr(full, follow_symlinks=False):
         if each in transfer.HOST_ONLY:
             continue
         if each not in (transfer.OPAQUE, transfer.REDIRECT, *transfer.ACLS) and not each.startswith(transfer.KEPT):
-            raise Invalid(f"{os.fsdecode(path)} has the extended attribute {each}, which does not travel")
+            path = step.path if step else "/"
+            raise Invalid(f"{path} has the extended attribute {each}, which does not travel")
         extended[each] = os.getxattr(full, each, follow_symlinks=False)
-    kinds = {stat.S_IFDIR: "d", stat.S_IFREG: "f", stat.S_IFLNK: "l", stat.S_IFIFO: "p", stat.S_IFSOCK: "s"}
-    kind = "w" if (stat.S_IFMT(found.st_mode), found.st_rdev) == WHITEOUT else kinds.get(stat.S_IFMT(found.st_mode))
-    if kind is None:
-        raise Invalid(f"{os.fsdecode(path)} is a device, which does not travel")
     entry = Entry(
         parent=parent,
-        name=name,
-        kind=kind,  # type: ignore[arg-type]
+        name=os.fsencode(name) if step else b"",
+        kind=_kind(found, step) if step else "d",
         mode=stat.S_IMODE(found.st_mode),
         uid=found.st_uid,
         gid=found.st_gid,
         mtime_ns=found.st_mtime_ns,
         extended=extended,
     )
-    if kind == "f" and found.st_size:
+    if entry.kind == "f" and found.st_size:
         entry.size = found.st_size
-        entry.content = known.get(found.st_ino) or hashing.hash_file(root, where)
-    elif kind == "l":
-        entry.target = os.readlink(where, dir_fd=root)
-    return entry, found.st_ino, found.st_nlink
+        if (content := known.get(found.st_ino)) is None:
+            with safe_path.regular(holder, name) as file:
+                content = sparse.of_file(file)
+        entry.content = content
+    elif entry.kind == "l":
+        entry.target = os.fsencode(os.readlink(name, dir_fd=holder))
+    return entry
 
 
-def _files(writer: transfer.Writer, upper: Path, wanted: dict[bytes, bytes], have: set[bytes]) -> Iterator[bytes]:
-    root = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for content, path in wanted.items():
-            if content[: transfer.HAVE_HASH] in have:
-                continue
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOATIME, dir_fd=root)
-            try:
-                yield from _parts(writer, content, _reader(fd), os.fstat(fd).st_size)
-            finally:
-                os.close(fd)
-    finally:
-        os.close(root)
+def _files(writer: transfer.Writer, tree: _Tree, have: set[bytes]) -> Iterator[bytes]:
+    for content, number in tree.wanted.items():
+        if content[: transfer.HAVE_HASH] in have:
+            continue
+        fd = safe_path.open_deep(tree.root, tree.path(number), os.O_RDONLY | os.O_NOATIME)
+        try:
+            yield from _parts(writer, content, _pieces_of(fd), os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
 
 
-def _reader(fd: int) -> Callable[[int, int], bytes]:
-    return lambda offset, size: os.pread(fd, size, offset)
+def _pieces_of(fd: int) -> Iterator[tuple[int, bytes]]:
+    """The data of a file, as aligned pieces: (offset, bytes)."""
+    done = 0
+    for start, end in sparse.data_ranges(fd):
+        first = start // transfer.PART_SIZE * transfer.PART_SIZE
+        for offset in range(max(first, done), end, transfer.PART_SIZE):
+            yield offset, os.pread(fd, transfer.PART_SIZE, offset)
+            done = offset + transfer.PART_SIZE
 
 
-def _memory(data: bytes) -> Callable[[int, int], bytes]:
-    return lambda offset, size: data[offset : offset + size]
+def _memory(data: bytes) -> Iterator[tuple[int, bytes]]:
+    for offset in range(0, len(data), transfer.PART_SIZE):
+        yield offset, data[offset : offset + transfer.PART_SIZE]
 
 
-def _parts(writer: transfer.Writer, content: bytes, read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
+def _parts(writer: transfer.Writer, content: bytes, pieces: Iterator[tuple[int, bytes]], size: int) -> Iterator[bytes]:
     """The pieces of a content that are not zero. One of nothing but zeros still says that it came."""
     sent = False
-    for offset in range(0, size, transfer.PART_SIZE):
-        data = read(offset, transfer.PART_SIZE)
-        last = offset + transfer.PART_SIZE >= size
-        if any(data) or (last and not sent):
+    for offset, data in pieces:
+        if data != bytes(len(data)):
             yield writer.part(content, offset, data)
             sent = True
+    if size and not sent:
+        yield writer.part(content, size - 1, bytes(1))
 
 
 def _pages(

@@ -9,8 +9,8 @@ publishing the row (:mod:`daemon.store.library`), HTTP (`daemon.api.store`).
     import  = read ▸ tree of our own in a new subvolume ▸ hash all ▸ snapshot ▸ pages ▸ dump file ▸ sync ▸ row
 
 Guarantee: a stream is all or nothing: until the row is written nothing names what it brought, and what a crash leaves
-is collected at the next start. Nothing in it chooses a path: entries are made below a fresh directory that nobody
-else sees, by the kernel's own resolution (``openat2`` beneath it). Content is what its hash says or the import fails.
+is collected at the next start. Nothing in it chooses a path: entries are made in a fresh directory that nobody else
+sees, each by its name in the directory that was just made. Content is what its hash says or the import fails.
 The image must be here with the same content. Process images are checked for form and integrity, not for intent:
 whoever restores them trusts the host that exported them.
 """
@@ -27,7 +27,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from blake3 import blake3
 
@@ -39,11 +38,12 @@ from sandbox.content.pages import HASH, PAGE, ZERO, PageStore
 from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind
 from sandbox.errors import Conflict, PagurusError, Protocol
 from sandbox.messages import CheckpointState
-from sandbox.tree import btrfs, hashing, safe_path
+from sandbox.tree import btrfs, hashing, safe_path, walk
 from sandbox.tree.pool import TREE_PARTS
 
 _FICLONE = 0x40049409
 NO_HASH = bytes(HASH)
+LINKS = "links"  # beside the tree, while it is made
 ASKED_EVERY = 16 << 20  # bytes after which an import asks again whether there is room
 
 
@@ -117,7 +117,9 @@ class Importer:
         self._work = places.trees / f"import-{secrets.token_hex(6)}"
         self._spool = self._work.with_suffix(".spool")
         self._sources = Sources(places)
+        self._inodes: dict[int, int] = {}  # of files with content, by the number of the entry
         self.head: Head | None = None
+        self.template: Template | None = None  # the head's, admitted by the caller of `feed` when it has come
         self.new_pages = 0
 
     # ----------------------------------------------------------------- reading
@@ -251,10 +253,8 @@ class Importer:
         return row
 
     def _row(self, head: Head) -> CheckpointRow:
-        try:
-            template = msgspec.convert(head.template, Template)
-        except msgspec.ValidationError as error:
-            raise Protocol(f"the settings for forks cannot be read: {error}") from None
+        if self.template is None:
+            raise Protocol("nobody has admitted the settings of the checkpoint")
         now = time.time()
         return CheckpointRow(
             id=head.id,
@@ -273,66 +273,76 @@ class Importer:
             durable_at=now,
             full_bytes=head.full_bytes,
             dump_bytes=head.raw_bytes,
-            template=template,
+            template=self.template,
         )
 
     def _make_files(self, row: CheckpointRow) -> None:
-        for part in TREE_PARTS:
+        for part in (*TREE_PARTS, LINKS):
             (self._work / part).mkdir(mode=0o755)
-        root = os.open(self._work / "upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for number in range(len(self._tree.entries)):
-                self._make_entry(root, number)
-            for number in reversed(range(len(self._tree.entries))):
-                if self._tree.entries[number].kind == "d":
-                    _finish_directory(root, self._tree.path(number), self._tree.entries[number])
-        finally:
-            os.close(root)
+        with safe_path.directory(self._work / LINKS) as links, safe_path.directory(self._work / "upper") as root:
+            self._make_tree(root, links)
+        walk.remove_path(self._work / LINKS)
         snapshot = self._places.snapshot(row.id)
         btrfs.snapshot(self._work, snapshot, readonly=True)
         digest = hashing.digest(snapshot, None, most=hashing.WHOLE)
-        self._compare(digest, snapshot)
+        self._compare(digest)
         row.stored_bytes += digest.save(self._places.digest(row.id))
         row.files_bytes = sum(entry.size for entry in self._tree.entries)
 
-    def _make_entry(self, root: int, number: int) -> None:
-        entry, path = self._tree.entries[number], self._tree.path(number)
-        if number == 0:
-            return
-        directory, _, name = path.rpartition(b"/")
-        parent = safe_path.openat2(root, os.fsdecode(directory) or ".", os.O_RDONLY | os.O_DIRECTORY)
+    def _make_tree(self, root: int, links: int) -> None:
+        """All entries, in their order. `links` has each file that gets another name, by the number of its entry."""
+        entries = self._tree.entries
+        shared = {entry.same_as for entry in entries if entry.same_as >= 0}
+        here, above = os.dup(root), [0]
         try:
-            if entry.same_as >= 0:
-                other = self._tree.path(entry.same_as)
-                os.link(other, name, src_dir_fd=root, dst_dir_fd=parent, follow_symlinks=False)
-                return
-            match entry.kind:
-                case "d":
-                    os.mkdir(name, 0o700, dir_fd=parent)
-                    return  # its attributes when it is full
-                case "f":
-                    self._make_file(parent, name, entry)
-                    return
-                case "l":
-                    os.symlink(entry.target, name, dir_fd=parent)
-                case "p":
-                    os.mkfifo(name, 0o600, dir_fd=parent)
-                case "s":
-                    os.mknod(name, stat.S_IFSOCK | 0o600, dir_fd=parent)
-                case "w":
-                    os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=parent)
-            os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
-            if entry.kind != "l":
-                os.chmod(name, entry.mode, dir_fd=parent)
-            os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+            for number, entry in enumerate(entries[1:], 1):
+                while above[-1] != entry.parent:
+                    here = _left(here, entries[above.pop()])
+                name = os.fsdecode(entry.name)
+                if entry.same_as >= 0:
+                    os.link(str(entry.same_as), name, src_dir_fd=links, dst_dir_fd=here, follow_symlinks=False)
+                elif entry.kind == "d":
+                    os.mkdir(name, 0o700, dir_fd=here)  # its attributes when it is full
+                    here = _moved(here, name, safe_path.NO_LINKS)
+                    above.append(number)
+                else:
+                    self._make_entry(here, name, number)
+                if number in shared and entry.kind != "d":
+                    os.link(name, str(number), src_dir_fd=here, dst_dir_fd=links, follow_symlinks=False)
+            while len(above) > 1:
+                here = _left(here, entries[above.pop()])
+            _finish_directory(here, entries[0])
         finally:
-            os.close(parent)
+            os.close(here)
 
-    def _make_file(self, parent: int, name: bytes, entry: Entry) -> None:
+    def _make_entry(self, parent: int, name: str, number: int) -> None:
+        entry = self._tree.entries[number]
+        match entry.kind:
+            case "f":
+                self._make_file(parent, name, number)
+                return
+            case "l":
+                os.symlink(os.fsdecode(entry.target), name, dir_fd=parent)
+            case "p":
+                os.mkfifo(name, 0o600, dir_fd=parent)
+            case "s":
+                os.mknod(name, stat.S_IFSOCK | 0o600, dir_fd=parent)
+            case "w":
+                os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=parent)
+        os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
+        if entry.kind != "l":
+            os.chmod(name, entry.mode, dir_fd=parent)
+        for key, value in entry.extended.items():
+            os.setxattr(safe_path.named(parent, name), key, value, follow_symlinks=False)
+        os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+
+    def _make_file(self, parent: int, name: str, number: int) -> None:
+        entry = self._tree.entries[number]
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
         try:
             if entry.size:
                 self._fill(fd, entry)
+                self._inodes[number] = os.fstat(fd).st_ino
             os.fchown(fd, entry.uid, entry.gid)
             os.fchmod(fd, entry.mode)
             for key, value in entry.extended.items():
@@ -356,20 +366,15 @@ class Importer:
         if os.fstat(fd).st_size != entry.size:
             raise Protocol("a content has another size than its file")
 
-    def _compare(self, digest: hashing.Digest, snapshot: Path) -> None:
+    def _compare(self, digest: hashing.Digest) -> None:
         """Every file holds what the manifest says, whoever it came from."""
         known = dict(zip(digest.inodes.tolist(), (row.tobytes() for row in digest.contents), strict=True))
-        root = os.open(snapshot / "upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for number, entry in enumerate(self._tree.entries):
-                if entry.kind != "f" or entry.same_as >= 0 or not entry.size:
-                    continue
-                path = self._tree.path(number)
-                content = known.get(os.stat(path, dir_fd=root, follow_symlinks=False).st_ino, b"")
-                if content != entry.content:
-                    raise Protocol(f"{os.fsdecode(path)} does not hold what its hash says")
-        finally:
-            os.close(root)
+        for number, inode in self._inodes.items():
+            if known.get(inode) != self._tree.entries[number].content:
+                raise Protocol(
+                    f"{os.fsdecode(self._tree.path(number))[-200:]} does not hold what its hash says",
+                    remedy="export it again by a version that is not older than this one",
+                )
 
     def _make_dump(self, row: CheckpointRow) -> None:
         images: dict[str, bytes] = {}
@@ -429,13 +434,22 @@ def _split(hashes: bytes) -> list[bytes]:
     return [hashes[first : first + HASH] for first in range(0, len(hashes), HASH)]
 
 
-def _finish_directory(root: int, path: bytes, entry: Entry) -> None:
-    fd = safe_path.openat2(root, os.fsdecode(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fchown(fd, entry.uid, entry.gid)
-        os.fchmod(fd, entry.mode)
-        for key, value in entry.extended.items():
-            os.setxattr(fd, key, value)
-        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-    finally:
-        os.close(fd)
+def _moved(here: int, name: str, resolve: int) -> int:
+    """The directory `name` instead of `here`, opened."""
+    there = safe_path.openat2(here, name, os.O_RDONLY | os.O_DIRECTORY, resolve=resolve)
+    os.close(here)
+    return there
+
+
+def _left(here: int, entry: Entry) -> int:
+    """The directory above `here`, which is full. Nobody else sees this tree: the way up is the way that led here."""
+    _finish_directory(here, entry)
+    return _moved(here, "..", safe_path.UPWARDS)
+
+
+def _finish_directory(fd: int, entry: Entry) -> None:
+    os.fchown(fd, entry.uid, entry.gid)
+    os.fchmod(fd, entry.mode)
+    for key, value in entry.extended.items():
+        os.setxattr(fd, key, value)
+    os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))

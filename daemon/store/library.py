@@ -19,6 +19,7 @@ import msgspec
 
 from daemon.catalogue import CheckpointRow, Template, put_checkpoint
 from daemon.checkpoints.capture import failure
+from daemon.host import create, mounts
 from daemon.store import exports
 from daemon.store.imports import Importer
 from sandbox import paths
@@ -187,8 +188,8 @@ class Store:
 
     # ----------------------------------------------------------------- in
 
-    async def receive(self, stream: AsyncIterator[bytes]) -> Imported:
-        """Import one stream. All or nothing."""
+    async def receive(self, stream: AsyncIterator[bytes], *, host_mounts: bool = False) -> Imported:
+        """Import one stream. All or nothing. `host_mounts`: it may name directories of this host for its forks."""
         async with self._streams:
             importer = Importer(self._host.places, self._pages, self._host.services.capturer.need)
             mine: str | None = None
@@ -196,6 +197,7 @@ class Store:
                 async for part in _gathered(stream):
                     head = await _streamed(importer.feed, part)
                     if head is not None:
+                        importer.template = await self._admitted(head, host_mounts)
                         mine = await self._welcome(head)
                         if mine is None:
                             return self._here(head.id)
@@ -217,22 +219,26 @@ class Store:
                 self._arriving.discard(mine or "")
                 await asyncio.shield(_streamed(importer.close))
 
-    async def _welcome(self, head: Head) -> str | None:
-        """Whether a checkpoint may come: its id, or None when it is here already. Raises when it may not."""
-        images = self._host.images
+    async def _admitted(self, head: Head, host_mounts: bool) -> Template:
+        """What forks of the checkpoint inherit, by the rules of new sandboxes. Raises when these refuse it."""
         try:
-            await asyncio.to_thread(images.image, head.image_digest)
+            image = await asyncio.to_thread(self._host.images.image, head.image_digest)
         except NotFound as error:
             raise NotFound(
                 f"the image of the checkpoint is not here: {head.image} with the content {head.image_digest[:16]}…",
                 remedy=f"export the image {head.image} there and import it here; a name alone is not enough",
             ) from error
-        layer = head.template.get("layer")
-        if head.processes and layer and not paths.runtime_layer(str(layer)).is_dir():
+        made = create.imported(head.template, image, host_mounts=host_mounts)
+        made.mounts = await mounts.admitted(made.mounts, self._host.private)
+        if head.processes and made.layer and not paths.runtime_layer(made.layer).is_dir():
             raise NotFound(
-                f"the runtime layer of the checkpoint's processes is not here: {layer}",
+                f"the runtime layer of the checkpoint's processes is not here: {made.layer}",
                 remedy="run the same version of Pagurus, built by the same compiler, on both hosts",
             )
+        return made
+
+    async def _welcome(self, head: Head) -> str | None:
+        """Whether a checkpoint may come: its id, or None when it is here already. Raises when it may not."""
         await self._host.collector.removed()  # or the removal of its former content would take the new one along
         if head.id in self._host.services.checkpoints:
             return None
@@ -292,7 +298,8 @@ class Store:
                 have = await _streamed(lambda: write_have(survey.needed()))
             finally:
                 await _streamed(survey.close)
-            return await self.receive(there.store.stream(request.checkpoint, have=have))
+            stream = there.store.stream(request.checkpoint, have=have)
+            return await self.receive(stream, host_mounts=request.mounts)
 
     @property
     def _pages(self) -> PageStore:

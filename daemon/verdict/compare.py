@@ -27,13 +27,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from daemon.verdict.ignore import NOTHING, Rules
+from sandbox.errors import Invalid
+from sandbox.tree.safe_path import directory, named, open_deep, open_kind
+from sandbox.tree.sparse import pieces, same_ranges
+from sandbox.tree.walk import Step, walk
 
 SETTLED = 0.1  # seconds by which a change time must precede the snapshot to prove that nothing followed it
 _GETFLAGS = 0x80086601  # FS_IOC_GETFLAGS
 _KEPT_FLAGS = 0x8100FC  # those that a program sets; file systems keep notes of their own among the others
 _ROOT = (0o40755, 0, 0)  # mode and owner of the root of a new upper
 _VOLATILE = ("origin", "impure", "nlink", "uuid")  # overlay's own notes; they say nothing about what is seen
-_CHUNK = 1 << 18
+BEFORE, NOW, LOWER = range(3)  # of the trees that are walked; more lower layers follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,17 +169,21 @@ def trees(
     Of several lower layers the first is the topmost.
     `hints` are paths where a difference is likely. They may be wrong: they can only end the comparison early.
     """
-    lowers = (lower,) if isinstance(lower, Path) else tuple(lower)
-    for path in hints:
-        if (found := _at_once(before, now, lowers, path, case)) and not (rules and rules.path(path)):
-            return Outcome(False, difference=f"{path}: {found}")
-    return _Comparison(lowers, case, rules, bounds or Bounds()).run(before, now)
+    places = [before, now, *((lower,) if isinstance(lower, Path) else lower)]
+    try:
+        with contextlib.ExitStack() as stack:
+            roots = [None if place is None else stack.enter_context(directory(place)) for place in places]
+            for path in hints:
+                if (found := _at_once(roots, path, case)) and not (rules and rules.path(path)):
+                    return Outcome(False, difference=f"{path}: {found}")
+            return _Comparison(case, rules, bounds or Bounds()).run(roots)
+    except OSError as error:  # a sandbox that is removed, or changes its tree under our feet
+        return Outcome(False, unknown=f"it cannot be compared: {error}")
 
 
-def _at_once(before: Path | None, now: Path, lowers: tuple[Path, ...], path: str, case: Case) -> str:
+def _at_once(roots: Sequence[int | None], path: str, case: Case) -> str:
     """How this one path differs, as far as its own entry shows; "" when it may be the same."""
-    inner = path.lstrip("/")
-    was, is_now = None if before is None else _facts(before / inner), _facts(now / inner)
+    was, is_now, *lowers = (None if root is None else _facts(root, path.strip("/")) for root in roots)
     if was is not None and is_now is not None:
         found = compare(was, is_now, case)
         return "" if found in ("same", "look") or (was.hides and is_now.hides) else found
@@ -183,19 +191,22 @@ def _at_once(before: Path | None, now: Path, lowers: tuple[Path, ...], path: str
         return ""
     if is_now is None:
         return "gone"
-    return "" if any(_facts(lower / inner) for lower in lowers) else "new"
+    return "" if any(lowers) else "new"
 
 
-def _facts(path: Path) -> Facts | None:
+def _facts(root: int, path: str) -> Facts | None:
     try:
-        return Facts.of(os.lstat(path))
-    except (OSError, ValueError):  # not there; or a name that a program chose, which no path can hold
+        found = open_deep(root, os.fsencode(path), os.O_PATH)
+    except (OSError, ValueError, Invalid):  # not there; or a name that a program chose, which no path can hold
         return None
+    try:
+        return Facts.of(os.fstat(found))
+    finally:
+        os.close(found)
 
 
 @dataclass
 class _Comparison:
-    lowers: tuple[Path, ...]
     case: Case
     rules: Rules
     bounds: Bounds
@@ -203,18 +214,16 @@ class _Comparison:
     content: int = 0
     deadline: float = field(default=0.0)
 
-    def run(self, before: Path | None, now: Path) -> Outcome:
+    def run(self, roots: Sequence[int | None]) -> Outcome:
         self.deadline = time.monotonic() + self.bounds.seconds
         try:
-            with contextlib.ExitStack() as stack:
-                old = None if before is None else stack.enter_context(_directory(before))
-                new = stack.enter_context(_directory(now))
-                self._roots(old, new)
-                self._directories(old, new, self.lowers, "")
+            before, now = roots[BEFORE], roots[NOW]
+            assert now is not None
+            self._roots(before, now)
+            for step in walk(*roots, naming=LOWER):
+                self._step(step)
         except _Stop as stop:
             return stop.outcome
-        except OSError as error:  # a sandbox that is removed, or changes its tree under our feet
-            return Outcome(False, unknown=f"it cannot be compared: {error}")
         return Outcome(True)
 
     def _roots(self, before: int | None, now: int) -> None:
@@ -231,69 +240,61 @@ class _Comparison:
             self._differs("/", found)
         self._same_attributes(before, now, "/")
 
-    def _directories(self, before: int | None, now: int, lowers: tuple[Path, ...], path: str) -> None:
-        old = {} if before is None else _entries(before)
-        new = _entries(now)
-        for name in sorted(old.keys() | new.keys()):
-            here = f"{path}/{name}"
-            self._account(here)
-            was, is_now = old.get(name), new.get(name)
-            if self.rules and self.rules.path(here):
-                continue
-            below = tuple(lower / name for lower in lowers)
-            if is_now is None:
-                self._differs(here, "gone")
-            elif was is None:
-                self._added(now, name, is_now, below, here)
-            else:
-                self._both(before, now, name, was, is_now, below, here)
+    def _step(self, step: Step) -> None:
+        was, is_now, *shown = (None if each is None else Facts.of(each) for each in step.found)
+        if was is None and is_now is None:  # it went while we looked
+            step.enter = [False] * len(step.enter)
+            return
+        path = f"/{step.path}"
+        self._account(path)
+        if self.rules and self.rules.path(path):
+            step.enter = [False] * len(step.enter)
+        elif is_now is None:
+            self._differs(path, "gone")
+        elif was is not None:
+            self._both(step, was, is_now, path)
+        else:
+            self._added(step, is_now, shown, path)
 
-    def _both(
-        self, before: int | None, now: int, name: str, was: Facts, is_now: Facts, lowers: tuple[Path, ...], path: str
-    ) -> None:
+    def _both(self, step: Step, was: Facts, is_now: Facts, path: str) -> None:
         found = compare(was, is_now, self.case)
         if found == "same" or (was.hides and is_now.hides):
+            step.enter = [False] * len(step.enter)
             return
         if found != "look":
             self._differs(path, found)
-        with _opened(before, name, was) as old, _opened(now, name, is_now) as new:
-            self._same_attributes(_named(before, name, old), _named(now, name, new), path)
-            if is_now.directory:
-                assert old is not None and new is not None
-                self._directories(old, new, () if _opaque(new) else lowers, path)
-            elif stat.S_ISREG(is_now.mode):
-                self._same_bytes(old, new, path)
-            elif stat.S_ISLNK(is_now.mode) and os.readlink(name, dir_fd=before) != os.readlink(name, dir_fd=now):
-                self._differs(path, "another target")
+        if self._same_entries(step, BEFORE, was, is_now, path):
+            step.enter[LOWER:] = [False] * (len(step.enter) - LOWER)
 
-    def _added(self, now: int, name: str, is_now: Facts, lowers: tuple[Path, ...], path: str) -> None:
+    def _added(self, step: Step, is_now: Facts, lowers: Sequence[Facts | None], path: str) -> None:
         """A name that the upper did not have. It may have been copied up from the lower layer, and be as it was."""
-        lower, shown = next(((one, facts) for one in lowers if (facts := _facts(one))), (None, None))
+        layer, shown = next(((index, facts) for index, facts in enumerate(lowers, LOWER) if facts), (0, None))
         # A process that lives on may hold the file of the lower layer: then the one in the upper is another.
         held = not self.case.replaced and not is_now.directory
-        if lower is None or shown is None or is_now.hides or held:
+        if shown is None or is_now.hides or held:
             self._differs(path, "new")
             return
         found = compare(shown, is_now, replace(self.case, replaced=True, taken_at=0.0))
         if found not in ("same", "look") or (is_now.links > 1 and not is_now.directory):
             self._differs(path, found)
-        folder = os.open(lower.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with _opened(folder, name, shown) as old, _opened(now, name, is_now) as new:
-                self._same_attributes(_named(folder, name, old), _named(now, name, new), path)
-                if is_now.directory:
-                    assert new is not None
-                    if _opaque(new):
-                        self._differs(path, "new")
-                    self._directories(None, new, lowers, path)
-                elif stat.S_ISREG(is_now.mode):
-                    self._same_bytes(old, new, path)
-                elif stat.S_ISLNK(is_now.mode) and os.readlink(name, dir_fd=folder) != os.readlink(name, dir_fd=now):
-                    self._differs(path, "another target")
-        finally:
-            os.close(folder)
+        if self._same_entries(step, layer, shown, is_now, path):
+            self._differs(path, "new")
 
     # ----------------------------------------------------------------- parts
+
+    def _same_entries(self, step: Step, other: int, was: Facts, is_now: Facts, path: str) -> bool:
+        """Compare attributes, bytes, targets. Returns whether it is a directory that hides the lower layers."""
+        holder, holder_now = step.parents[other], step.parents[NOW]
+        with _opened(holder, step.name, was) as old, _opened(holder_now, step.name, is_now) as new:
+            self._same_attributes(_named(holder, step.name, old), _named(holder_now, step.name, new), path)
+            if is_now.directory:
+                assert new is not None
+                return _opaque(new)
+            if stat.S_ISREG(is_now.mode):
+                self._same_bytes(old, new, path)
+            elif stat.S_ISLNK(is_now.mode) and _target(holder, step.name) != _target(holder_now, step.name):
+                self._differs(path, "another target")
+        return False
 
     def _account(self, path: str) -> None:
         self.entries += 1
@@ -313,41 +314,27 @@ class _Comparison:
 
     def _same_bytes(self, old: int | None, new: int | None, path: str) -> None:
         assert old is not None and new is not None
-        if _holes(old) != _holes(new):
+        if not same_ranges(old, new):
             self._differs(path, "other holes")
-        while True:
-            first, second = os.read(old, _CHUNK), os.read(new, _CHUNK)
-            if first != second:
-                self._differs(path, "other bytes")
-            if not first:
-                return
-            self.content += len(first)
+        for offset, size in pieces(old):
+            self.content += size
             if self.content > self.bounds.content:
                 raise _Stop(Outcome(False, unknown=f"more than {self.bounds.content} bytes"))
+            if os.pread(old, size, offset) != os.pread(new, size, offset):
+                self._differs(path, "other bytes")
 
 
 @contextlib.contextmanager
-def _directory(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _entries(directory: int) -> dict[str, Facts]:
-    with os.scandir(directory) as entries:
-        return {entry.name: Facts.of(entry.stat(follow_symlinks=False)) for entry in entries}
-
-
-@contextlib.contextmanager
-def _opened(directory: int | None, name: str, facts: Facts) -> Iterator[int | None]:
+def _opened(holder: int, name: str, facts: Facts) -> Iterator[int | None]:
     """A regular file or a directory, opened; None for all else. Raises OSError when it is another one by now."""
-    if directory is None or not (stat.S_ISREG(facts.mode) or facts.directory):
+    kind = stat.S_IFMT(facts.mode)
+    if kind not in (stat.S_IFREG, stat.S_IFDIR):
         yield None
         return
-    kind = os.O_DIRECTORY if facts.directory else os.O_NONBLOCK
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME | os.O_CLOEXEC | kind, dir_fd=directory)
+    try:
+        descriptor = open_kind(holder, name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME, (kind,))
+    except Invalid as error:
+        raise OSError(errno.ESTALE, f"{name} was replaced") from error
     try:
         if os.fstat(descriptor).st_ino != facts.inode:
             raise OSError(errno.ESTALE, f"{name} was replaced")
@@ -356,9 +343,13 @@ def _opened(directory: int | None, name: str, facts: Facts) -> Iterator[int | No
         os.close(descriptor)
 
 
-def _named(directory: int | None, name: str, descriptor: int | None) -> int | str:
+def _named(holder: int, name: str, descriptor: int | None) -> int | str:
     """What was opened, or a path to what cannot be: a symbolic link, a FIFO, a socket, a device. Flagless."""
-    return f"/proc/self/fd/{directory}/{name}" if descriptor is None else descriptor
+    return named(holder, name) if descriptor is None else descriptor
+
+
+def _target(holder: int, name: str) -> str:
+    return os.readlink(name, dir_fd=holder)
 
 
 def _attributes(of: int | str) -> list[tuple[str, bytes]]:
@@ -386,18 +377,3 @@ def _flags(descriptor: int) -> int:
             return 0
         raise
     return value[0] & _KEPT_FLAGS
-
-
-def _holes(descriptor: int) -> list[tuple[int, int]]:
-    """Where the data lie. Leaves the position at the beginning."""
-    found, at = [], 0
-    try:
-        while True:
-            start = os.lseek(descriptor, at, os.SEEK_DATA)
-            at = os.lseek(descriptor, start, os.SEEK_HOLE)
-            found.append((start, at))
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # ENXIO: no data from here to the end
-            raise
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return found

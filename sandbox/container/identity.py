@@ -16,15 +16,16 @@ lies in memory that CRIU leaves out, so that it starts anew). Generators that a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import stat
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 from sandbox.errors import RestoreFailed
+from sandbox.tree.safe_path import NO_LINKS, directory, openat2
 
 HOOKS = "etc/pagurus/fork.d"
 PATIENCE = 10.0  # seconds for all hooks of a fork
@@ -47,7 +48,7 @@ async def run_fork_hooks(container: Any, *, checkpoint: str) -> bool:
     They get PAGURUS_SANDBOX, PAGURUS_CHECKPOINT (what was forked) and PAGURUS_SEED (64 hexadecimal digits, fresh).
     """
     spec = container.spec
-    if not any(_is_directory(layer, HOOKS) for layer in (container.tree / "upper", spec.image)):
+    if not any(_has_hooks(layer) for layer in (container.tree / "upper", spec.image)):
         return False
     done = await container.exec(
         ["/bin/sh", "-c", _RUN],
@@ -61,14 +62,9 @@ async def run_fork_hooks(container: Any, *, checkpoint: str) -> bool:
     return True
 
 
-def _is_directory(layer: Path, name: str) -> bool:
-    """Whether `name` is a directory, by no symbolic link: the layer's content is the sandbox's."""
-    path = os.fspath(layer)
-    for part in name.split("/"):
-        path = f"{path}/{part}"
-        try:
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                return False
-        except OSError:
-            return False
-    return True
+def _has_hooks(layer: Path) -> bool:
+    """Whether there is such a directory, by no symbolic link: the layer's content is the sandbox's."""
+    with contextlib.suppress(OSError), directory(layer) as root:
+        os.close(openat2(root, HOOKS, os.O_PATH | os.O_DIRECTORY, resolve=NO_LINKS))
+        return True
+    return False

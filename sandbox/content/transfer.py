@@ -51,8 +51,12 @@ NAME_MOST = 255
 PATH_MOST = 4096
 EXTENDED_MOST = 64 << 10  # bytes of all extended attributes of an entry
 IMAGES_MOST = 100_000
+ANCESTORS_MOST = 1_000
+LABEL_MOST = 4096  # characters
+NUMBER_MOST = 1 << 53  # of a turn, of a size
+TIME_MOST = 1 << 40  # seconds since the epoch
 IMAGE_BYTES_MOST = 2 << 30  # bytes of all process images but pages: deleted files that were open are among them
-DEPTH_MOST = 1_000
+DEPTH_MOST = 1 << 17  # directories within one another
 
 HAVE_MAGIC = b"PAGURUS-HAVE\x01"
 HAVE_HASH = 16  # bytes of a hash in a list of what is there
@@ -150,29 +154,30 @@ class Writer:
 
     def start(self, head: Head) -> bytes:
         self._hash.update(MAGIC)
-        return MAGIC + self._frame(Kind.HEAD, _encode(head))
+        return MAGIC + self.frame(Kind.HEAD, _encode(head))
 
     def entries(self, entries: list[Entry]) -> bytes:
-        return self._frame(Kind.ENTRY, _encode(entries))
+        return self.frame(Kind.ENTRY, _encode(entries))
 
     def images(self, images: list[ImageFile]) -> bytes:
-        return self._frame(Kind.IMAGE, _encode(images))
+        return self.frame(Kind.IMAGE, _encode(images))
 
     def pages_of(self, name: str, hashes: bytes) -> Iterator[bytes]:
         step = HASHES_PER_FRAME * HASH
         for first in range(0, max(1, len(hashes)), step):
-            yield self._frame(Kind.LIST, _encode(PageList(name, hashes[first : first + step])))
+            yield self.frame(Kind.LIST, _encode(PageList(name, hashes[first : first + step])))
 
     def part(self, content: bytes, offset: int, data: bytes) -> bytes:
-        return self._frame(Kind.PART, _encode(Part(content, offset, len(data), self._packer.compress(data))))
+        return self.frame(Kind.PART, _encode(Part(content, offset, len(data), self._packer.compress(data))))
 
     def pages(self, data: bytes) -> bytes:
-        return self._frame(Kind.PAGES, self._packer.compress(data))
+        return self.frame(Kind.PAGES, self._packer.compress(data))
 
     def end(self) -> bytes:
-        return self._frame(Kind.END, self._hash.digest())
+        return self.frame(Kind.END, self._hash.digest())
 
-    def _frame(self, kind: Kind, payload: bytes) -> bytes:
+    def frame(self, kind: Kind, payload: bytes) -> bytes:
+        """A frame of a payload that is encoded already."""
         data = bytes([kind]) + len(payload).to_bytes(4, "little") + payload
         self._hash.update(data)
         return data
@@ -310,12 +315,20 @@ CHECKPOINT_ID, SANDBOX_ID = re.compile(r"c-[0-9a-f]{6,40}"), re.compile(r"s-[0-9
 
 
 def check_head(head: Head) -> None:
-    """Its ids become names of files."""
+    """Its ids become names of files; its settings are checked by whoever takes them."""
     if head.format != FORMAT:
         raise Protocol(f"the stream has format {head.format}, this version reads {FORMAT}")
+    if not (0 <= head.created_at < TIME_MOST and all(0 <= n < NUMBER_MOST for n in _numbers(head))):
+        raise Protocol("the stream's head holds an impossible number")
+    if len(head.ancestors) > ANCESTORS_MOST or len(head.label or "") > LABEL_MOST or len(head.image) > NAME_MOST:
+        raise Protocol("the stream's head is too long")
     names = [head.id, *head.ancestors]
     if not SANDBOX_ID.fullmatch(head.sandbox) or not all(map(CHECKPOINT_ID.fullmatch, names)):
         raise Protocol("the stream holds an impossible id")
+
+
+def _numbers(head: Head) -> tuple[int, ...]:
+    return head.turn, head.raw_bytes, head.full_bytes
 
 
 def check_name(name: bytes) -> None:
@@ -390,11 +403,11 @@ def check_page_file(name: str) -> None:
 
 
 class Tree:
-    """The entries of a stream, as paths. Every parent is a directory that came before."""
+    """The entries of a stream, as paths. A directory is followed by all that is in it, before anything else."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self._depth: list[int] = []
+        self._above: list[int] = []  # the directories that lead to the last entry
         self._names: set[tuple[int, bytes]] = set()
 
     def add(self, entry: Entry) -> None:
@@ -404,14 +417,18 @@ class Tree:
             raise Protocol(f"entry {number} lies in something that is no directory")
         if entry.same_as >= 0 and (entry.kind == "d" or self.entries[entry.same_as].kind != entry.kind):
             raise Protocol(f"entry {number} is another name of something else")
-        depth = self._depth[entry.parent] + 1 if number else 0
-        if depth > DEPTH_MOST:
+        while self._above and self._above[-1] != entry.parent:
+            self._above.pop()
+        if number and not self._above:
+            raise Protocol(f"entry {number} lies in a directory that was left already")
+        if len(self._above) > DEPTH_MOST:
             raise Protocol("the file tree is too deep")
+        if entry.kind == "d":
+            self._above.append(number)
         if number and (entry.parent, entry.name) in self._names:
             raise Protocol(f"entry {number} is there twice")
         self._names.add((entry.parent, entry.name))
         self.entries.append(entry)
-        self._depth.append(depth)
 
     def path(self, number: int) -> bytes:
         """Path below the root; b"" for the root itself."""

@@ -466,7 +466,7 @@ def _outside_pipes(source: Path) -> list[int]:
 def _compare(before: Path, after: Path, reference: Path | None, tree: Path) -> list[str]:
     found = equality.differences(equality.processes(before), equality.processes(after))
     if reference is not None:
-        found += equality.differences(facts.tree(reference / "upper"), facts.tree(tree / "upper"))
+        found += facts.tree_differences(reference / "upper", tree / "upper")
     return found
 
 

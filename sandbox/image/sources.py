@@ -11,6 +11,7 @@ import contextlib
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -21,12 +22,14 @@ from sandbox.errors import ImageNotFound, Invalid, NoSpace, Unsupported
 from sandbox.image import oci
 from sandbox.messages import ImageConfig
 
+COPY = (sys.executable, "-m", "sandbox.tree.copy")
+
 
 def directory(source: Path, tree: Path) -> None:
     """Copy a directory, owners and extended attributes included."""
     if not source.is_dir():
         raise Invalid(f"{source} is not a directory")
-    _run("cp", "-a", "--reflink=auto", f"{source}/.", str(tree))
+    _run(*COPY, str(source.resolve()), str(tree))
 
 
 def archive(source: Path, tree: Path) -> ImageConfig | None:
@@ -92,8 +95,9 @@ def overlay(upper: Path | None, lower: Path, tree: Path) -> None:
     point = tree.parent / "merged"
     point.mkdir()
     # In a mount namespace of its own, so that no crash leaves the mount behind. Paths are passed as arguments.
-    script = 'mount -t overlay overlay -o "ro,lowerdir=$1:$2" "$3" && cp -a --reflink=auto "$3/." "$4"'
-    _run("unshare", "--mount", "sh", "-ec", script, "sh", _layer(upper), _layer(lower), str(point), str(tree))
+    script = 'mount -t overlay overlay -o "ro,lowerdir=$1:$2" "$3"; a=$3 b=$4; shift 4; exec "$@" "$a" "$b"'
+    layers = _layer(upper), _layer(lower)
+    _run("unshare", "--mount", "sh", "-ec", script, "sh", *layers, str(point), str(tree), *COPY)
     point.rmdir()
     return None
 

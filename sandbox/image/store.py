@@ -21,7 +21,6 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +34,8 @@ from blake3 import blake3
 from sandbox.errors import Conflict, ImageNotFound, Invalid
 from sandbox.image import sources
 from sandbox.messages import ImageConfig, ImageInfo
-from sandbox.tree import facts
+from sandbox.tree import facts, walk
+from sandbox.tree.safe_path import directory
 
 if TYPE_CHECKING:
     from sandbox.tree.pool import Pool
@@ -159,7 +159,8 @@ class ImageStore:
             gone = 0
             for entry in _entries(self.trees):
                 if DIGEST.fullmatch(entry.name) is None:
-                    shutil.rmtree(entry, ignore_errors=True)
+                    with contextlib.suppress(OSError):  # it is tried again by the next
+                        walk.remove_path(entry)
                 elif entry.name not in named:
                     gone += self._drop(entry.name)
             return gone
@@ -170,7 +171,7 @@ class ImageStore:
             return False
         aside = self.trees / f".gone-{secrets.token_hex(6)}"
         place.rename(aside)
-        shutil.rmtree(aside)
+        walk.remove_path(aside)
         return True
 
     # ---------------------------------------------------------------- bringing in
@@ -214,7 +215,8 @@ class ImageStore:
             with self._locked():
                 return self._publish(name, aside, source, config)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            with contextlib.suppress(OSError):  # what stays is collected later
+                walk.remove_path(aside)
             with contextlib.suppress(OSError):
                 self.trees.rmdir()  # when it is empty: a failure leaves nothing
 
@@ -301,13 +303,12 @@ def fingerprint(tree: Path) -> tuple[str, int]:
 def normalise(tree: Path) -> None:
     """Make a tree fit to be a sandbox's root: mount points, name resolution, and no device nodes."""
     tree.chmod(0o755)
-    for node in _special(tree):
-        node.unlink()
+    _drop_special(tree)
     (tree / ".dockerenv").unlink(missing_ok=True)
     if (tree / ".pagurus").is_dir() and not (tree / ".pagurus").is_symlink():
-        shutil.rmtree(tree / ".pagurus")  # of the sandbox that it was made from
+        walk.remove_path(tree / ".pagurus")  # of the sandbox that it was made from
     if (tree / "dev").is_dir() and not (tree / "dev").is_symlink():
-        shutil.rmtree(tree / "dev")  # the runtime layer brings the one that sandboxes have
+        walk.remove_path(tree / "dev")  # the runtime layer brings the one that sandboxes have
     for name, mode in MOUNT_POINTS.items():
         point = tree / name
         if point.is_symlink() or (point.exists() and not point.is_dir()):
@@ -322,11 +323,10 @@ def normalise(tree: Path) -> None:
         os.utime(hosts, (0, 0))  # equal archives give equal trees
 
 
-def _special(tree: Path) -> Iterator[Path]:
-    """Block and character devices and sockets of a tree."""
-    for folder, _, files in os.walk(tree):
-        for name in files:
-            path = Path(folder, name)
-            mode = path.lstat().st_mode
-            if stat.S_ISBLK(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode):
-                yield path
+def _drop_special(tree: Path) -> None:
+    """Remove block and character devices and sockets of a tree."""
+    with directory(tree) as root:
+        for step in walk.walk(root):
+            (found,) = step.found
+            if found is not None and stat.S_IFMT(found.st_mode) in (stat.S_IFBLK, stat.S_IFCHR, stat.S_IFSOCK):
+                os.unlink(step.name, dir_fd=step.parents[0])

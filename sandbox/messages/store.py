@@ -36,6 +36,7 @@ class PullRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     checkpoint: str
     token: str | None = None
     ca: str | None = None  # certificate or fingerprint of the other daemon
+    mounts: bool = False  # its forks may mount the directories of this host that it names
 
 
 class Imported(msgspec.Struct, kw_only=True, omit_defaults=True):

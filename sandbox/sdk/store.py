@@ -70,18 +70,28 @@ class Store:
             async for part in response.content.iter_chunked(CHUNK):
                 yield part
 
-    async def receive(self, stream: AsyncIterator[bytes]) -> Imported:
-        """Import what another host's `stream` gave. All or nothing."""
+    async def receive(self, stream: AsyncIterator[bytes], *, mounts: bool = False) -> Imported:
+        """Import what another host's `stream` gave. All or nothing.
+
+        `mounts`: its forks may mount the directories of this host that it names; else such a checkpoint is refused.
+        """
         from msgspec import msgpack
 
-        raw = await self._client.raw("POST", "/v1/checkpoints/import", stream, BYTES)
+        query = "?mounts=true" if mounts else ""
+        raw = await self._client.raw("POST", f"/v1/checkpoints/import{query}", stream, BYTES)
         return msgpack.decode(raw, type=Imported)
 
     async def pull(
-        self, address: str, checkpoint: str | CheckpointInfo, *, token: str | None = None, ca: str | None = None
+        self,
+        address: str,
+        checkpoint: str | CheckpointInfo,
+        *,
+        token: str | None = None,
+        ca: str | None = None,
+        mounts: bool = False,
     ) -> Imported:
-        """Let the daemon fetch a checkpoint from another one, only what it lacks."""
-        request = PullRequest(address=address, checkpoint=checkpoint_id(checkpoint), token=token, ca=ca)
+        """Let the daemon fetch a checkpoint from another one, only what it lacks. `mounts`: as for `receive`."""
+        request = PullRequest(address=address, checkpoint=checkpoint_id(checkpoint), token=token, ca=ca, mounts=mounts)
         return await self._client.call("POST", "/v1/checkpoints/pull", Imported, request)
 
     @staticmethod

@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import tarfile
 from pathlib import PurePosixPath
 from typing import IO
 
 from sandbox.errors import Invalid, NotFound, PagurusError
+from sandbox.tree import walk
 from sandbox.tree.safe_path import make_parents, openat2, opened, refused
 
 DEPTH_MOST = 128  # directories within one another
@@ -263,12 +263,8 @@ def _clear(member: tarfile.TarInfo, path: PurePosixPath, directory: int) -> None
 
 def _remove(parent: int, name: str) -> None:
     """Remove an entry, whatever it is. Symbolic links are not followed."""
-    try:
-        os.unlink(name, dir_fd=parent)
-    except FileNotFoundError:
-        return
-    except IsADirectoryError:
-        shutil.rmtree(name, dir_fd=parent)
+    with contextlib.suppress(FileNotFoundError):
+        walk.remove(parent, name)
 
 
 def _whiteout(path: PurePosixPath, directory: int, own: set[str]) -> None:

@@ -1,7 +1,7 @@
 """How two states of a sandbox's file tree differ: two overlay uppers over one lower.
 
-Owns: the comparison. Does not own: which states are compared (the daemon), equality of everything else
-(:mod:`sandbox.criu.equality`).
+Owns: the comparison. Does not own: which states are compared (the daemon; neither is one that a sandbox still changes),
+equality of everything else (:mod:`sandbox.criu.equality`).
 """
 
 from __future__ import annotations
@@ -10,77 +10,75 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import Literal
 
+from sandbox.errors import Invalid
 from sandbox.messages import Change
 from sandbox.names import told
+from sandbox.tree import sparse
+from sandbox.tree.safe_path import directory, named, regular
+from sandbox.tree.walk import Step, walk
 
-RUNTIME = "/.pagurus/"  # ours: where attendants have their FIFOs
+RUNTIME = ".pagurus"  # ours: where attendants have their FIFOs
+TOLD_MOST = 64 << 20  # bytes of all paths that are told
+OLD, NEW, LOWER = range(3)
+Shown = tuple[int, os.stat_result]  # the directory that holds it, and what it is
 
 
 def changes(old: Path, new: Path, lower: Path) -> list[Change]:
-    """What differs between the merged views of two uppers over the same `lower`, by path.
+    """What differs in the merged views of two uppers over the same `lower`, by path. Raises Invalid for too much.
 
     A removed directory is named once, without its content. Metadata (type, mode, owner) counts;
     times alone do not.
     """
-    before, after = _Upper(old, lower), _Upper(new, lower)
     found: list[Change] = []
-    removed: list[str] = []
-    for path in sorted(before.paths | after.paths):
-        if f"{path}/".startswith(RUNTIME):
-            continue
-        was, now = before.find(path), after.find(path)
-        if was is None and now is None:
-            continue
-        if now is None:
-            if not any(path.startswith(f"{parent}/") for parent in removed):
-                removed.append(path)
-                found.append(Change(path=told(path), kind="removed"))
-        elif was is None:
-            found.append(Change(path=told(path), kind="added"))
-        elif was != now and not _same(was, now):
-            found.append(Change(path=told(path), kind="modified"))
+    left = TOLD_MOST
+    hiding = [[False, False]]  # by depth: whether the lower layer does not show in the old one, in the new one
+    with directory(old) as before, directory(new) as after, directory(lower) as below:
+        for step in walk(before, after, below):
+            if step.depth == 1 and step.name == RUNTIME:
+                step.enter = [False] * 3
+                continue
+            del hiding[step.depth :]
+            hidden = hiding[-1]
+            was, now = (_shown(step, index, hidden[index]) for index in (OLD, NEW))
+            step.enter[LOWER] &= (step.enter[OLD] or step.enter[NEW]) and not all(hidden)
+            hiding.append([hidden[index] or _hides(step, index) for index in (OLD, NEW)])
+            if now is None:
+                step.enter = [False] * 3  # a removed directory is named once
+            if (kind := _kind(was, now, step.name)) is not None:
+                path = f"/{step.path}"
+                found.append(Change(path=told(path), kind=kind))
+                left -= len(path)
+                if left < 0:
+                    raise Invalid(
+                        f"more differs than can be told: paths of {TOLD_MOST >> 20} MiB",
+                        remedy="compare by a command in the sandbox and in a fork of the checkpoint",
+                    )
     return found
 
 
-class _Upper:
-    """The merged view of one upper over its lower."""
+def _kind(was: Shown | None, now: Shown | None, name: str) -> Literal["added", "modified", "removed"] | None:
+    if was is None or now is None:
+        return "removed" if was is not None else "added" if now is not None else None
+    return None if was == now or _same(was, now, name) else "modified"
 
-    def __init__(self, root: Path, lower: Path) -> None:
-        self.root = root
-        self.lower = lower
-        self.own: dict[str, os.stat_result] = {}
-        self.hiding: set[str] = set()  # paths below which the lower does not show
-        self.paths: set[str] = set()
-        self._walk("")
 
-    def _walk(self, prefix: str) -> None:
-        with os.scandir(f"{self.root}{prefix}") as listing:
-            for entry in listing:
-                path = f"{prefix}/{entry.name}"
-                status = entry.stat(follow_symlinks=False)
-                self.own[path] = status
-                self.paths.add(path)
-                if not stat.S_ISDIR(status.st_mode):
-                    self.hiding.add(path)
-                    continue
-                if _opaque(f"{self.root}{path}"):
-                    self.hiding.add(path)
-                    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                        self.paths.update(f"{path}/{name}" for name in os.listdir(f"{self.lower}{path}"))
-                self._walk(path)
+def _shown(step: Step, index: int, hidden: bool) -> Shown | None:
+    """What an upper and the lower layer together show by this name."""
+    if (status := step.found[index]) is not None:
+        whiteout = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+        return None if whiteout else (step.parents[index], status)
+    status = step.found[LOWER]
+    return None if hidden or status is None else (step.parents[LOWER], status)
 
-    def find(self, path: str) -> str | None:
-        """The file that shows at `path`, or None."""
-        status = self.own.get(path)
-        if status is not None:
-            return None if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0 else f"{self.root}{path}"
-        parent = path
-        while parent := parent.rpartition("/")[0]:
-            if parent in self.hiding:
-                return None
-        shown = f"{self.lower}{path}"
-        return shown if os.path.lexists(shown) else None
+
+def _hides(step: Step, index: int) -> bool:
+    """Whether below this name nothing of the lower layer shows in an upper."""
+    status = step.found[index]
+    if status is None:
+        return False
+    return not stat.S_ISDIR(status.st_mode) or _opaque(named(step.parents[index], step.name))
 
 
 def _opaque(path: str) -> bool:
@@ -91,22 +89,19 @@ def _opaque(path: str) -> bool:
     return False
 
 
-def _same(one: str, other: str) -> bool:
-    first, second = os.lstat(one), os.lstat(other)
+def _same(one: Shown, other: Shown, name: str) -> bool:
+    (holder, first), (holder_now, second) = one, other
     if (first.st_mode, first.st_uid, first.st_gid) != (second.st_mode, second.st_uid, second.st_gid):
         return False
     if stat.S_ISDIR(first.st_mode):
         return True
     if stat.S_ISLNK(first.st_mode):
-        return os.readlink(one) == os.readlink(other)
+        return os.readlink(name, dir_fd=holder) == os.readlink(name, dir_fd=holder_now)
     if not stat.S_ISREG(first.st_mode):
         return first.st_rdev == second.st_rdev
     if first.st_size != second.st_size:
         return False
     if (first.st_ino, first.st_ctime_ns) == (second.st_ino, second.st_ctime_ns):
         return True  # a snapshot keeps both; any change moves the change time
-    with open(one, "rb") as left, open(other, "rb") as right:
-        while part := left.read(1 << 20):
-            if part != right.read(1 << 20):
-                return False
-    return True
+    with regular(holder, name) as left, regular(holder_now, name) as right:
+        return sparse.same(left, right)

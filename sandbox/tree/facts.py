@@ -1,77 +1,97 @@
-"""The canonical form of a file tree.
+"""State equality: a canonical form of a file tree, and how two trees differ.
 
-Owns: what "equal" means of two trees. Does not own: reading the difference out
-(:func:`sandbox.criu.equality.differences`). Guarantee: equal trees give equal facts. Not compared: ctime and atime, and
-the bookkeeping xattrs of overlayfs.
+Owns: what "equal" means for files. Does not own: processes (:mod:`sandbox.criu.equality`).
+
+Compared: names, type, mode, owner, extended attributes (ACLs and capabilities among them), size, content, where data
+and holes lie, times of modification, targets of links, devices, which names are one file.
+Not compared: ctime and atime, bookkeeping xattrs of overlayfs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from blake3 import blake3
+from sandbox.criu.equality import SHOWN, Facts, differences
+from sandbox.errors import Invalid
+from sandbox.tree import safe_path, sparse
+from sandbox.tree.walk import walk
+
+PATHS_MOST = 256 << 20  # bytes of all paths of a tree whose canonical form is made
 
 
-def tree(upper: Path) -> dict[str, Any]:
-    """The canonical form of the upper directory of a sandbox. Blocks; reads every file."""
-    facts: dict[str, Any] = {}
+def tree(upper: Path) -> Facts:
+    """The canonical form of a file tree that nobody changes. Blocks; reads all data of every file."""
     linked: dict[int, str] = {}
-    for path, name in _walk(upper, ""):
-        found = os.lstat(path)
-        fact: dict[str, Any] = {"mode": oct(found.st_mode), "owner": (found.st_uid, found.st_gid)}
-        fact["xattrs"] = _xattrs(path)
-        if stat.S_ISREG(found.st_mode):
-            fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=_content(path), data=_layout(path))
-            if found.st_nlink > 1:
-                fact["same file as"] = linked.setdefault(found.st_ino, name)
-        elif stat.S_ISLNK(found.st_mode):
-            fact.update(target=os.readlink(path), mtime=found.st_mtime_ns)
-        elif stat.S_ISDIR(found.st_mode):
-            fact.update(mtime=found.st_mtime_ns)
-        elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
-            fact.update(device=found.st_rdev)  # 0 is overlayfs' mark of a deleted lower file
-        else:
-            fact.update(mtime=found.st_mtime_ns)
-        facts[f"file {name or '/'}"] = fact
+    left = PATHS_MOST
+    with safe_path.directory(upper) as root:
+        facts: Facts = {"file /": _root(root)}
+        for step in walk(root):
+            path = f"/{step.path}"
+            left -= len(path)
+            if left < 0:
+                raise Invalid(f"the paths of its files are longer than {PATHS_MOST >> 20} MiB together")
+            (holder,), (found,) = step.parents, step.found
+            facts[f"file {path}"] = _entry(holder, step.name, found, linked, path)
     return facts
 
 
-def _walk(path: Path, name: str) -> Iterator[tuple[Path, str]]:
-    yield path, name
-    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
-        below = f"{name}/{entry.name}"
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path), below)
-        else:
-            yield Path(entry.path), below
+def tree_differences(before: Path, after: Path) -> list[str]:
+    """What differs between two file trees that nobody changes, as `differences` tells it. Blocks."""
+    lines: list[str] = []
+    linked: tuple[dict[int, str], dict[int, str]] = ({}, {})
+    with safe_path.directory(before) as one, safe_path.directory(after) as other:
+        lines += differences({"file /": _root(one)}, {"file /": _root(other)})
+        for number, step in enumerate(walk(one, other)):
+            sides: list[Facts] = []
+            for holder, found, links in zip(step.parents, step.found, linked, strict=True):
+                sides.append(_entry(holder, step.name, found, links, f"number {number}") if found is not None else {})
+            if sides[0] == sides[1]:
+                continue
+            if not all(sides):
+                step.enter = [False, False]  # its content is missing as well: named once
+            if len(lines) > SHOWN:
+                return [*lines[:SHOWN], "and more"]
+            key = f"file /{step.path}"
+            lines += differences(*({key: side} if side else {} for side in sides))
+    return lines
 
 
-def _content(path: Path) -> str:
-    return blake3(max_threads=1).update_mmap(path).hexdigest()
+def _root(root: int) -> Facts:
+    found = os.fstat(root)
+    owner = (found.st_uid, found.st_gid)
+    return {"mode": oct(found.st_mode), "owner": owner, "xattrs": _xattrs(root), "mtime": found.st_mtime_ns}
 
 
-def _layout(path: Path) -> list[tuple[int, int]]:
-    """Where a file holds data: (first byte, behind the last) of each range. Between them are holes."""
-    ranges = []
-    with open(path, "rb", buffering=0) as file:
-        end = 0
-        with contextlib.suppress(OSError):  # ENXIO: no data behind here
-            while True:
-                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
-                end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-                ranges.append((start, end))
-    return ranges
+def _entry(holder: int, name: str, found: os.stat_result | None, linked: dict[int, str], label: str) -> Facts:
+    assert found is not None  # nobody changes the tree
+    fact: Facts = {"mode": oct(found.st_mode), "owner": (found.st_uid, found.st_gid)}
+    fact["xattrs"] = _xattrs(safe_path.named(holder, name))
+    if stat.S_ISREG(found.st_mode):
+        with safe_path.regular(holder, name) as file:
+            data = list(sparse.data_ranges(file))
+            fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=_content(file), data=data)
+        if found.st_nlink > 1:
+            fact["same file as"] = linked.setdefault(found.st_ino, label)
+    elif stat.S_ISLNK(found.st_mode):
+        fact.update(target=os.readlink(name, dir_fd=holder), mtime=found.st_mtime_ns)
+    elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+        fact.update(device=found.st_rdev)  # 0 is overlayfs' mark of a deleted lower file
+    else:
+        fact.update(mtime=found.st_mtime_ns)
+    return fact
 
 
-def _xattrs(path: Path) -> dict[str, str]:
+def _content(file: int) -> str:
+    return sparse.of_file(file).hex()
+
+
+def _xattrs(of: int | str) -> dict[str, str]:
     kept = {}
-    for name in os.listxattr(path, follow_symlinks=False):
+    follow = isinstance(of, int)
+    for name in os.listxattr(of, follow_symlinks=follow):
         if name.startswith("trusted.overlay.") and name.rpartition(".")[2] in ("origin", "impure", "uuid", "nlink"):
             continue
-        kept[name] = os.getxattr(path, name, follow_symlinks=False).hex()
+        kept[name] = os.getxattr(of, name, follow_symlinks=follow).hex()
     return kept

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -22,6 +21,7 @@ from typing import IO, Literal, Self
 from sandbox.errors import Conflict, Invalid
 from sandbox.messages import FileInfo
 from sandbox.names import native, told
+from sandbox.tree import walk
 from sandbox.tree.safe_path import (
     SandboxRoot,
     as_sandbox_root,
@@ -151,18 +151,16 @@ def remove(inside: SandboxRoot, uid_base: int, path: str, *, recursive: bool = F
     with inside.opened() as root, as_sandbox_root(uid_base), _located(root, path) as (parent, name):
         try:
             os.close(openat2(parent, name, os.O_PATH | os.O_NOFOLLOW))  # a mount point is refused
-            if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                os.unlink(name, dir_fd=parent)
-            elif recursive:
-                shutil.rmtree(name, dir_fd=parent)
+            if recursive or not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                walk.remove(parent, name)
             else:
                 os.rmdir(name, dir_fd=parent)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
                 raise Conflict(f"{path} is not empty", remedy="remove it recursively") from error
+            if error.errno == errno.ESTALE:
+                raise Conflict(f"{path} changes while it is removed", remedy="remove it again") from error
             raise refused(error, path) from error
-        except RecursionError as error:
-            raise Invalid(f"{path} is nested too deeply", remedy="remove it with a command in the sandbox") from error
 
 
 @contextlib.contextmanager

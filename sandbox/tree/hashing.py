@@ -4,13 +4,15 @@ Owns: the digest of a read-only btrfs snapshot (one record for each inode) and t
 snapshots, when to hash (the engine), what to do about damage.
 
 A record is two hashes: of the attributes (mode, owner, size, times of content, links, device, extended attributes)
-and of the content (bytes of a file, target of a symlink, names and inodes of a directory). The digest of a snapshot
-inherits from the digest of the one before: only inodes that the kernel says were changed since are read again
-(``transid`` of the inode item), so the cost follows the change. Inode numbers of a subvolume are never used twice.
+and of the content (of a file :mod:`sandbox.tree.sparse`, target of a symlink, names and inodes of a directory). The
+digest of a snapshot inherits from the digest of the one before: only inodes that the kernel says were changed since are
+read again (``transid`` of the inode item), so the cost follows the change. Inode numbers of a subvolume are never used
+twice.
 
 Guarantee: :func:`damage` reads every inode that the snapshot has from the disk, past the page cache, and names what
-is not as it was when it was hashed. Of files beyond HASHED_MOST bytes in one checkpoint, only the attributes are
-hashed; their content is read, so that the checksums of btrfs find damage, and their names say so (`unhashed`).
+is not as it was when it was hashed. Of files beyond HASHED_MOST bytes of data in one checkpoint, only the attributes
+are hashed; their content is read, so that the checksums of btrfs find damage, and their names say so (`unhashed`).
+Holes are never read, and a tree may be as deep as it likes.
 """
 
 from __future__ import annotations
@@ -30,17 +32,21 @@ import zstandard
 from blake3 import blake3
 
 from sandbox.content.dumpfile import publish_bytes
-from sandbox.errors import CheckpointFailed
+from sandbox.errors import CheckpointFailed, Invalid
 from sandbox.names import told
+from sandbox.tree import safe_path, sparse
+from sandbox.tree.walk import Step, walk
 
 SUFFIX = ".tree"
-FORMAT = 1
+FORMAT = 2
+FORMER = 1  # its contents are hashes of all bytes of a file, zeros included
 ATTRIBUTES, CONTENT = 16, 32  # bytes of the two hashes
 UNHASHED = b"\xff" * CONTENT
 HASHED_MOST = 512 << 20  # bytes of file content hashed for one checkpoint
 WHOLE = (1 << 64) - 1  # or all of it
+ROOT_INODE = 256
+PATH_MOST = 4000  # bytes of a path by which an inode is reached; the kernel tells and takes no longer ones
 WALK_FROM = 512  # changed inodes from which one walk is cheaper than asking for each path
-STEP = 1 << 20
 SIZE_MOST = 1 << 30  # bytes of an unpacked digest
 
 _TREE_SEARCH_V2 = (3 << 30) | (112 << 16) | (0x94 << 8) | 17
@@ -71,6 +77,7 @@ class Digest:
     inodes: np.ndarray
     attributes: np.ndarray
     contents: np.ndarray
+    former: bool = False  # made by an older version: nothing is inherited from it
 
     def save(self, path: Path) -> int:
         """Publish as `path`; durable on return. Returns its size."""
@@ -88,14 +95,14 @@ class Digest:
                 raise ValueError("it has changed on disk")
             unpacked = zstandard.ZstdDecompressor().decompress(content[CONTENT:], max_output_size=SIZE_MOST)
             raw = msgspec.msgpack.decode(unpacked, type=_File)
-            if raw.format != FORMAT:
+            if raw.format not in (FORMAT, FORMER):
                 raise ValueError(f"it has format {raw.format}, this version reads {FORMAT}")
             inodes = np.frombuffer(raw.inodes, dtype=np.uint64)
             attributes = np.frombuffer(raw.attributes, dtype=np.uint8).reshape(len(inodes), ATTRIBUTES)
             contents = np.frombuffer(raw.contents, dtype=np.uint8).reshape(len(inodes), CONTENT)
         except (ValueError, zstandard.ZstdError, msgspec.MsgspecError) as error:
             raise CheckpointFailed(f"{path.name}: {error}", remedy="the digest of its files is damaged") from error
-        return cls(inodes, attributes, contents)
+        return cls(inodes, attributes, contents, former=raw.format == FORMER)
 
     @property
     def content_hashes(self) -> set[bytes]:
@@ -108,6 +115,8 @@ def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = HA
 
     Of content at most `most` bytes are hashed; the rest is recorded as UNHASHED.
     """
+    if before is not None and before[1].former:
+        before = None
     since = _created_in(before[0]) + 1 if before is not None else 0
     root = os.open(snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -118,10 +127,10 @@ def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = HA
         old = before[1] if before is not None else _EMPTY
         if changed is not None:
             changed |= set(np.setdiff1d(present, old.inodes).tolist())
-        for number, path in _paths(root, present.tolist() if changed is None else changed):
-            facts, content, size = _record(root, path, budget)
+        for place in _places(root, present.tolist() if changed is None else changed):
+            facts, content, size = _record(place, budget)
             budget -= size
-            records[number] = facts, content
+            records[place.number] = facts, content
     finally:
         os.close(root)
     kept = np.isin(old.inodes, present) & ~np.isin(old.inodes, np.fromiter(records, dtype=np.uint64))
@@ -141,29 +150,33 @@ def damage(snapshot: Path, expected: Digest) -> list[str]:
         missing = np.setdiff1d(expected.inodes, np.array(present, dtype=np.uint64))
         wrong += [f"inode {number} is missing" for number in missing.tolist()]
         found = set()
-        for number, path in _paths(root, present):
-            found.add(number)
-            name = told(os.fsdecode(path)) or "/"
-            place = int(np.searchsorted(expected.inodes, np.uint64(number)))
-            if place == len(expected.inodes) or int(expected.inodes[place]) != number:
-                wrong.append(f"{name} was not there")
-                continue
-            try:
-                attributes, content, _ = _record(root, path, _MOST, fresh=True)
-            except OSError as error:
-                wrong.append(f"{name} cannot be read: {os.strerror(error.errno or 0)}")
-                continue
-            if expected.attributes[place].tobytes() != attributes:
-                wrong.append(f"{name} has other attributes")
-            known = expected.contents[place].tobytes()
-            if known not in (UNHASHED, content):
-                wrong.append(f"{name} has other content")
+        for place in _places(root, present):
+            found.add(place.number)
+            if trouble := _trouble(place, expected):
+                wrong.append(f"{place.told} {trouble}")
         wrong += [f"inode {number} has no name" for number in set(present) - found]
     except OSError as error:
         wrong.append(f"its tree cannot be read: {os.strerror(error.errno or 0)}")
     finally:
         os.close(root)
     return wrong
+
+
+def _trouble(place: _Place, expected: Digest) -> str:
+    """How an inode is not as it was hashed; "" when it is."""
+    at = int(np.searchsorted(expected.inodes, np.uint64(place.number)))
+    if at == len(expected.inodes) or int(expected.inodes[at]) != place.number:
+        return "was not there"
+    known = expected.contents[at].tobytes()
+    try:
+        attributes, content, _ = _record(place, _MOST, fresh=True)
+        if expected.attributes[at].tobytes() != attributes:
+            return "has other attributes"
+        if known in (UNHASHED, content) or (expected.former and known == _former_hash(place)):
+            return ""
+    except (OSError, Invalid) as error:
+        return f"cannot be read: {os.strerror(error.errno or 0) if isinstance(error, OSError) else error.message}"
+    return "has other content"
 
 
 def _rows(values: Iterable[bytes], width: int) -> np.ndarray:
@@ -176,13 +189,27 @@ _EMPTY = Digest(np.zeros(0, np.uint64), np.zeros((0, ATTRIBUTES), np.uint8), np.
 # ---------------------------------------------------------------------------- one inode
 
 
-def _record(root: int, path: bytes, budget: int, *, fresh: bool = False) -> tuple[bytes, bytes, int]:
-    """Hashes of the attributes and the content behind `path`, and how many bytes of content were hashed."""
-    where = path or b"."
-    found = os.stat(where, dir_fd=root, follow_symlinks=False)
+@dataclass(frozen=True)
+class _Place:
+    """Where an inode is found: by this name, or short path, in an open directory. Valid until the next is asked for."""
+
+    number: int
+    holder: int
+    name: str
+    step: Step | None = None  # of a walk
+
+    @property
+    def told(self) -> str:
+        """Its path, to be told."""
+        return told(self.step.path if self.step else "/" if self.name == "." else self.name)
+
+
+def _record(place: _Place, budget: int, *, fresh: bool = False) -> tuple[bytes, bytes, int]:
+    """Hashes of the attributes and the content of an inode, and how many bytes of content were read for that."""
+    found = os.stat(place.name, dir_fd=place.holder, follow_symlinks=False)
     regular = stat.S_ISREG(found.st_mode)
-    full = os.fsencode(f"/proc/self/fd/{root}/") + where
-    extended = sorted((name, os.getxattr(full, name, follow_symlinks=False)) for name in _names(full))
+    full = safe_path.named(place.holder, place.name)
+    names = sorted(os.listxattr(full, follow_symlinks=False))
     facts = (
         found.st_mode,
         found.st_uid,
@@ -191,40 +218,30 @@ def _record(root: int, path: bytes, budget: int, *, fresh: bool = False) -> tupl
         found.st_mtime_ns,
         found.st_nlink if not stat.S_ISDIR(found.st_mode) else 0,
         found.st_rdev,
-        extended,
+        [(name, os.getxattr(full, name, follow_symlinks=False)) for name in names],
     )
     attributes = blake3(repr(facts).encode()).digest(ATTRIBUTES)
     if regular:
-        if found.st_size > budget:
+        size = sparse.data_size(found)
+        if size > budget:
             return attributes, UNHASHED, 0
-        return attributes, hash_file(root, where, fresh=fresh), found.st_size
+        with safe_path.regular(place.holder, place.name) as file:
+            return attributes, sparse.of_file(file, fresh=fresh), size
     if stat.S_ISLNK(found.st_mode):
-        return attributes, blake3(os.readlink(where, dir_fd=root)).digest(), 0
+        return attributes, blake3(os.fsencode(os.readlink(place.name, dir_fd=place.holder))).digest(), 0
     if stat.S_ISDIR(found.st_mode):
-        return attributes, _hash_directory(root, where), 0
+        return attributes, _hash_directory(place), 0
     return attributes, bytes(CONTENT), 0
 
 
-def _names(path: bytes) -> list[str]:
-    return os.listxattr(path, follow_symlinks=False)
+def _former_hash(place: _Place) -> bytes:
+    """Of all bytes of a regular file, as format 1 has it; it differs where there are a mebibyte of zeros."""
+    with safe_path.regular(place.holder, place.name) as file:
+        return blake3(max_threads=1).update_mmap(Path(f"/proc/self/fd/{file}")).digest()
 
 
-def hash_file(root: int, path: bytes, *, fresh: bool = False) -> bytes:
-    """blake3 of a file's bytes; `fresh` reads them from the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOATIME, dir_fd=root)
-    try:
-        if fresh:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        hasher = blake3()
-        while chunk := os.read(fd, STEP):
-            hasher.update(chunk)
-        return hasher.digest()
-    finally:
-        os.close(fd)
-
-
-def _hash_directory(root: int, path: bytes) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOATIME, dir_fd=root)
+def _hash_directory(place: _Place) -> bytes:
+    fd = safe_path.openat2(place.holder, place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with os.scandir(fd) as entries:
             listed = sorted((entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)) for entry in entries)
@@ -273,40 +290,29 @@ def _inodes(root: int, since: int) -> Iterator[tuple[int, int]]:
             inode, kind, offset = inode + 1, 0, 0
 
 
-def _paths(root: int, inodes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-    """A path below `root` for each of these inodes that has one; b"" for the root itself."""
+def _places(root: int, inodes: Iterable[int]) -> Iterator[_Place]:
+    """Where to find each of these inodes that has a name; "." is the root itself."""
     wanted = set(inodes)
     if len(wanted) < WALK_FROM:
         for number in sorted(wanted):
             path = path_of(root, number)
             if path is not None:
-                yield number, path
-        return
-    pending = [b""]
-    while pending:
-        path = pending.pop()
-        fd = os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
-        try:
-            number = os.fstat(fd).st_ino
-            with os.scandir(fd) as entries:
-                below = [(os.fsencode(e.name), e.inode(), e.is_dir(follow_symlinks=False)) for e in entries]
-        finally:
-            os.close(fd)
-        if number in wanted:
-            wanted.discard(number)
-            yield number, path
-        for name, number, directory in below:
-            full = path + b"/" + name if path else name
-            if directory:
-                pending.append(full)
-            elif number in wanted:
+                yield _Place(number, root, os.fsdecode(path) or ".")
                 wanted.discard(number)
-                yield number, full
+    if not wanted:
+        return
+    if ROOT_INODE in wanted:
+        yield _Place(ROOT_INODE, root, ".")
+    for step in walk(root):
+        (holder,), (found,) = step.parents, step.found
+        if found is not None and found.st_ino in wanted:
+            wanted.discard(found.st_ino)
+            yield _Place(found.st_ino, holder, step.name, step)
 
 
 def path_of(root: int, inode: int) -> bytes | None:
-    """A path below the root of a subvolume that leads to an inode; None when there is none."""
-    if inode == 256:
+    """A path below the root of a subvolume that leads to an inode; None: there is none, or too long a one."""
+    if inode == ROOT_INODE:
         return b""
     buffer = ctypes.create_string_buffer(1 << 16)
     args = bytearray(struct.pack("=QQ32xQ", inode, len(buffer), ctypes.addressof(buffer)))
@@ -319,4 +325,5 @@ def path_of(root: int, inode: int) -> bytes | None:
         return None
     (offset,) = struct.unpack_from("=Q", buffer, 16)  # relative to the first of the values
     end = buffer.raw.index(b"\0", 16 + offset)
-    return buffer.raw[16 + offset : end]
+    path = buffer.raw[16 + offset : end]
+    return path if len(path) <= PATH_MOST else None

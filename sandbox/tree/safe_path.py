@@ -33,8 +33,8 @@ _RESOLVE_IN_ROOT = 0x10
 IN_ROOT = _RESOLVE_IN_ROOT | _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS  # as the sandbox sees it, links followed
 ACROSS_MOUNTS = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS  # likewise, also what is mounted below
 NO_LINKS = IN_ROOT | _RESOLVE_NO_SYMLINKS  # real directories only
+UPWARDS = _RESOLVE_NO_XDEV | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_SYMLINKS  # "..": for who knows what must be there
 _STEP = 4000  # bytes of a path that the kernel takes at once; it refuses more than 4095
-UPPER = "upper"  # of a sandbox's subvolume: what its processes have written
 _PR_SET_SECUREBITS = 28
 _SECBIT_NO_SETUID_FIXUP = 4
 
@@ -116,13 +116,9 @@ def _gone() -> Conflict:
 
 
 @contextlib.contextmanager
-def upper(tree: Path) -> Iterator[int]:
-    """The upper layer of the file tree in the subvolume `tree`; both are names of the host's own."""
-    directory = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = openat2(directory, UPPER, os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS)
-    finally:
-        os.close(directory)
+def directory(path: Path) -> Iterator[int]:
+    """A directory whose path is the host's own: the top of an image, of a snapshot, of the upper layer of a sandbox."""
+    found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield found
     finally:
@@ -166,6 +162,21 @@ def open_kind(root: int, path: str, flags: int, kinds: tuple[int, ...] = (stat.S
         return os.open(f"/proc/self/fd/{found}", again)
     finally:
         os.close(found)
+
+
+@contextlib.contextmanager
+def regular(parent: int, name: str) -> Iterator[int]:
+    """The regular file `name` of an open directory, to be read. Raises OSError, and Invalid for anything else."""
+    file = open_kind(parent, name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME, (stat.S_IFREG,))
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def named(parent: int, name: str) -> str:
+    """A path to an entry of an open directory, for calls that take no descriptor. They must not follow links."""
+    return f"/proc/self/fd/{parent}/{name}"
 
 
 def openat2(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = IN_ROOT) -> int:

@@ -14,7 +14,9 @@ from daemon.verdict.assess import RESTS, Assessor, Trees, look
 from daemon.verdict.ignore import checked
 from ebpf.inspector import SurvivorSeen
 from sandbox import paths
+from sandbox.errors import SandboxDead
 from sandbox.messages import Effects, IgnoreRules, Verdict
+from sandbox.tree.safe_path import SandboxRoot
 
 NONE, FILES, PROCESSES, BOTH = Verdict.NONE, Verdict.FILES, Verdict.PROCESSES, Verdict.BOTH
 WRITTEN = Effects(data_writes=1)
@@ -38,8 +40,15 @@ class FakeInspector:
         return list(self.seen)
 
 
-# Its processes hold nothing.
-CONTAINER = SimpleNamespace(cgroup=SimpleNamespace(id=7), init_pid=None, layer=paths.runtime_layer())
+class Nobody(SimpleNamespace):
+    """Its processes hold nothing."""
+
+    @property
+    def inside(self) -> SandboxRoot:
+        raise SandboxDead("no processes")
+
+
+CONTAINER = Nobody(cgroup=SimpleNamespace(id=7), layer=paths.runtime_layer())
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from bench import isolation
 from bench.harness import own_internet
 from bench.hostile.act import ATTEMPT, Act, Scene, judge
-from bench.hostile.acts import ACTS
-from bench.hostile.api import API_ACTS, ApiAct, try_api_act
+from bench.hostile.acts import ACTS, API_ACTS
+from bench.hostile.api import ApiAct, try_api_act
 from sandbox import Client, paths
 from sandbox.container.process import Completed
 from sandbox.criu.checkpointer import Checkpointer

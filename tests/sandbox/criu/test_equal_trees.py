@@ -59,8 +59,10 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_a_change_of_the_tree_is_a_difference(tmp_path: Path, word: str) -> None:
     before, after = make(tmp_path / "a"), make(tmp_path / "b")
     assert equality.differences(facts.tree(before), facts.tree(after)) == []
+    assert facts.tree_differences(before, after) == []
     CHANGES[word](after)
     for path in (*after.rglob("*"), after):
         os.utime(path, ns=WHEN, follow_symlinks=False)
     found = equality.differences(facts.tree(before), facts.tree(after))
     assert found and all(word in line for line in found), found
+    assert len(found := facts.tree_differences(before, after)) and all(word in line for line in found), found

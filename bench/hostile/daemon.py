@@ -1,0 +1,191 @@
+"""Acts against what a whole daemon does with file trees and with checkpoints that come from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from bench.hostile.api import ApiScene, act
+from sandbox import PagurusError
+from sandbox.content import transfer
+from sandbox.content.transfer import Head, Kind
+from sandbox.messages import CheckpointInfo
+from sandbox.sdk.processes import Process
+
+PATIENCE = 120.0  # seconds for what takes less than one
+EXCHANGE = """
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None)
+one, other = (name.encode() for name in sys.argv[1:3])
+print('racing', flush=True)
+end = time.time() + float(sys.argv[3])
+while time.time() < end: libc.syscall(316, -100, one, -100, other, 2)
+"""
+DIFFS = 40
+
+
+async def exchanging(scene: ApiScene, one: str, other: str) -> Process:
+    """Two names change places as fast as they can, while commands of others go on."""
+    await scene.attacker.files.write("/race.py", EXCHANGE)
+    racer = await scene.attacker.processes.start(["python3", "/race.py", one, other, "600"])
+    async for _ in racer.stream():
+        break  # it has begun
+    return racer
+
+
+@act("lead a comparison out by exchanging a directory and a symlink")
+async def _diff_directory(scene: ApiScene) -> str:
+    before = await scene.attacker.checkpoint()
+    folder = scene.secret.parent
+    said = await scene.tried(
+        f"import os; os.makedirs('/race/dir/sub'); os.symlink('{folder}', '/race/link')\n"
+        "for n in range(300): open(f'/race/dir/f{n}', 'w').close()"
+    )
+    racer = await exchanging(scene, "/race/dir", "/race/link")
+    try:
+        for _ in range(DIFFS):
+            async with asyncio.timeout(PATIENCE):
+                found = await scene.attacker.diff(before)
+            if led := [change.path for change in found if change.path.endswith(f"/{scene.secret.name}")]:
+                return f"the comparison read {folder} of the host: {led}"
+    finally:
+        await racer.kill()
+    return said
+
+
+@act("block a comparison by exchanging a file and a FIFO")
+async def _diff_fifo(scene: ApiScene) -> str:
+    said = await scene.tried("import os; os.makedirs('/race'); open('/race/a', 'w').write('x'); os.mkfifo('/race/b')")
+    before = await scene.attacker.checkpoint()
+    said = said or await scene.tried("open('/race/a', 'w').write('y')")
+    racer = await exchanging(scene, "/race/a", "/race/b")
+    try:
+        for _ in range(DIFFS):
+            async with asyncio.timeout(PATIENCE):
+                await scene.attacker.diff(before)
+    except TimeoutError:
+        return "a comparison waits for a FIFO of the sandbox"
+    finally:
+        await racer.kill()
+    return said
+
+
+@act("have the host read a hole of a tebibyte")
+async def _hole(scene: ApiScene) -> str:
+    before = await scene.attacker.checkpoint()
+    said = await scene.tried("f = open('/hole', 'w'); f.truncate(1 << 40); f.seek(1 << 39); f.write('x'); f.close()")
+    return said or await _everything(scene, before, "/hole")
+
+
+@act("nest directories beyond the longest path")
+async def _nested(scene: ApiScene) -> str:
+    before = await scene.attacker.checkpoint()
+    said = await scene.tried(
+        "import os\nfor n in range(1500):\n"
+        " name = f'nested{n % 10}' if n else 'top'\n os.mkdir(name); os.mkdir(f'{name}.too'); os.chdir(name)\n"
+        "open('end', 'w').write('bottom')"
+    )
+    return said or await _everything(scene, before, "/top")
+
+
+async def _everything(scene: ApiScene, before: CheckpointInfo, path: str) -> str:
+    """Whatever reads a whole tree comes to its end, and comes to the right one."""
+    host, sandbox = scene.host, scene.attacker
+    step = "checkpoint"
+    try:
+        async with asyncio.timeout(PATIENCE):
+            after = await sandbox.checkpoint()
+            step = "verify"
+            if damage := [each for report in await host.store.verify() for each in report.damage]:
+                return f"verify: {damage[0][-200:]}"
+            step = "diff"
+            if path not in {change.path for change in await sandbox.diff(before)}:
+                return f"diff does not tell {path}"
+            step = "export"
+            size = sum([len(part) async for part in host.store.stream(after)])
+            step = "restore"
+            await sandbox.restore(after, verify=True)
+            step = "remove"
+            await sandbox.files.remove(path, recursive=True)
+    except TimeoutError:
+        return f"{step} does not come to an end"
+    except PagurusError as error:
+        return f"{step}: {error}"
+    return "" if size < 8 << 20 else f"the export has {size} bytes"
+
+
+# --------------------------------------------------------------------------- streams
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "mounts a directory of the host": {"mounts": [{"target": "/x", "source": "{folder}"}]},
+    "mounts over a part of the runtime": {"mounts": [{"target": "/etc"}]},
+    "mounts scratch at a place that leads out": {"mounts": [{"target": "/a/../../b"}]},
+    "names a runtime layer elsewhere": {"layer": "../../../../{folder}"},
+    "names a gateway": {"gateway": {"upstream": "http://127.0.0.1:1/"}},
+    "has a limit that is no size": {"limits": {"memory": "-1"}},
+    "has a limit beyond all bounds": {"limits": {"processes": -5}},
+    "has a network that cannot be enforced": {"network": {"mode": "allow", "cidrs": ["everything"], "names": []}},
+    "has a variable with a NUL byte": {"env": {"A": "\0"}},
+    "has a variable without a name": {"env": {"": "x"}},
+    "works in a place that is none": {"workdir": "nowhere"},
+    "runs as nobody there can be": {"user": "a\0b"},
+    "ignores by a pattern that is none": {"ignore": {"paths": ["relative"]}},
+    "keeps no checkpoint": {"retention": {"last": 0}},
+    "has a lifetime that never was": {"lifetime": -1.0},
+    "has the name of an image that is a path": {"image": "../../etc"},
+    "has more settings than a request may have": {"labels": {"x": "y" * (2 << 20)}},
+}
+
+
+async def rewritten(stream: AsyncIterator[bytes], changes: dict[str, Any]) -> bytes:
+    """A stream as it came, but for settings of its head and its id."""
+    reader, frames = transfer.Reader(), bytearray()
+    async for part in stream:
+        frames += part
+    ((_, head), *_) = list(reader.feed(bytes(frames)))
+    assert isinstance(head, Head)
+    head.id = f"c-{secrets.token_hex(6)}"
+    head.template = {**head.template, **changes}
+    writer = transfer.Writer()
+    made = bytearray(writer.start(head))
+    place = len(transfer.MAGIC)
+    while place < len(frames):
+        kind, size = frames[place], int.from_bytes(frames[place + 1 : place + 5], "little")
+        if kind not in (Kind.HEAD, Kind.END):
+            made += writer.frame(Kind(kind), bytes(frames[place + 5 : place + 5 + size]))
+        place += 5 + size
+    return bytes(made) + writer.end()
+
+
+def _filled(value: Any, folder: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _filled(each, folder) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, folder) for each in value]
+    return value.replace("{folder}", folder) if isinstance(value, str) else value
+
+
+async def parts(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+def _import_act(name: str, settings: dict[str, Any]) -> None:
+    @act(f"import a checkpoint that {name}")
+    async def check(scene: ApiScene) -> str:
+        taken = await scene.attacker.checkpoint()
+        data = await rewritten(scene.host.store.stream(taken), {})
+        control = await scene.host.store.receive(parts(data))  # the same stream without the attempt comes in
+        await scene.host.store.remove(control.checkpoint)
+        data = await rewritten(scene.host.store.stream(taken), _filled(settings, str(scene.secret.parent)))
+        try:
+            found = await scene.host.store.receive(parts(data))
+        except PagurusError as error:
+            return "" if error.status < 500 else f"refused as a failure of the daemon: {error}"
+        await scene.host.store.remove(found.checkpoint)
+        return "it was taken in"
+
+
+for _name, _settings in SETTINGS.items():
+    _import_act(_name, _settings)

@@ -1,0 +1,110 @@
+"""Copies a whole file tree: ``python -m sandbox.tree.copy SOURCE TARGET``, a process of its own.
+
+Owns: the copy. Does not own: where the tree comes from (:mod:`sandbox.image.sources`). Guarantee: owners, modes, times,
+extended attributes, links and holes are those of the source; device nodes and sockets are left out; nothing is read
+through links; a tree may be as deep as it likes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+
+from sandbox.tree import sparse
+from sandbox.tree.safe_path import directory, named, open_deep, regular
+from sandbox.tree.walk import Step, walk
+
+SOURCE, TARGET = 0, 1
+_OTHER_WAYS = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Fill the empty directory `target` with what is in `source`. Raises OSError, Invalid."""
+    linked: dict[int, str] = {}  # inode of a file with several names -> the first of them
+    with directory(source) as before, directory(target) as after:
+        for step in walk(before, after, naming=TARGET, leave=_finish):
+            found = step.found[SOURCE]
+            assert found is not None  # nobody changes it
+            if stat.S_ISDIR(found.st_mode):
+                os.mkdir(step.name, 0o700, dir_fd=step.parents[TARGET])
+                step.found[TARGET] = os.stat(step.name, dir_fd=step.parents[TARGET], follow_symlinks=False)
+                step.enter[TARGET] = True
+            elif found.st_nlink > 1 and linked.setdefault(found.st_ino, step.path) != step.path:
+                _link(after, linked[found.st_ino], step)
+            elif _make(step, found):
+                _finish(step)
+        _attributes(f"/proc/self/fd/{before}/.", f"/proc/self/fd/{after}/.", os.fstat(before))
+
+
+def _make(step: Step, found: os.stat_result) -> bool:
+    """Anything but a directory; False: it is left out."""
+    name, holder, into = step.name, *step.parents
+    if stat.S_ISREG(found.st_mode):
+        with regular(holder, name) as one:
+            other = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=into)
+            try:
+                for offset, size in sparse.pieces(one):
+                    _copy_piece(one, other, offset, size)
+                os.ftruncate(other, found.st_size)
+            finally:
+                os.close(other)
+    elif stat.S_ISLNK(found.st_mode):
+        os.symlink(os.readlink(name, dir_fd=holder), name, dir_fd=into)
+    elif stat.S_ISFIFO(found.st_mode):
+        os.mkfifo(name, 0o600, dir_fd=into)
+    else:
+        return False
+    return True
+
+
+def _copy_piece(one: int, other: int, offset: int, size: int) -> None:
+    while size:
+        try:
+            done = os.copy_file_range(one, other, size, offset, offset)
+        except OSError as error:
+            if error.errno not in _OTHER_WAYS:
+                raise
+            os.lseek(other, offset, os.SEEK_SET)
+            done = os.sendfile(other, one, offset, size)
+        if not done:
+            return
+        offset, size = offset + done, size - done
+
+
+def _link(root: int, first: str, step: Step) -> None:
+    folder, _, name = first.rpartition("/")
+    holder = open_deep(root, os.fsencode(folder), os.O_PATH | os.O_DIRECTORY)
+    try:
+        os.link(name, step.name, src_dir_fd=holder, dst_dir_fd=step.parents[TARGET], follow_symlinks=False)
+    finally:
+        os.close(holder)
+
+
+def _finish(step: Step) -> None:
+    found = step.found[SOURCE]
+    assert found is not None
+    _attributes(named(step.parents[SOURCE], step.name), named(step.parents[TARGET], step.name), found)
+
+
+def _attributes(one: str, other: str, found: os.stat_result) -> None:
+    """Owner, then mode (a change of owner drops set-id bits), then extended attributes, then times."""
+    os.chown(other, found.st_uid, found.st_gid, follow_symlinks=False)
+    if not stat.S_ISLNK(found.st_mode):
+        os.chmod(other, stat.S_IMODE(found.st_mode))
+    for name in os.listxattr(one, follow_symlinks=False):
+        try:
+            os.setxattr(other, name, os.getxattr(one, name, follow_symlinks=False), follow_symlinks=False)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:  # the other file system has no such attributes
+                raise
+    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns), follow_symlinks=False)
+
+
+if __name__ == "__main__":
+    try:
+        copy(Path(sys.argv[1]), Path(sys.argv[2]))
+    except OSError as failed:
+        sys.exit(str(failed))

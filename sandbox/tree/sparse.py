@@ -1,0 +1,133 @@
+"""The content of a file, known by a hash that costs what its data cost, not the holes between them.
+
+Owns: that hash, and the comparison of two contents. Does not own: what a hash is kept for.
+
+Guarantee: the hash follows from the bytes alone, wherever they are holes and wherever they are written zeros. It is
+blake3 of the bytes, but for a content with a whole aligned mebibyte of zeros: of such a one it is a hash of the blocks
+that hold anything, of where they lie and of the size. Of a hole nothing is ever read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import struct
+from collections.abc import Iterator
+from itertools import zip_longest
+
+import numpy as np
+from blake3 import blake3
+
+BLOCK = 4096
+STEP = 1 << 20  # bytes read at a time; an aligned piece of this size without data makes a content sparse
+_ZEROS = bytes(STEP)
+_SPARSE = "pagurus 2026 content with holes"
+_RUN = struct.Struct("<QQ")
+
+
+def of_file(file: int, *, fresh: bool = False) -> bytes:
+    """The hash of an open regular file; `fresh` reads it from the disk and leaves nothing of it in memory."""
+    size = os.fstat(file).st_size
+    if fresh:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        found = None if _has_wide_hole(file, size) else _dense(file, size)
+        return found or _sparse(file, size)
+    finally:
+        if fresh:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def same(one: int, other: int) -> bool:
+    """Whether two open files of the same size hold the same bytes. What is a hole in both is not read."""
+    done = 0
+    for start, end in heapq.merge(data_ranges(one), data_ranges(other)):
+        for offset in range(max(start, done), end, STEP):
+            size = min(STEP, end - offset)
+            if os.pread(one, size, offset) != os.pread(other, size, offset):
+                return False
+        done = max(done, end)
+    return True
+
+
+def data_ranges(file: int) -> Iterator[tuple[int, int]]:
+    """Where a file holds data: (first byte, behind the last) of each range. Between them are holes."""
+    end = 0
+    with contextlib.suppress(OSError):  # ENXIO: no data behind here
+        while True:
+            start = os.lseek(file, end, os.SEEK_DATA)
+            end = os.lseek(file, start, os.SEEK_HOLE)
+            yield start, end
+
+
+def same_ranges(one: int, other: int) -> bool:
+    """Whether two open files have their data at the same places."""
+    return all(first == second for first, second in zip_longest(data_ranges(one), data_ranges(other)))
+
+
+def pieces(file: int) -> Iterator[tuple[int, int]]:
+    """(offset, bytes) of all data of a file, in pieces of at most STEP."""
+    for start, end in data_ranges(file):
+        for offset in range(start, end, STEP):
+            yield offset, min(STEP, end - offset)
+
+
+def data_size(found: os.stat_result) -> int:
+    """How many bytes must be read at most to know the content of a file."""
+    return min(found.st_size, found.st_blocks * 512 + BLOCK)
+
+
+def _has_wide_hole(file: int, size: int) -> bool:
+    done = 0
+    for start, end in data_ranges(file):
+        if -(-done // STEP) * STEP + STEP <= start:
+            return True
+        done = end
+    return -(-done // STEP) * STEP + STEP <= size
+
+
+def _dense(file: int, size: int) -> bytes | None:
+    """None: there is a whole piece of zeros after all, written ones."""
+    hasher = blake3()
+    for offset in range(0, size, STEP):
+        piece = os.pread(file, STEP, offset)
+        if piece == _ZEROS:
+            return None
+        hasher.update(piece)
+    return hasher.digest()
+
+
+def _sparse(file: int, size: int) -> bytes:
+    data, places = blake3(), blake3()
+    first = last = 0  # of the run of blocks that is being read
+    for start, piece in _pieces(file, size):
+        for begin, end in _runs(piece):
+            if start + begin != last:
+                places.update(_RUN.pack(first, last))
+                first = start + begin
+            last = start + end
+            data.update(piece[begin:end])
+    places.update(_RUN.pack(first, last))
+    whole = blake3(derive_key_context=_SPARSE)
+    return whole.update(_RUN.pack(size, last) + data.digest() + places.digest()).digest()
+
+
+def _pieces(file: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of all data, by whole blocks."""
+    done = 0
+    for start, end in data_ranges(file):
+        behind = min(size, -(-end // BLOCK) * BLOCK)
+        for offset in range(max(start // BLOCK * BLOCK, done), behind, STEP):
+            yield offset, os.pread(file, min(STEP, behind - offset), offset)
+        done = max(done, behind)
+
+
+def _runs(piece: bytes) -> Iterator[tuple[int, int]]:
+    """The runs of blocks in which there is anything but zeros."""
+    whole = len(piece) // BLOCK
+    used = np.frombuffer(piece, np.uint64, whole * BLOCK // 8).reshape(whole, BLOCK // 8).any(axis=1)
+    used = np.concatenate([[False], used, [any(piece[whole * BLOCK :])], [False]])
+    edges = np.flatnonzero(used[1:] != used[:-1]).tolist()
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        yield begin * BLOCK, min(end * BLOCK, len(piece))
