@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+from pathlib import Path
 
 from bench.hostile.act import ATTEMPT, Scene, act, judge, program, run, unharmed
 
@@ -112,3 +113,24 @@ async def _kill_init(scene: Scene) -> str:
 async def _kill_host(scene: Scene) -> str:
     code = f"attempt('kill', os.kill, {os.getpid()}, 9); attempt('kill', os.kill, {scene.neighbour.init_pid}, 9)"
     return judge(await run(scene, code)) or await unharmed(scene)
+
+
+@act("hear of the host's devices (uevents)")
+async def _uevents(scene: Scene) -> str:
+    code = (
+        "try:\n s = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 15); s.bind((0, 1)); s.settimeout(3)\n"
+        "except OSError as e: print('tried', e); sys.exit()\n"
+        "try: s.recv(4096); print('tried'); print('BREACH heard')\n"
+        "except TimeoutError: print('tried')"
+    )
+
+    async def change() -> None:
+        while True:
+            await asyncio.to_thread(Path("/sys/devices/virtual/mem/null/uevent").write_text, "change")
+            await asyncio.sleep(0.05)
+
+    changing = asyncio.ensure_future(change())
+    try:
+        return judge(await run(scene, code, timeout=10))
+    finally:
+        changing.cancel()

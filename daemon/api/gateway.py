@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.wire import HOST, Route, body, parameters, reply
+from daemon.auth import access
 from daemon.gateway.service import GatewayService
 from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import (
@@ -49,8 +50,11 @@ async def _statistics(request: web.Request) -> web.StreamResponse:
 
 
 async def _upstreams(request: web.Request) -> web.StreamResponse:
-    """The upstreams by name, without their keys."""
-    return reply(request, _gateway(request).desk.upstreams.list())
+    """The upstreams by name, without their keys. Where they lie is told to administrators only."""
+    found = _gateway(request).desk.upstreams.list()
+    if not access.CALLER.get().everything:
+        found = [UpstreamInfo(name=each.name) for each in found]
+    return reply(request, found)
 
 
 async def _put_upstream(request: web.Request) -> web.StreamResponse:

@@ -99,7 +99,15 @@ class Networks:
         """Take over what a former daemon left for `rows`; collect the rest."""
         wanted = {row.id for row in rows if row.network.mode != "none"}
         there = await self._move(lambda: links.found(self.prefix))
-        known = await self._write(self._stored)
+        try:
+            known = await self._write(self._stored)
+        except (OSError, PagurusError) as error:  # nftables do not work here: who needs them is told
+            if wanted:
+                raise
+            log.warning("no sandbox can be given a network: %s", error)
+            for link in there:
+                await self._move(partial(links.disconnect, link.name))
+            return
         kept = {link.address: link for link in there if link.owner in wanted}
         for link in there:
             if link.address not in kept:

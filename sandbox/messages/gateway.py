@@ -54,7 +54,7 @@ class UpstreamInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     """daemon -> operator: an upstream, without its key."""
 
     name: str
-    url: str
+    url: str = ""  # "" for who is no administrator, and then no more than the name is told
     has_key: bool = False
     headers: list[str] = []  # their names
     in_flight: int = 0

@@ -10,7 +10,7 @@ enum verdict {
     DENY,           /* EPERM */
     ALLOW,
     ABSENT,         /* ENOSYS */
-    FAMILY,         /* socket(): Unix, IPv4, IPv6, netlink */
+    FAMILY,         /* socket(): Unix, IPv4, IPv6, netlink but for uevents */
     PERSONALITY,    /* personality(): the values that Docker allows */
     NO_NAMESPACES,  /* clone(): without CLONE_NEW* */
 };

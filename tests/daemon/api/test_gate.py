@@ -25,6 +25,7 @@ from daemon.api.route import Route
 from daemon.auth import tls
 from sandbox import Client, Forbidden, Limits, NotFound, TooMany, Unauthorized, errors
 from sandbox.errors import Interrupted, Invalid, PagurusError
+from sandbox.messages.gateway import Upstream
 from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
 from tests.support.daemon_host import IMAGE, Daemon, free_port, missing, until
 
@@ -514,3 +515,29 @@ async def test_the_log_knows_request_and_sandbox(daemon: Daemon, raw: aiohttp.Cl
         assert answer.status == 200
     lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
     assert any(line.get("request") == "mine-7" and line.get("sandbox") == made["id"] for line in lines)
+
+
+# --------------------------------------------------------------------------- what is nobody else's business
+
+
+async def test_a_token_is_told_of_no_builds_and_no_upstreams_of_others(
+    daemon: Daemon, host: Client, address: str
+) -> None:
+    await host.gateway.put("model", Upstream(url="http://10.1.2.3:8000/secret-path", headers={"X-Team": "blue"}))
+    async with host.create(IMAGE) as sandbox:
+        made = await sandbox.durable(await sandbox.exec("echo built > /built"))
+        await host.images.keep_step("ab" * 32, made.id, "RUN curl https://user:password@intern/")
+        assert [step.title for step in await host.images.steps()] == ["RUN curl https://user:password@intern/"]
+        for scope in ("read", "exec"):
+            async with outside(daemon, address, (await token(host, scope)).text) as client:
+                assert list(await client.images.steps()) == []
+                (told,) = await client.gateway.upstreams()
+                assert (told.name, told.url, told.headers) == ("model", "", [])
+                said = ""
+                for path in ("/v1/images", "/v1/statistics", "/v1/gateway", "/v1/network", "/v1/sandboxes"):
+                    said += str(await client.call("GET", path, Any))
+                assert not any(secret in said for secret in ("10.1.2.3", "password", sandbox.id, made.id))
+        (known,) = await host.gateway.upstreams()
+        assert known.url == "http://10.1.2.3:8000/secret-path"
+        await host.images.prune()
+    await host.gateway.drop("model")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.harness import own_internet
+from daemon.catalogue import SandboxRow
 from daemon.network import links, watch
 from daemon.network import table as tables
 from daemon.network.elements import Change, Element, addressed, generation, named, permitted, service, statements
@@ -28,7 +30,7 @@ from daemon.network.probe import _strict, fresh_namespace
 from daemon.network.table import DELSETELEM, NEWSETELEM, Table, nft
 from sandbox.criu import tcp
 from sandbox.errors import Unsupported
-from sandbox.messages import Network
+from sandbox.messages import Network, SandboxState
 from tests.support.daemon_host import until
 
 SOURCE = IPv4Address("198.18.0.20")
@@ -405,3 +407,35 @@ def test_what_is_gone_already_can_be_taken_away(table: Table, new_kernel: bool) 
     table.apply([Change(here)])
     table.apply([Change(gone, add=False), Change(here, add=False), Change(here)])  # renewed
     assert table.stored() == [here]
+
+
+async def test_a_host_without_working_nft_has_a_daemon_and_no_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> str:
+        raise Unsupported("nft: Operation not permitted")
+
+    monkeypatch.setattr("daemon.network.table.nft", broken)
+    networks = Networks(tmp_path)
+    row = SandboxRow(
+        id="s-1",
+        image="",
+        state=SandboxState.RUNNING,
+        created_at=0.0,
+        uid_base=1 << 20,
+        hostname="h",
+        tree=None,
+        head="",
+        origin="",
+    )
+    await networks.open([row])
+    await networks.attach(row, None)
+    assert (await networks.status(row)).address is None
+    row.network = Network.open()
+    with pytest.raises(Unsupported, match="not permitted"):
+        await networks.attach(row, SimpleNamespace(followers=[], netns=Path("/proc/self/ns/net")))
+    await networks.close()
+    again = Networks(tmp_path)
+    with pytest.raises(Unsupported, match="not permitted"):
+        await again.open([row])  # its policy could not be kept
+    await again.close()
