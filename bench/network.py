@@ -23,7 +23,7 @@ import time
 from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench.harness import own_daemon
 from bench.harness import own_internet as world
@@ -33,6 +33,7 @@ from daemon.network.networks import Networks
 from daemon.network.policy import POOL, compile_policy
 from daemon.network.probe import fresh_namespace
 from sandbox import Client, Network, Sandbox
+from sandbox.container.container import Container
 from sandbox.messages import SandboxState
 
 NETWORK = Network.allow(names=["web.test", "*.wild.test"], cidrs=[f"{world.OTHER}:8080", f"{world.WEB}:7,9,80,udp/7"])
@@ -91,7 +92,7 @@ async def attaching(folder: Path, rounds: int) -> dict[str, float]:
     await networks.open([])
     for number in range(rounds + 1):
         with fresh_namespace() as namespace:
-            row, bare = _row(f"bare-{number}"), Bare(namespace)
+            row, bare = _row(f"bare-{number}"), cast(Container, Bare(namespace))
             for name, act in (("attach", networks.attach), ("detach", networks.detach)):
                 began = time.perf_counter()
                 await act(row, bare)

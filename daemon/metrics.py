@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections import Counter as Count
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from daemon.checkpoints.schedule import Stage
 from sandbox.messages import SandboxState
+
+if TYPE_CHECKING:
+    from daemon.catalogue import CheckpointRow
+    from daemon.host.host import Host
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FAST = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
@@ -92,14 +96,14 @@ def command(seconds: float, waited: float) -> None:
     _exposed.observe(waited)
 
 
-def captured(row: Any) -> None:
+def captured(row: CheckpointRow) -> None:
     """A checkpoint (its row) was captured."""
     _frozen.labels(row.verdict.value).observe(row.frozen_ms / 1000)
     if row.captured_at is not None:
         _captured.labels(row.verdict.value).observe(max(0.0, row.captured_at - row.created_at))
 
 
-def durable(row: Any) -> None:
+def durable(row: CheckpointRow) -> None:
     if row.durable_at is not None:
         _durable.observe(max(0.0, row.durable_at - row.created_at))
 
@@ -130,7 +134,7 @@ def gateway_token_rejected() -> None:
     _tokens_rejected.inc()
 
 
-def exposition(host: Any) -> bytes:
+def exposition(host: Host) -> bytes:
     """The text that Prometheus reads."""
     scrape = CollectorRegistry()
     scrape.register(_Host(host))  # type: ignore[arg-type]
@@ -140,7 +144,7 @@ def exposition(host: Any) -> bytes:
 class _Host:
     """The counts that the host keeps itself."""
 
-    def __init__(self, host: Any) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
 
     def collect(self) -> Iterable[Metric]:

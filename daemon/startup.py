@@ -139,7 +139,7 @@ async def close_host(host: Host, *, stop_sandboxes: bool = False) -> None:
     for attachment in reversed(host.attachments):
         await attachment.close()
     for live in host.live_sandboxes.values():
-        if live.container is not None:
+        if live.container_or_none is not None:
             live.container.detach()
 
 

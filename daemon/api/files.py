@@ -108,7 +108,7 @@ def _begin(inside: safe_path.SandboxRoot, asked: ReadQuery) -> tuple[files.Part,
 async def _write(request: web.Request) -> web.Response:
     """Write a regular file, or append to it. A body that breaks off changes nothing."""
     live, asked = _live(request), parameters(request, WriteQuery)
-    with tempfile.SpooledTemporaryFile(files.CHUNK, dir=request.app[HOST].images.folder) as spool:
+    with tempfile.SpooledTemporaryFile(files.CHUNK, dir=str(request.app[HOST].images.folder)) as spool:
         try:
             async for data in chunks(request):
                 await asyncio.to_thread(spool.write, data)  # to the disk, under no name, what is larger than a chunk

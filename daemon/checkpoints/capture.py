@@ -36,7 +36,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from daemon.catalogue import CheckpointRow
 from daemon.verdict.assess import look
@@ -54,6 +54,11 @@ from sandbox.messages import Verdict
 from sandbox.tree import btrfs, hashing
 from sandbox.tree.extents import added_bytes
 from sandbox.tree.pool import Pool, sync
+
+if TYPE_CHECKING:
+    from ebpf.inspector import Inspector
+    from sandbox.container.container import Container
+    from sandbox.criu.checkpointer import Checkpointer
 
 log = logging.getLogger("pagurus.capture")
 
@@ -96,7 +101,7 @@ class Places:
 class Capturer:
     """Takes and stores checkpoints. One for all sandboxes of a host."""
 
-    def __init__(self, pool: Pool, places: Places, checkpointer: Any, inspector: Any) -> None:
+    def __init__(self, pool: Pool, places: Places, checkpointer: Checkpointer, inspector: Inspector) -> None:
         self.pool = pool
         self.places = places
         self.checkpointer = checkpointer
@@ -107,7 +112,7 @@ class Capturer:
 
     async def take(
         self,
-        container: Any,
+        container: Container,
         tree: str,
         row: CheckpointRow,
         parent: CheckpointRow,
@@ -150,12 +155,12 @@ class Capturer:
         self.pool.need()
         need_space(self.places.stored)
 
-    def taint(self, container: Any, reason: str, *, files: bool, processes: bool) -> None:
+    def taint(self, container: Container, reason: str, *, files: bool, processes: bool) -> None:
         self.inspector.taint(container.cgroup.id, reason[:200], files=files, processes=processes)
 
     # ----------------------------------------------------------------- the three ways
 
-    def _snapshot_alone(self, container: Any, tree: str, row: CheckpointRow) -> None:
+    def _snapshot_alone(self, container: Container, tree: str, row: CheckpointRow) -> None:
         """Pid 1 is alone and only the daemon starts anything: nothing can run."""
         if row.verdict.processes:
             row.dump, row.dump_bytes, row.held = None, 0, None
@@ -165,7 +170,7 @@ class Capturer:
         if row.verdict.processes:
             _need_life(container)
 
-    def _snapshot_frozen(self, container: Any, tree: str, row: CheckpointRow, rules: Rules) -> None:
+    def _snapshot_frozen(self, container: Container, tree: str, row: CheckpointRow, rules: Rules) -> None:
         """Of the files, while nothing runs. Of processes too, where only such live as are no part of checkpoints."""
         btrfs.flush(self.places.tree(tree))  # takes the flush out of the frozen window
         began = time.monotonic()
@@ -191,7 +196,7 @@ class Capturer:
             container.cgroup.thaw()
             row.frozen_ms = 1000 * (time.monotonic() - began)
 
-    async def _dump(self, container: Any, tree: str, row: CheckpointRow) -> None:
+    async def _dump(self, container: Container, tree: str, row: CheckpointRow) -> None:
         row.ipc = row.ipc or self.inspector.read(container.cgroup.id).ipc_changes > 0
 
         def on_frozen() -> None:
@@ -232,7 +237,7 @@ class Capturer:
         gone = self.checkpointer.recent.make_room(busy=self._readers.__contains__)
         await asyncio.to_thread(recent.remove, gone)
 
-    def _snapshot(self, container: Any, tree: str, row: CheckpointRow) -> None:
+    def _snapshot(self, container: Container, tree: str, row: CheckpointRow) -> None:
         self.inspector.mark(container.cgroup.id, files=True, processes=False)
         btrfs.snapshot(self.places.tree(tree), self.places.snapshot(row.id), readonly=True)
         row.files = row.id
@@ -374,7 +379,7 @@ class _GroupSync:
             await asyncio.to_thread(btrfs.sync, self._path)
 
 
-def _await_frozen(container: Any) -> None:
+def _await_frozen(container: Container) -> None:
     """Freezing is asynchronous: the kernel says in ``cgroup.events`` when every task has stopped."""
     with open(container.cgroup.path / "cgroup.events", "rb", buffering=0) as events:
         change = select.poll()
@@ -400,7 +405,7 @@ def _resident(pids: list[int]) -> int:
     return found
 
 
-def _need_life(container: Any) -> None:
+def _need_life(container: Container) -> None:
     """Raise unless pid 1 lives and is not about to die.
 
     Whoever kills a whole sandbox from outside may be seen between the end of its services and the end of

@@ -13,9 +13,9 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daemon.aside import Aside
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow
@@ -23,6 +23,9 @@ from daemon.checkpoints.capture import Capturer
 from daemon.checkpoints.queue import CheckpointQueue, Ticket
 from sandbox.errors import CheckpointFailed, PagurusError
 from sandbox.messages import CheckpointState, Verdict
+
+if TYPE_CHECKING:
+    from ebpf.inspector import Inspector
 
 log = logging.getLogger("pagurus.turns")
 
@@ -50,19 +53,19 @@ class Services:
     catalogue: Catalogue
     queue: CheckpointQueue
     capturer: Capturer
-    inspector: Any
+    inspector: Inspector
     aside: Aside
     checkpoints: dict[str, CheckpointRow] = field(default_factory=dict)
     inflights: dict[str, InFlight] = field(default_factory=dict)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
-    numbers: Any = field(default_factory=lambda: itertools.count(1))
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
     lost: Callable[[CheckpointRow], None] = lambda row: None  # told when one turns out not to be whole
     damaged: Callable[[CheckpointRow], None] = lambda row: None  # told when the disk no longer holds one
     again: Callable[[], None] = lambda: None  # asked now and then to store what could not be made durable
 
-    def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `work` in the background; a bug in it is logged, not lost."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self.tasks.add(task)

@@ -46,6 +46,7 @@ from sandbox.messages import (
 
 if TYPE_CHECKING:
     from daemon.host.host import Host
+    from sandbox.container.container import Container
 
 log = logging.getLogger("pagurus.gateway")
 
@@ -73,7 +74,7 @@ def environment(settings: Gateway) -> dict[str, str]:
 class _Follower:
     """A restore that makes a network namespace anew says so, in a thread of its own, before anything runs in it."""
 
-    def __init__(self, service: GatewayService, sandbox: str, port: int, container: Any) -> None:
+    def __init__(self, service: GatewayService, sandbox: str, port: int, container: Container) -> None:
         self._service = service
         self._sandbox = sandbox
         self._port = port
@@ -154,7 +155,7 @@ class GatewayService:
         await self.desk.upstreams.close()
         await self.journal.close()
 
-    async def attach(self, row: SandboxRow, container: Any) -> None:
+    async def attach(self, row: SandboxRow, container: Container) -> None:
         """Give a sandbox its listener, before its processes run."""
         settings = row.gateway
         if settings is None:
@@ -169,7 +170,7 @@ class GatewayService:
         if not any(isinstance(follow, _Follower) for follow in container.followers):
             container.followers.append(_Follower(self, row.id, settings.port, container))
 
-    async def _listen(self, sandbox: str, port: int, container: Any) -> None:
+    async def _listen(self, sandbox: str, port: int, container: Container) -> None:
         inode = (await asyncio.to_thread(container.netns.stat)).st_ino
         known = self._listeners.get(sandbox)
         if known is not None and known[0] == inode:
@@ -178,7 +179,7 @@ class GatewayService:
         sock = await asyncio.to_thread(listener.socket_inside, container.netns, port, kept)
         self.moved(sandbox, inode, sock, container)
 
-    def moved(self, sandbox: str, inode: int, sock: socket.socket, container: Any) -> None:
+    def moved(self, sandbox: str, inode: int, sock: socket.socket, container: Container) -> None:
         """From now on `sandbox` is served on this socket, in the namespace with this inode.
 
         The shim keeps it over the death of the daemon: who connects then waits for the next one, and nobody else can
@@ -196,7 +197,7 @@ class GatewayService:
         self._listeners[sandbox] = (inode, listener.Listener(sock, serve))
         self._spawn(self._keep(container, os.dup(sock.fileno())), f"socket of {sandbox}")
 
-    async def _keep(self, container: Any, fd: int) -> None:
+    async def _keep(self, container: Container, fd: int) -> None:
         try:
             await container.keep(listener.KEPT, [fd])
         except SandboxDead:  # and its shim: there is nothing to keep it for
@@ -204,7 +205,7 @@ class GatewayService:
         finally:
             os.close(fd)
 
-    async def detach(self, row: SandboxRow, container: Any) -> None:
+    async def detach(self, row: SandboxRow, container: Container) -> None:
         """Take the listener away; of a sandbox that is removed, everything."""
         if (known := self._listeners.pop(row.id, None)) is not None:
             await known[1].close()

@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from daemon.catalogue import SandboxRow
 from sandbox.errors import PagurusError
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 log = logging.getLogger("pagurus.attachments")
 
@@ -29,15 +32,15 @@ class Attachment(Protocol):
     async def close(self) -> None:
         """The daemon ends; sandboxes and what they need go on."""
 
-    async def attach(self, row: SandboxRow, container: Any) -> None:
+    async def attach(self, row: SandboxRow, container: Container) -> None:
         """Fasten it. The namespaces of `container` exist (``container.netns``). Idempotent: an adopted or
         restored sandbox may still have it. Raises PagurusError: the sandbox is then not made."""
 
-    async def detach(self, row: SandboxRow, container: Any) -> None:
+    async def detach(self, row: SandboxRow, container: Container) -> None:
         """Take it away. Idempotent; raises nothing but PagurusError, which is logged."""
 
 
-async def attach_all(attachments: Sequence[Attachment], row: SandboxRow, container: Any) -> None:
+async def attach_all(attachments: Sequence[Attachment], row: SandboxRow, container: Container) -> None:
     """Fasten all, in order; if one refuses, those before it are taken away again."""
     done: list[Attachment] = []
     try:
@@ -49,7 +52,7 @@ async def attach_all(attachments: Sequence[Attachment], row: SandboxRow, contain
         raise
 
 
-async def detach_all(attachments: Sequence[Attachment], row: SandboxRow, container: Any) -> None:
+async def detach_all(attachments: Sequence[Attachment], row: SandboxRow, container: Container) -> None:
     """Take all away, the last one first."""
     for attachment in reversed(attachments):
         try:

@@ -21,7 +21,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from daemon import metrics, states
 from daemon.auth import visibility
@@ -71,6 +71,10 @@ from sandbox.messages import (
 )
 from sandbox.tree import diff
 
+if TYPE_CHECKING:
+    from daemon.gateway.service import GatewayService
+    from sandbox.image.store import ImageStore
+
 log = logging.getLogger("pagurus.host")
 
 FORKS_AT_ONCE = 4
@@ -80,7 +84,7 @@ FORKS_MOST = 1024
 class Host:
     """The sandboxes of this host."""
 
-    def __init__(self, services: Services, places: Places, images: Any, run_dir: Path) -> None:
+    def __init__(self, services: Services, places: Places, images: ImageStore, run_dir: Path) -> None:
         self.services = services
         self.places = places
         self.images = images
@@ -88,7 +92,7 @@ class Host:
         self.live_sandboxes: dict[str, LiveSandbox] = {}
         self._ids = IdRanges()
         self._making = asyncio.Semaphore(FORKS_AT_ONCE)
-        self.gateway: Any = None  # daemon.gateway.service.GatewayService, where the daemon has one
+        self.gateway: GatewayService | None = None  # where the daemon has one
         self.making = Making(self.live_sandboxes)
         self.collector = GarbageCollector(services, self.live_sandboxes)
         self.verifier = Verifier(services, places, self.collector)
@@ -111,14 +115,14 @@ class Host:
             if live.row.head == row.id:
                 live.row.head = nearest(self.services.checkpoints, row.id)
                 self.services.catalogue.later([put_sandbox(live.row)])
-                if live.container is not None:
+                if live.container_or_none is not None:
                     self.services.capturer.taint(live.container, f"{row.id} is lost", files=True, processes=True)
 
     def _avoid(self, row: CheckpointRow) -> None:
         """A checkpoint is damaged: whoever stands on content of it captures all anew with the next turn."""
         for live in self.live_sandboxes.values():
             head = self.services.checkpoints.get(live.row.head)
-            if head is None or live.container is None:
+            if head is None or live.container_or_none is None:
                 continue
             if head.id == row.id or {head.files, head.dump} & {row.files, row.dump} - {None}:
                 self.services.capturer.taint(live.container, f"{row.id} is damaged", files=True, processes=True)
@@ -339,7 +343,7 @@ class Host:
         rows += [row.template for row in self.services.checkpoints.values() if row.template is not None]
         return collections.Counter(row.image_digest for row in rows)
 
-    def _admit(self, row: SandboxRow, container: Any) -> LiveSandbox:
+    def _admit(self, row: SandboxRow, container: Container | None) -> LiveSandbox:
         live = LiveSandbox(row, container, self.services)
         self.live_sandboxes[row.id] = live
         self._ids.claim(row.uid_base)
@@ -347,16 +351,16 @@ class Host:
             self._note_death(live)
         return live
 
-    def admit(self, row: SandboxRow, container: Any) -> LiveSandbox:
+    def admit(self, row: SandboxRow, container: Container | None) -> LiveSandbox:
         """Take over a sandbox that exists already (recovery). `container` is None for a dead one."""
         return self._admit(row, container)
 
     def _note_death(self, live: LiveSandbox) -> None:
         self.services.spawn(self._await_death(live, live.container), f"death of {live.row.id}")
 
-    async def _await_death(self, live: LiveSandbox, container: Any) -> None:
+    async def _await_death(self, live: LiveSandbox, container: Container) -> None:
         await container.wait_dead()
-        if live.container is container and live.row.state is SandboxState.RUNNING and not container.alive:
+        if live.container_or_none is container and live.row.state is SandboxState.RUNNING and not container.alive:
             live.step(states.Event.DIE)
             self.services.catalogue.later([put_sandbox(live.row)])
             log.warning("died: pid 1 %s", container.fate(), extra={"sandbox": live.row.id, "turn": live.row.turn})
@@ -421,7 +425,7 @@ class Host:
         """Change what a sandbox may reach, whether it runs or not. A turn that is under way goes on."""
         live = self.live(sandbox)
         await self.networks.set(
-            live.row, live.container, network, lambda: self.services.catalogue.write([put_sandbox(live.row)])
+            live.row, live.container_or_none, network, lambda: self.services.catalogue.write([put_sandbox(live.row)])
         )
         log.info("network: %s", network.mode, extra={"sandbox": live.row.id})
         return await self.networks.status(live.row)
@@ -435,7 +439,7 @@ class Host:
             return changes
         live = self.live(sandbox)
         turns = await self.services.catalogue.turns(live.row.id)
-        now = [] if live.container is None else self.services.inspector.read(live.container.cgroup.id).reasons
+        now = [] if live.container_or_none is None else self.services.inspector.read(live.container.cgroup.id).reasons
         return explained(changes, turns, now)
 
     async def _changes(self, sandbox: str, checkpoint: str) -> list[Change]:
@@ -468,7 +472,7 @@ class Host:
                 await live.inflight.settled(durable=False)
             await self.services.catalogue.write(drop_sandbox(row.id))
             self.live_sandboxes.pop(row.id, None)
-            if live.container is not None:
+            if live.container_or_none is not None:
                 await self.services.capturer.checkpointer.forget(live.container)
                 self.services.inspector.unwatch(live.container.cgroup.id)
                 await detach_all(self.attachments, row, live.container)

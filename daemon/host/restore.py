@@ -21,7 +21,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from daemon import states
 from daemon.catalogue import CheckpointRow, SandboxRow, put_sandbox
@@ -35,6 +35,9 @@ from sandbox.container.identity import run_fork_hooks
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
 from sandbox.tree import btrfs, facts
 
+if TYPE_CHECKING:
+    from sandbox.image.store import ImageStore
+
 log = logging.getLogger("pagurus.host")
 
 
@@ -42,7 +45,7 @@ class Restorer:
     """See the module. `attachments` is the host's own list: what is fastened to every sandbox."""
 
     def __init__(
-        self, services: Services, places: Places, images: Any, run_dir: Path, attachments: list[Attachment]
+        self, services: Services, places: Places, images: ImageStore, run_dir: Path, attachments: list[Attachment]
     ) -> None:
         self.services = services
         self.places = places
@@ -81,7 +84,7 @@ class Restorer:
 
     async def replace(self, live: LiveSandbox, target: CheckpointRow, *, verify: bool) -> list[str]:
         """Kill, change the tree, bring the processes back, publish."""
-        row, old_tree, old_container = live.row, live.row.tree, live.container
+        row, old_tree, old_container = live.row, live.row.tree, live.container_or_none
         new_tree = f"{row.id}.{secrets.token_hex(3)}"
         if old_container is not None:
             await self.services.capturer.checkpointer.forget(old_container, restoring=True)
@@ -93,7 +96,7 @@ class Restorer:
                 await old_container.remount(self.places.tree(new_tree))
             else:
                 await asyncio.to_thread(mounts.make, row, self.places)
-                live.container = await Container.prepare(self.spec_over(row, self.tree_below(row)))
+                live.container_or_none = await Container.prepare(self.spec_over(row, self.tree_below(row)))
                 self.services.inspector.watch(live.container.cgroup.id)
             await attach_all(self.attachments, row, live.container)
             differences = await self.bring_back(live.container, target, verify=verify)
@@ -114,14 +117,14 @@ class Restorer:
 
     async def _abandon(self, live: LiveSandbox) -> None:
         """A restore failed half-way: nothing of the container is trusted any more."""
-        container, live.container = live.container, None
+        container, live.container_or_none = live.container_or_none, None
         if container is not None:
             await self.services.capturer.checkpointer.forget(container)
             self.services.inspector.unwatch(container.cgroup.id)
             await detach_all(self.attachments, live.row, container)
             await container.destroy()
 
-    async def bring_back(self, container: Any, target: CheckpointRow, *, verify: bool) -> list[str]:
+    async def bring_back(self, container: Container, target: CheckpointRow, *, verify: bool) -> list[str]:
         """The processes of a checkpoint in a container that is mounted over its files, marked. Raises NotEqual.
 
         The mark comes before their first instruction: what they do from then on belongs to the next turn.
@@ -143,7 +146,7 @@ class Restorer:
             )
         return list(report.differences)
 
-    async def renew(self, row: SandboxRow, container: Any, origin: CheckpointRow) -> None:
+    async def renew(self, row: SandboxRow, container: Container, origin: CheckpointRow) -> None:
         """State that another sandbox lives on with: let the hooks of a fork run. What they do counts as a change."""
         if origin.sandbox != row.id:
             await run_fork_hooks(container, checkpoint=origin.id)

@@ -29,7 +29,7 @@ from ipaddress import IPv4Address
 from itertools import chain
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from daemon.catalogue import SandboxRow
 from daemon.network import links
@@ -43,6 +43,9 @@ from daemon.network.table import Table
 from daemon.network.watch import Watch
 from sandbox.errors import Conflict, PagurusError, Unsupported
 from sandbox.messages import Network, NetworkCounters, NetworkStatistics, NetworkStatus
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 log = logging.getLogger("pagurus.network")
 
@@ -189,7 +192,7 @@ class Networks:
 
     # ------------------------------------------------------------------ attachment
 
-    async def attach(self, row: SandboxRow, container: Any) -> None:
+    async def attach(self, row: SandboxRow, container: Container) -> None:
         """See :class:`daemon.host.attachments.Attachment`."""
         if row.network.mode == "none" and row.id not in self._attached:
             return
@@ -197,13 +200,15 @@ class Networks:
         async with self._lock(row.id):
             await self._fit(row.id, container, compile_policy(row.network))
 
-    async def detach(self, row: SandboxRow, container: Any) -> None:
+    async def detach(self, row: SandboxRow, container: Container) -> None:
         """See :class:`daemon.host.attachments.Attachment`."""
         async with self._lock(row.id):
             await self._take_away(row.id)
         self._locks.pop(row.id, None)
 
-    async def set(self, row: SandboxRow, container: Any, network: Network, publish: Callable[[], Any]) -> None:
+    async def set(
+        self, row: SandboxRow, container: Container | None, network: Network, publish: Callable[[], Any]
+    ) -> None:
         """Another policy for a sandbox; `publish` writes its row. Connections that it does not allow end."""
         policy = compile_policy(network)
         async with self._lock(row.id):
@@ -218,7 +223,7 @@ class Networks:
                 await asyncio.shield(self._return(row, container, publish))
                 raise
 
-    async def _return(self, row: SandboxRow, container: Any, publish: Callable[[], Any]) -> None:
+    async def _return(self, row: SandboxRow, container: Container | None, publish: Callable[[], Any]) -> None:
         """A change failed half-way: the former policy is in force again, and nothing if even that fails."""
         await publish()
         if container is not None:
@@ -228,19 +233,19 @@ class Networks:
                 log.error("cut off, its network cannot be put back: %s", error, extra={"sandbox": row.id})
                 await self._take_away(row.id)
 
-    def _follow(self, row: SandboxRow, container: Any) -> None:
+    def _follow(self, row: SandboxRow, container: Container) -> None:
         """A restore that makes a network namespace anew says so before anything runs in it."""
         followers = getattr(container, "followers", None)
         if followers is None or any(getattr(each, "owner", None) is self for each in followers):
             return
         followers.append(_Follower(self, asyncio.get_running_loop(), row, container))
 
-    async def moved(self, row: SandboxRow, container: Any, namespace: Path) -> None:
+    async def moved(self, row: SandboxRow, container: Container, namespace: Path) -> None:
         """The sandbox's processes will run in this namespace, not in the one that we knew."""
         async with self._lock(row.id):
             await self._fit(row.id, container, compile_policy(row.network), namespace)
 
-    async def _fit(self, sandbox: str, container: Any, policy: Policy, namespace: Path | None = None) -> None:
+    async def _fit(self, sandbox: str, container: Container, policy: Policy, namespace: Path | None = None) -> None:
         """Bring a sandbox's network to what its policy asks for."""
         try:
             await self._adjust(sandbox, container, policy, namespace)
@@ -249,7 +254,7 @@ class Networks:
                 f"cannot give it its network: {error}", remedy="see `pagurus doctor`", sandbox=sandbox
             ) from error
 
-    async def _adjust(self, sandbox: str, container: Any, policy: Policy, namespace: Path | None) -> None:
+    async def _adjust(self, sandbox: str, container: Container, policy: Policy, namespace: Path | None) -> None:
         where = namespace or container.netns
         attached = self._attached.get(sandbox)
         if policy.mode == "none":
@@ -434,7 +439,7 @@ class Networks:
 class _Follower:
     """Tells the networks that a sandbox's processes get another network namespace. Called by CRIU's thread."""
 
-    def __init__(self, owner: Networks, loop: asyncio.AbstractEventLoop, row: SandboxRow, container: Any) -> None:
+    def __init__(self, owner: Networks, loop: asyncio.AbstractEventLoop, row: SandboxRow, container: Container) -> None:
         self.owner = owner
         self._loop = loop
         self._row = row

@@ -12,17 +12,21 @@ the same number by the time at which they started; also by the next daemon, whic
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from daemon.catalogue import ProgramRow
 from sandbox.container.process import host_pid, inner_pid, task_of
 from sandbox.container.supervisor import Started
 from sandbox.errors import Conflict
 
+if TYPE_CHECKING:
+    from ebpf.inspector import Inspector
+    from sandbox.container.container import Container
+
 Identity = tuple[int, int]  # number in the sandbox, start in clock ticks since boot
 
 
-def first(container: Any, inspector: Any, started: Started) -> list[Identity]:
+def first(container: Container, inspector: Inspector, started: Started) -> list[Identity]:
     """Keep a program apart that was started a moment ago; returns what finds it again. Blocks.
 
     What the attendant says of its program comes from inside the sandbox: it counts if that is a child of the attendant.
@@ -38,7 +42,7 @@ def first(container: Any, inspector: Any, started: Started) -> list[Identity]:
     return [(number, task.started) for task in found if (number := inner_pid(task.pid)) is not None]
 
 
-def again(container: Any, inspector: Any, programs: list[ProgramRow]) -> None:
+def again(container: Container, inspector: Inspector, programs: list[ProgramRow]) -> None:
     """Keep apart those of these that still live: the daemon before this one did. Blocks.
 
     One whose start that daemon did not live to see the end of has none in its row: it counts like any other program.
@@ -50,7 +54,7 @@ def again(container: Any, inspector: Any, programs: list[ProgramRow]) -> None:
                 _keep(container, inspector, pid, started)
 
 
-def _keep(container: Any, inspector: Any, pid: int, started: int) -> None:
+def _keep(container: Container, inspector: Inspector, pid: int, started: int) -> None:
     if container.excluded.add(pid, started):
         inspector.exclude(container.cgroup.id, pid)
 

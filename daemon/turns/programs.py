@@ -278,10 +278,10 @@ class Programs:
 
     async def _comes_back(self) -> bool:
         """Whether an attendant that was lost may be there again, since the sandbox was being restored."""
-        before = self._live.container.held_root if self._live.container is not None else None
+        before = self._live.container.held_root if self._live.container_or_none is not None else None
         restoring = self._live.row.state is SandboxState.RESTORING or self._live.exclusive.locked()
         await self.settled()
-        after = self._live.container.held_root if self._live.container is not None else None
+        after = self._live.container.held_root if self._live.container_or_none is not None else None
         return restoring or before is not after
 
     # ----------------------------------------------------------------- logs

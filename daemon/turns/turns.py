@@ -25,7 +25,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daemon import metrics, states
 from daemon.catalogue import CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
@@ -54,6 +54,9 @@ from sandbox.messages import (
     Verdict,
 )
 
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
+
 log = logging.getLogger("pagurus.turns")
 
 COMMAND_KEPT = 200  # characters of a command that the catalogue keeps
@@ -71,9 +74,9 @@ class Group:
 class LiveSandbox:
     """One sandbox and what happens in it."""
 
-    def __init__(self, row: SandboxRow, container: Any, services: Services) -> None:
+    def __init__(self, row: SandboxRow, container: Container | None, services: Services) -> None:
         self.row = row
-        self.container = container
+        self.container_or_none = container  # none: all its processes are gone
         self.services = services
         self.inflight: InFlight | None = None
         self.exclusive = asyncio.Lock()  # restore, removal
@@ -343,6 +346,13 @@ class LiveSandbox:
             held=head.held,
         )
 
+    @property
+    def container(self) -> Container:
+        """Raises SandboxDead where there is none: all its processes are gone."""
+        if self.container_or_none is None:
+            raise states.refusal(SandboxState.DEAD, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
+        return self.container_or_none
+
     def need_alive(self) -> None:
         """Raise unless pid 1 lives; notices a death that nobody has reported yet."""
         states.after(self.row.state, states.Event.USE, sandbox=self.row.id, turn=self.row.turn)
@@ -354,7 +364,7 @@ class LiveSandbox:
 
     def alive(self) -> bool:
         """Whether it runs, as far as is known without asking."""
-        return self.row.state is SandboxState.RUNNING and self.container is not None and self.container.alive
+        return self.row.state is SandboxState.RUNNING and self.container_or_none is not None and self.container.alive
 
     @contextlib.asynccontextmanager
     async def altering(self, path: str) -> AsyncIterator[None]:

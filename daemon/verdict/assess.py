@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,6 +33,10 @@ from daemon.verdict.ignore import NOTHING, Rules, Task, without
 from daemon.verdict.judge import Judgement, Options, judge
 from sandbox.criu.open_files import held_files
 from sandbox.messages import Effects, Verdict
+
+if TYPE_CHECKING:
+    from ebpf.inspector import Inspector
+    from sandbox.container.container import Container
 
 FEW = 64  # changes of files beyond which they are not worth a comparison
 LARGE = compare.Bounds(entries=4000, content=4 << 20, seconds=0.1)  # where rules ask for it
@@ -53,7 +57,7 @@ class Trees:
     held: Mapping[str, Any] | None = None  # what the processes held then (sandbox/criu/open_files.py); None: not known
 
 
-def look(inspector: Any, container: Any, rules: Rules = NOTHING) -> tuple[Effects, Judgement]:
+def look(inspector: Inspector, container: Container, rules: Rules = NOTHING) -> tuple[Effects, Judgement]:
     """The effects since the mark, and the judgement. With rules for processes it asks the kernel for each of them."""
     effects = inspector.read(container.cgroup.id)
     if (rules.names or rules.programs) and (effects.survivors_new or effects.survivors_ran or effects.channels):
@@ -76,8 +80,8 @@ class Assessor:
 
     async def assess(
         self,
-        inspector: Any,
-        container: Any,
+        inspector: Inspector,
+        container: Container,
         places: Callable[[], Trees | None],
         *,
         rules: Rules = NOTHING,

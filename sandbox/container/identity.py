@@ -20,12 +20,15 @@ import contextlib
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
 from sandbox.errors import RestoreFailed
 from sandbox.tree.safe_path import NO_LINKS, directory, openat2
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 HOOKS = "etc/pagurus/fork.d"
 PATIENCE = 10.0  # seconds for all hooks of a fork
@@ -42,7 +45,7 @@ def machine_id(sandbox: str) -> str:
     return blake3(sandbox.encode(), derive_key_context="pagurus 2026 machine id").hexdigest(length=16)
 
 
-async def run_fork_hooks(container: Any, *, checkpoint: str) -> bool:
+async def run_fork_hooks(container: Container, *, checkpoint: str) -> bool:
     """Run the executables in /etc/pagurus/fork.d in their order; False: there are none. A failing one fails the fork.
 
     They get PAGURUS_SANDBOX, PAGURUS_CHECKPOINT (what was forked) and PAGURUS_SEED (64 hexadecimal digits, fresh).

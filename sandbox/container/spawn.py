@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sandbox.container.shim import Refused, ShimGone
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 ID_RANGE = 65_536
 STDIN, PARENTED = 1, 2  # flags of `start`: it gets a pipe to read from; the shim stays its parent
@@ -23,7 +26,7 @@ class Killed(Conflict):
 
 
 async def start(
-    container: Any,
+    container: Container,
     flags: int,
     uid: int,
     cwd: str,
@@ -58,7 +61,7 @@ async def start(
         raise _refusal(container, error, argv[0], cwd) from error
 
 
-def _refusal(container: Any, error: Refused, program: str, cwd: str) -> PagurusError:
+def _refusal(container: Container, error: Refused, program: str, cwd: str) -> PagurusError:
     """What a refusal of the shim means to the caller."""
     here = container.spec.id
     dead: PagurusError = container.dead("pid 1 is gone")

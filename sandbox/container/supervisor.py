@@ -26,12 +26,15 @@ import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox.container import spawn
 from sandbox.container.process import Drain
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead
 from sandbox.tree.safe_path import SandboxRoot, open_kind
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 PROGRAM = "/.pagurus/attend"
 RUN_AREA = "/.pagurus/run"
@@ -150,7 +153,7 @@ class Started:
     program: int  # the same
 
 
-async def start(container: Any, name: str, program: Program) -> Started:
+async def start(container: Container, name: str, program: Program) -> Started:
     """Start an attendant under `name`, and it the program."""
     if not program.argv or not program.argv[0]:
         raise Invalid("an empty command", sandbox=container.spec.id)
@@ -178,7 +181,7 @@ async def start(container: Any, name: str, program: Program) -> Started:
     raise _refusal(container, failed[1].decode("ascii", "replace"), int(failed[2]), program.argv[0])
 
 
-async def _first_words(container: Any, argv: Sequence[str], program: Program) -> tuple[int, bytes]:
+async def _first_words(container: Container, argv: Sequence[str], program: Program) -> tuple[int, bytes]:
     """Start it, adopted by pid 1; its pid on the host, and what it says on its stdout until it closes that."""
     (pid, stream), fds = await spawn.start(container, 0, 0, program.cwd, argv, program.env)
     said = Drain(fds[1], 256)
@@ -197,7 +200,7 @@ async def _first_words(container: Any, argv: Sequence[str], program: Program) ->
     return int(pid), bytes(said.kept)
 
 
-def _refusal(container: Any, stage: str, number: int, program: str) -> PagurusError:
+def _refusal(container: Container, stage: str, number: int, program: str) -> PagurusError:
     here = container.spec.id
     words = os.strerror(number)
     if stage == "exec" and number in (errno.ENOENT, errno.ENOTDIR):

@@ -18,9 +18,12 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sandbox.errors import CheckpointFailed
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 VFORKS = frozenset({56, 58, 435})  # clone, vfork, clone3 on x86-64: in state D, each waits for a vfork child
 WAIT4 = 61
@@ -102,7 +105,7 @@ def awaited(waiter: int) -> int | None:
     return None
 
 
-async def need_stoppable(container: Any) -> None:
+async def need_stoppable(container: Container) -> None:
     """Return when every task of the sandbox can be stopped, as far as one can tell. Raises Unstoppable.
 
     Holds nothing meanwhile: a sandbox may keep itself waiting, and nobody else.
@@ -119,14 +122,14 @@ async def need_stoppable(container: Any) -> None:
         seen &= await asyncio.to_thread(stuck, container.tasks())
 
 
-def blamed(container: Any, tasks: Iterable[Stuck]) -> Unstoppable:
+def blamed(container: Container, tasks: Iterable[Stuck]) -> Unstoppable:
     """The refusal for the first of these; also when there is none, for something holds the others."""
     for task in tasks:
         return refusal(container, task)
     return Unstoppable("its processes did not stop in time", remedy="try again", sandbox=container.spec.id)
 
 
-def refusal(container: Any, task: Stuck) -> Unstoppable:
+def refusal(container: Container, task: Stuck) -> Unstoppable:
     """Why a checkpoint is not possible while this task waits, and what to do."""
     who = f"{task.pid} [{task.name}]"
     if task.vforked:
@@ -145,7 +148,7 @@ def refusal(container: Any, task: Stuck) -> Unstoppable:
 class Watch:
     """Notices that `waiter` (a CRIU that stops the tasks one after another) waits for one that will not stop."""
 
-    def __init__(self, container: Any, waiter: int) -> None:
+    def __init__(self, container: Container, waiter: int) -> None:
         self._container = container
         self._waiter = waiter
         self._last: set[Stuck] = set()

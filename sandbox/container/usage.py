@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sandbox.container.cgroup import parse_bytes
 from sandbox.messages import Metrics
 from sandbox.tree.extents import added_bytes
 
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
-def read(container: Any) -> Metrics:
+
+def read(container: Container) -> Metrics:
     """The counters of a living sandbox. Blocks, about 1 ms."""
     group = container.cgroup
     limits = container.spec.limits

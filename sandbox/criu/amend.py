@@ -13,18 +13,21 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sandbox.container.process import inner_pid
 from sandbox.criu import namespaces
 from sandbox.errors import RestoreFailed
 from sandbox.tree import safe_path
 
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
+
 Times = list[tuple[str, int, int]]  # path in the sandbox, atime, mtime in ns
 IPC_RMID = 0
 
 
-def times(container: Any, paths: list[str]) -> Times:
+def times(container: Container, paths: list[str]) -> Times:
     """Times of these paths in the file tree of a container that has no processes yet. Blocks."""
     found = []
     with _directory(f"/proc/{container.shim_pid}/root{container.root}") as root:
@@ -63,7 +66,7 @@ def _remove(numbers: list[int]) -> None:
             raise RestoreFailed(f"shared memory {number} cannot be removed: {os.strerror(ctypes.get_errno())}")
 
 
-def numbers(container: Any) -> dict[int, int]:
+def numbers(container: Container) -> dict[int, int]:
     """Host pid of each process by its number in the sandbox. Blocks."""
     found = {}
     for pid in container.tasks():
@@ -72,7 +75,7 @@ def numbers(container: Any) -> dict[int, int]:
     return found
 
 
-def stop(container: Any, stopped: dict[int, int]) -> None:
+def stop(container: Container, stopped: dict[int, int]) -> None:
     """Send the processes of a held tree the signals that had stopped them (by pid in the sandbox). Blocks.
 
     They take them before anything else when they are let go. The tree was restored as if they ran: CRIU stops them by

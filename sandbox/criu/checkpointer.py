@@ -27,7 +27,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox import paths
 from sandbox.container.identity import machine_id
@@ -41,6 +41,9 @@ from sandbox.criu.open_files import Held, held_files
 from sandbox.criu.recent import Recent
 from sandbox.errors import NotEqual, PagurusError, Unsupported
 from sandbox.tree import facts
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 __all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
 
@@ -114,7 +117,7 @@ class Checkpointer:
     # ---------------------------------------------------------------- capture
 
     async def capture(
-        self, container: Any, dest: Path, *, processes: bool, on_frozen: Callable[[], None] | None = None
+        self, container: Container, dest: Path, *, processes: bool, on_frozen: Callable[[], None] | None = None
     ) -> Capture:
         """Capture into `dest` (must not exist). `on_frozen` runs on a worker thread, see the module."""
         began = time.monotonic()
@@ -144,7 +147,7 @@ class Checkpointer:
             held=done.held,
         )
 
-    async def _dump(self, container: Any, dest: Path, on_frozen: Callable[[], None] | None) -> dump.Dumped:
+    async def _dump(self, container: Container, dest: Path, on_frozen: Callable[[], None] | None) -> dump.Dumped:
         tried: set[type[PagurusError]] = set()
         while True:
             known = self._watched.get(container.spec.id, [])
@@ -162,7 +165,7 @@ class Checkpointer:
                     self._watched[container.spec.id] = found
             await asyncio.to_thread(_empty, dest)
 
-    async def warm(self, container: Any) -> None:
+    async def warm(self, container: Container) -> None:
         """Have the CRIU processes of the next dump and of the next restore ready. Optional."""
         name = container.spec.id
         started = [tasks[name] for tasks in (self._warming, self._readying) if name in tasks]
@@ -170,7 +173,7 @@ class Checkpointer:
         await self._warm_dump(container)
         await self._warm_restore(container)
 
-    async def _warm_dump(self, container: Any) -> None:
+    async def _warm_dump(self, container: Container) -> None:
         kept = self._warm.get(container.spec.id)
         if kept is None or not kept.fits():
             made = await self._start_dump(container)
@@ -178,7 +181,7 @@ class Checkpointer:
                 kept.close()
             self._warm[container.spec.id] = made
 
-    async def _warm_restore(self, container: Any) -> None:
+    async def _warm_restore(self, container: Container) -> None:
         kept = self._waiting.get(container.spec.id)
         if kept is None or not kept.worker.alive():
             with contextlib.suppress(Refused):  # the shim of an older version
@@ -187,7 +190,7 @@ class Checkpointer:
                     kept.worker.close()
                 self._waiting[container.spec.id] = made
 
-    def _warm_later(self, container: Any) -> None:
+    def _warm_later(self, container: Container) -> None:
         async def attempt(step: Callable[[Any], Awaitable[None]]) -> None:
             with contextlib.suppress(PagurusError, OSError):  # the sandbox may be gone; the next dump will say so
                 await step(container)
@@ -211,7 +214,7 @@ class Checkpointer:
             await asyncio.gather(task, return_exceptions=True)
         return self._waiting.pop(sandbox, None)
 
-    async def _ready(self, container: Any, *, outside: bool) -> dump.Ready:
+    async def _ready(self, container: Container, *, outside: bool) -> dump.Ready:
         kept = await self._warmed(container.spec.id)
         if kept is not None and kept.fits() and not outside:
             return kept
@@ -219,7 +222,7 @@ class Checkpointer:
             kept.close()
         return await self._start_dump(container, outside=outside)
 
-    async def _start_dump(self, container: Any, *, outside: bool = False) -> dump.Ready:
+    async def _start_dump(self, container: Container, *, outside: bool = False) -> dump.Ready:
         images = self._dumps / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
         images.mkdir(mode=0o700)
         try:
@@ -228,13 +231,13 @@ class Checkpointer:
             images.rmdir()
             raise
 
-    def _images_of(self, container: Any) -> Path:
+    def _images_of(self, container: Container) -> Path:
         """The directory of a sandbox's restores."""
         directory = self._restores / container.spec.id
         directory.mkdir(mode=0o700, exist_ok=True)
         return directory
 
-    async def forget(self, container: Any, *, restoring: bool = False) -> None:
+    async def forget(self, container: Container, *, restoring: bool = False) -> None:
         """End the warm processes of a container: before its processes are killed or it is destroyed.
 
         With `restoring` the one for the restore that follows stays.
@@ -287,7 +290,7 @@ class Checkpointer:
 
     async def restore(
         self,
-        container: Any,
+        container: Container,
         stored: StoredDump | Path,
         *,
         verify: bool = False,
@@ -343,7 +346,7 @@ class Checkpointer:
                 images.parent.rmdir()
 
     @going_first()
-    def _images(self, container: Any, source: Path, images: Path, verify: bool) -> rewrite.Adapted:
+    def _images(self, container: Container, source: Path, images: Path, verify: bool) -> rewrite.Adapted:
         spec = container.spec
         if source.is_dir():
             rewrite.copy(source, images)
@@ -366,7 +369,7 @@ class Checkpointer:
 
     async def _complete(
         self,
-        container: Any,
+        container: Container,
         adapted: rewrite.Adapted,
         hold: restoring.Hold,
         verify: tuple[Path, Path | None] | None,
@@ -385,7 +388,7 @@ class Checkpointer:
             await container.kill()
             raise
 
-    async def _verify(self, container: Any, images: Path, reference: Path | None, hold: restoring.Hold) -> None:
+    async def _verify(self, container: Container, images: Path, reference: Path | None, hold: restoring.Hold) -> None:
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
@@ -434,7 +437,7 @@ def _without(directory: Path, numbers: frozenset[int]) -> int:
 
 
 @going_first()
-def _lock(container: Any, owed: list[locks.Lock], hold: restoring.Hold) -> None:
+def _lock(container: Container, owed: list[locks.Lock], hold: restoring.Hold) -> None:
     """Have the processes of a held tree take the POSIX locks again that CRIU lost."""
     known = amend.numbers(container) if owed else {}
     if lost := locks.missing(owed, known):

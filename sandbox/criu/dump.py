@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox.container.process import inner_pid
 from sandbox.container.shim import Refused, going_first
@@ -32,6 +32,9 @@ from sandbox.criu.namespaces import Inside, look
 from sandbox.criu.open_files import Held, held_files
 from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
 EXTERNAL_MOUNT = "pagurus-mount-"  # and the directories of the host, by their number
@@ -112,7 +115,7 @@ class Ready:
         shutil.rmtree(self.images, ignore_errors=True)
 
 
-async def ready(container: Any, cache: Path, images: Path, *, outside: bool = False) -> Ready:
+async def ready(container: Container, cache: Path, images: Path, *, outside: bool = False) -> Ready:
     """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.namespaces`).
 
     It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
@@ -146,7 +149,7 @@ async def ready(container: Any, cache: Path, images: Path, *, outside: bool = Fa
 
 
 @going_first()
-def _look(container: Any) -> Inside:
+def _look(container: Container) -> Inside:
     pidfd = container.pidfd()
     try:
         return look(pidfd)
@@ -160,7 +163,7 @@ def _unseen(inside: Inside) -> bool:
 
 
 async def dump(
-    container: Any,
+    container: Container,
     directory: Path,
     process: Ready,
     *,
@@ -198,7 +201,7 @@ async def dump(
 
 
 @going_first()
-def _finish(container: Any, directory: Path, process: Ready, frozen: _Frozen, began: float) -> Dumped:
+def _finish(container: Container, directory: Path, process: Ready, frozen: _Frozen, began: float) -> Dumped:
     """Complete and check what CRIU has written."""
     process.images.rename(directory)
     tasks = _check_complete(container, directory, frozen.pids)
@@ -216,7 +219,7 @@ def _finish(container: Any, directory: Path, process: Ready, frozen: _Frozen, be
     )
 
 
-async def _attend(container: Any, process: rpc.Worker) -> Unstoppable | None:
+async def _attend(container: Container, process: rpc.Worker) -> Unstoppable | None:
     """End CRIU when the sandbox was killed under its hands, or when a task does not stop; then this says why.
 
     It may wait for a dead process until the time-out, and as the tracer of the dead keeps them from going. While it
@@ -233,7 +236,7 @@ async def _attend(container: Any, process: rpc.Worker) -> Unstoppable | None:
     return None
 
 
-def _target(container: Any) -> tuple[int, int]:
+def _target(container: Container) -> tuple[int, int]:
     """Pid 1's host pid and the inode of its network namespace."""
     pid = container.init_pid
     if pid is None:
@@ -249,7 +252,7 @@ class _Frozen:
 
     def __init__(
         self,
-        container: Any,
+        container: Container,
         inside: Inside,
         on_frozen: Callable[[], None] | None,
         last: Callable[[int], None] | None,
@@ -279,7 +282,7 @@ class _Frozen:
         self.took_ms = (time.monotonic() - began) * 1e3
 
 
-def _request(container: Any, pid: int, namespace: int, watched: Sequence[str]) -> Any:
+def _request(container: Container, pid: int, namespace: int, watched: Sequence[str]) -> Any:
     protobuf = rpc.messages()
     options = protobuf.criu_opts(
         images_dir_fd=-1,  # required, and for nothing
@@ -308,7 +311,7 @@ def _request(container: Any, pid: int, namespace: int, watched: Sequence[str]) -
     return protobuf.criu_req(type=protobuf.DUMP, opts=options)
 
 
-def _check_complete(container: Any, directory: Path, pids: list[int]) -> int:
+def _check_complete(container: Container, directory: Path, pids: list[int]) -> int:
     """Compare the images with the cgroup as it was while frozen. Returns the number of processes.
 
     CRIU silently leaves out a process that is not below pid 1, and may report success when the processes were killed
@@ -338,7 +341,7 @@ def _check_complete(container: Any, directory: Path, pids: list[int]) -> int:
     )
 
 
-def _check_terminals(container: Any, directory: Path) -> None:
+def _check_terminals(container: Container, directory: Path) -> None:
     """CRIU takes a terminal of another devpts for one of the sandbox's, and then cannot restore it."""
     kinds = image_files.messages()
     table = image_files.read(directory / "files.img", kinds.file_entry)
@@ -366,14 +369,14 @@ def _check_terminals(container: Any, directory: Path) -> None:
         )
 
 
-def _is_there(container: Any, path: str) -> bool:
+def _is_there(container: Container, path: str) -> bool:
     with contextlib.suppress(OSError, PagurusError), container.inside.opened() as root:
         os.close(openat2(root, path, os.O_PATH, resolve=ACROSS_MOUNTS))
         return True
     return False
 
 
-def _killed_meanwhile(container: Any, what: str) -> CheckpointFailed:
+def _killed_meanwhile(container: Container, what: str) -> CheckpointFailed:
     return CheckpointFailed(
         f"the processes were killed while they were dumped: {what}",
         remedy="restore an older checkpoint",
@@ -392,7 +395,7 @@ def _identify(pid: int) -> tuple[int, str]:
     return int(numbers[1].split()[-1]) if numbers else 0, name[1] if name else "?"
 
 
-def _failed(container: Any, error: rpc.CriuError) -> CheckpointFailed:
+def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
     text = f"{error.words} {error.log}"
     remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "the sandbox keeps running")
     words = _with_names(str(error), container.tasks())

@@ -17,17 +17,20 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sandbox.errors import Conflict, SandboxDead
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 MOST = 300_000  # entries looked at
 SKIPPED = frozenset({"/proc", "/sys", "/dev"})
 _WATCH = re.compile(rb"^inotify wd:[0-9a-f]+ ino:([0-9a-f]+) ", re.M)
 
 
-def find(container: Any) -> list[str]:
+def find(container: Container) -> list[str]:
     """Paths in the sandbox of all watched files that can be found, in the order in which they were found. Blocks."""
     wanted, near = set(), []
     for pid in container.tasks():

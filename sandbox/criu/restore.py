@@ -24,7 +24,7 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
@@ -32,6 +32,9 @@ from sandbox.criu import amend, memory, namespaces, rpc
 from sandbox.criu.dump import EXTERNAL_MOUNT, EXTERNAL_NETNS
 from sandbox.criu.rewrite import Adapted
 from sandbox.errors import RestoreFailed
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 TIMEOUT = 120.0
 LOG = "restore.log"
@@ -71,7 +74,7 @@ class Waiting:
         keys = [EXTERNAL_NETNS, *(f"pipe:[{pipe}]" for pipe in pipes)]
         return Process(self.worker, {key: NETNS_FD + index for index, key in enumerate(keys)})
 
-    def fits(self, container: Any, images: Path, pipes: list[int]) -> bool:
+    def fits(self, container: Container, images: Path, pipes: list[int]) -> bool:
         """Whether it can restore: it lives, has the pipes, sees the images and what is mounted at the root. Blocks."""
         own = f"/proc/{self.worker.pid}/root"
         with contextlib.suppress(OSError):
@@ -85,7 +88,7 @@ class Waiting:
         return False
 
 
-async def wait(container: Any, cache: Path, images: Path) -> Waiting:
+async def wait(container: Container, cache: Path, images: Path) -> Waiting:
     """A CRIU process beside the living container, for its next restore. Raises Refused where the shim is too old.
 
     It will find directories of images in `images`, which exists.
@@ -95,7 +98,7 @@ async def wait(container: Any, cache: Path, images: Path) -> Waiting:
 
 @contextlib.asynccontextmanager
 async def worker(
-    container: Any, cache: Path, images: Path, pipes: list[int], waiting: Waiting | None
+    container: Container, cache: Path, images: Path, pipes: list[int], waiting: Waiting | None
 ) -> AsyncIterator[Process]:
     """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand.
 
@@ -113,7 +116,7 @@ async def worker(
 
 
 @going_first()
-def _joined(waiting: Waiting, container: Any, images: Path, pipes: list[int]) -> bool:
+def _joined(waiting: Waiting, container: Container, images: Path, pipes: list[int]) -> bool:
     """Whether the process fits, and is in the container's groups now."""
     if not waiting.fits(container, images, pipes):
         return False
@@ -124,7 +127,7 @@ def _joined(waiting: Waiting, container: Any, images: Path, pipes: list[int]) ->
     return True
 
 
-async def _spawn(container: Any, cache: Path, images: Path, sinks: int, *, waits: bool) -> Waiting:
+async def _spawn(container: Container, cache: Path, images: Path, sinks: int, *, waits: bool) -> Waiting:
     fds = [os.open(container.netns, os.O_RDONLY | os.O_CLOEXEC)]
     try:
         for _ in range(sinks):
@@ -143,7 +146,7 @@ async def _spawn(container: Any, cache: Path, images: Path, sinks: int, *, waits
 
 
 async def restore(
-    container: Any,
+    container: Container,
     images: Adapted,
     process: Process,
     *,
@@ -203,7 +206,7 @@ async def restore(
 
 
 def _notify(
-    container: Any, images: Adapted, process: Process, hold: Hold | None, before_run: Callable[[], None] | None
+    container: Container, images: Adapted, process: Process, hold: Hold | None, before_run: Callable[[], None] | None
 ) -> dict[str, Callable[[int], None]]:
     init, times = 0, amend.Times()
     loop = asyncio.get_running_loop()
@@ -240,7 +243,7 @@ class Hold:
     before they are let go (`hold`).
     """
 
-    def __init__(self, container: Any):
+    def __init__(self, container: Container):
         self._file = container.cgroup.path / "cgroup.freeze"
 
     def leave(self, criu_pid: int) -> None:
