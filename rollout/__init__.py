@@ -4,17 +4,19 @@ Owns: everything between an environment and a batch of samples. Does not own: gr
 `import rollout` loads no torch: only `rollout.engine.embedded.model`, `.core` and `.embedded` do.
 """
 
+from rollout.chaos import Faults
 from rollout.controller import RolloutConfig, RolloutController
-from rollout.environment import Environment, Observation
-from rollout.faults import Faults
+from rollout.environments.base import Environment, Observation
+from rollout.episode.manager import run_trajectory
+from rollout.episode.spec import Limits
 from rollout.messages import Batch, Group, Recovery, Trajectory, TurnRecord
-from rollout.trajectory import run_trajectory
 
 __all__ = [
     "Batch",
     "Environment",
     "Faults",
     "Group",
+    "Limits",
     "Observation",
     "Recovery",
     "RolloutConfig",

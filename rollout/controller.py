@@ -1,44 +1,78 @@
 """`RolloutController`: groups of trajectories from prompts, at a bounded staleness, for a trainer that waits little.
 
-Owns: which groups run, the limit on trajectories at once, retries, the sample buffer, the books (ledger, counts).
-Does not own: one trajectory (`run_trajectory`), the engine's life (supervisor), gradients.
-Guarantee: every prompt is accounted for exactly once (I7); a batch is complete groups within the staleness bound;
-a trajectory that failed is in its group with a reason (I10).
+Owns: the state that decisions look at, the execution of what they answer, counts. Does not own: deciding
+(rollout.decide), one trajectory (rollout.episode), what is on disk (rollout.store), the engine's life, gradients.
+Guarantee: every prompt is accounted for exactly once (I7); a batch is whole groups in which no token older than the
+bound bears gradient; a failure is booked with its blame (I10); when nothing can go on, somebody is told why.
 
 ::
 
-    seeds ─▶ ledger ─▶ admission (may_start) ─▶ group: size x run_trajectory ─▶ buffer ─▶ next_batch ─▶ trainer
-                ▲                                      │ over-stale: abort                            │
-                └─────────── queued again ◀────────────┘        published(version) ◀── consumed ◀─────┘
-
-A failed trajectory is tried again in a fresh sandbox when the failure was the platform's, not the environment's or
-the policy's. A group of which no trajectory succeeded in running is given up after `attempts` tries of the prompt.
+    seeds ─▶ store.lease ─▶ group: size x EpisodeManager.run ─▶ store.put ─▶ store.buffer ─▶ store.take ─▶ trainer
+                                │      ▲ failed by the platform: again                           │
+                                │      └───────────────────────────┐                             │
+                       view ─▶ RolloutPolicy.decide ─▶ actions ─▶ execute ◀── published(version) ◀┘
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import itertools
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rollout import groups, held_out
+from rollout.chaos import Faults
+from rollout.decide import breaker
+from rollout.decide.blame import Blame, Cause, Failure, Phase, blame, part
+from rollout.decide.policy import RolloutPolicy
+from rollout.decide.staleness import staleness
+from rollout.decide.view import (
+    Abort,
+    Action,
+    Buffered,
+    Exhausted,
+    Finish,
+    GiveUp,
+    HandOut,
+    Lease,
+    OverStale,
+    PartView,
+    Reopen,
+    Rules,
+    Start,
+    Stop,
+    View,
+    Wait,
+)
 from rollout.engine.client import Sampling
-from rollout.environment import Environment, Tokenizer
-from rollout.faults import Faults
-from rollout.ledger import Ledger, Prompt
-from rollout.messages import Batch, Group, Trajectory
-from rollout.staleness import may_start, over_stale, staleness
-from rollout.trajectory import Engine, OnTurn, run_trajectory
-from sandbox.errors import PagurusError
+from rollout.environments.base import Environment, Tokenizer
+from rollout.episode.clock import PhaseMeter
+from rollout.episode.manager import Engine, EpisodeManager, OnTurn
+from rollout.episode.spec import EpisodeSpec, Limits
+from rollout.groups import Counts, Group, Slot
+from rollout.messages import Batch, Trajectory, TurnRecord
+from rollout.store import samples as store
+from rollout.store.decisions import DecisionLog
+from rollout.store.disk import DiskThread, JournalThread
+from rollout.store.journal import Journal, Key
+from rollout.store.status import Running, Status, write_status
+from sandbox.errors import EngineFailed
 
 log = logging.getLogger("pagurus.rollout")
+
+NEVER = 3600.0  # seconds between two looks when nothing says when
+STATUS_EVERY = 1.0  # seconds
+
+
+class NoMorePrompts(Exception):
+    """Every prompt was trained or given up."""
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,43 +80,20 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     groups: int = 8  # of a batch
     size: int = 8  # trajectories of a group
+    extra: int = 0  # trajectories of a group beyond these: see rollout.decide.redundancy
     concurrency: int = 64  # trajectories at once
     staleness: int = 1  # trainer version minus oldest policy version, at most
+    over_stale: OverStale = "wait"  # see rollout.decide.staleness
     sampling: Sampling = Sampling()
-    trajectory_timeout: float = 300.0  # seconds; one that takes longer is truncated, counted, and stays in its group
-    attempts: int = 3  # of a trajectory after failures of the platform, and of a prompt
-    max_length: int = 1024  # tokens of a trajectory
+    limits: Limits = Limits()
+    attempts: int = 3  # failures of a prompt's environment until it is given up
+    starts: int = 8  # of one trajectory
+    patience: float = 900.0  # seconds for which a part of the platform may refuse everything
     seed: int = 0
 
-
-@dataclass(eq=False)
-class _Running:
-    """A group on its way."""
-
-    prompt: Prompt
-    trajectories: list[Trajectory]
-    task: asyncio.Task[None] | None = None
-    over_stale: bool = False
-
     @property
-    def oldest(self) -> int | None:
-        return Group(prompt="", seed=0, trajectories=self.trajectories).oldest
-
-
-@dataclass
-class _Counts:
-    turns: int = 0
-    tokens: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-    struck: int = 0
-    killed: int = 0
-    recovered_equal: int = 0
-    lost: int = 0  # trajectories that no restore and no retry could save
-    retried: int = 0
-    over_stale_aborted: int = 0
-    over_stale_dropped: int = 0
+    def rules(self) -> Rules:
+        return Rules(**{name: getattr(self, name) for name in Rules.__struct_fields__})
 
 
 class RolloutController:
@@ -105,23 +116,49 @@ class RolloutController:
     ):
         """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved (a resume).
         `seeds`: of the prompts, in order, the same at every start; None: 0, 1, 2, … from ``config.seed`` million on."""
-        self.environment, self.host, self.engine, self.tokenizer = environment, host, engine, tokenizer
-        self.config, self.faults, self.on_turn = config, faults, on_turn
-        self.ledger = Ledger(Path(folder) / "ledger.sqlite")
-        self.requeued_at_start = self.ledger.recover(step)
+        self.config, self.faults, self.host = config, faults, host
+        self.folder = Path(folder)
+        self._disk = DiskThread()
+        self.store = store.SampleStore(self.folder)
+        self.journal = Journal(self.folder)
+        self.fence = self.store.acquire("rollout")
+        self.store.recover(step, self.fence)
+        self.policy = RolloutPolicy(config.rules)
+        self.log = DecisionLog(self.folder, self.fence.generation, config.rules)
+        self.meter = PhaseMeter()
+        self.episodes = EpisodeManager(
+            environment=environment,
+            host=host,
+            engine=engine,
+            tokenizer=tokenizer,
+            limits=config.limits,
+            notes=JournalThread(self.journal, self._disk),
+            meter=self.meter,
+            on_turn=self._on_turn,
+            on_created=lambda: self._works("create"),
+        )
         self.version, self.step = version, step
+        self._told = on_turn
         base = itertools.count(config.seed * 1_000_000) if seeds is None else iter(seeds)
-        self._seeds: Iterator[int] = itertools.islice(base, self.ledger.issued(), None)
-        self._slots = asyncio.Semaphore(config.concurrency)
-        self._running: set[_Running] = set()
-        self._buffer: list[Group] = []
+        self._seeds: Iterator[int] = itertools.islice(base, self.store.issued(), None)
+        self._seeds_left = True
+        self._do = self._disk.do
+        self._members = config.size + config.extra
+        self._groups: dict[str, Group] = {}
+        self._buffer: dict[str, Buffered] = {}
+        self._parts: dict[str, PartView] = {}
+        self._asked: asyncio.Future[Batch] | None = None
+        self._asked_at = 0.0
         self._training = False
-        self._changed = asyncio.Condition()
+        self._draining = False
+        self._changed = asyncio.Event()
+        self._waits: list[Wait] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-        self._active = 0
-        self._counts = _Counts()
-        self._stopping = False
+        self._counts = Counts()
+        self._stopped = False
+        self._load()
 
     async def __aenter__(self) -> RolloutController:
         await self.start()
@@ -132,275 +169,347 @@ class RolloutController:
 
     # ----------------------------------------------------------------- life
 
+    def _load(self) -> None:
+        """What processes before this one left: whole groups, groups on their way, turns on their way."""
+        for lease in self.store.buffered():
+            self._buffer[lease.prompt] = groups.whole(lease, self.config.size, self.store)
+        for group in groups.left(self._members, self.store, self.journal):
+            self._groups[group.lease.prompt] = group
+
+    def journalled_sandboxes(self) -> set[str]:
+        """Sandboxes that another process left and that this one goes on with. All others may be removed."""
+        members = [member for group in self._groups.values() for member in group.members]
+        return {member.since[-1].sandbox for member in members if member.since}
+
     async def start(self) -> None:
         """Begin to fill the buffer."""
         if self._pump is None:
-            self._pump = asyncio.get_running_loop().create_task(self._admit(), name="rollout admission")
-            self._pump.add_done_callback(self._note_failure)
+            self._pump = self._spawn(self._run(), "rollout decisions")
+            self._spawn(self._report(), "rollout status")
 
-    async def stop(self) -> None:
-        """End all trajectories; their prompts are queued again in the ledger. Idempotent."""
-        self._stopping = True
-        tasks = [running.task for running in self._running if running.task is not None]
-        if self._pump is not None:
-            tasks.append(self._pump)
+    async def stop(self, *, leave: bool = False) -> None:
+        """End all trajectories. With `leave` their sandboxes stay, and a next controller of this folder goes on with
+        them; else their prompts are played from the beginning by it. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.episodes.leaving = leave
+        tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._pump = None
-        for group in self._buffer:
-            self.ledger.requeue(group.prompt, "stopped")
-        self._buffer.clear()
-        self.ledger.close()
+        if not leave:
+            for key in await self._do(self.journal.open):
+                await self._do(self.journal.forget, key)
+        if self._asked is not None and not self._asked.done():
+            self._asked.cancel()
+        self._disk.close()
+        self.log.close()
+        self.journal.close()
+        self.store.close()
 
     # ----------------------------------------------------------------- for the trainer
 
     async def next_batch(self) -> Batch:
-        """Complete groups for the next step, oldest policy first. Waits until there are enough."""
-        async with self._changed:
-            while True:
-                self._drop_over_stale()
-                if self._failure is not None:
-                    raise self._failure
-                if len(self._buffer) >= self.config.groups:
-                    break
-                await self._changed.wait()
-            self._buffer.sort(key=lambda group: -staleness(self.version, group.oldest))
-            groups, self._buffer = self._buffer[: self.config.groups], self._buffer[self.config.groups :]
-            self.ledger.claim([group.prompt for group in groups], self.step)
+        """Whole groups for the next step, oldest policy first. Waits until there are enough.
+
+        Raises NoMorePrompts when there will be none, EngineFailed with the reason when the platform refuses too long.
+        """
+        self._check()
+        if (again := await self._do(self.store.batch, self.step)) is not None:  # a step that was not saved
             self._training = True
-            return Batch(version=self.version, groups=groups)
+            return again
+        self._asked, self._asked_at = asyncio.get_running_loop().create_future(), time.time()
+        self._changed.set()
+        try:
+            return await self._asked
+        finally:
+            self._asked = None
 
     async def consumed(self, batch: Batch) -> None:
         """The step on this batch is saved: its prompts are consumed for good."""
-        self.ledger.consume([group.prompt for group in batch.groups])
-        self.step += 1
+        await self._do(self.store.ack, batch.step, self.fence)
+        self.step = batch.step + 1
 
     async def published(self, version: int) -> None:
-        """The trainer moved on, and the engine serves `version`. Ends what became over-stale, admits anew."""
-        async with self._changed:
-            self.version = version
-            self._training = False
-            for running in self._running:
-                if over_stale(trainer=version, oldest=running.oldest, bound=self.config.staleness):
-                    running.over_stale = True
-                    self._counts.over_stale_aborted += 1
-                    assert running.task is not None
-                    running.task.cancel()
-            self._drop_over_stale()
-            self._changed.notify_all()
+        """The trainer moved on, and the engine serves `version`."""
+        self.version = version
+        self._training = False
+        self._changed.set()
 
     async def evaluate(self, seeds: Iterable[int], *, sampling: Sampling | None = None) -> list[Trajectory]:
-        """Play held-out episodes under the same limit of concurrency; neither ledger nor buffer knows of them."""
-        runs = [self._play(f"eval-{seed}", seed, 0, Trajectory(), sampling, faults=False) for seed in seeds]
-        return list(await asyncio.gather(*runs))
+        """Play held-out episodes under the same limit of concurrency; the store does not know of them."""
+        config = self.config
+        slots = asyncio.Semaphore(config.concurrency)
+        episodes = dataclasses.replace(self.episodes, notes=None)
+        played = [
+            held_out.play(
+                episodes,
+                EpisodeSpec(prompt=f"eval-{seed}", seed=seed),
+                sampling or config.sampling,
+                slots,
+                refused=self._refused,
+                starts=config.starts,
+                patience=config.patience,
+            )
+            for seed in seeds
+        ]
+        trajectories = list(await asyncio.gather(*played))
+        for trajectory in trajectories:
+            self._counts.book(trajectory)
+        return trajectories
 
     def statistics(self) -> dict[str, Any]:
-        counts = self._counts
+        running = [m for group in self._groups.values() for m in group.members if m.task is not None]
         return {
             "version": self.version,
             "step": self.step,
-            "active": self._active,
-            "groups_running": len(self._running),
+            "active": len(running),
+            "groups_running": len(self._groups),
             "groups_buffered": len(self._buffer),
-            "prompts": self.ledger.counts() if not self._stopping else {},
-            "turns": counts.turns,
-            "tokens": counts.tokens,
-            "verdicts": dict(counts.verdicts),
-            "trajectories": dict(counts.statuses),
-            "reasons": dict(counts.reasons),
-            "struck": counts.struck,
-            "killed": counts.killed,
-            "recovered_equal": counts.recovered_equal,
-            "trajectories_lost": counts.lost,
-            "trajectories_retried": counts.retried,
-            "over_stale_aborted": counts.over_stale_aborted,
-            "over_stale_dropped": counts.over_stale_dropped,
-            "staleness": [staleness(self.version, running.oldest) for running in self._running],
+            "prompts": msgspec.to_builtins(self.store.account()) if not self._stopped else {},
+            **self._counts.figures(),
+            "staleness": [staleness(self.version, member.trajectory.oldest) for member in running],
         }
 
-    # ----------------------------------------------------------------- groups
+    # ----------------------------------------------------------------- the loop of decisions
 
-    async def _admit(self) -> None:
-        """Consumes: prompts. Waits for: room within the staleness bound. Produces: running groups."""
+    async def _run(self) -> None:
+        """Looks, decides, writes down, executes; sleeps until something changed or a pause is over."""
         while True:
-            async with self._changed:
-                await self._changed.wait_for(self._may_start)
-            prompt = self._next_prompt()
-            if prompt is None:
-                return
-            size = self.config.size
-            running = _Running(prompt, [Trajectory() for _ in range(size)])
-            self._running.add(running)
-            running.task = asyncio.get_running_loop().create_task(self._group(running), name=f"group {prompt.id}")
-            running.task.add_done_callback(self._note_failure)
+            self._changed.clear()
+            now, view = time.time(), self._view()
+            actions = self.policy.decide(view, now)
+            self.log.append(now, view, actions)
+            self._waits = [action for action in actions if isinstance(action, Wait)]
+            if len(self._waits) < len(actions):
+                for action in actions:
+                    await self._execute(action)
+                if self._failure is not None:
+                    return
+                continue
+            until = min((wait.until for wait in self._waits if wait.until is not None), default=now + NEVER)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.001, until - now)):
+                    await self._changed.wait()
 
-    def _may_start(self) -> bool:
-        outstanding = len(self._running) + len(self._buffer)
-        config = self.config
-        return may_start(outstanding=outstanding, batch=config.groups, bound=config.staleness, training=self._training)
+    def _view(self) -> View:
+        return View(
+            version=self.version,
+            asked=self._asked is not None and not self._asked.done(),
+            training=self._training,
+            running=[group.view for group in self._groups.values()],
+            buffered=list(self._buffer.values()),
+            queued=self.store.queued(),
+            more=self._seeds_left,
+            parts=list(self._parts.values()),
+            draining=self._draining,
+        )
 
-    def _next_prompt(self) -> Prompt | None:
-        if (prompt := self.ledger.take()) is None:
-            self.ledger.issue(itertools.islice(self._seeds, self.config.groups))
-            prompt = self.ledger.take()
-        return prompt
+    async def _execute(self, action: Action) -> None:
+        match action:
+            case Lease(count):
+                await self._lease(count)
+            case Start(prompt, index):
+                self._begin(self._groups[prompt], index)
+            case Abort(prompt, index, why, again):
+                await self._abort(self._groups[prompt], index, why, again=again)
+            case Reopen(prompt, members, why):
+                await self._reopen(prompt, members, why)
+            case Finish(prompt):
+                await self._finish(prompt)
+            case GiveUp(prompt, reason):
+                await self._give_up(prompt, reason)
+            case HandOut(prompts, oldest):
+                await self._hand_out(prompts, oldest)
+            case Exhausted():
+                self._refuse(NoMorePrompts("every prompt was trained or given up"))
+            case Stop(reason):
+                self._fail(EngineFailed(f"the rollout cannot go on: {reason}", remedy="see `pagurus rollouts why RUN`"))
+            case Wait():
+                pass
 
-    async def _group(self, running: _Running) -> None:
-        """Play all trajectories of a prompt, then decide what becomes of the group."""
-        prompt = running.prompt
-        try:
-            runs = [
-                asyncio.ensure_future(self._play(prompt.id, prompt.seed, index, trajectory))
-                for index, trajectory in enumerate(running.trajectories)
-            ]
-            try:
-                done = await asyncio.gather(*runs)
-            finally:
-                for run in runs:
-                    run.cancel()
-                await asyncio.wait(runs)
-        except asyncio.CancelledError:
-            self.ledger.requeue(prompt.id, "over-stale" if running.over_stale else "stopped")
-            if not running.over_stale:
-                raise
-        else:
-            self._settle(prompt, list(done))
-        finally:
-            self._running.discard(running)
-            await self._notify()
+    async def _lease(self, count: int) -> None:
+        queued = self.store.queued()
+        if queued < count and self._seeds_left:
+            seeds = list(itertools.islice(self._seeds, count - queued))
+            self._seeds_left = len(seeds) == count - queued
+            await self._do(self.store.issue, seeds, self.fence)
+        for lease in await self._do(self.store.lease, count, self.fence):
+            self._groups[lease.prompt] = groups.fresh(lease, self._members)
 
-    def _settle(self, prompt: Prompt, trajectories: list[Trajectory]) -> None:
-        """A finished group: into the buffer, back to the queue, or given up."""
-        if any(trajectory.status in ("completed", "truncated") for trajectory in trajectories):
-            self._buffer.append(Group(prompt=prompt.id, seed=prompt.seed, trajectories=trajectories))
-            return
-        reason = trajectories[0].reason or trajectories[0].status
-        if prompt.attempts < self.config.attempts:
-            log.warning("prompt %s failed, queued again: %s", prompt.id, reason)
-            self.ledger.requeue(prompt.id, reason)
-        else:
-            log.error("prompt %s given up after %d attempts: %s", prompt.id, prompt.attempts, reason)
-            self.ledger.give_up(prompt.id, reason)
+    def _begin(self, group: Group, index: int) -> None:
+        member = group.members[index]
+        member.trajectory, member.why = Trajectory(), ""
+        member.task = self._spawn(self._play(group, member), f"episode {group.lease.prompt}/{index}")
 
-    def _drop_over_stale(self) -> None:
-        kept = []
-        for group in self._buffer:
-            if over_stale(trainer=self.version, oldest=group.oldest, bound=self.config.staleness):
-                self.ledger.requeue(group.prompt, "over-stale")
-                self._counts.over_stale_dropped += 1
-            else:
-                kept.append(group)
-        self._buffer = kept
+    async def _abort(self, group: Group, index: int, why: str, *, again: bool) -> None:
+        member = group.members[index]
+        self._counts.over_stale += why == "over-stale"
+        if member.task is not None:
+            member.why = why
+            member.task.cancel()
+            await asyncio.wait([member.task])
+        elif member.ended:
+            await self._do(self.store.discard, group.lease.prompt, [index], self.fence)
+        member.task, member.ended = None, False
+        member.starts += again
+        group.reason = why
+
+    async def _reopen(self, prompt: str, members: list[int], why: str) -> None:
+        self._counts.over_stale += len(members)
+        done = self._buffer.pop(prompt)
+        chosen = [each.member for each in self.store.finished(prompt)]
+        await self._do(self.store.discard, prompt, [chosen[n] for n in members], self.fence)
+        (lease,) = [each for each in self.store.in_flight() if each.prompt == prompt]
+        group = self._groups[prompt] = groups.restored(lease, self._members, self.store)
+        group.reason = why
+        for n in members:
+            again = group.members[chosen[n]]
+            again.starts = again.start = done.starts[n] + 1
+
+    async def _finish(self, prompt: str) -> None:
+        await self._do(self.store.buffer, prompt, self.fence)
+        group = self._groups.pop(prompt)
+        self._buffer[prompt] = groups.whole(group.lease, self.config.size, self.store)
+
+    async def _give_up(self, prompt: str, reason: str) -> None:
+        group = self._groups[prompt]
+        for member in group.members:
+            if member.task is not None:
+                await self._abort(group, member.index, "given up", again=False)
+        self._counts.lost += group.failures < self.config.attempts
+        log.error("prompt %s given up: %s", prompt, reason)
+        await self._do(self.store.give_up, prompt, reason, self.fence)
+        del self._groups[prompt]
+
+    async def _hand_out(self, prompts: list[str], oldest: int) -> None:
+        take = self.store.take
+        size = self.config.size
+        batch = await self._do(
+            lambda: take(self.step, prompts, self.fence, version=self.version, oldest=oldest, members=size)
+        )
+        for prompt in prompts:
+            del self._buffer[prompt]
+        self._training = True
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(batch)
 
     # ----------------------------------------------------------------- trajectories
 
-    async def _play(
-        self,
-        prompt: str,
-        seed: int,
-        index: int,
-        into: Trajectory,
-        sampling: Sampling | None = None,
-        *,
-        faults: bool = True,
-    ) -> Trajectory:
-        """One trajectory, tried again in a fresh sandbox while it is the platform that fails."""
-        for attempt in range(self.config.attempts):
-            async with self._slots:
-                self._active += 1
-                try:
-                    trajectory = await self._once(prompt, seed, index, attempt, into, sampling, faults)
-                finally:
-                    self._active -= 1
-            platform = trajectory.status == "failed" and not trajectory.reason.startswith("environment:")
-            if not platform:
-                break
-            log.warning("trajectory %s/%d failed: %s", prompt, index, trajectory.reason)
-            if attempt + 1 < self.config.attempts:
-                self._counts.retried += 1
-                self._book(trajectory)
-                _clear(into)
-        else:
-            self._counts.lost += 1
-        self._counts.statuses[trajectory.status] += 1
-        if trajectory.reason:
-            self._counts.reasons[trajectory.reason.partition(":")[0]] += 1
-        self._book(trajectory)
-        return trajectory
-
-    async def _once(
-        self,
-        prompt: str,
-        seed: int,
-        index: int,
-        attempt: int,
-        into: Trajectory,
-        sampling: Sampling | None,
-        faults: bool,
-    ) -> Trajectory:
-        env = self.environment()
-        sandbox = None
-        into.started_at = time.time()
+    async def _play(self, group: Group, member: Slot) -> None:
+        """One attempt at a trajectory, and its books."""
+        prompt, since = group.lease.prompt, member.since
+        spec = EpisodeSpec(prompt=prompt, seed=group.lease.seed, index=member.index, start=member.start)
+        strike = None
+        if self.faults is not None and not since:
+            strike = self.faults.choose(prompt, member.index, member.start)
+        self._counts.continued += bool(since)
         try:
-            async with asyncio.timeout(self.config.trajectory_timeout):
-                sandbox = await self.host.create(env.image, limits=env.limits, network=env.network)
-                return await run_trajectory(
-                    env,
-                    sandbox,
-                    self.engine,
-                    self.tokenizer,
-                    seed=seed,
-                    sampling=sampling or self.config.sampling,
-                    prompt=prompt,
-                    group=prompt,
-                    index=index,
-                    max_length=self.config.max_length,
-                    strike=self.faults.choose(prompt, index, attempt) if self.faults is not None and faults else None,
-                    on_turn=self.on_turn,
-                    into=into,
-                )
-        except TimeoutError:
-            into.status, into.reason = "truncated", f"timeout: {self.config.trajectory_timeout:g} s"
-            return into
-        except PagurusError as error:  # no sandbox to play in
-            into.status, into.reason = "failed", f"{error.code}: {error}"
-            into.prompt, into.group, into.index, into.seed = prompt, prompt, index, seed
-            return into
-        finally:
-            if sandbox is not None:
-                await asyncio.shield(_remove(sandbox))
+            trajectory = await self.episodes.run(
+                spec, self.config.sampling, since=since, strike=strike, into=member.trajectory
+            )
+        except asyncio.CancelledError:
+            if not self.episodes.leaving:
+                await asyncio.shield(self._do(self.journal.forget, spec.key))
+            if not member.why:
+                raise
+            self._settle(member, trajectory=None)
+            return
+        await asyncio.shield(self._ended(group, member, trajectory, spec.key))
 
-    def _book(self, trajectory: Trajectory) -> None:
-        counts = self._counts
-        counts.turns += len(trajectory.turns)
-        counts.tokens += sum(trajectory.mask)
-        counts.verdicts.update(turn.verdict for turn in trajectory.turns)
-        counts.struck += trajectory.struck
-        counts.killed += trajectory.killed
-        counts.recovered_equal += trajectory.recovered_equal
+    async def _ended(self, group: Group, member: Slot, trajectory: Trajectory, key: Key) -> None:
+        if trajectory.scored:
+            self._works("host")
+            try:
+                await self._do(self.store.put, trajectory, self.fence)
+            except ValueError as error:  # a log-probability that is no number must never be learned from
+                trajectory.status = "failed"
+                trajectory.failure = Failure(phase=Phase.GENERATE, cause=Cause.ENGINE, message=str(error))
+        self._counts.book(trajectory)
+        await self._do(self.journal.forget, key)
+        failure = trajectory.failure
+        if not trajectory.scored and failure is not None:
+            group.reason = str(failure)
+            log.warning("trajectory %s/%d failed: %s", key.prompt, key.member, failure)
+            if blame(failure) is Blame.ENVIRONMENT:
+                group.failures += 1
+                await self._do(self.store.failed, key.prompt, self.fence)
+            else:
+                self._counts.retried += 1
+                self._refused(failure)
+                member.starts += failure.phase not in (Phase.CREATE, Phase.GENERATE)
+        self._settle(member, trajectory)
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _settle(self, member: Slot, trajectory: Trajectory | None) -> None:
+        member.ended = trajectory is not None and trajectory.scored
+        member.oldest = trajectory.oldest if member.ended and trajectory is not None else None
+        member.task, member.since = None, []
+        member.start += 1
+        self._changed.set()
 
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
+    def _refused(self, failure: Failure) -> PartView:
+        name, now = part(failure), time.time()
+        known = self._parts[name] = breaker.note(self._parts.get(name), name, str(failure), now)
+        return known
+
+    def _works(self, name: str) -> None:
+        if self._parts.pop(name, None) is not None:
+            self._changed.set()
+
+    def _on_turn(self, trajectory: Trajectory, turn: TurnRecord) -> None:
+        self._works("engine")
+        self._works("host")
+        if self._told is not None:
+            self._told(trajectory, turn)
+
+    # ----------------------------------------------------------------- books
+
+    async def _report(self) -> None:
+        """Keeps `status.json` fresh: what `pagurus rollouts why` reads."""
+        while True:
+            status = Status(
+                at=time.time(),
+                version=self.version,
+                step=self.step,
+                trainer="training" if self._training else "waiting" if self._asked is not None else "elsewhere",
+                asked_at=self._asked_at if self._asked is not None else None,
+                waits=[*self._waits, *breaker.waits(list(self._parts.values()), time.time())],
+                running=[
+                    Running.of(member.trajectory)
+                    for group in self._groups.values()
+                    for member in group.members
+                    if member.task is not None
+                ],
+                account=self.store.account(),
+                seconds=self.meter.seconds(),
+            )
+            await asyncio.to_thread(write_status, self.folder, status)
+            await asyncio.sleep(STATUS_EVERY)
+
+    # ----------------------------------------------------------------- tasks
+
+    def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
         """A bug in our own loops must reach the trainer, not the log."""
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._failure = self._failure or error
-            self._wake = asyncio.ensure_future(self._notify())
+            self._fail(error)
 
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._refuse(error)
 
-def _clear(trajectory: Trajectory) -> None:
-    """Make it a fresh one, in place: the group watches this object."""
-    fresh = Trajectory()
-    for name in Trajectory.__struct_fields__:
-        setattr(trajectory, name, getattr(fresh, name))
+    def _refuse(self, error: BaseException) -> None:
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_exception(error)
 
-
-async def _remove(sandbox: Any) -> None:
-    try:
-        await sandbox.remove()
-    except PagurusError as error:  # it is the daemon's to clean up now; the trajectory itself is whole
-        log.warning("sandbox %s could not be removed: %s", sandbox.id, error)
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure

@@ -7,10 +7,12 @@ in (mask 0) or sampled (mask 1) with ``logprobs[i]`` under weights ``versions[i]
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 
+from rollout.decide.blame import Failure
 from rollout.engine.client import Generation
 
 Status = Literal["completed", "truncated", "failed", "aborted"]
@@ -37,10 +39,14 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     verdict_ms: float = 0.0
     tokens: int = 0  # sampled
     restored: int = 0  # times that the sandbox was brought back in this turn
+    finish: str = ""  # why the engine stopped: stop, length
+    version: int = -1  # newest policy version that sampled the action
+    effects: list[str] = []  # the largest effects on the operating system, for people
+    uncaptured: str = ""  # why the turn's checkpoint could not be taken; the next one holds its state too
 
 
 class Recovery(msgspec.Struct, kw_only=True):
-    """One death of a sandbox and its restore."""
+    """One death of a sandbox and its restore. What is executed again must say what the agent has already read."""
 
     turn: int
     checkpoint: str
@@ -64,7 +70,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     versions: list[int] = []
     reward: float = 0.0
     status: Status = "completed"
-    reason: str = ""
+    reason: str = ""  # for people; decisions go by `failure`
     turns: list[TurnRecord] = []
     recoveries: list[Recovery] = []
     killed: int = 0  # times that its sandbox died
@@ -73,6 +79,10 @@ class Trajectory(msgspec.Struct, kw_only=True):
     started_at: float = 0.0
     finished_at: float = 0.0
     temperature: float = 1.0  # that its tokens were sampled at, of which `logprobs` are
+    failure: Failure | None = None  # why it is not `completed`
+    start: int = 0  # which attempt at this member of the group it is, counted from 0
+    own_s: float = 0.0  # seconds of its own clock
+    continued: int = 0  # times that another process went on with it
 
     @property
     def recovered_equal(self) -> int:
@@ -83,12 +93,34 @@ class Trajectory(msgspec.Struct, kw_only=True):
         """Oldest policy version in it; None before the first sampled token."""
         return min((version for version in self.versions if version >= 0), default=None)
 
+    @property
+    def scored(self) -> bool:
+        """Its reward is the policy's doing: it may be learned from."""
+        return self.status in ("completed", "truncated")
+
+    def check(self) -> None:
+        """Raise ValueError unless it may be learned from: one length, every log-probability a number (I8)."""
+        lengths = {len(self.tokens), len(self.mask), len(self.logprobs), len(self.versions)}
+        if len(lengths) != 1:
+            raise ValueError(f"trajectory {self.prompt}/{self.index}: lists of different lengths {sorted(lengths)}")
+        if not all(map(math.isfinite, self.logprobs)) or not math.isfinite(self.reward):
+            raise ValueError(f"trajectory {self.prompt}/{self.index}: a log-probability or reward is not finite")
+
+    def bearing(self, oldest: int) -> list[int]:
+        """`mask` without the tokens that were sampled before version `oldest`."""
+        return [m if version >= oldest else 0 for m, version in zip(self.mask, self.versions, strict=True)]
+
     def put(self, ids: list[int]) -> None:
         """Tokens that came from outside: prompt, observation."""
         self.tokens += ids
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
         self.versions += [-1] * len(ids)
+
+    def append(self, at: int, tokens: list[int], mask: list[int], logprobs: list[float], versions: list[int]) -> None:
+        """Tokens of another process, from position `at` on."""
+        self.tokens[at:], self.mask[at:] = tokens, mask
+        self.logprobs[at:], self.versions[at:] = logprobs, versions
 
     def sampled(self, generation: Generation) -> None:
         """Tokens that the policy sampled, as the engine gave them."""
@@ -100,7 +132,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """All trajectories of one prompt. Failed ones are in it, with their reason (I10)."""
+    """All trajectories of one prompt, each of which was scored: what the platform lost was played again."""
 
     prompt: str
     seed: int
@@ -116,6 +148,8 @@ class Batch(msgspec.Struct, kw_only=True):
 
     version: int
     groups: list[Group]
+    step: int = 0  # of the trainer, counted from 0
+    oldest: int = 0  # tokens of older versions bear no gradient (`Trajectory.bearing`)
 
     @property
     def trajectories(self) -> list[Trajectory]:

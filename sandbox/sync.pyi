@@ -100,6 +100,7 @@ class Sandbox:
         user: int | str | None = None,
         output_limit: int = ...,
         ends_turn: bool = True,
+        key: str | None = None,
     ) -> ExecResult:
         """Run a command (a string for ``/bin/sh -c``, or an argument vector) and end the turn."""
     def fork(self, count: int = 1) -> builtins.list[Fork]:
@@ -461,7 +462,7 @@ class Client:
         body: Any = None,
         *,
         timeout: float | None = None,
-        keyed: bool = False,
+        keyed: bool | str = False,
     ) -> T:
         """One request; the decoded answer, or the error that the daemon raised."""
     def checkpoint(

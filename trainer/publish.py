@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+
+import torch
 
 from rollout.engine.embedded.model import Qwen3, save_model
 from rollout.engine.manifest import write_manifest
+from sandbox.errors import Invalid
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -26,6 +30,7 @@ def publish(model: Qwen3, weights: Path, version: int, *, tokenizer: Path, keep:
 
     `tokenizer` is a folder with the tokenizer's files; they travel with every version so that it loads alone.
     """
+    need_finite(model.state_dict())
     weights.mkdir(parents=True, exist_ok=True)
     target = path_of(weights, version)
     aside = weights / f".{target.name}.new"
@@ -42,6 +47,16 @@ def publish(model: Qwen3, weights: Path, version: int, *, tokenizer: Path, keep:
     for old in versions(weights)[:-keep]:
         shutil.rmtree(path_of(weights, old), ignore_errors=True)
     return target
+
+
+def need_finite(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise Invalid, naming the first, if a weight is no number: such weights are neither saved nor published."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise Invalid(
+                f"weight {name} is not finite after this step",
+                remedy="go on from the last saved step with a lower learning rate",
+            )
 
 
 def versions(weights: Path) -> list[int]:

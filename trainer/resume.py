@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trainer.publish import sync_folder
+from trainer.publish import need_finite, sync_folder
 
 KEEP = 2
 
@@ -37,6 +37,7 @@ class State:
 
 def save(folder: Path, state: State) -> None:
     """Writes `state` as the newest save below `folder`; older ones but the last are collected."""
+    need_finite(state.model)
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / ".new"
     content = io.BytesIO()  # torch's own writer turns a full disk into an error without a number

@@ -44,6 +44,7 @@ from rollout import Batch, Environment, Faults, RolloutConfig, RolloutController
 from rollout.engine.client import Sampling
 from rollout.engine.embedded.model import load_model
 from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
+from rollout.store.lock import own
 from rollout.tokenizer import FolderTokenizer
 from sandbox import Client
 from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, NotFound, PagurusError
@@ -132,10 +133,13 @@ class Run:
 
     async def go(self) -> None:
         """The whole run, read from top to bottom."""
+        with own(self.folder):
+            await self._go()
+
+    async def _go(self) -> None:
         async with Client() as client:
             host = Labelled(client, self.folder)
             await self._check_image(client)
-            await host.sweep()
             with (
                 Recorder(self.folder) as self.recorder,
                 Display(steps=self.config.steps, console=self.console) as self.display,
@@ -206,6 +210,7 @@ class Run:
         self.display.stage(f"starting the {self.config.engine} engine")
         async with EngineSupervisor(launch, folder, self.version, log=self.folder / "engine.log") as self.engine:
             self.controller = self._controller(host)
+            await host.sweep(keep=self.controller.journalled_sandboxes())
             try:
                 if self.totals.reward_before is None:
                     self.totals.reward_before = await self._evaluate("held-out reward before GRPO", 0, host)
@@ -214,7 +219,7 @@ class Run:
                     await self._learn(host)
                 self.totals.reward_after = await self._evaluate("held-out reward after GRPO", self.step, host)
             finally:
-                await self.controller.stop()
+                await self.controller.stop(leave=True)  # after `_learn` there is nothing to leave
 
     async def _learn(self, host: Labelled) -> None:
         """Consumes batches of complete groups. Waits for: the buffer. Produces one policy version per batch."""
@@ -241,14 +246,14 @@ class Run:
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
-            await self.controller.stop()
+        await self.controller.stop()
 
     async def _evaluate(self, name: str, step: int, host: Labelled) -> float:
         """Mean reward over held-out seeds, sampled at T = 1 in real sandboxes."""
         self.display.stage(name)
         seeds = [HELD_OUT + i for i in range(self.config.held_out)]
         trajectories = await self.controller.evaluate(seeds)
-        rewards = [trajectory.reward for trajectory in trajectories if trajectory.status in ("completed", "truncated")]
+        rewards = [trajectory.reward for trajectory in trajectories if trajectory.scored]
         if not rewards:
             raise EngineFailed("no held-out episode could be completed", remedy=f"see {self.folder}/engine.log")
         self.totals.add(trajectories)
@@ -417,11 +422,11 @@ def learning_rate(config: Config, step: int) -> float:
 
 
 def samples(batch: Batch) -> list[Sample]:
-    """A batch as the learner sees it. A trajectory that failed says nothing and is left out of its group."""
+    """A batch as the learner sees it. Its groups are whole; tokens older than the bound bear no gradient."""
     return [
         Sample(
             tokens=trajectory.tokens,
-            mask=trajectory.mask,
+            mask=trajectory.bearing(batch.oldest),
             logprobs=trajectory.logprobs,
             reward=trajectory.reward,
             group=group.prompt,
@@ -432,7 +437,6 @@ def samples(batch: Batch) -> list[Sample]:
         )
         for group in batch.groups
         for trajectory in group.trajectories
-        if trajectory.status in ("completed", "truncated")
     ]
 
 

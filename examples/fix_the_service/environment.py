@@ -4,12 +4,15 @@ Owns: the ticket, what counts as solved, how an output becomes an observation. D
 (it is handed one per episode), turns, checkpoints, tokens.
 Guarantee: the reward is 1 only if the service answers properly over loopback when the episode ends, asked by
 the environment itself, and the agent looked before it repaired and checked after it started; else 0.
-An episode's state is in the sandbox and in three booleans, so a sandbox may be restored under it at any turn.
+An episode's state is in the sandbox and in what `snapshot` tells: a sandbox may be restored under it at any turn, and
+another process may go on with it.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import msgspec
 
 from rollout import Environment, Observation
 from sandbox.messages import ExecResult
@@ -17,6 +20,7 @@ from sandbox.messages import ExecResult
 from .scenario import FOLDER, Scenario, scenario
 
 PROMPT = "$ "
+TOO_LONG = "refused\n"  # a command that is longer than a policy may write
 OUTPUT_LIMIT = 160  # characters of a command's output that the policy gets to see
 LONGEST = 20.0  # seconds for a command that should end by itself
 FOREGROUND = 1.0  # seconds for the service in the foreground, which never does
@@ -41,12 +45,13 @@ class FixTheService(Environment):
     max_turns = 8
 
     def __init__(self) -> None:
+        self.seed = 0
         self.scenario: Scenario | None = None
         self.turns = 0
         self.looked = self.repaired = self.checked = False
 
     async def reset(self, sandbox: Any, seed: int) -> Observation:
-        self.scenario = scenario(seed)
+        self.seed, self.scenario = seed, scenario(seed)
         self.turns = 0
         self.looked = self.repaired = self.checked = False
         result = await sandbox.exec(self.scenario.install, cwd=FOLDER, timeout=LONGEST)
@@ -67,6 +72,18 @@ class FixTheService(Environment):
         if self.turns >= self.max_turns:
             return await self._end(sandbox, observe(result))
         return Observation(text=observe(result))
+
+    async def cut(self, sandbox: Any, action: str) -> Observation:
+        self.turns += 1
+        return await self._end(sandbox, "") if self.turns >= self.max_turns else Observation(text=TOO_LONG + PROMPT)
+
+    def snapshot(self) -> bytes:
+        assert self.scenario is not None, "reset() comes first"
+        return msgspec.json.encode((self.seed, self.turns, self.looked, self.repaired, self.checked))
+
+    def load(self, state: bytes) -> None:
+        self.seed, self.turns, self.looked, self.repaired, self.checked = msgspec.json.decode(state)
+        self.scenario = scenario(self.seed)
 
     def _judge(self, action: str, result: ExecResult) -> None:
         """Notes what the agent has done so far, from what its command really printed."""

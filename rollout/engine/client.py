@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from pathlib import Path
 from types import TracebackType
@@ -241,6 +242,8 @@ def generation(response: wire.GenerateResponse) -> Generation:
     edges = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != edges[:-1] or edges[-1] != len(choice.token_ids):
         raise EngineFailed(f"request {response.request_id}: weight-version spans {spans} do not cover the tokens")
+    if not all(math.isfinite(entry.logprob) for entry in content):
+        raise EngineFailed(f"request {response.request_id}: a log-probability is not finite")
     finish = choice.finish_reason
     if finish not in ("stop", "length", "abort"):
         raise EngineFailed(f"request {response.request_id}: finish reason {finish!r}")

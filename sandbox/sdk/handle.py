@@ -117,6 +117,7 @@ class Sandbox:
         user: int | str | None = None,
         output_limit: int = 1 << 20,
         ends_turn: bool = True,
+        key: str | None = None,
     ) -> ExecResult:
         """Run a command (a string for ``/bin/sh -c``, or an argument vector) and end the turn.
 
@@ -126,9 +127,12 @@ class Sandbox:
         Returns when the command has ended or `timeout` seconds have passed (then it has been killed and
         `timed_out` is set). A command that fails is a result. Of each output the first `output_limit` bytes are kept,
         at most 16 MiB; what is larger is for `stream`. The next act on the sandbox waits until this turn is captured.
+
+        `key`: of the caller's choice, for a call that another process may have made already: the same call under the
+        same key is carried out once, and answered to both.
         """
         request = _request(command, timeout, stdin, cwd, env, user, output_limit, ends_turn)
-        return await self._client.call("POST", f"{self._path}/exec", ExecResult, request, keyed=True)
+        return await self._client.call("POST", f"{self._path}/exec", ExecResult, request, keyed=key or True)
 
     def stream(
         self,

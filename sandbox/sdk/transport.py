@@ -97,16 +97,17 @@ class Transport:
         body: Any = None,
         *,
         timeout: float | None = None,
-        keyed: bool = False,
+        keyed: bool | str = False,
     ) -> T:
         """One request; the decoded answer, or the error that the daemon raised.
 
-        `keyed`: the route knows a call again by its key, so it may be sent again.
+        `keyed`: the route knows a call again by its key (this one, or one of ours), so it may be sent again.
         """
         data = None if body is None else msgspec.msgpack.encode(body)
-        headers = {"Idempotency-Key": secrets.token_hex(16)} if keyed else {}
+        key = keyed if isinstance(keyed, str) else secrets.token_hex(16)
+        headers = {"Idempotency-Key": key} if keyed else {}
         raw = await self._until_answered(
-            keyed or method == "GET", method, path, data=data, kind=MSGPACK, timeout=timeout, headers=headers
+            bool(keyed) or method == "GET", method, path, data=data, kind=MSGPACK, timeout=timeout, headers=headers
         )
         try:
             return msgspec.msgpack.decode(raw, type=answer)

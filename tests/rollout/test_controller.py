@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
-from rollout import Batch, Faults, Observation, RolloutConfig, RolloutController
+from rollout import Batch, Faults, Limits, Observation, RolloutConfig, RolloutController
+from rollout.controller import NoMorePrompts
+from rollout.decide import breaker
+from rollout.decide.view import Stop, Wait
 from rollout.engine.client import Sampling
-from sandbox.errors import NoSpace
-from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
+from rollout.store import decisions
+from rollout.store.samples import Fenced, SampleStore
+from rollout.store.status import read_status
+from sandbox.errors import EngineFailed, NoSpace, RestoreFailed
+from tests.support.rollout_fakes import END, SCRIPT, FakeHost, FakeSandbox, Letters, Notebook, ScriptedEngine
 
 CONFIG = RolloutConfig(groups=2, size=3, concurrency=64, sampling=Sampling(max_tokens=32, stop_token_ids=[END]))
 Make = Callable[..., RolloutController]
+
+
+def configured(**changes: Any) -> RolloutConfig:
+    return RolloutConfig(**{name: getattr(CONFIG, name) for name in CONFIG.__struct_fields__} | changes)
 
 
 @pytest_asyncio.fixture
@@ -38,6 +50,8 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     yield build
     for controller in made:
         await controller.stop()
+    replayed = decisions.replay(tmp_path)  # of every test: what was decided is what would be decided again
+    assert replayed.identical == replayed.decisions, replayed.first_difference
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -48,24 +62,40 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def train(rollout: RolloutController, batch: Batch) -> None:
     await rollout.consumed(batch)
-    rollout.engine.version = rollout.version + 1  # type: ignore[attr-defined]
+    rollout.episodes.engine.version = rollout.version + 1  # type: ignore[attr-defined]
     await rollout.published(rollout.version + 1)
 
 
-async def test_batches_are_complete_groups_and_prompts_are_consumed_once(make: Make) -> None:
+class Slow(Notebook):
+    """The episode of seed 1 waits in its third turn until it is let go."""
+
+    gate: asyncio.Event
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        self.seed = seed
+        return await super().reset(sandbox, seed)
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        if self.seed == 1 and self.turns == 2:
+            await self.gate.wait()
+        return await super().step(sandbox, action)
+
+
+async def test_batches_are_whole_groups_and_prompts_are_consumed_once(make: Make) -> None:
     rollout = make()
     await rollout.start()
     seen: list[str] = []
     for step in range(4):
         batch = await rollout.next_batch()
-        assert batch.version == step and [len(group.trajectories) for group in batch.groups] == [3, 3]
+        assert batch.version == batch.step == step and [len(group.trajectories) for group in batch.groups] == [3, 3]
         assert all(group.oldest is not None and step - group.oldest <= 1 for group in batch.groups)
         seen += [group.prompt for group in batch.groups]
         await train(rollout, batch)
     assert len(set(seen)) == 8
-    counts = rollout.ledger.counts()
-    assert counts["consumed"] == 8 and sum(counts.values()) == rollout.ledger.issued()
-    assert rollout.statistics()["over_stale_aborted"] == 0
+    account = rollout.store.account()
+    assert account.consumed == 8
+    parts = account.consumed + account.in_flight + account.queued + account.buffered + account.given_up
+    assert parts == account.issued == rollout.store.issued()
 
 
 async def test_nothing_starts_beyond_the_bound(make: Make) -> None:
@@ -80,47 +110,82 @@ async def test_nothing_starts_beyond_the_bound(make: Make) -> None:
     engine.gate.set()
 
 
-async def test_over_stale_stragglers_are_aborted_and_played_anew(make: Make) -> None:
-    """One group hangs while the trainer moves on twice."""
-    hang = asyncio.Event()
-
-    class Slow(Notebook):
-        async def reset(self, sandbox: Any, seed: int) -> Observation:
-            self.seed = seed
-            return await super().reset(sandbox, seed)
-
-        async def step(self, sandbox: Any, action: str) -> Observation:
-            if self.seed == 1 and self.turns == 2:
-                await hang.wait()
-            return await super().step(sandbox, action)
-
+async def test_the_trainer_waits_for_stragglers_and_no_prompt_starts_twice(make: Make) -> None:
+    Slow.gate = asyncio.Event()
     rollout = make(environment=Slow)
     await rollout.start()
-    prompts: list[str] = []
-    for _ in range(2):
-        batch = await rollout.next_batch()
-        prompts += [group.prompt for group in batch.groups]
-        await train(rollout, batch)
-    assert "p000001" not in prompts
-    assert rollout.statistics()["over_stale_aborted"] == 1
-    hang.set()
-    while "p000001" not in prompts:
-        batch = await rollout.next_batch()
-        assert all(rollout.version - (group.oldest or 0) <= 1 for group in batch.groups)
-        prompts += [group.prompt for group in batch.groups]
-        await train(rollout, batch)
-    assert len(prompts) == len(set(prompts))
+    await train(rollout, await rollout.next_batch())
+    asked = asyncio.create_task(rollout.next_batch())
+    await until(lambda: any("stragglers" in wait.reason for wait in rollout._waits))
+    assert not asked.done()
+    Slow.gate.set()
+    batch = await asked
+    assert "p000001" in [group.prompt for group in batch.groups]
+    assert all(trajectory.start == 0 for trajectory in batch.trajectories)
 
 
-async def test_failures_of_the_platform_are_retried_and_counted(make: Make) -> None:
+async def test_masking_waits_for_nobody_and_takes_the_gradient_from_old_tokens(make: Make) -> None:
+    Slow.gate = asyncio.Event()
+    rollout = make(environment=Slow, config=configured(over_stale="mask"))
+    await rollout.start()
+    for _ in range(3):
+        await train(rollout, await rollout.next_batch())
+    Slow.gate.set()
+    while True:
+        batch = await rollout.next_batch()
+        (group,) = [group for group in batch.groups if group.prompt == "p000001"] or [None]
+        if group is not None:
+            break
+        await train(rollout, batch)
+    assert batch.oldest == batch.version - 1 > 0
+    for trajectory in group.trajectories:
+        bearing = trajectory.bearing(batch.oldest)
+        assert trajectory.start == 0 and 0 < sum(bearing) < sum(trajectory.mask)
+        ages = [v for v, b in zip(trajectory.versions, bearing, strict=True) if b]
+        assert min(ages) >= batch.oldest
+
+
+async def test_dropping_ends_what_is_over_stale_and_gives_up_after_its_starts(make: Make) -> None:
+    Slow.gate = asyncio.Event()
+    rollout = make(environment=Slow, config=configured(over_stale="drop", starts=2))
+    await rollout.start()
+    while not rollout.store.account().given_up:
+        await train(rollout, await rollout.next_batch())
+    (reason,) = rollout.store.reasons()
+    assert reason == "2 starts of one trajectory: over-stale"
+    assert rollout.statistics()["over_stale"] == 6
+
+
+async def test_failures_of_the_platform_are_retried_and_cost_no_prompt(make: Make) -> None:
     host = FakeHost()
-    host.failures = [NoSpace("pool is full") for _ in range(2)]
+    host.failures = [NoSpace("pool is full") for _ in range(16)]
     rollout = make(host=host)
     await rollout.start()
     batch = await rollout.next_batch()
     assert {t.status for t in batch.trajectories} == {"completed"}
-    assert rollout.statistics()["trajectories_retried"] == 2
-    assert rollout.statistics()["trajectories_lost"] == 0
+    account = rollout.store.account()
+    assert account.given_up == 0 and account.issued == 4
+    assert {lease.failures for lease in rollout.store.in_flight() + rollout.store.buffered()} <= {0}
+
+
+async def test_a_host_that_refuses_is_asked_ever_more_rarely_and_the_run_says_why_and_stops(make: Make) -> None:
+    class Refusing(FakeHost):
+        asked = 0
+
+        async def create(self, image: str, **_: Any) -> FakeSandbox:
+            self.asked += 1
+            raise NoSpace("pool is full")
+
+    host = Refusing()
+    rollout = make(host=host, config=configured(patience=4.0))
+    await rollout.start()
+    with pytest.raises(EngineFailed, match=r"create has refused everything .*pool is full"):
+        await rollout.next_batch()
+    assert host.asked <= breaker.OPEN_AT * 12 + 8  # waves until the breaker opens, then one at a time
+    account = rollout.store.account()
+    assert (account.given_up, account.issued) == (0, 4)
+    said = read_status(rollout.folder)
+    assert any("create refuses" in wait.reason and wait.since for wait in said.waits)
 
 
 async def test_a_bug_in_the_environment_is_data_and_its_prompt_is_given_up(make: Make) -> None:
@@ -134,8 +199,33 @@ async def test_a_bug_in_the_environment_is_data_and_its_prompt_is_given_up(make:
     await rollout.start()
     batch = await rollout.next_batch()
     assert "p000000" not in [group.prompt for group in batch.groups]
-    await until(lambda: rollout.ledger.counts()["given_up"] == 1)
-    assert rollout.ledger.reasons() == {"environment: KeyError: 'oops'": 1}
+    await until(lambda: rollout.store.account().given_up == 1)
+    assert rollout.store.reasons() == {"reset/raised: KeyError: 'oops'": 1}
+
+
+async def test_what_the_host_loses_is_played_again_and_the_group_stays_whole(make: Make) -> None:
+    """Restores fail in one sandbox of three: its siblings gain nothing by it."""
+    host = FakeHost()
+
+    class Stuck(FakeSandbox):
+        async def restore(self, to: str | None = None, *, verify: bool = False) -> Any:
+            raise RestoreFailed("criu: no", sandbox=self.id)
+
+    created = host.create
+
+    async def create(image: str, **options: Any) -> FakeSandbox:
+        sandbox = await created(image, **options)
+        if len(host.sandboxes) == 2:
+            sandbox.__class__ = Stuck
+            sandbox.after_command = lambda command: sandbox.die() if command == SCRIPT[2] else None
+        return sandbox
+
+    host.create = create  # type: ignore[method-assign]
+    rollout = make(host=host)
+    await rollout.start()
+    batch = await rollout.next_batch()
+    assert {t.reward for t in batch.trajectories} == {1.0} and len(batch.trajectories) == 6
+    assert rollout.statistics()["causes"] == {"died": 1}
 
 
 async def test_a_time_out_is_data_in_its_group(make: Make) -> None:
@@ -145,36 +235,73 @@ async def test_a_time_out_is_data_in_its_group(make: Make) -> None:
                 await asyncio.Event().wait()
             return await super().step(sandbox, action)
 
-    config = CONFIG.__class__(groups=1, size=2, sampling=CONFIG.sampling, trajectory_timeout=0.5)
     host = FakeHost()
-    rollout = make(environment=Hanging, config=config, host=host)
+    rollout = make(environment=Hanging, config=configured(groups=1, size=2, limits=Limits(step_s=0.5)), host=host)
     await rollout.start()
     (group,) = (await rollout.next_batch()).groups
-    assert [(t.status, t.reason) for t in group.trajectories] == [("truncated", "timeout: 0.5 s")] * 2
+    assert [(t.status, t.reason) for t in group.trajectories] == [("truncated", "step/late: its 0.5 s are used up")] * 2
     assert all(sum(t.mask) > 0 for t in group.trajectories)
     assert all(sandbox.removed for sandbox in host.sandboxes[:2])
 
 
-async def test_a_stopped_rollout_resumes_with_every_prompt(make: Make) -> None:
-    rollout = make()
+async def test_a_slow_create_costs_a_trajectory_nothing(make: Make) -> None:
+    class Slowly(FakeHost):
+        async def create(self, image: str, **options: Any) -> FakeSandbox:
+            await asyncio.sleep(0.3)
+            return await super().create(image, **options)
+
+    rollout = make(host=Slowly(), config=configured(groups=1, limits=Limits(step_s=0.2)))
     await rollout.start()
     batch = await rollout.next_batch()
-    await train(rollout, batch)
-    second = await rollout.next_batch()  # claimed for step 1, never saved
+    assert {(t.status, t.reward) for t in batch.trajectories} == {("completed", 1.0)}
+
+
+async def test_a_finite_list_of_prompts_ends(make: Make) -> None:
+    rollout = make(seeds=[5, 6, 7])
+    await rollout.start()
+    sizes = []
+    with pytest.raises(NoMorePrompts):
+        while True:
+            batch = await rollout.next_batch()
+            sizes.append(len(batch.groups))
+            await train(rollout, batch)
+    assert sizes == [2, 1] and rollout.store.account().consumed == 3
+
+
+async def test_a_sample_that_is_no_number_is_played_again(make: Make) -> None:
+    class Odd(ScriptedEngine):
+        odd = 1
+
+        async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Any:
+            generation = await super().generate(prompt_ids, sampling)
+            if self.odd:
+                self.odd = 0
+                generation.logprobs[0] = float("-inf")
+            return generation
+
+    rollout = make(engine=Odd(SCRIPT))
+    await rollout.start()
+    batch = await rollout.next_batch()
+    assert all(logprob > float("-inf") for t in batch.trajectories for logprob in t.logprobs)
+    assert rollout.statistics()["trajectories_retried"] == 1
+
+
+async def test_a_step_that_was_not_saved_gets_the_same_batch_again(make: Make) -> None:
+    rollout = make()
+    await rollout.start()
+    await train(rollout, await rollout.next_batch())
+    second = await rollout.next_batch()  # handed out for step 1, never saved
     await rollout.stop()
     again = make(step=1, version=1)
-    counts = again.ledger.counts()
-    assert counts["consumed"] == 2 and counts["claimed"] == counts["in_flight"] == 0
-    assert sum(counts.values()) == again.ledger.issued()
-    await again.start()
-    third = await again.next_batch()
-    assert [group.prompt for group in third.groups] == [group.prompt for group in second.groups]
+    account = again.store.account()
+    assert (account.consumed, account.handed) == (2, 2)
+    assert await again.next_batch() == second
 
 
 async def test_evaluation_touches_no_books(make: Make) -> None:
     rollout = make(faults=Faults(share=1.0))
     trajectories = await rollout.evaluate([100, 101])
-    assert [t.reward for t in trajectories] == [1.0, 1.0] and rollout.ledger.issued() == 0
+    assert [t.reward for t in trajectories] == [1.0, 1.0] and rollout.store.issued() == 0
 
 
 async def test_faults_are_recovered_and_booked(make: Make) -> None:
@@ -185,3 +312,78 @@ async def test_faults_are_recovered_and_booked(make: Make) -> None:
     assert {t.reward for t in batch.trajectories} == {1.0}
     statistics = rollout.statistics()
     assert statistics["struck"] == statistics["killed"] == statistics["recovered_equal"] > 0
+
+
+async def test_a_successor_goes_on_at_the_turn(make: Make) -> None:
+    """One process ends while all trajectories generate their third answer; the next has the same host."""
+    host, engine = FakeHost(), ScriptedEngine(SCRIPT)
+    first = make(host=host, engine=engine)
+    await first.start()
+    await until(lambda: len(engine.prompts) >= 30)
+    await first.stop(leave=True)
+    left = [sandbox for sandbox in host.sandboxes if not sandbox.removed]
+    assert left
+    executed = {sandbox.id: list(sandbox.commands) for sandbox in left}
+
+    second = make(host=host, engine=ScriptedEngine(SCRIPT))
+    kept = second.journalled_sandboxes()
+    assert kept and kept <= {sandbox.id for sandbox in left}
+    await second.start()
+    batch = await second.next_batch()
+    assert {t.reward for t in batch.trajectories} == {1.0}
+    await train(second, batch)
+    batches = [batch, await second.next_batch()]
+    continued = [t for batch in batches for t in batch.trajectories if t.continued]
+    assert {t.sandbox for t in continued} == kept and second.statistics()["trajectories_continued"] == len(kept)
+    for sandbox in left:
+        if sandbox.id in kept:  # every command exactly once, whoever sent it
+            assert sandbox.commands == ["echo start >> f", *SCRIPT]
+            assert sandbox.commands[: len(executed[sandbox.id])] == executed[sandbox.id]
+
+
+async def test_a_successor_brings_dead_sandboxes_back_first(make: Make) -> None:
+    host, engine = FakeHost(), ScriptedEngine(SCRIPT)
+    first = make(host=host, engine=engine)
+    await first.start()
+    await until(lambda: len(engine.prompts) >= 30)
+    await first.stop(leave=True)
+    second = make(host=host, engine=ScriptedEngine(SCRIPT))
+    kept = second.journalled_sandboxes()
+    for sandbox in host.sandboxes:
+        if sandbox.id in kept:
+            sandbox.die()
+    await second.start()
+    batches = [await second.next_batch()]
+    await train(second, batches[0])
+    batches.append(await second.next_batch())
+    continued = [t for batch in batches for t in batch.trajectories if t.continued]
+    assert {t.reward for t in continued} == {1.0} and {t.sandbox for t in continued} == kept
+    assert all([recovery.equal for recovery in t.recoveries] == [True] for t in continued)
+
+
+async def test_who_was_replaced_can_write_no_more(make: Make) -> None:
+    rollout = make()
+    await rollout.start()
+    SampleStore(rollout.folder).acquire("rollout")
+    with pytest.raises(Fenced):
+        for _ in range(4):
+            await train(rollout, await rollout.next_batch())
+
+
+def test_the_pause_doubles_and_a_wave_of_failures_counts_once() -> None:
+    now = time.time()
+    known = breaker.note(None, "create", "full", now)
+    for _ in range(100):
+        known = breaker.note(known, "create", "full", now)
+    assert known.rounds == 1 and breaker.slots([known], free=64, trying=0, now=now) == 0
+    pauses = []
+    for _ in range(10):
+        at = breaker.retry_at(known)
+        pauses.append(at - known.last)
+        known = breaker.note(known, "create", "full", at)
+    assert pauses[0] == breaker.PAUSE_FIRST and pauses[-1] == breaker.PAUSE_MOST and sorted(pauses) == pauses
+    late = breaker.retry_at(known)
+    assert breaker.slots([known], free=64, trying=0, now=late) == 1
+    assert breaker.slots([known], free=64, trying=1, now=late) == 0
+    assert breaker.hopeless([known], patience=1e6, now=late) is None
+    assert isinstance(Stop("x"), Stop) and isinstance(breaker.waits([known], now)[0], Wait)

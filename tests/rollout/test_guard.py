@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollout.guard import DEATHS_MOST, RESTORES_MOST, GuardedSandbox
-from sandbox.errors import NotEqual, SandboxDead
+from rollout.episode.guard import RESTORES_MOST, SAME_COMMAND_MOST, Diverged, GuardedSandbox, KilledItself
+from sandbox.errors import Interrupted, NotEqual
 from tests.support.rollout_fakes import FakeSandbox
 
 
@@ -115,11 +115,56 @@ async def test_a_restore_that_comes_out_unequal_is_tried_again() -> None:
         await guarded.exec("true")
 
 
-async def test_a_command_that_always_kills_its_sandbox_ends_as_an_error() -> None:
+async def test_a_command_that_kills_its_sandbox_from_an_equal_state_each_time_did_it_itself() -> None:
     sandbox = FakeSandbox()
     sandbox.after_command = lambda _: sandbox.die()
     guarded = GuardedSandbox(sandbox)
-    with pytest.raises(SandboxDead):
+    with pytest.raises(KilledItself):
         await guarded.exec("echo a >> f")
-    assert guarded.deaths == DEATHS_MOST + 1
+    assert len(sandbox.commands) == SAME_COMMAND_MOST
     await guarded.close()
+
+
+async def test_what_is_executed_again_must_say_what_the_agent_has_read() -> None:
+    """The state of the second command was never captured, and its repetition says something else."""
+    sandbox = FakeSandbox()
+    guarded = GuardedSandbox(sandbox)
+    await guarded.exec("echo a >> f")
+    await guarded.settled()
+    sandbox.fail_captures = 2
+    assert (await guarded.exec("echo b >> f")).text == ""
+    assert (await guarded.exec("cat f")).text == "a\nb\n"
+    sandbox.die()
+    sandbox.checkpoints[1][1]["f"] = "other\n"  # of the first command, from which it is repeated
+    with pytest.raises(Diverged, match="stdout"):
+        await guarded.exec("cat f")
+
+
+async def test_what_cannot_be_captured_does_not_end_an_episode() -> None:
+    sandbox = FakeSandbox()
+    guarded = GuardedSandbox(sandbox)
+    await guarded.exec("echo a >> f")
+    await guarded.settled()
+    sandbox.fail_captures = 3
+    await guarded.exec("echo b >> f")
+    assert (await guarded.exec("cat f")).text == "a\nb\n"
+    assert "refused" in guarded.executed[1].uncaptured and not guarded.clean
+    sandbox.die()
+    assert (await guarded.exec("cat f")).text == "a\nb\n"
+    assert guarded.recoveries[0].replayed == 2
+
+
+async def test_a_daemon_that_died_during_a_command_is_a_death_of_the_state_not_of_the_episode() -> None:
+    sandbox = FakeSandbox()
+    guarded = GuardedSandbox(sandbox)
+    await guarded.exec("echo a >> f")
+    await guarded.settled()
+    lost = iter([True])
+
+    def forget(command: str) -> None:
+        if next(lost, False):
+            raise Interrupted("the daemon ended meanwhile")
+
+    sandbox.after_command = forget
+    await guarded.exec("echo b >> f")
+    assert (await guarded.exec("cat f")).text == "a\nb\n"

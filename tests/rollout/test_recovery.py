@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from rollout import Trajectory, run_trajectory
+from rollout.chaos import Strike, When, kill_sandbox
 from rollout.engine.client import Sampling
-from rollout.faults import Strike, When, kill_sandbox
 from sandbox.errors import SandboxDead
 from tests.support.daemon_host import IMAGE, Daemon, missing
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine

@@ -14,6 +14,7 @@ def test_the_public_names() -> None:
         "Environment",
         "Faults",
         "Group",
+        "Limits",
         "Observation",
         "Recovery",
         "RolloutConfig",

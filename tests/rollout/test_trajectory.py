@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from rollout import Observation, Trajectory, run_trajectory
-from rollout.engine.client import Sampling
-from rollout.faults import Faults, Strike
-from sandbox.errors import EngineFailed, RestoreFailed
+from rollout import Limits, Observation, Trajectory, run_trajectory
+from rollout.chaos import Faults, Strike
+from rollout.decide.blame import Blame, Cause, blame
+from rollout.engine.client import Generation, Sampling, Span
+from rollout.episode.spec import EpisodeSpec, sampling_seed
+from sandbox.errors import Conflict, EngineFailed, Invalid, RestoreFailed, SandboxDead
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, FakeSandbox, Letters, Notebook, ScriptedEngine
 
 SAMPLING = Sampling(max_tokens=32, stop_token_ids=[END])
@@ -85,14 +87,14 @@ async def test_a_killed_sandbox_changes_nothing_in_the_trajectory(turn: int, whe
 async def test_failures_are_data_with_a_reason() -> None:
     engine = ScriptedEngine(SCRIPT)
     engine.failures = [EngineFailed("no engine")]
-    assert (await play(engine=engine)).reason == "engine_failed: no engine"
+    assert (await play(engine=engine)).reason == "generate/engine: engine_failed: no engine"
 
     class Buggy(Notebook):
         async def step(self, sandbox: Any, action: str) -> Observation:
             raise KeyError("oops")
 
     trajectory = await play(env=Buggy())
-    assert (trajectory.status, trajectory.reason) == ("failed", "environment: KeyError: 'oops'")
+    assert (trajectory.status, trajectory.reason) == ("failed", "step/raised: KeyError: 'oops'")
     assert len(trajectory.turns) == 1 and sum(trajectory.mask) > 0  # what was sampled is kept
 
     class Stuck(FakeSandbox):
@@ -111,9 +113,9 @@ async def test_limits_truncate_with_a_reason() -> None:
             return Observation("more ")
 
     trajectory = await play(env=Endless())
-    assert (trajectory.status, trajectory.reason.partition(":")[0]) == ("truncated", "turns")
-    trajectory = await play(env=Endless(), max_length=20)
-    assert (trajectory.status, trajectory.reason.partition(":")[0]) == ("truncated", "context")
+    assert (trajectory.status, trajectory.reason.partition(":")[0]) == ("truncated", "step/turns")
+    trajectory = await play(env=Endless(), limits=Limits(max_length=20))
+    assert (trajectory.status, trajectory.reason.partition(":")[0]) == ("truncated", "generate/length")
 
 
 def test_faults_are_the_same_for_the_same_seed_and_stop_at_their_budget() -> None:
@@ -127,3 +129,82 @@ def test_faults_are_the_same_for_the_same_seed_and_stop_at_their_budget() -> Non
     assert sum(limited.choose(*name) is not None for name in names) == 5
     limited.active = False
     assert limited.choose("p000000", 0) is None
+
+
+async def test_the_policys_own_doing_is_scored_and_stays(subtests: Any) -> None:
+    class Told(Notebook):
+        causes: ClassVar[list[Cause]] = []
+
+        async def score(self, sandbox: Any, cause: Cause) -> float:
+            self.causes.append(cause)
+            return 0.25
+
+    def bomb(sandbox: FakeSandbox, error: Exception) -> FakeSandbox:
+        def after(command: str) -> None:
+            if command == SCRIPT[1]:
+                raise error
+
+        sandbox.after_command = after
+        return sandbox
+
+    cases = {
+        Cause.KILLED_ITSELF: SandboxDead("killed"),
+        Cause.QUOTA: Conflict("no process left: all 256 are in use", sandbox="s"),
+        Cause.NONSENSE: Invalid("arguments too long", sandbox="s"),
+    }
+    for cause, error in cases.items():
+        with subtests.test(cause=cause):
+            Told.causes.clear()
+            trajectory = await play(bomb(FakeSandbox(), error), env=Told())
+            assert trajectory.failure is not None and trajectory.failure.cause is cause
+            assert blame(trajectory.failure) is Blame.POLICY and Told.causes == [cause]
+            assert (trajectory.status, trajectory.reward, trajectory.scored) == ("truncated", 0.25, True)
+
+
+async def test_a_cut_action_is_not_executed() -> None:
+    class Cutting(ScriptedEngine):
+        async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+            generation = await super().generate(prompt_ids, sampling)
+            if len(self.prompts) == 2:
+                generation.token_ids.pop(), generation.logprobs.pop()
+                generation.spans[:] = [Span(0, 0, len(generation.token_ids))]
+                generation.finish_reason = "length"
+            return generation
+
+    sandbox = FakeSandbox()
+    trajectory = await play(sandbox, Cutting(SCRIPT))
+    assert sandbox.commands == ["echo start >> f", SCRIPT[0]]
+    assert trajectory.failure is not None and trajectory.failure.cause is Cause.CUT
+    assert trajectory.scored and trajectory.turns[1].finish == "length"
+
+    class Patient(Notebook):
+        async def cut(self, sandbox: Any, action: str) -> Observation:
+            return Observation("too long\n$ ", done=len(action) == 0)
+
+    trajectory = await play(engine=Cutting(["true", "cut off", "true", "true", "true"]), env=Patient())
+    assert trajectory.turns[1].observation == "too long\n$ " and trajectory.turns[2].action == "cut off"
+
+
+async def test_only_the_trajectorys_own_time_counts() -> None:
+    """What a command took is the trajectory's; what the engine took is nobody's."""
+    sandbox = FakeSandbox()
+    sandbox.duration = 3.0
+    trajectory = await play(sandbox, limits=Limits(step_s=8.0))
+    assert trajectory.failure is not None and trajectory.failure.cause is Cause.LATE
+    assert trajectory.scored and len(trajectory.turns) == 3 and trajectory.own_s == pytest.approx(9.0, abs=1.0)
+
+    slow = ScriptedEngine(SCRIPT)
+    slow.delay = 0.05
+    assert (await play(engine=slow, limits=Limits(step_s=0.1))).status == "completed"
+
+
+def test_every_answer_has_a_seed_of_its_own() -> None:
+    seeds = {
+        sampling_seed(7, EpisodeSpec(prompt=prompt, seed=0, index=index, start=start), turn)
+        for prompt in ("p0", "p1")
+        for index in range(8)
+        for start in range(2)
+        for turn in range(4)
+    }
+    assert len(seeds) == 2 * 8 * 2 * 4
+    assert sampling_seed(None, EpisodeSpec(prompt="p0", seed=0), 0) is None

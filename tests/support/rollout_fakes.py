@@ -13,8 +13,16 @@ from typing import Any
 
 from rollout import Environment, Observation
 from rollout.engine.client import Generation, Sampling, Span
-from sandbox.errors import CheckpointFailed, NotFound, SandboxDead
-from sandbox.messages import CheckpointInfo, CheckpointState, ExecResult, RestoreResult, Verdict
+from sandbox.errors import CheckpointFailed, Conflict, Interrupted, NotFound, SandboxDead
+from sandbox.messages import (
+    CheckpointInfo,
+    CheckpointState,
+    ExecResult,
+    RestoreResult,
+    SandboxInfo,
+    SandboxState,
+    Verdict,
+)
 
 END = 1
 
@@ -44,13 +52,29 @@ class FakeSandbox:
         self.checkpoints: list[tuple[CheckpointInfo, dict[str, str]]] = []
         self.alive, self.removed = True, False
         self.commands: list[str] = []
+        self.answers: dict[str, ExecResult] = {}
+        self.begun: set[str] = set()
         self.fail_captures = 0
         self.capture_gate: asyncio.Event | None = None
         self.unequal = False
+        self.duration = 0.0  # of each command, as it is told
         self.after_command: Callable[[str], None] | None = None
         self._save(Verdict.BOTH)
 
-    async def exec(self, command: str, *, ends_turn: bool = True, **_: Any) -> ExecResult:
+    async def exec(self, command: str, *, ends_turn: bool = True, key: str | None = None, **_: Any) -> ExecResult:
+        """A key that was used is answered as before; one whose answer got lost, with Interrupted."""
+        if key is not None and key in self.answers:
+            return self.answers[key]
+        if key is not None and key in self.begun:
+            raise Interrupted("the daemon ended meanwhile", sandbox=self.id)
+        if key is not None:
+            self.begun.add(key)
+        result = await self._exec(command, ends_turn)
+        if key is not None:
+            self.answers[key] = result
+        return result
+
+    async def _exec(self, command: str, ends_turn: bool) -> ExecResult:
         self._need_alive()
         await self._captured()
         self.commands.append(command)
@@ -60,7 +84,7 @@ class FakeSandbox:
             self.after_command(command)
         await asyncio.sleep(0)
         self._need_alive()
-        result = ExecResult(exit_code=0, stdout=stdout.encode(), stderr=b"", duration=0.0)
+        result = ExecResult(exit_code=0, stdout=stdout.encode(), stderr=b"", duration=self.duration)
         if ends_turn:
             result.verdict = Verdict.NONE if before == self.content else Verdict.FILES
             info = self.checkpoints[-1][0] if before == self.content else self._save(Verdict.FILES)
@@ -102,14 +126,20 @@ class FakeSandbox:
 
     async def checkpoint(self, label: str | None = None) -> CheckpointInfo:
         self._need_alive()
-        return self._save(Verdict.BOTH)
+        info = self._save(Verdict.BOTH)
+        if info.error is not None:
+            raise CheckpointFailed(info.error, sandbox=self.id)
+        return info
 
     async def tree(self) -> list[CheckpointInfo]:
         return [info for info, _ in self.checkpoints]
 
-    async def restore(self, to: CheckpointInfo | None = None, *, verify: bool = False) -> RestoreResult:
+    async def restore(self, to: str | None = None, *, verify: bool = False) -> RestoreResult:
         whole = [entry for entry in self.checkpoints if entry[0].state is CheckpointState.CAPTURED]
-        info, content = next(entry for entry in reversed(whole) if to is None or entry[0].id == to.id)
+        found = [entry for entry in whole if to is None or entry[0].id == to]
+        if not found:
+            raise Conflict(f"checkpoint {to} was not captured", sandbox=self.id)
+        info, content = found[-1]
         self.content, self.alive = copy.deepcopy(content), True
         differences = ["memory"] if self.unequal else []
         return RestoreResult(sandbox=self.id, checkpoint=info.id, total_ms=1, verified=verify, differences=differences)
@@ -119,6 +149,11 @@ class FakeSandbox:
 
     def die(self) -> None:
         self.alive = False
+
+    @property
+    def info(self) -> SandboxInfo:
+        state = SandboxState.RUNNING if self.alive else SandboxState.DEAD
+        return SandboxInfo(id=self.id, image="x", state=state, created_at=0.0)
 
     def _need_alive(self) -> None:
         if self.removed:
@@ -142,8 +177,14 @@ class FakeHost:
         self.sandboxes.append(sandbox)
         return sandbox
 
+    async def get(self, sandbox: str) -> FakeSandbox:
+        found = [one for one in self.sandboxes if one.id == sandbox and not one.removed]
+        if not found:
+            raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
+        return found[0]
+
     async def kill(self, sandbox: str, delay: float) -> int:
-        """A `rollout.faults.Kill`."""
+        """A `rollout.chaos.Kill`."""
         await asyncio.sleep(0)
         found = next(one for one in self.sandboxes if one.id == sandbox)
         was, found.alive = found.alive, False
@@ -158,10 +199,11 @@ class ScriptedEngine:
         self.prompts: list[list[int]] = []
         self.gate: asyncio.Event | None = None
         self.failures: list[Exception] = []
+        self.delay = 0.0
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         self.prompts.append(prompt_ids)
-        await (self.gate.wait() if self.gate is not None else asyncio.sleep(0))
+        await (self.gate.wait() if self.gate is not None else asyncio.sleep(self.delay))
         if self.failures:
             raise self.failures.pop(0)
         ids = [*map(ord, self.script[prompt_ids.count(END) % len(self.script)]), END]

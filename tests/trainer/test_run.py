@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import sqlite3
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,8 +19,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from rollout.ledger import Ledger
-from sandbox.errors import ImageNotFound
+from rollout.store import decisions
+from rollout.store.lock import own
+from rollout.store.samples import SampleStore
+from sandbox.errors import Conflict, ImageNotFound
 from tests.support.daemon_host import Daemon, missing
 from trainer import sft
 from trainer.metrics import read_lines
@@ -26,11 +34,7 @@ FIELDS = {
     *("reward_before", "reward_after", "wall_s", "verdicts", "checkpoints", "stored_bytes", "full_bytes"),
     *("hidden_share", "killed", "recovered_equal", "trajectories_lost", "engine"),
 }
-RECIPE = sft.Recipe(clean_steps=2, sloppy_steps=1, batch=2)
-
-
-class Interrupted(Exception):
-    """Stands for kill -9 between the publication of a step and what would have come next."""
+RECIPE = sft.Recipe(clean_steps=50, sloppy_steps=5, batch=16)  # enough for commands that end
 
 
 @pytest.fixture
@@ -62,41 +66,85 @@ def small(out: Path, **changes: Any) -> Config:
     return Config(**{**options, **changes})
 
 
-async def test_a_run_that_is_interrupted_goes_on_and_consumes_every_prompt_once(
-    daemon: Daemon, tmp_path: Path, short_fit: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run(small(tmp_path / "runs"), Console(quiet=True))
+RUN = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from trainer import run, sft
+from tests.trainer.test_run import RECIPE, small
+fit = sft.fit
+sft.fit = lambda *a, **k: fit(*a, **{**k, "recipe": RECIPE})
+run.os.nice = lambda _: 0
+out = Path(sys.argv[1])
+sys.exit(run.main(small(out, steps=3, pace=0.1, resume=Path(sys.argv[2]) if len(sys.argv) > 2 else None)))
+"""
 
-    async def interrupted(*_: Any) -> None:
-        raise Interrupted
 
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "_record", interrupted)
-        with pytest.raises(Interrupted):
-            await run.go()
-    assert (tmp_path / "runs" / "latest").resolve() == run.folder
+def rows(folder: Path, file: str, query: str) -> int:
+    """A count in a database that another process writes."""
+    path = folder / "rollout" / file
+    if not path.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as db:
+        try:
+            return int(db.execute(query).fetchone()[0])
+        except sqlite3.OperationalError:  # its tables are being made
+            return 0
 
-    resumed = Run(small(tmp_path / "runs", resume=run.folder), Console(quiet=True))
-    await resumed.go()
+
+def test_a_run_that_is_killed_goes_on_and_consumes_every_prompt_once(daemon: Daemon, tmp_path: Path) -> None:
+    """kill -9 of the whole run while turns are under way, right after a batch was handed out, and after a step."""
+    out = tmp_path / "runs"
+    folder: Path | None = None
+    instants = {
+        "turns under way": ("journal.sqlite", "select count(*) >= 3 from turns"),
+        "a batch handed out": ("samples.sqlite", "select count(*) from prompts where state='handed'"),
+        "a step consumed": ("samples.sqlite", "select count(*) from prompts where state='consumed'"),
+    }
+    for file, query in instants.values():
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, str(out), *([str(folder)] if folder else [])], cwd=EXAMPLE.parent.parent
+        )
+        while process.poll() is None and not rows(folder or (out / "latest").resolve(), file, query):
+            time.sleep(0.02)
+        folder = (out / "latest").resolve()
+        if file == "journal.sqlite":
+            with pytest.raises(Conflict, match=str(process.pid)):
+                own(folder)  # a second owner is refused while it lives
+        assert process.poll() is None, "it ended before it could be killed"
+        process.kill()
+        process.wait()
+    done = subprocess.run([sys.executable, "-c", RUN, str(out), str(folder)], cwd=EXAMPLE.parent.parent, check=False)
+    assert done.returncode == 0
+    assert folder is not None
+    run = SimpleNamespace(folder=folder)
 
     summary = json.loads((run.folder / "summary.json").read_text())
     assert set(summary) >= FIELDS
-    assert summary["steps"] == summary["policy_version"] == 2
+    assert summary["steps"] == summary["policy_version"] == 3
     assert summary["trajectories_lost"] == 0
     assert summary["killed"] == summary["recovered_equal"]
     assert sum(summary["verdicts"].values()) == summary["turns"] > 0
     assert 0 < summary["stored_bytes"] < summary["full_bytes"]
     for name in ("reward.png", "verdicts.png", "bytes.png"):
         assert (run.folder / name).read_bytes().startswith(b"\x89PNG")
-    assert [line["step"] for line in read_lines(run.folder / "metrics.jsonl") if "reward_held_out" in line] == [0, 2]
+    assert [line["step"] for line in read_lines(run.folder / "metrics.jsonl") if "reward_held_out" in line] == [0, 3]
     assert list((run.folder / "tensorboard").iterdir())
-    ledger = Ledger(run.folder / "rollout" / "ledger.sqlite")
-    counts = ledger.counts()
-    ledger.close()
-    assert counts["consumed"] == 4  # two steps of two groups, none of them twice
-    assert counts["claimed"] == counts["in_flight"] == 0
+    store = SampleStore(run.folder / "rollout")
+    account = store.account()
+    batches = [store.batch(step) for step in range(3)]
+    store.close()
+    prompts = [group.prompt for batch in batches if batch is not None for group in batch.groups]
+    assert account.consumed == len(prompts) == len(set(prompts)) == 6 and account.given_up == 0
+    assert any(t.continued for batch in batches if batch is not None for t in batch.trajectories)
+    replayed = decisions.replay(run.folder / "rollout")
+    assert replayed.identical == replayed.decisions > 0, replayed.first_difference
+    assert asyncio.run(_sandboxes(daemon)) == []
+
+
+async def _sandboxes(daemon: Daemon) -> list[Any]:
     async with daemon.client() as host:
-        assert await host.sandboxes() == []
+        return await host.sandboxes()
 
 
 async def test_no_such_image_is_said_before_anything_is_spent(daemon: Daemon, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
+from rollout.decide.blame import Cause
 from sandbox.messages import Limits, Network
 
 
@@ -27,6 +30,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: list[int]) -> str: ...
+
+
+_SETTINGS = ("image", "max_turns", "limits", "network")  # who makes the environment sets these anew
 
 
 class Environment(ABC):
@@ -49,6 +55,35 @@ class Environment(ABC):
     @abstractmethod
     async def step(self, sandbox: Any, action: str) -> Observation:
         """Execute the agent's action in the sandbox."""
+
+    async def cut(self, sandbox: Any, action: str) -> Observation | None:
+        """The action reached the token limit before it was complete, and is not executed. None: the episode ends."""
+        return None
+
+    async def score(self, sandbox: Any, cause: Cause) -> float:
+        """The episode ends by the policy's own doing, without `done`: reward to add to what it has.
+
+        A sandbox that its own command killed is as it was before that command.
+        """
+        return 0.0
+
+    def snapshot(self) -> bytes | None:
+        """What this object keeps, so that another process can go on with the episode; None: nobody can.
+
+        The default knows attributes of plain values (numbers, texts, lists and dicts of them). Override both methods
+        where there is more.
+        """
+        state = {name: value for name, value in vars(self).items() if name not in _SETTINGS}
+        try:
+            raw = msgspec.msgpack.encode(state)
+        except (TypeError, OverflowError):
+            return None
+        return raw if msgspec.msgpack.decode(raw) == state else None
+
+    def load(self, state: bytes) -> None:
+        """Become what `snapshot` saw."""
+        for name, value in msgspec.msgpack.decode(state).items():
+            setattr(self, name, value)
 
     def encode_observation(self, tokenizer: Tokenizer, observation: Observation, first: bool) -> list[int]:
         """Tokens of an observation; `first` for the prompt that opens the episode."""

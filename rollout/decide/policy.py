@@ -1,0 +1,72 @@
+"""`RolloutPolicy`: everything that the rollout chooses, as one function of a view. Pure.
+
+Owns: the order of the choices. Does not own: each of them (the modules of their names), executing them.
+Guarantee: the same view and time give the same actions, in this process and in a replay. Actions of one stage are given
+alone: the next view shows what they led to.
+
+::
+
+    view ─▶ settle groups ─▶ staleness (drop) ─▶ breaker ─▶ hand out ─▶ admission ─▶ slots ─▶ else: who waits for what
+"""
+
+from __future__ import annotations
+
+from rollout.decide import admission, breaker, redundancy, staleness
+from rollout.decide.view import Action, Buffered, Exhausted, HandOut, Rules, Stop, View, Wait
+
+
+class RolloutPolicy:
+    """``RolloutPolicy(Rules(groups=8, size=8)).decide(view, now)``"""
+
+    def __init__(self, rules: Rules):
+        self.rules = rules
+
+    def decide(self, view: View, now: float) -> list[Action]:
+        rules = self.rules
+        settled: list[Action] = [action for group in view.running for action in redundancy.settle(group, rules)]
+        if settled:
+            return settled
+        if rules.over_stale == "drop" and (old := staleness.drop(view, rules.staleness)):
+            return list(old)
+        if (part := breaker.hopeless(view.parts, patience=rules.patience, now=now)) is not None:
+            return [Stop(f"{part.part} has refused everything for {now - part.since:.0f} s: {part.reason}")]
+        batch, waits = self._hand_out(view)
+        started = [] if view.draining else self._start(view, now)
+        if batch or started:
+            return [*batch, *started]
+        return [*waits, *breaker.waits(view.parts, now)]
+
+    def _hand_out(self, view: View) -> tuple[list[Action], list[Action]]:
+        """The batch that is asked for, or who waits for what."""
+        rules = self.rules
+        if not view.asked or view.training:
+            return [], []
+        ready = sorted(view.buffered, key=staleness.age)
+        chosen: list[Buffered] = ready[: rules.groups]
+        last = not view.more and not view.queued and not view.running
+        if last and not ready:
+            return [Exhausted()], []
+        if len(chosen) < rules.groups and not last:
+            return [], [Wait("trainer", f"{len(chosen)} of {rules.groups} groups are whole, {_progress(view)}")]
+        if rules.over_stale == "wait":
+            late = staleness.stragglers(view, rules.staleness, {group.prompt for group in chosen})
+            if late:
+                return [], [Wait("trainer", f"stragglers would be over-stale: {', '.join(late)}")]
+        return [HandOut([group.prompt for group in chosen], view.version - rules.staleness)], []
+
+    def _start(self, view: View, now: float) -> list[Action]:
+        rules = self.rules
+        leases = admission.admit(view, batch=rules.groups, bound=rules.staleness)
+        if leases and not view.parts:
+            return list(leases)
+        active = [member for group in view.running for member in group.members if member.state == "running"]
+        trying = sum(member.oldest is None for member in active)
+        free = breaker.slots(view.parts, free=rules.concurrency - len(active), trying=trying, now=now)
+        return list(admission.fill(view, slots=free))
+
+
+def _progress(view: View) -> str:
+    members = [member for group in view.running for member in group.members]
+    counts = {state: sum(member.state == state for member in members) for state in ("running", "waiting", "ended")}
+    said = ", ".join(f"{count} {state}" for state, count in counts.items())
+    return f"trajectories of {len(view.running)} others: {said}"

@@ -1,0 +1,154 @@
+"""What the rollout's decisions see, and what they may answer. Both are logged; a log can be replayed.
+
+Owns: these values; fields are append-only with defaults. Does not own: deciding (rollout.decide.policy), executing
+(rollout.controller).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+OverStale = Literal["wait", "mask", "drop"]
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while a process runs."""
+
+    groups: int = 8  # of a batch
+    size: int = 8  # trajectories of a group
+    extra: int = 0  # started beyond `size`, of which the last to finish are ended: favours short ones
+    concurrency: int = 64  # trajectories at once
+    staleness: int = 1  # trainer version minus oldest policy version of a token that bears gradient, at most
+    over_stale: OverStale = "wait"
+    attempts: int = 3  # failures of a prompt's environment until it is given up
+    starts: int = 8  # of one trajectory, as far as the host's failures are not what ended it
+    patience: float = 900.0  # seconds for which a part of the platform may refuse everything until the run stops
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One trajectory of a group on its way."""
+
+    index: int
+    state: Literal["waiting", "running", "ended"]
+    oldest: int | None = None  # policy version of its oldest token
+    starts: int = 0  # so far, but for those that a refusing host or engine ended
+
+
+class GroupView(msgspec.Struct, frozen=True, array_like=True):
+    prompt: str
+    number: int
+    members: list[Member]
+    failures: int = 0  # of its environment
+    reason: str = ""  # the last failure
+
+
+class Buffered(msgspec.Struct, frozen=True, array_like=True):
+    """A whole group that waits for its batch. Of each member the oldest version."""
+
+    prompt: str
+    number: int
+    oldest: list[int | None]
+    starts: list[int] = []
+
+
+class PartView(msgspec.Struct, frozen=True, array_like=True):
+    """A part of the platform that has failed and not worked since."""
+
+    part: str  # create, engine, host
+    rounds: int  # failures in a row; those within one pause count once
+    since: float
+    last: float
+    reason: str
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    version: int  # of the trainer
+    asked: bool  # the trainer waits for a batch
+    training: bool  # it works on one
+    running: list[GroupView]
+    buffered: list[Buffered]
+    queued: int  # prompts that wait
+    more: bool  # further prompts can be issued
+    parts: list[PartView] = []
+    draining: bool = False  # nothing new starts
+
+
+# --------------------------------------------------------------------------- answers
+
+
+class Lease(msgspec.Struct, frozen=True, tag="lease"):
+    """Take so many queued prompts and make groups of them."""
+
+    count: int
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    prompt: str
+    member: int
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End a trajectory and play it again, or not (`again`); one that has ended is forgotten."""
+
+    prompt: str
+    member: int
+    why: str
+    again: bool = True
+
+
+class Reopen(msgspec.Struct, frozen=True, tag="reopen"):
+    """A buffered group gets these members anew."""
+
+    prompt: str
+    members: list[int]
+    why: str
+
+
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    """The group is whole."""
+
+    prompt: str
+
+
+class GiveUp(msgspec.Struct, frozen=True, tag="give_up"):
+    prompt: str
+    reason: str
+
+
+class HandOut(msgspec.Struct, frozen=True, tag="hand_out"):
+    """The next batch. Tokens older than version `oldest` bear no gradient in it."""
+
+    prompts: list[str]
+    oldest: int
+
+
+class Exhausted(msgspec.Struct, frozen=True, tag="exhausted"):
+    """There will be no further batch."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """The run cannot go on."""
+
+    reason: str
+
+
+class Wait(msgspec.Struct, frozen=True, tag="wait"):
+    """Somebody waits: who, for what, since when if that is known, and until when at most if there is a limit."""
+
+    who: str
+    reason: str
+    since: float | None = None
+    until: float | None = None
+
+
+Action = Lease | Start | Abort | Reopen | Finish | GiveUp | HandOut | Exhausted | Stop | Wait
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the log."""
+
+    now: float
+    view: View
+    actions: list[Action]

@@ -1,0 +1,1 @@
+"""What a researcher writes, and what comes with it."""

@@ -1,0 +1,1 @@
+"""One trajectory: its turns, its sandbox, its journal, its clock."""

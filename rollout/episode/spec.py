@@ -1,0 +1,44 @@
+"""Which episode, within which limits, sampled by which seeds. Values, no behaviour.
+
+Owns: these structs. Does not own: playing (rollout.episode.manager).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from rollout.store.journal import Key
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds per phase, each on a clock of its own, and tokens. Only `step_s` is the trajectory's."""
+
+    create_s: float = 300.0
+    reset_s: float = 120.0
+    generate_s: float = 1800.0  # of one answer, queueing and restarts of the engine included
+    step_s: float = 300.0  # of all turns together, as far as its own commands and `step` take them
+    score_s: float = 60.0
+    max_length: int = 1024  # tokens of a trajectory
+
+
+class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Which episode. `start` counts the attempts at it."""
+
+    prompt: str
+    seed: int
+    index: int = 0
+    start: int = 0
+
+    @property
+    def key(self) -> Key:
+        return Key(self.prompt, self.index, self.start)
+
+
+def sampling_seed(base: int | None, spec: EpisodeSpec, turn: int) -> int | None:
+    """A seed of its own for every answer: siblings of one group must not sample the same."""
+    if base is None:
+        return None
+    name = f"{base}/{spec.prompt}/{spec.index}/{spec.start}/{turn}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,146 @@
+"""The rollout's memory of what is on its way: groups, their trajectories, counts. Plain state, no decisions.
+
+Owns: these objects and the views of them that decisions get. Does not own: changing them (rollout.controller).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout.decide.blame import blame
+from rollout.decide.view import Buffered, GroupView, Member
+from rollout.messages import Trajectory
+from rollout.store.journal import Journal, TurnEntry
+from rollout.store.samples import Lease, SampleStore
+
+
+@dataclass(eq=False)
+class Slot:
+    """One trajectory of a group."""
+
+    index: int
+    trajectory: Trajectory
+    start: int = 0  # number of the next attempt
+    starts: int = 0  # that count, see Member
+    task: asyncio.Task[None] | None = None
+    ended: bool = False
+    oldest: int | None = None  # of an ended one
+    since: list[TurnEntry] = field(default_factory=list)  # what another process left of it
+    why: str = ""  # it is being aborted
+
+    @property
+    def view(self) -> Member:
+        if self.ended:
+            return Member(self.index, "ended", self.oldest, self.starts)
+        if self.task is None:
+            return Member(self.index, "waiting", None, self.starts)
+        return Member(self.index, "running", self.trajectory.oldest, self.starts)
+
+
+@dataclass(eq=False)
+class Group:
+    lease: Lease
+    members: list[Slot]
+    failures: int = 0
+    reason: str = ""
+
+    @property
+    def view(self) -> GroupView:
+        members = [member.view for member in self.members]
+        return GroupView(self.lease.prompt, self.lease.number, members, self.failures, self.reason)
+
+
+@dataclass
+class Counts:
+    turns: int = 0
+    tokens: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
+    blames: Counter[str] = field(default_factory=Counter)
+    struck: int = 0
+    killed: int = 0
+    recovered_equal: int = 0
+    lost: int = 0  # trajectories of prompts that were given up for the platform's failures
+    retried: int = 0
+    continued: int = 0  # that this process took over from another
+    over_stale: int = 0
+
+    def book(self, trajectory: Trajectory) -> None:
+        """One attempt has ended."""
+        self.statuses[trajectory.status] += 1
+        if trajectory.failure is not None:
+            self.causes[trajectory.failure.cause.value] += 1
+            self.blames[blame(trajectory.failure).value] += 1
+        self.turns += len(trajectory.turns)
+        self.tokens += sum(trajectory.mask)
+        self.verdicts.update(turn.verdict for turn in trajectory.turns)
+        self.struck += trajectory.struck
+        self.killed += trajectory.killed
+        self.recovered_equal += trajectory.recovered_equal
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "turns": self.turns,
+            "tokens": self.tokens,
+            "verdicts": dict(self.verdicts),
+            "trajectories": dict(self.statuses),
+            "causes": dict(self.causes),
+            "blames": dict(self.blames),
+            "struck": self.struck,
+            "killed": self.killed,
+            "recovered_equal": self.recovered_equal,
+            "trajectories_lost": self.lost,
+            "trajectories_retried": self.retried,
+            "trajectories_continued": self.continued,
+            "over_stale": self.over_stale,
+        }
+
+
+def fresh(lease: Lease, members: int) -> Group:
+    """A group of which nothing has run."""
+    return Group(lease, [Slot(n, Trajectory()) for n in range(members)], lease.failures)
+
+
+def restored(lease: Lease, members: int, store: SampleStore) -> Group:
+    """A group as the store knows it: its finished members need not run."""
+    group = fresh(lease, members)
+    for done in store.finished(lease.prompt):
+        slot = group.members[done.member]
+        slot.ended, slot.oldest, slot.start = True, done.oldest, done.start
+    return group
+
+
+def whole(lease: Lease, size: int, store: SampleStore) -> Buffered:
+    """A group that waits for its batch."""
+    done = store.finished(lease.prompt)[:size]
+    return Buffered(lease.prompt, lease.number, [each.oldest for each in done], [each.start for each in done])
+
+
+def left(members: int, store: SampleStore, journal: Journal) -> list[Group]:
+    """The groups that another process left on their way, with the turns at which their trajectories stand.
+
+    Whoever cannot be continued (its environment does not tell its state) begins anew under the next number. What the
+    journal says of others is forgotten.
+    """
+    journalled = {(key.prompt, key.member): key for key in journal.open()}
+    groups = []
+    for lease in store.in_flight():
+        group = restored(lease, members, store)
+        groups.append(group)
+        for slot in group.members:
+            key = journalled.pop((lease.prompt, slot.index), None)
+            if key is None or slot.ended:
+                continue
+            entries = journal.entries(key)
+            if entries and entries[-1].state is not None:
+                slot.since, slot.start = entries, key.start
+            else:
+                journal.forget(key)
+                slot.start = key.start + 1
+    for key in journalled.values():
+        journal.forget(key)
+    return groups

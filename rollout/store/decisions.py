@@ -1,0 +1,95 @@
+"""The log of decisions: every view, when it was seen, and the actions that were decided on.
+
+Owns: ``decisions-N.jsonl.zst`` (one per generation of the rollout), reading and replaying them. Does not own: deciding.
+Guarantee: what is complete in a file of a killed process can be read; `replay` decides again on each view and says
+where the actions differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from rollout.decide.policy import RolloutPolicy
+from rollout.decide.view import Action, Decision, Rules, View
+from sandbox.errors import Invalid, NotFound
+
+PATTERN = "decisions-*.jsonl.zst"
+
+
+class DecisionLog:
+    """Appends to the file of one generation. The first line holds the rules."""
+
+    def __init__(self, folder: Path, generation: int, rules: Rules):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"decisions-{generation:06d}.jsonl.zst").open("wb")
+        self._writer = zstandard.ZstdCompressor(3).stream_writer(self._file, closefd=True)
+        self._line(rules)
+
+    def append(self, now: float, view: View, actions: list[Action]) -> None:
+        self._line(Decision(now=now, view=view, actions=actions))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _line(self, value: msgspec.Struct) -> None:
+        self._writer.write(msgspec.json.encode(value) + b"\n")
+        self._writer.flush(zstandard.FLUSH_BLOCK)
+        self._file.flush()
+
+
+class Replayed(msgspec.Struct, kw_only=True):
+    """What a replay found. `first_difference` names file and line."""
+
+    decisions: int = 0
+    identical: int = 0
+    first_difference: str = ""
+
+
+def replay(folder: Path) -> Replayed:
+    """Decide again on every logged view."""
+    files = sorted(folder.glob(PATTERN))
+    if not files:
+        raise NotFound(f"no log of decisions in {folder}", remedy="name a run folder")
+    found = Replayed()
+    for path in files:
+        for number, (rules, decision) in enumerate(read(path), 2):
+            found.decisions += 1
+            again = RolloutPolicy(rules).decide(decision.view, decision.now)
+            if again == decision.actions:
+                found.identical += 1
+            elif not found.first_difference:
+                found.first_difference = f"{path.name}:{number}: {again} instead of {decision.actions}"
+    return found
+
+
+def read(path: Path) -> Iterator[tuple[Rules, Decision]]:
+    """The complete lines of one file, each with the rules that it was decided by."""
+    rules: Rules | None = None
+    for line in _lines(path):
+        try:
+            if rules is None:
+                rules = msgspec.json.decode(line, type=Rules)
+            else:
+                yield rules, msgspec.json.decode(line, type=Decision)
+        except msgspec.MsgspecError as error:
+            raise Invalid(f"{path} is damaged: {error}") from error
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    rest = b""
+    with path.open("rb") as file:
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        while chunk := _chunk(reader, path):
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from whole
+
+
+def _chunk(reader: zstandard.ZstdDecompressionReader, path: Path) -> bytes:
+    try:
+        return reader.read(1 << 16)
+    except zstandard.ZstdError as error:
+        raise Invalid(f"{path} is damaged: {error}") from error

@@ -1,0 +1,32 @@
+"""One owner per run folder.
+
+Owns: `owner.lock`. Does not own: what the owner does.
+Guarantee: the kernel holds the lock for a living process and releases it when that process dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+from sandbox.errors import Conflict
+
+NAME = "owner.lock"
+
+
+def own(folder: Path) -> IO[str]:
+    """Become the owner for as long as the returned file is open. Raises Conflict, naming the process that is."""
+    file = (folder / NAME).open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        pid = file.read().strip() or "unknown"
+        file.close()
+        raise Conflict(f"process {pid} works in {folder}", remedy="wait for it, or end it, then call again") from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
