@@ -170,6 +170,11 @@ class Container:
         """Target of each bind, and where the shim has its source."""
         return [(bind.target, self.spec.run_dir / "mounts" / str(n)) for n, bind in enumerate(self.spec.binds)]
 
+    def trees(self) -> tuple[Path, dict[str, Path]]:
+        """Where the shim has the root of the sandbox, and the source of each bind by its target."""
+        own = f"/proc/{self._shim_pid}/root"
+        return Path(f"{own}{self.root}"), {target: Path(f"{own}{place}") for target, place in self.binds}
+
     async def _bind(self) -> None:
         for bind, (target, place) in zip(self.spec.binds, self.binds, strict=True):
             await asyncio.to_thread(_passable, place, self.spec.run_dir)

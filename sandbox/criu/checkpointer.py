@@ -35,11 +35,11 @@ from sandbox.container.shim import Refused, going_first
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import StoredDump
 from sandbox.content.pages import Collected, PageStore
-from sandbox.criu import amend, dump, equality, inject, inotify, locks, memory, prune, rewrite
+from sandbox.criu import amend, dump, equality, gate, inject, inotify, locks, memory, prune, rewrite
 from sandbox.criu import restore as restoring
 from sandbox.criu.open_files import Held, held_files
 from sandbox.criu.recent import Recent
-from sandbox.errors import NotEqual, PagurusError, Unsupported
+from sandbox.errors import CheckpointFailed, NotEqual, PagurusError, RestoreFailed, Unsupported
 from sandbox.tree import facts
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class Checkpointer:
             done = await self._dump(container, dest, on_frozen)
             if done.excluded:
                 done.raw_bytes = await asyncio.to_thread(_without, dest, done.excluded)
+            await asyncio.to_thread(_check, container, dest)
         except BaseException:
             self._counts["failures"] += 1
             await asyncio.to_thread(shutil.rmtree, dest, ignore_errors=True)
@@ -352,6 +353,15 @@ class Checkpointer:
             rewrite.copy(source, images)
         else:
             dumpfile.unpack(source, images, self._store)
+        try:
+            with gate.trees(*container.trees()) as opened:
+                gate.passes(gate.of_directory(images), opened)
+        except gate.Refusal as refusal:
+            raise RestoreFailed(
+                f"its processes cannot be restored: {refusal.reason}",
+                remedy=refusal.remedy or "restore another checkpoint",
+                sandbox=spec.id,
+            ) from None
         adapted = rewrite.adapt(
             images,
             uid_base=spec.uid_base,
@@ -443,6 +453,16 @@ def _lock(container: Container, owed: list[locks.Lock], hold: restoring.Hold) ->
     if lost := locks.missing(owed, known):
         with inject.standing(container.tasks(), thaw=hold.seized, freeze=hold.hold) as tasks:
             locks.take(lost, known, tasks)
+
+
+@going_first()
+def _check(container: Container, images: Path) -> None:
+    """Refuse a dump that no restore would let through."""
+    try:
+        gate.check(gate.of_directory(images))
+    except gate.Refusal as refusal:
+        remedy = refusal.remedy or "the sandbox keeps running"
+        raise CheckpointFailed(refusal.reason, remedy=remedy, sandbox=container.spec.id) from None
 
 
 def _empty(directory: Path) -> None:

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from sandbox.container.process import inner_pid
 from sandbox.container.shim import Refused, going_first
 from sandbox.container.unstoppable import Unstoppable, Watch, refusal
-from sandbox.criu import image_files, rpc
+from sandbox.criu import gate, image_files, rpc
+from sandbox.criu.image_rules import EXTERNAL_MOUNT
 from sandbox.criu.namespaces import Inside, look
 from sandbox.criu.open_files import Held, held_files
 from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
@@ -36,8 +37,6 @@ from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 if TYPE_CHECKING:
     from sandbox.container.container import Container
 
-EXTERNAL_NETNS = "pagurus-net"  # the key by which the restore finds the network namespace again
-EXTERNAL_MOUNT = "pagurus-mount-"  # and the directories of the host, by their number
 TIMEOUT = 120.0  # seconds
 SEIZE_MOST = 5  # seconds after which CRIU itself gives up freezing
 ATTENTION = 0.05  # seconds between looks at whether the sandbox still lives, and its tasks stop
@@ -176,11 +175,11 @@ async def dump(
     `steps`: more to do at CRIU's notifications. `watched`: paths of files that processes watch by inotify.
     """
     began = time.monotonic()
-    frozen = _Frozen(container, process.inside, on_frozen, (steps or {}).get("post-dump"))
+    frozen = _Frozen(container, process, on_frozen, (steps or {}).get("post-dump"))
     supervisor = asyncio.ensure_future(_attend(container, process.worker))
     try:
         await process.worker.call(
-            _request(container, *_target(container), watched),
+            _request(container, _target(container), watched),
             notify={**(steps or {}), "post-dump": frozen},
             timeout=TIMEOUT,
             log=process.images / LOG,
@@ -236,15 +235,12 @@ async def _attend(container: Container, process: rpc.Worker) -> Unstoppable | No
     return None
 
 
-def _target(container: Container) -> tuple[int, int]:
-    """Pid 1's host pid and the inode of its network namespace."""
+def _target(container: Container) -> int:
+    """Pid 1's host pid."""
     pid = container.init_pid
     if pid is None:
         raise CheckpointFailed("the sandbox has no processes", remedy="restore or start it", sandbox=container.spec.id)
-    try:
-        return pid, os.stat(f"/proc/{pid}/ns/net").st_ino
-    except FileNotFoundError:
-        raise _killed_meanwhile(container, "pid 1 is gone") from None
+    return int(pid)
 
 
 class _Frozen:
@@ -253,12 +249,13 @@ class _Frozen:
     def __init__(
         self,
         container: Container,
-        inside: Inside,
+        process: Ready,
         on_frozen: Callable[[], None] | None,
         last: Callable[[int], None] | None,
     ):
         self._container = container
-        self._inside = inside
+        self._inside = process.inside
+        self._images = process.images
         self._last = last
         self._on_frozen = on_frozen
         self.pids: list[int] = []
@@ -273,16 +270,29 @@ class _Frozen:
                 "System V objects were made meanwhile", remedy="try again", sandbox=self._container.spec.id
             )
         self.pids = self._container.tasks()
+        self.excluded = frozenset(filter(None, map(inner_pid, self._container.excluded.pids())))
+        _check_deleted(self._container, self._images, self.excluded)
         if self._on_frozen is not None:
             self._on_frozen()
         self.held = held_files(self._container)
-        self.excluded = frozenset(filter(None, map(inner_pid, self._container.excluded.pids())))
         if self._last is not None:
             self._last(pid)
         self.took_ms = (time.monotonic() - began) * 1e3
 
 
-def _request(container: Container, pid: int, namespace: int, watched: Sequence[str]) -> Any:
+def _check_deleted(container: Container, directory: Path, excluded: frozenset[int]) -> None:
+    """Refuse what is deleted and held in a way that a restore could not bring back. Only now nothing can change it."""
+    images = gate.of_directory(directory)
+    if "remap-fpath.img" not in images:
+        return
+    try:
+        with gate.trees(*container.trees()) as opened:
+            gate.refuse_lost(images, opened, excluded)
+    except gate.Refusal as refusal:
+        raise CheckpointFailed(refusal.reason, remedy=refusal.remedy, sandbox=container.spec.id) from None
+
+
+def _request(container: Container, pid: int, watched: Sequence[str]) -> Any:
     protobuf = rpc.messages()
     options = protobuf.criu_opts(
         images_dir_fd=-1,  # required, and for nothing
@@ -298,10 +308,7 @@ def _request(container: Container, pid: int, namespace: int, watched: Sequence[s
         manage_cgroups=True,
         manage_cgroups_mode=protobuf.IGNORE,
         network_lock=protobuf.SKIP,  # only loopback inside one sandbox: nobody outside could send meanwhile
-        external=[
-            f"net[{namespace}]:{EXTERNAL_NETNS}",
-            *(f"mnt[{target}]:{EXTERNAL_MOUNT}{number}" for number, (target, _) in enumerate(container.binds)),
-        ],
+        external=[f"mnt[{target}]:{EXTERNAL_MOUNT}{number}" for number, (target, _) in enumerate(container.binds)],
         irmap_scan_paths=watched,
         notify_scripts=True,
         timeout=SEIZE_MOST,

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
 from sandbox.criu import amend, memory, namespaces, rpc
-from sandbox.criu.dump import EXTERNAL_MOUNT, EXTERNAL_NETNS
+from sandbox.criu.image_rules import EXTERNAL_MOUNT
 from sandbox.criu.rewrite import Adapted
 from sandbox.errors import RestoreFailed
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 TIMEOUT = 120.0
 LOG = "restore.log"
 SPARE_SINKS = 2  # pipes to the outside that a waiting CRIU can restore: two outputs
-NETNS_FD = rpc.FIRST_FD  # number of the network namespace's descriptor in CRIU
 IFF_UP = 1
 
 REMEDIES: tuple[tuple[str, str], ...] = (
@@ -63,7 +62,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A CRIU process for one restore of a container, with its network namespace and `sinks` pipes in hand."""
+    """A CRIU process for one restore of a container, in its network namespace, with `sinks` pipes in hand."""
 
     worker: rpc.Worker
     sinks: int
@@ -71,8 +70,7 @@ class Waiting:
 
     def process(self, pipes: list[int]) -> Process:
         """`pipes` are the ones of :func:`sandbox.criu.rewrite.outside_pipes`, no more than there are sinks."""
-        keys = [EXTERNAL_NETNS, *(f"pipe:[{pipe}]" for pipe in pipes)]
-        return Process(self.worker, {key: NETNS_FD + index for index, key in enumerate(keys)})
+        return Process(self.worker, {f"pipe:[{pipe}]": rpc.FIRST_FD + index for index, pipe in enumerate(pipes)})
 
     def fits(self, container: Container, images: Path, pipes: list[int]) -> bool:
         """Whether it can restore: it lives, has the pipes, sees the images and what is mounted at the root. Blocks."""
@@ -128,7 +126,7 @@ def _joined(waiting: Waiting, container: Container, images: Path, pipes: list[in
 
 
 async def _spawn(container: Container, cache: Path, images: Path, sinks: int, *, waits: bool) -> Waiting:
-    fds = [os.open(container.netns, os.O_RDONLY | os.O_CLOEXEC)]
+    fds: list[int] = []
     try:
         for _ in range(sinks):
             fds.append(await container.sink())
@@ -180,8 +178,7 @@ async def restore(
     if own_network:
         options.empty_ns = namespaces.IDS["net"]
     for key, number in process.inherited.items():
-        if key != EXTERNAL_NETNS or not own_network:
-            options.inherit_fd.add(key=key, fd=number)
+        options.inherit_fd.add(key=key, fd=number)
     try:
         response = await process.worker.call(
             protobuf.criu_req(type=protobuf.RESTORE, opts=options),

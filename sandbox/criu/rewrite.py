@@ -69,7 +69,8 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
     if table is None:
         return adapted
     adapted.pipes = _outside(table)
-    if tcp.readdress(table.entries, address):
+    moved = _keep_apart(table, adapted.pipes)
+    if tcp.readdress(table.entries, address) or moved:
         table.write(directory / "files.img")
     kept, adapted.closed = _sever(directory, table)
     adapted.own_network = bool(kept)
@@ -111,6 +112,18 @@ def _outside(table: image_files.Image) -> list[int]:
         if entry.HasField("pipe"):
             ends.setdefault(entry.pipe.pipe_id, set()).add(entry.pipe.flags & O_ACCMODE)
     return sorted(pipe for pipe, modes in ends.items() if modes == {os.O_WRONLY})
+
+
+def _keep_apart(table: image_files.Image, pipes: list[int]) -> bool:
+    """CRIU takes any open file by the name of a pipe to the outside for that pipe: spell those otherwise.
+
+    Returns whether there were some.
+    """
+    keys = {f"/pipe:[{pipe}]" for pipe in pipes}
+    found = [entry.reg for entry in table.entries if entry.HasField("reg") and entry.reg.name in keys]
+    for file in found:
+        file.name = "/." + file.name
+    return bool(found)
 
 
 def _change(path: Path, kind: Any, change: Callable[[Any], bool]) -> None:
@@ -185,5 +198,6 @@ def _made_anew(directory: Path, table: image_files.Image) -> list[str]:
     remapped = {remap.orig_id for remap in remaps.entries} if remaps is not None else set()
     for entry in table.entries:
         if entry.id in remapped and entry.HasField("reg"):
-            paths |= set(map(str, PurePosixPath("/" + entry.reg.name.lstrip("/")).parents))
+            name = entry.reg.name if isinstance(entry.reg.name, str) else os.fsdecode(entry.reg.name)
+            paths |= set(map(str, PurePosixPath("/" + name.lstrip("/")).parents))
     return sorted(paths)

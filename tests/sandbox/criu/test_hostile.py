@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.container.container import Bind, Container
-from sandbox.errors import PagurusError
+from sandbox.errors import CheckpointFailed, PagurusError
 from tests.support.checkpoint_support import Bench, shell
 
 # Runs, as root, what stands in the file that is its first argument, then waits for ever.
@@ -25,6 +26,18 @@ open('/ready', 'w').close()
 while True: signal.pause()
 E
 while [ ! -e /ready ]; do sleep 0.02; done
+"""
+
+
+WAIT = """
+import signal
+open('/ready', 'w').close()
+while True: signal.pause()
+"""
+LINKS = "for f in /proc/$(pgrep -ox python3)/fd/*; do readlink $f; done"
+HELD = """
+p=$(pgrep -ox python3)
+{ readlink /proc/$p/cwd; for f in /proc/$p/fd/[3-9]; do readlink $f; done; cat /proc/$p/fd/4; } | cat -v
 """
 
 
@@ -81,6 +94,87 @@ async def test_a_link_in_place_of_a_deleted_directory_leads_nowhere(bench: Bench
     except PagurusError:
         pass  # to refuse it is as good
     assert listed(host) == before
+
+
+async def restored(bench: Bench, sb: Container) -> None:
+    saved = await bench.save(sb)
+    await sb.kill()
+    await sb.remount(bench.snapshot(saved.tree, readonly=False))
+    await bench.checkpointer.restore(sb, saved.capture.dir)
+
+
+MADE_AGAIN = "import os; os.mkdir('/b'); os.chdir('/b'); os.rmdir('/b'); os.mkdir('/b')"
+WITH_ITS_PARENT = """
+import os
+os.makedirs('/b/c'); held = os.open('/b', 0), os.open('/b/c', 0)
+os.rmdir('/b/c'); os.rmdir('/b')
+"""
+BELOW_A_DELETED_ONE = WITH_ITS_PARENT.replace("os.open('/b', 0), ", "")
+BEHIND_A_LINK = """
+import os
+os.mkdir('/b'); held = os.open('/b/f', os.O_CREAT | os.O_RDWR)
+os.unlink('/b/f'); os.rmdir('/b'); os.symlink('/etc', '/b')
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "remedy"),
+    [
+        (MADE_AGAIN, "the directory /b was deleted and made again", "cd"),
+        (WITH_ITS_PARENT, "deleted directory /b/c and the one above it are both held", "leave"),
+        (BELOW_A_DELETED_ONE, "directory above /b/c, which is deleted and held, is deleted too", "cd"),
+        (BEHIND_A_LINK, "above the deleted /b/f is no directory", "close"),
+    ],
+    ids=["made again", "with its parent", "below a deleted one", "behind a link"],
+)
+async def test_what_cannot_come_back_is_refused_when_it_is_dumped(
+    bench: Bench, body: str, reason: str, remedy: str
+) -> None:
+    sb = await bench.maker.create()
+    await hold(sb, body)
+    with pytest.raises(CheckpointFailed, match=reason) as caught:
+        await bench.save(sb)
+    assert re.search(r"held by pid \d+ in the sandbox \(python3\)|both held", str(caught.value)), caught.value
+    assert remedy in caught.value.remedy
+    await shell(sb, "kill -9 $(pgrep -x python3); while pgrep -x python3; do sleep 0.02; done")
+    await bench.save(sb)
+
+
+async def test_a_file_by_the_name_of_a_descriptor_of_the_host_stays_a_file(bench: Bench) -> None:
+    """CRIU matches what it inherited by names, which a sandbox may give to files."""
+    sb = await bench.maker.create()
+    body = """
+import os
+pipe = os.readlink('/proc/self/fd/1')
+files = [open(f'/{name}', 'w+') for name in ('pagurus-net', pipe)]
+for file in files: file.write('mine'); file.flush()
+os.dup2(os.open('/t.fds', os.O_CREAT | os.O_WRONLY), 2)
+"""
+    running = asyncio.ensure_future(sb.exec(["python3", "-u", "-c", body + WAIT]))
+    await shell(sb, "while [ ! -e /ready ]; do sleep 0.02; done")
+    before = await shell(sb, LINKS)
+    assert "/pagurus-net" in before and "/pipe:[" in before
+    await restored(bench, sb)
+    after = await shell(sb, LINKS)
+    assert [one for one in after.split() if one.startswith("/")] == [
+        one for one in before.split() if one.startswith("/")
+    ]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_files_whose_names_are_not_utf8(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    body = """
+import os
+kept = open(b'/kept-\\xff\\xfe', 'w+'); gone = open(b'/gone-\\xff', 'w+'); gone.write('gone'); gone.flush()
+os.unlink(b'/gone-\\xff'); os.mkdir(b'/dir-\\xfe'); os.chdir(b'/dir-\\xfe')
+"""
+    await hold(sb, body.replace("\\\\", "\\"))
+    before = await shell(sb, HELD)
+    saved = await bench.save(sb)
+    await bench.kill_and_restore(sb, saved, saved.dump)
+    assert await shell(sb, HELD) == before
 
 
 async def test_criu_has_a_root_in_which_nothing_of_the_host_is(bench: Bench, tmp_path: Path) -> None:

@@ -1,0 +1,231 @@
+"""The gate before each restore and fork: images are let through only if nothing in them leads out of the sandbox.
+
+Owns: looking up, in the tree that a restore will see, every path that CRIU will open, make, bind or remove; and
+refusing, while a dump is frozen, what could not come back. Does not own: what a field may say
+(:mod:`sandbox.criu.image_rules`), the private root in which CRIU then works (native/criu-root.c).
+Guarantee: of images that pass, every path is reached below the sandbox's root (``openat2`` with RESOLVE_BENEATH and
+RESOLVE_NO_SYMLINKS, so through real directories only) at a time when nothing of the sandbox runs that could change it.
+It is the same gate for images of this host, imported ones, restores in place and forks.
+
+::
+
+    files.img ▸ path of each open, deleted, mapped, watched file    the tree, or a directory of the host
+              ▸ name of each socket                                 likewise; links are followed inside, as bind(2) does
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from sandbox.criu.image_rules import Images, Named, Refusal, Wanted, below, check, deleted, printable
+
+__all__ = ["Images", "Refusal", "check", "look_up", "of_directory", "passes", "refuse_lost", "trees"]
+
+_SYS_OPENAT2 = 437
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
+_REAL = _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV
+_BOUND = _IN_ROOT | _NO_MAGICLINKS | _NO_XDEV
+_OVERLAY_MAGIC = 0x794C7630
+_libc = ctypes.CDLL(None, use_errno=True)
+
+CHANGED = "restore a checkpoint that captured files and processes together"
+LEAVE = "have the process leave it (cd) or close it, then checkpoint again"
+
+
+def of_directory(directory: Path) -> Images:
+    """The images in a directory. Blocks."""
+    sizes = {}
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.endswith(".log") or entry.name.startswith("stats-"):
+                continue
+            found = entry.stat(follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode):
+                raise Refusal(f"{entry.name[:80]!r} is no image")
+            sizes[entry.name] = found.st_size
+    return Images(sizes, lambda name: (directory / name).read_bytes())
+
+
+@contextlib.contextmanager
+def trees(root: Path, mounts: Mapping[str, Path]) -> Iterator[dict[str, int]]:
+    """A descriptor for each mount point of a sandbox: "/" is the overlay at `root`. Blocks."""
+    opened: dict[str, int] = {}
+    try:
+        for point, place in {"/": root, **mounts}.items():
+            opened[point] = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if _file_system(opened["/"]) != _OVERLAY_MAGIC:
+            raise Refusal("the sandbox's file tree is not mounted", "restore it again")
+        yield opened
+    except OSError as error:
+        raise Refusal(
+            f"the sandbox's file tree is gone: {os.strerror(error.errno or 0)}", "restore it again"
+        ) from error
+    finally:
+        for fd in opened.values():
+            os.close(fd)
+
+
+def passes(images: Images, opened: Mapping[str, int]) -> None:
+    """Whether images may be restored over these trees. Raises Refusal. Blocks."""
+    look_up(check(images), opened)
+
+
+def look_up(wanted: Wanted, opened: Mapping[str, int]) -> None:
+    """Look every path up, in the trees that CRIU will see. Raises Refusal. Blocks, some microseconds for each path."""
+    if any(point not in opened for point in wanted.mounts) or len(wanted.mounts) != len(opened) - 1:
+        raise Refusal("its mounts are not those of the sandbox", "restore it into a sandbox with the same mounts")
+    seen: set[tuple[str, bytes, int, bool]] = set()
+    for named in wanted.present:
+        key = (named.mount, named.path, named.mode, named.link)
+        if key not in seen:
+            seen.add(key)
+            _present(named, opened)
+    for named in wanted.ghosts:
+        _ghost(named, opened)
+    for named in wanted.sockets:
+        _socket(named, opened)
+    for named in wanted.watched:
+        mount = max((point for point in opened if below(named.path, point)), key=len)
+        _present(Named(named.path, mount, named.id), opened)
+
+
+def refuse_lost(images: Images, opened: Mapping[str, int], excluded: Collection[int]) -> None:
+    """While a dump is frozen: refuse deleted files and directories that could not come back to where they were.
+
+    What only processes of the numbers `excluded` hold will not be restored. Raises Refusal. Blocks.
+    """
+    for ghost in deleted(images):
+        try:
+            _ghost(ghost, opened)
+        except Refusal as refusal:
+            held_by = _holders(images, ghost.id)
+            if held_by.keys() - excluded:
+                names = ", ".join(f"pid {pid} in the sandbox ({name})" for pid, name in held_by.items())
+                raise Refusal(f"{refusal.reason}: held by {names}", refusal.remedy) from None
+
+
+def _holders(images: Images, file: int) -> dict[int, str]:
+    """Numbers and names of the processes that hold a file, work in it, map it or run it."""
+    found = {}
+    for task in images.table("pstree.img", "pstree_entry"):
+        pid = task.pid
+        if f"ids-{pid}.img" not in images:
+            continue
+        place = images.one(f"fs-{pid}.img", "fs_entry")
+        memory = images.one(f"mm-{pid}.img", "mm_entry")
+        files = images.one(f"ids-{pid}.img", "task_kobj_ids_entry").files_id
+        held = {
+            place.cwd_id,
+            place.root_id,
+            memory.exe_file_id,
+            *(area.shmid for area in memory.vmas if area.status & 0xC0),
+        }
+        held |= {entry.id for entry in images.table(f"fdinfo-{files}.img", "fdinfo_entry")}
+        if file in held:
+            found[pid] = str(images.one(f"core-{pid}.img", "core_entry").tc.comm)
+    return found
+
+
+# ---------------------------------------------------------------------------- one path
+
+
+def _below(named: Named, opened: Mapping[str, int]) -> tuple[int, bytes]:
+    """The tree in which a path lies, and the path relative to it."""
+    fd = opened.get(named.mount)
+    if fd is None:
+        raise Refusal(f"{printable(named.path)} lies on no mount of the sandbox")
+    prefix = 0 if named.mount == "/" else len(named.mount.encode())
+    return fd, named.path[prefix:].lstrip(b"/") or b"."
+
+
+def _present(named: Named, opened: Mapping[str, int]) -> None:
+    fd, path = _below(named, opened)
+    try:
+        found = _mode(fd, path, _REAL)
+    except OSError as error:
+        raise _refusal(named, error) from None
+    if stat.S_ISLNK(found) and not named.link:
+        raise Refusal(f"a symbolic link stands at {printable(named.path)}, which a process holds", CHANGED)
+    if named.mode and stat.S_IFMT(found) != stat.S_IFMT(named.mode):
+        raise Refusal(f"{printable(named.path)}, which a process holds, is another kind of file now", CHANGED)
+
+
+def _ghost(named: Named, opened: Mapping[str, int]) -> None:
+    """CRIU makes it where it was, or, if directories above are gone, in the next one that is there."""
+    fd, path = _below(named, opened)
+    parent, _, _ = path.rpartition(b"/")
+    directory = stat.S_ISDIR(named.mode)
+    while True:
+        try:
+            found = _mode(fd, parent or b".", _REAL)
+            break
+        except FileNotFoundError as error:
+            if directory:
+                reason = f"the directory above {printable(named.path)}, which is deleted and held, is deleted too"
+                raise Refusal(reason, LEAVE) from error
+            parent, _, _ = parent.rpartition(b"/")
+        except OSError as error:
+            raise _refusal(named, error) from None
+    if not stat.S_ISDIR(found):
+        raise Refusal(f"what is above the deleted {printable(named.path)} is no directory now", LEAVE)
+    if not directory:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        _mode(fd, path, _REAL)
+        raise Refusal(f"the directory {printable(named.path)} was deleted and made again", LEAVE)
+
+
+def _socket(named: Named, opened: Mapping[str, int]) -> None:
+    """Bound by a task whose root is the sandbox's: links in the tree lead nowhere else."""
+    fd = opened["/"]
+    parent, _, _ = named.path.rpartition(b"/")
+    for point, other in opened.items():
+        if point != "/" and below(named.path, point):
+            fd, parent = other, parent[len(point.encode()) :]
+    try:
+        _mode(fd, parent.lstrip(b"/") or b".", _BOUND)
+    except FileNotFoundError:
+        pass  # the name of a socket whose directory is gone
+    except OSError as error:
+        raise _refusal(named, error) from None
+
+
+def _refusal(named: Named, error: OSError) -> Refusal:
+    where = printable(named.path)
+    if error.errno == errno.ENOENT:
+        return Refusal(f"{where}, which a process holds, is not in the file tree", CHANGED)
+    if error.errno in (errno.ELOOP, errno.EXDEV):
+        return Refusal(f"the way to {where} leads through a link, or out of the sandbox", CHANGED)
+    return Refusal(f"{where}: {os.strerror(error.errno or 0)}", CHANGED)
+
+
+def _mode(root: int, path: bytes, resolve: int) -> int:
+    """Type and mode of what a path leads to; a link at its end is not followed unless `resolve` follows links."""
+    flags = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if resolve & _NO_SYMLINKS else 0)
+    how = struct.pack("=QQQ", flags, 0, resolve)
+    for _ in range(64):  # EAGAIN: something was renamed anywhere meanwhile
+        fd = _libc.syscall(_SYS_OPENAT2, root, path, how, len(how))
+        if fd >= 0:
+            try:
+                return os.fstat(fd).st_mode
+            finally:
+                os.close(fd)
+        if ctypes.get_errno() != errno.EAGAIN:
+            break
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number))
+
+
+def _file_system(fd: int) -> int:
+    buffer = (ctypes.c_long * 16)()
+    if _libc.fstatfs(fd, buffer):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return buffer[0]

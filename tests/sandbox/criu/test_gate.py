@@ -1,0 +1,156 @@
+"""The gate: real images pass it; each field that a sandbox of ours could not have made is refused, before CRIU runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.criu import gate, image_files
+from sandbox.errors import RestoreFailed
+from tests.support.checkpoint_support import Bench, shell
+
+SYS_ADMIN = 1 << 21
+
+
+def first(images: Path, stem: str, kind: str) -> tuple[Path, image_files.Image]:
+    path = sorted(images.glob(f"{stem}.img"))[0]
+    found = image_files.read(path, getattr(image_files.messages(), kind))
+    assert found is not None
+    return path, found
+
+
+def change(images: Path, stem: str, kind: str, edit: Callable[[Any], None]) -> None:
+    path, image = first(images, stem, kind)
+    edit(image.entries)
+    image.write(path)
+
+
+def regular(entries: Any, name: str = "/t/open") -> Any:
+    return next(one.reg for one in entries if one.HasField("reg") and one.reg.name == name)
+
+
+def setting(**values: Any) -> Callable[[Any], None]:
+    def edit(entries: Any) -> None:
+        for name, value in values.items():
+            setattr(entries[0], name, value)
+
+    return edit
+
+
+def named(name: str) -> Callable[[Any], None]:
+    return lambda entries: setattr(regular(entries), "name", name)
+
+
+def credentials(**values: Any) -> Callable[[Any], None]:
+    return lambda entries: [setattr(entries[0].thread_core.creds, key, value) for key, value in values.items()]  # type: ignore[return-value]
+
+
+def capability(entries: Any) -> None:
+    entries[0].thread_core.creds.cap_bnd[0] |= SYS_ADMIN
+
+
+def extent(entries: Any) -> None:
+    entries[0].uid_map.add(first=65536, lower_first=0, count=65536)
+
+
+def mounted(entries: Any) -> None:
+    added = entries[0].__class__()
+    added.CopyFrom(next(one for one in entries if one.mountpoint == "/dev/pts"))
+    added.mnt_id, added.mountpoint, added.fstype, added.source = 9999, "/mnt", 0, "/dev/vda"
+    entries.append(added)
+
+
+def option(entries: Any) -> None:
+    next(one for one in entries if one.mountpoint == "/").flags |= 1 << 20  # shared
+
+
+def core_limit(entries: Any) -> None:
+    entries[0].tc.rlimits.rlimits[4].max = entries[0].tc.rlimits.rlimits[4].cur = 1 << 30
+
+
+REFUSED: dict[str, tuple[str, str, Callable[[Any], None], str]] = {
+    "a path with ..": ("files", "file_entry", named("/t/../t/open"), "crooked path"),
+    "a path that begins twice": ("files", "file_entry", named("//t/open"), "crooked path"),
+    "a relative path": ("files", "file_entry", named("t/open"), "has no path"),
+    "a path through a link": ("files", "file_entry", named("/through/open"), "through a link, or out"),
+    "a path that is a link": ("files", "file_entry", named("/link"), "symbolic link stands"),
+    "a path to nothing": ("files", "file_entry", named("/t/nothing"), "is not in the file tree"),
+    "a path of a kind": ("files", "file_entry", named("/t"), "another kind of file"),
+    "a file of the host": ("files", "file_entry", lambda all: setattr(regular(all), "ext", True), "outside"),
+    "a file made when opened": ("files", "file_entry", lambda all: setattr(regular(all), "flags", 0o102), "flags"),
+    "a file on another mount": ("files", "file_entry", lambda all: setattr(regular(all), "mnt_id", 7), "no mount"),
+    "a file twice": ("files", "file_entry", lambda all: all.append(all[0]), "two files"),
+    "no file": ("files", "file_entry", lambda all: all.clear(), "runs no file"),
+    "no user namespace": ("ids-1", "task_kobj_ids_entry", setting(user_ns_id=0), "without a user namespace"),
+    "a plugin": ("inventory", "inventory_entry", lambda all: all[0].plugins_entry.plugins.append("x"), "plugins"),
+    "more users": ("userns-*", "userns_entry", extent, "user ids"),
+    "users of the host": (
+        "userns-*",
+        "userns_entry",
+        lambda all: setattr(all[0].uid_map[0], "lower_first", 0),
+        "user ids",
+    ),
+    "a mount": ("mountpoints-*", "mnt_entry", mounted, "of no sandbox"),
+    "a shared mount": ("mountpoints-*", "mnt_entry", option, "flags"),
+    "a capability": ("core-1", "core_entry", capability, "capabilities"),
+    "a user of another sandbox": ("core-1", "core_entry", credentials(fsuid=65536), "ids beyond"),
+    "new privileges": ("core-1", "core_entry", credentials(no_new_privs=0), "gain privileges"),
+    "core dumps": ("core-1", "core_entry", core_limit, "dump core"),
+    "pid 2 first": ("pstree", "pstree_entry", setting(pid=2), "thread of its own|not pid 1"),
+    "an orphan": ("pstree", "pstree_entry", lambda all: setattr(all[1], "ppid", 4444), "no parent"),
+    "a directory that there is not": ("fs-1", "fs_entry", setting(cwd_id=4444), "in no directory"),
+    "memory of the kernel": ("mm-1", "mm_entry", lambda all: setattr(all[0].vmas[-1], "end", 1 << 63), "memory where"),
+    "memory of another image": ("pagemap-1", "pagemap_head", lambda all: None, "cut short"),
+}
+HOLDER = (
+    "mkdir -p /t; echo x > /t/open; ln -s /t /through; ln -s /t/open /link; "
+    "sleep 1000 < /t/open > /dev/null 2>&1 & sleep 0.1"
+)
+
+
+async def test_real_images_pass_and_changed_ones_do_not(bench: Bench) -> None:
+    """One sandbox for all changes: each is tried on a copy of its images, in the real path of a restore."""
+    sb = await bench.maker.create()
+    await shell(sb, HOLDER)
+    saved = await bench.save(sb)
+    await sb.kill()
+    await sb.remount(bench.snapshot(saved.tree, readonly=False))
+    said = {}
+    for name, (stem, kind, edit, _) in REFUSED.items():
+        images = saved.capture.dir.with_name(f"changed-{len(said)}")
+        shutil.copytree(saved.capture.dir, images)
+        if name == "memory of another image":
+            path = images / "pagemap-1.img"
+            path.write_bytes(path.read_bytes()[:-3])
+        else:
+            change(images, stem, kind, edit)
+        try:
+            await bench.checkpointer.restore(sb, images)
+        except RestoreFailed as error:
+            said[name] = str(error)
+        else:
+            pytest.fail(f"{name} was restored")
+        shutil.rmtree(images)
+    for name, (_, _, _, words) in REFUSED.items():
+        assert said[name].count("cannot be restored:") == 1 and "CRIU could not" not in said[name], (name, said[name])
+        assert any(word in said[name] for word in words.split("|")), (name, said[name])
+    await bench.checkpointer.restore(sb, saved.capture.dir)
+    assert await shell(sb, "pgrep -x sleep | wc -l") == "1\n"
+
+
+async def test_what_is_no_image_is_refused(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    saved = await bench.save(sb)
+    for name, place in (("netns-2.img", b""), ("tmpfs-dev-9.tar.gz.img", b""), ("parent", b"")):
+        (saved.capture.dir / name).write_bytes(place)
+        with pytest.raises(gate.Refusal, match="unknown kind"):
+            gate.check(gate.of_directory(saved.capture.dir))
+        (saved.capture.dir / name).unlink()
+    os.symlink("/", saved.capture.dir / "parent")
+    with pytest.raises(gate.Refusal, match="is no image"):
+        gate.of_directory(saved.capture.dir)
