@@ -18,18 +18,20 @@ PATIENCE = 120.0  # seconds for what takes less than one
 EXCHANGE = """
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None)
-one, other = (name.encode() for name in sys.argv[1:3])
+one, other = sys.argv[1:3]
+pairs = [(f'{one}{n}'.encode(), f'{other}{n}'.encode()) for n in range(int(sys.argv[3]))]
 print('racing', flush=True)
-end = time.time() + float(sys.argv[3])
-while time.time() < end: libc.syscall(316, -100, one, -100, other, 2)
+while True:
+    for a, b in pairs: libc.syscall(316, -100, a, -100, b, 2)
 """
 DIFFS = 40
+FILES = 300
 
 
-async def exchanging(scene: ApiScene, one: str, other: str) -> Process:
-    """Two names change places as fast as they can, while commands of others go on."""
+async def exchanging(scene: ApiScene, one: str, other: str, count: int) -> Process:
+    """Pairs of names (``ONE0`` and ``OTHER0``, ...) change places as fast as they can, while commands go on."""
     await scene.attacker.files.write("/race.py", EXCHANGE)
-    racer = await scene.attacker.processes.start(["python3", "/race.py", one, other, "600"])
+    racer = await scene.attacker.processes.start(["python3", "/race.py", one, other, str(count)])
     async for _ in racer.stream():
         break  # it has begun
     return racer
@@ -40,10 +42,10 @@ async def _diff_directory(scene: ApiScene) -> str:
     before = await scene.attacker.checkpoint()
     folder = scene.secret.parent
     said = await scene.tried(
-        f"import os; os.makedirs('/race/dir/sub'); os.symlink('{folder}', '/race/link')\n"
-        "for n in range(300): open(f'/race/dir/f{n}', 'w').close()"
+        f"import os; os.makedirs('/race/dir0/sub'); os.symlink('{folder}', '/race/link0')\n"
+        f"for n in range({FILES}): open(f'/race/dir0/f{{n}}', 'w').close()"
     )
-    racer = await exchanging(scene, "/race/dir", "/race/link")
+    racer = await exchanging(scene, "/race/dir", "/race/link", 1)
     try:
         for _ in range(DIFFS):
             async with asyncio.timeout(PATIENCE):
@@ -57,10 +59,12 @@ async def _diff_directory(scene: ApiScene) -> str:
 
 @act("block a comparison by exchanging a file and a FIFO")
 async def _diff_fifo(scene: ApiScene) -> str:
-    said = await scene.tried("import os; os.makedirs('/race'); open('/race/a', 'w').write('x'); os.mkfifo('/race/b')")
+    write = f"for n in range({FILES}): open(f'/race/a{{n}}', 'w').write('%s')"
+    said = await scene.tried("import os; os.makedirs('/race')\n" + write % "x")
     before = await scene.attacker.checkpoint()
-    said = said or await scene.tried("open('/race/a', 'w').write('y')")
-    racer = await exchanging(scene, "/race/a", "/race/b")
+    fifos = f"for n in range({FILES}): os.mkfifo(f'/race/b{{n}}')"
+    said = said or await scene.tried(f"import os\n{write % 'y'}\n{fifos}")
+    racer = await exchanging(scene, "/race/a", "/race/b", FILES)
     try:
         for _ in range(DIFFS):
             async with asyncio.timeout(PATIENCE):
