@@ -28,15 +28,18 @@ from daemon.api.listener import Listeners
 from daemon.auth import tls
 from daemon.config import Config
 from daemon.host.host import Host
-from sandbox import paths
+from sandbox import paths, private
 from sandbox.container.shim import short_slice
 from sandbox.errors import Invalid, PagurusError
+from sandbox.tree.pool import OURS
 
 log = logging.getLogger("pagurus.app")
 
 WORKERS = 16  # threads for what blocks
 SWITCH = 0.0005  # seconds after which a thread that computes lets the event loop go on
 PRECEDENCE = -10  # nice value of the event loop
+
+RUN = ("answers.sqlite", "captures", "criu", "pagurus.sock", "sandboxes")  # of which one lies in a run directory
 
 
 def notify(state: str) -> None:
@@ -59,10 +62,11 @@ async def serve(options: Config, *, ready: Callable[[Host], None] | None = None)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await asyncio.to_thread(private.directory, paths.state(), ours=OURS)
     sockets = _sockets(options)
     secure = await asyncio.to_thread(_tls, options)
     state, run = paths.state(), paths.run()
-    run.mkdir(parents=True, exist_ok=True)
+    private.directory(run, ours=RUN, mode=0o711)
     answers = Answers(run / "answers.sqlite")  # first: it refuses a second daemon, before that adopts anything
     host = await open_host(state, run)
     gc.collect()

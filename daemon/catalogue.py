@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from sandbox import private
 from sandbox.errors import NoSpace, PagurusError
 from sandbox.messages import (
     AtEnd,
@@ -261,7 +262,8 @@ class Catalogue:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.file(path)  # its journal gets the same mode
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
         self._database = _open(path)

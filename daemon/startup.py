@@ -41,6 +41,7 @@ from daemon.host.expiry_watch import watch
 from daemon.host.host import Host
 from daemon.turns import excluded
 from ebpf.inspector import Inspector
+from sandbox import private
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.content import dumpfile
 from sandbox.criu.checkpointer import Checkpointer
@@ -48,7 +49,7 @@ from sandbox.errors import Invalid, PagurusError, SandboxDead
 from sandbox.image.store import ImageStore
 from sandbox.messages import CheckpointState, Retention, SandboxState, Verdict
 from sandbox.tree import btrfs, hashing
-from sandbox.tree.pool import Pool
+from sandbox.tree.pool import OURS, Pool
 
 log = logging.getLogger("pagurus.recovery")
 
@@ -65,7 +66,8 @@ async def open_host(state: Path, run: Path) -> Host:
         dumps=run / "captures",
         stored=state / "checkpoints",
     )
-    _make_private(state, places.stored)
+    private.directory(state, ours=OURS)
+    places.stored.mkdir(mode=0o700, exist_ok=True)
     _make_passable(run, run / "sandboxes")
     async with contextlib.AsyncExitStack() as undo:
         pool = await asyncio.to_thread(Pool(state).ensure)
@@ -104,11 +106,6 @@ def _retention() -> Retention:
 def _gateway_config() -> Path | None:
     name = os.environ.get("PAGURUS_GATEWAY_CONFIG")
     return Path(name) if name else None
-
-
-def _make_private(*directories: Path) -> None:
-    for directory in directories:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _make_passable(*directories: Path) -> None:

@@ -264,10 +264,16 @@ class Store:
     def label(self, checkpoint: str | CheckpointInfo, label: str | None) -> CheckpointInfo:
         """Label a checkpoint, or take its label away (None)."""
     def pull(
-        self, address: str, checkpoint: str | CheckpointInfo, *, token: str | None = None, ca: str | None = None
+        self,
+        address: str,
+        checkpoint: str | CheckpointInfo,
+        *,
+        token: str | None = None,
+        ca: str | None = None,
+        mounts: bool = False,
     ) -> Imported:
-        """Let the daemon fetch a checkpoint from another one, only what it lacks."""
-    def receive(self, stream: AsyncIterator[bytes]) -> Imported:
+        """Let the daemon fetch a checkpoint from another one, only what it lacks. `mounts`: as for `receive`."""
+    def receive(self, stream: AsyncIterator[bytes], *, mounts: bool = False) -> Imported:
         """Import what another host's `stream` gave. All or nothing."""
     def remove(self, checkpoint: str | CheckpointInfo) -> None:
         """Remove a checkpoint. Raises Conflict when a sandbox stands on it."""

@@ -26,6 +26,7 @@ from typing import Literal
 
 import msgspec
 
+from sandbox import private
 from sandbox.errors import Conflict, Interrupted, Invalid
 
 Repeat = Literal["once", "again", "anew"]
@@ -106,7 +107,7 @@ class Answers:
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
-        path.touch(mode=0o600)
+        private.file(path)
         self._database = sqlite3.connect(path, isolation_level=None)
         # A tmpfs, and a killed process loses nothing that it wrote: no call here waits for a disk.
         try:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from sandbox import private
 from sandbox.errors import Closed, NoSpace, PagurusError
 
 T = TypeVar("T")
@@ -89,9 +90,9 @@ class Store:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private.file(path)  # conversations are nobody else's business
     database = sqlite3.connect(path, isolation_level=None)
-    path.chmod(0o600)  # conversations are nobody else's business
     database.execute("PRAGMA journal_mode = WAL")
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version == 0:

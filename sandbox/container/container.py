@@ -133,6 +133,7 @@ class Container:
             raise Conflict(f"a control group {spec.id} exists already", sandbox=spec.id) from error
         try:
             container.root.mkdir(parents=True, exist_ok=True)
+            spec.run_dir.chmod(0o711)  # CRIU passes through it with a sandbox's rights; nobody else looks into it
             container._shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
             container._shim = await Shim.connect(spec.run_dir)
             layer = str(container.layer)

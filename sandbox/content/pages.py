@@ -105,7 +105,8 @@ class PageStore:
     """See the module. All methods block: call them from a worker thread."""
 
     def __init__(self, directory: Path):
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)  # an older version let everybody in
         self.directory = directory
         self._lock = threading.RLock()
         self._append = threading.RLock()

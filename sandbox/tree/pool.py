@@ -29,7 +29,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox import paths
+from sandbox import paths, private
 from sandbox.errors import NoSpace, Unsupported
 from sandbox.tree import btrfs
 
@@ -37,6 +37,7 @@ GIB = 1 << 30
 SMALLEST = 256 << 20
 MIXED_BELOW = GIB  # bytes; what mkfs.btrfs recommends
 TREE_PARTS = ("upper", "work")
+OURS = ("pool", "pool.btrfs", "pool.lock", "images", "catalogue.sqlite", "tls")  # in a state directory
 
 
 KEPT = 64 << 20  # bytes of the pool that new checkpoints and sandboxes leave free
@@ -78,7 +79,7 @@ class Pool:
 
     def ensure(self) -> Pool:
         """Make and mount what is missing. Blocking; safe against another process that does the same."""
-        self.state.mkdir(parents=True, exist_ok=True)
+        private.directory(self.state, ours=OURS)
         lock = os.open(self.state / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -88,9 +89,12 @@ class Pool:
                 if not self.file.exists():
                     self._make_file()
                 self._mount()
+            if self.file.exists():
+                private.file(self.file)  # an older version let everybody read it
             btrfs.enable_quota(self.path)
             for folder in (self.sandboxes, self.checkpoints):
                 folder.mkdir(mode=0o700, exist_ok=True)
+            private.directory(self.path, ours=(self.sandboxes.name, self.checkpoints.name))
         finally:
             os.close(lock)
         return self
@@ -106,8 +110,8 @@ class Pool:
                 remedy="free space or set PAGURUS_STATE to another disk",
             )
         unfinished = self.file.with_suffix(".new")
-        with open(unfinished, "wb") as file:
-            file.truncate(size)
+        private.file(unfinished)
+        os.truncate(unfinished, size)
         # On a small one data could claim all chunks; then no snapshot is possible any more, not even to go back.
         mixed = ["--mixed"] if size < MIXED_BELOW else []
         _run("mkfs.btrfs", "-q", "-f", *mixed, "--metadata", "single", "--data", "single", str(unfinished))

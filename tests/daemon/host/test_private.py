@@ -1,0 +1,49 @@
+"""No other user of the host reads what a daemon keeps, also where an older version had left it open."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+from tests.support.daemon_host import IMAGE, Daemon
+
+NOBODY = 65_534
+
+
+def open_to_others(top: Path) -> list[str]:
+    """What somebody else could read or write below a directory, by looking. Sockets ask who comes."""
+    code = (
+        "import os, sys\n"
+        "for folder, folders, files in os.walk(sys.argv[1], onerror=lambda e: None):\n"
+        "    for name in files:\n"
+        "        path = os.path.join(folder, name)\n"
+        "        if os.access(path, os.R_OK) or os.access(path, os.W_OK): print(path)\n"
+    )
+    done = subprocess.run(
+        ["python3", "-c", code, str(top)], user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, check=True
+    )
+    return done.stdout.decode().split()
+
+
+async def test_state_and_run_directory_are_the_daemons_alone(own: Daemon) -> None:
+    own.stop()
+    for path in (own.state, own.state / "pool.btrfs", own.state / "catalogue.sqlite", own.state / "pages"):
+        path.chmod(path.stat().st_mode | 0o055)
+    for folder in (own.root, *own.root.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)  # nothing above hides it
+    own.start()
+    assert stat.S_IMODE(own.state.stat().st_mode) == 0o700
+    assert stat.S_IMODE((own.state / "pool.btrfs").stat().st_mode) == 0o600
+    for name in ("catalogue.sqlite", "gateway.sqlite"):
+        for path in own.state.glob(f"{name}*"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    async with own.client() as host:
+        sandbox = await host.create(IMAGE)
+        await sandbox.checkpoint()
+        assert open_to_others(own.run) == []
+        assert open_to_others(own.state) == []
+        assert {stat.S_IMODE(path.stat().st_mode) for path in (own.run / "sandboxes").iterdir()} <= {0o711}
+        await sandbox.remove()
