@@ -24,11 +24,11 @@ from examples.fix_the_service.twin import Twin, immediate
 from rollout.engine.embedded.model import KVCache, Qwen3
 from trainer import sft
 from trainer.batches.sample import Sample
-from trainer.learner import Learner, Settings
+from trainer.learner import Learner, Settings, learning_rate
 from trainer.models import policy
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
-from trainer.run import ACTION_TOKENS, HELD_OUT, Config, learning_rate
+from trainer.run import ACTION_TOKENS, HELD_OUT, Config
 
 LONGEST = 256  # tokens of an episode
 
@@ -131,7 +131,7 @@ def update(learner: Learner, episodes: list[Episode], config: Config, step: int)
         )
         for number, episode in enumerate(episodes)
     ]
-    learner.step(batch, rate=learning_rate(config, step))
+    learner.step(batch, rate=learning_rate(config.rate, step, config.steps))
 
 
 def evaluate(model: Qwen3, tokenizer: Tokenizer, episodes: int) -> float:

@@ -226,7 +226,7 @@ class Learner:
     def _first_not_finite(self, *, gradients: bool) -> str | None:
         for name, parameter in self.scorer.named_parameters():
             values = parameter.grad if gradients else parameter
-            if values is not None and not torch.isfinite(_local(values)).all():
+            if values is not None and not torch.isfinite(local(values)).all():
                 return name
         return None
 
@@ -289,6 +289,11 @@ class Learner:
         return list(found.split(rewards.lengths.tolist()))
 
 
+def learning_rate(rate: float, step: int, steps: int, final_share: float = 0.05) -> float:
+    """Of optimiser step number `step`, counted from 0: falls linearly to `final_share` at the last of `steps`."""
+    return rate * max(final_share, 1 - step / max(1, steps))
+
+
 def rewards_of(samples: Sequence[Sample]) -> Rewards:
     """As objectives see samples."""
     numbers: dict[str, int] = {}
@@ -331,6 +336,6 @@ def _pick(before: _Before, part: list[int]) -> _Before:
     return _Before(of(before.proximal), of(before.reference), of(before.value))
 
 
-def _local(values: Tensor) -> Tensor:
+def local(values: Tensor) -> Tensor:
     """This rank's shard of a tensor that is spread over ranks."""
     return values.to_local() if hasattr(values, "to_local") else values

@@ -1,69 +1,211 @@
 """The trainer's own save: everything that a killed run needs to go on where it was.
 
 Owns: `<run>/resume/`. Does not own: published weights, the ledger of prompts (rollout).
-Guarantee: a save is visible only when complete (written aside, synced, renamed); after `kill -9` at any instant
-`load` returns the state after some optimiser step, with the batch that this step consumed named in it, so that
-the ledger learns of it exactly once. Called resume state, never checkpoint: checkpoints are of sandboxes.
+Guarantee: a save is visible only when complete and sealed (written aside, synced, renamed); after `kill -9` of any
+rank at any instant `load` returns the state after some optimiser step, with the batch that this step consumed named in
+it, so that the ledger learns of it exactly once. A save that was damaged later is passed over for the one before, and
+said. Any number of ranks reads what another number wrote. Called resume state: checkpoints are of sandboxes.
+
+::
+
+    start_save(): copy to memory ─▶ [thread: write shards, sync] ─▶ wait_saved(): seal, rename, collect old ones
 """
 
 from __future__ import annotations
 
-import io
-import os
+import errno
+import random
 import shutil
-from dataclasses import dataclass, field
+import warnings
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from trainer.publish import need_finite, sync_folder
+from rollout.engine.manifest import verify_folder, write_manifest
+from sandbox.errors import EngineFailed
+from trainer.distributed.ranks import ALONE, Ranks
+from trainer.errors import TrainerFailed
+from trainer.learner import Learner, local
+from trainer.publish import need_finite
+from trainer.publish import sync_folder as sync
 
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # alone there is no group, and none needed
 KEEP = 2
+OPTIONS = StateDictOptions(ignore_frozen_params=True)  # with adapters, the frozen weights are the base folder's
 
 
-@dataclass(slots=True)
-class State:
-    """After optimiser step number `step` (0: fitted to the demonstrations, no GRPO yet)."""
+class State(msgspec.Struct, kw_only=True):
+    """After optimiser step number `step` (0: fitted to the demonstrations, no step of the objective yet)."""
 
     step: int
-    version: int  # of the weights that follow from it
-    model: dict[str, Any]
-    optimiser: dict[str, Any]
-    random: torch.Tensor  # torch's generator
-    consumed: list[str] = field(default_factory=list)  # prompts of the step's batch
-    totals: dict[str, Any] = field(default_factory=dict)  # counters of the run so far, as report.Totals
+    version: int = 0  # of the weights that follow from it
+    consumed: list[str] = []  # prompts of the step's batch
+    totals: dict[str, Any] = {}  # counters of the run so far, as report.Totals
+    ranks: int = 1  # that wrote it
 
 
-def save(folder: Path, state: State) -> None:
-    """Writes `state` as the newest save below `folder`; older ones but the last are collected."""
-    need_finite(state.model)
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / ".new"
-    content = io.BytesIO()  # torch's own writer turns a full disk into an error without a number
-    torch.save({name: getattr(state, name) for name in State.__slots__}, content)
-    with aside.open("wb") as out:
-        out.write(content.getbuffer())
-        out.flush()
-        os.fsync(out.fileno())
-    aside.rename(folder / f"step-{state.step:06d}.pt")
-    sync_folder(folder)
-    for old in _saves(folder)[:-KEEP]:
-        old.unlink(missing_ok=True)
+class Saves:
+    """``saves.start_save(learner, State(step=3))``, work, ``saves.wait_saved()``. All ranks call the same, in order."""
 
+    def __init__(self, folder: Path, ranks: Ranks = ALONE):
+        self.folder, self.ranks = folder, ranks
+        self.notes: list[str] = []  # saves that were passed over, and why
+        self._group = None if ranks.alone else dist.new_group(backend="gloo")  # its own: a thread uses it
+        self._pending: tuple[State, Future[Any]] | None = None
 
-def load(folder: Path) -> State | None:
-    """The newest save, or None where there is none yet."""
-    saves = _saves(folder)
-    if not saves:
+    def start_save(self, learner: Learner, state: State) -> None:
+        """Copies what is to be saved; from here on the weights may change. One save at a time."""
+        self.wait_saved()
+        aside = self.folder / ".new"
+        if self.ranks.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            (aside / "state.json").write_bytes(msgspec.json.encode(state))
+        self._together()
+        (aside / f"random-{self.ranks.rank}.msgpack").write_bytes(msgspec.msgpack.encode(_chance()))
+        tensors = _tensors(learner)
+        need_finite({name: local(tensor) for name, tensor in tensors["model"].items()})
+        self._room(tensors)
+        alone = self.ranks.alone
+        future = dcp.async_save(tensors, checkpoint_id=str(aside), process_group=self._group, no_dist=alone)
+        assert isinstance(future, Future)
+        self._pending = (state, future)
+
+    def wait_saved(self) -> None:
+        """Waits for the save that was started, if any, and makes it visible."""
+        if self._pending is None:
+            return
+        (state, future), self._pending = self._pending, None
+        try:
+            future.result()
+        except Exception as error:
+            if shutil.disk_usage(self.folder).free < 1 << 20:
+                raise OSError(errno.ENOSPC, "no space left for the resume state") from error
+            raise TrainerFailed(f"the resume state of step {state.step} was not written: {error}") from error
+        self._together()
+        if self.ranks.rank == 0:
+            self._show(state)
+        self._together()
+
+    def save(self, learner: Learner, state: State) -> None:
+        self.start_save(learner, state)
+        self.wait_saved()
+
+    def load(self, learner: Learner) -> State | None:
+        """Puts the newest whole save into `learner` and the generators of chance; None where there is none yet."""
+        chosen = self._choose()
+        if chosen is None:
+            return None
+        state = msgspec.json.decode((chosen / "state.json").read_bytes(), type=State)
+        tensors = _tensors(learner)
+        dcp.load(tensors, checkpoint_id=str(chosen), no_dist=self.ranks.alone)
+        set_state_dict(
+            learner.scorer,
+            learner.optimiser,
+            model_state_dict=tensors["model"],
+            optim_state_dict=tensors["optimiser"],
+            options=StateDictOptions(strict=False),
+        )
+        drawn = chosen / f"random-{self.ranks.rank}.msgpack"
+        if drawn.exists():
+            _restore_chance(msgspec.msgpack.decode(drawn.read_bytes()))
+        else:  # more ranks than before: a stream of its own for each new one
+            torch.manual_seed(state.step * 4096 + self.ranks.rank)
+        return state
+
+    def newest(self) -> State | None:
+        """What the newest whole save says, without its tensors."""
+        chosen = self._choose()
+        return None if chosen is None else msgspec.json.decode((chosen / "state.json").read_bytes(), type=State)
+
+    # ------------------------------------------------------------------ parts
+
+    def _show(self, state: State) -> None:
+        aside, target = self.folder / ".new", self.folder / f"step-{state.step:06d}"
+        for path in aside.iterdir():
+            sync(path)
+        write_manifest(aside, state.step)
+        shutil.rmtree(target, ignore_errors=True)  # a save of the same step, by a run that went on from before it
+        aside.rename(target)
+        sync(self.folder)
+        for old in saves_in(self.folder)[:-KEEP]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _choose(self) -> Path | None:
+        """The newest save that is whole; all ranks take the one that rank 0 found."""
+        found: list[Path | None] = [None]
+        if self.ranks.rank == 0:
+            found = [self._whole()]
+        if not self.ranks.alone:
+            dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def _whole(self) -> Path | None:
+        there = saves_in(self.folder)
+        for path in reversed(there):
+            try:
+                verify_folder(path)
+            except EngineFailed as error:
+                self.notes.append(f"{path.name} is damaged and passed over: {error.message}")
+            else:
+                return path
+        if there:
+            raise TrainerFailed(f"no save in {self.folder} is whole", remedy="; ".join(self.notes))
         return None
-    return State(**torch.load(saves[-1], weights_only=True))
+
+    def _room(self, tensors: dict[str, Any]) -> None:
+        """Refuses before the disk is full."""
+        wanted = sum(_bytes(part) for part in tensors.values())
+        free = shutil.disk_usage(self.folder).free
+        if free < wanted:
+            raise OSError(errno.ENOSPC, f"the resume state needs {wanted >> 20} MiB, {free >> 20} are free")
+
+    def _together(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)
 
 
-def discard(folder: Path) -> None:
-    """Forgets every save: the run has ended well."""
-    shutil.rmtree(folder, ignore_errors=True)
+def saves_in(folder: Path) -> list[Path]:
+    """Visible saves, oldest first."""
+    return sorted(folder.glob("step-*"))
 
 
-def _saves(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*.pt"))
+def _tensors(learner: Learner) -> dict[str, Any]:
+    model, optimiser = get_state_dict(learner.scorer, learner.optimiser, options=OPTIONS)
+    return {"model": model, "optimiser": optimiser}
+
+
+def _bytes(part: Any) -> int:
+    if isinstance(part, torch.Tensor):
+        return local(part).numel() * part.element_size()
+    if isinstance(part, dict):
+        return sum(_bytes(each) for each in part.values())
+    return 0
+
+
+def _chance() -> dict[str, Any]:
+    """The state of every generator of random numbers of this process."""
+    kind, key, position, has, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "cuda": torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_available() else None,
+        "python": random.getstate(),
+        "numpy": (kind, np.asarray(key).tobytes(), position, has, cached),
+    }
+
+
+def _restore_chance(state: dict[str, Any]) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(state["cuda"]), dtype=torch.uint8))
+    version, numbers, cached = state["python"]
+    random.setstate((version, tuple(numbers), cached))
+    kind, key, *rest = state["numpy"]
+    np.random.set_state((kind, np.frombuffer(key, dtype=np.uint32), *rest))

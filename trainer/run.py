@@ -51,7 +51,7 @@ from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, NotFou
 from trainer import report, resume, sft, task
 from trainer.batches.sample import Sample
 from trainer.labels import Labelled
-from trainer.learner import Learner, Settings, StepStats
+from trainer.learner import Learner, Settings, StepStats, learning_rate
 from trainer.metrics import Recorder
 from trainer.models import policy
 from trainer.models.scorer import Scorer
@@ -101,7 +101,7 @@ def main(config: Config) -> int:
         console.print(f"[red]stopped[/red]: {explain(error, config.out)}", highlight=False, soft_wrap=True)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("[red]stopped[/red] by request")
-    if run is not None and resume.load(run.folder / "resume") is not None:
+    if run is not None and resume.saves_in(run.folder / "resume"):
         console.print(f"go on with: pagurus train --resume {run.folder}", highlight=False, soft_wrap=True)
     return 1
 
@@ -127,6 +127,7 @@ class Run:
         self.task = task.load(self.config.task)
         self.weights = self.folder / "weights"
         self.base = self.folder / "policy"  # tokenizer and fresh weights
+        self.saves = resume.Saves(self.folder / "resume")
         self.totals = report.Totals()
         self.wall_before = 0.0
         self.last_turns = 0
@@ -164,7 +165,7 @@ class Run:
 
     async def _load_or_fit(self) -> None:
         """Consumes demonstrations, or the resume state of an interrupted run. Produces model, optimiser, version."""
-        state = await asyncio.to_thread(resume.load, self.folder / "resume")
+        state = await asyncio.to_thread(self.saves.newest)
         if state is None:
             self.display.stage("writing a fresh policy")
             self.model = await asyncio.to_thread(policy.make, self.base, self.task.words, seed=self.config.seed)
@@ -175,14 +176,14 @@ class Run:
             await asyncio.to_thread(self._save, [])
         else:
             self.model = await asyncio.to_thread(load_model, self.base)
-            self.model.load_state_dict(state.model)
             self.learner = self._learner()
-            self.learner.optimiser.load_state_dict(state.optimiser)
-            torch.set_rng_state(state.random)
+            await asyncio.to_thread(self.saves.load, self.learner)
             self.step, self.version = state.step, state.version
             self.unsettled = state.consumed
             self.totals = msgspec.convert(state.totals, report.Totals)
             self.wall_before = self.totals.wall_s
+            for note in self.saves.notes:
+                self.display.say(note)
             self.display.say(f"resumed after step {self.step}, policy version {self.version}")
         self.tokenizer = policy.load_tokenizer(self.base)
         await asyncio.to_thread(self._publish)
@@ -328,7 +329,7 @@ class Run:
 
     def _train(self, batch: Batch) -> StepStats:
         """Consumes a batch. Produces the next weights, in place."""
-        return self.learner.step(samples(batch), rate=learning_rate(self.config, self.step))
+        return self.learner.step(samples(batch), rate=learning_rate(self.config.rate, self.step, self.config.steps))
 
     def _account(self, batch: Batch) -> None:
         trajectories = batch.trajectories
@@ -345,13 +346,10 @@ class Run:
         state = resume.State(
             step=self.step,
             version=self.version,
-            model=self.model.state_dict(),
-            optimiser=self.learner.optimiser.state_dict(),
-            random=torch.get_rng_state(),
             consumed=consumed,
             totals=msgspec.to_builtins(self.totals),
         )
-        resume.save(self.folder / "resume", state)
+        self.saves.save(self.learner, state)
 
     def _publish(self) -> Path:
         return publish(self.model, self.weights, self.version, tokenizer=self.base)
@@ -414,11 +412,6 @@ class Run:
 
 
 # ---------------------------------------------------------------------- pure helpers
-
-
-def learning_rate(config: Config, step: int) -> float:
-    """Of optimiser step number `step`, counted from 0."""
-    return config.rate * max(0.05, 1 - step / config.steps)
 
 
 def samples(batch: Batch) -> list[Sample]:

@@ -15,7 +15,7 @@ from examples.fix_the_service.scenario import BREAKAGES, scenario
 from rollout.engine.embedded.model import load_model
 from rollout.engine.manifest import verify_folder
 from sandbox.errors import EngineFailed, Invalid, NotFound
-from trainer import resume, sft, task
+from trainer import sft, task
 from trainer.models import policy
 from trainer.publish import path_of, publish, versions
 
@@ -104,33 +104,6 @@ def test_published_folder_is_sealed_loads_alone_and_old_ones_go(tmp_path: Path) 
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(EngineFailed, match=r"model\.safetensors"):
         verify_folder(path_of(weights, 4))
-
-
-def test_resume_state_comes_back_and_a_torn_save_is_not_seen(tmp_path: Path) -> None:
-    assert resume.load(tmp_path) is None
-    model = policy.make(tmp_path / "base", WORDS, seed=0, shape=SMALL)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step in range(4):
-        optimiser.zero_grad()
-        model(torch.ones(1, 4, dtype=torch.long)).sum().backward()
-        optimiser.step()
-        state = resume.State(
-            step,
-            step + 1,
-            model.state_dict(),
-            optimiser.state_dict(),
-            torch.get_rng_state(),
-            [f"p{step}"],
-            {"turns": 7},
-        )
-        resume.save(tmp_path / "resume", state)
-    (tmp_path / "resume" / ".new").write_bytes(b"torn")
-    found = resume.load(tmp_path / "resume")
-    assert found is not None
-    assert (found.step, found.version, found.consumed, found.totals) == (3, 4, ["p3"], {"turns": 7})
-    assert all(torch.equal(found.model[name], value) for name, value in model.state_dict().items())
-    torch.optim.AdamW(model.parameters()).load_state_dict(found.optimiser)
-    assert len(list((tmp_path / "resume").glob("step-*"))) == resume.KEEP
 
 
 def test_a_folder_that_is_no_task_says_what_to_do(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def attend(
 ) -> Tensor:
     """q [N, H, D], k and v [N, G, D] -> [N, H, D]. `window`: how many tokens back, itself included, a token sees."""
     grouped = q.shape[1] != k.shape[1]
+    q, k = q.to(v.dtype), k.to(v.dtype)  # norms and rotations may have left them in fp32
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
         from torch.nn.attention.varlen import varlen_attn
 

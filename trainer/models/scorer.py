@@ -73,7 +73,9 @@ class Scorer(nn.Module):
             if self.bf16:
                 hidden = hidden.to(torch.bfloat16)
             new, entropy = logprobs(hidden, self.head().to(hidden.dtype), packed.targets, packed.temperature)
-            value = None if self.critic is None else self.critic(hidden.to(self.critic.weight.dtype))[:, 0].float()
+            value = (
+                None if self.critic is None else self.critic(hidden.to(self.critic.weight.dtype))[:, 0].float().clone()
+            )
         return Scores(new, entropy, value)
 
     def hidden(self, packed: Packed) -> Tensor:

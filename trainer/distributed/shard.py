@@ -1,0 +1,45 @@
+"""A model spread over ranks by FSDP2, and what is whole again for those who want it whole.
+
+Owns: which modules are sharded how. Does not own: saves, gradients (they come averaged over ranks).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from trainer.distributed.ranks import Ranks
+from trainer.models.scorer import Scorer
+
+
+def shard(scorer: Scorer, ranks: Ranks, *, offload: bool = False) -> Scorer:
+    """Spreads the weights over the ranks, in place, layer by layer; alone it only moves them to the device.
+
+    Weights, gradients and the optimiser's state stay in fp32; with `scorer.bf16` they are gathered in bf16 and
+    gradients are summed in fp32. `offload` keeps shards and the optimiser's state in the host's memory.
+    """
+    if ranks.alone:
+        return scorer.to(ranks.device)
+    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+    precision = MixedPrecisionPolicy()
+    if scorer.bf16:
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    kept = CPUOffloadPolicy() if offload and ranks.device.type == "cuda" else OffloadPolicy()
+    if ranks.device.type == "cuda" and not offload:
+        scorer.to(ranks.device)
+    for module in (*scorer.layers(), scorer):
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=kept)
+    return scorer
+
+
+def whole(scorer: Scorer, ranks: Ranks) -> dict[str, Tensor]:
+    """All weights of the model, complete, in the host's memory, on rank 0; elsewhere nothing. All ranks take part."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(scorer, options=options)
+    if ranks.rank != 0:
+        return {}
+    own = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    return {name.removeprefix("model."): tensor for name, tensor in own.items() if name.startswith("model.")}

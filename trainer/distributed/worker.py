@@ -1,0 +1,169 @@
+"""One rank of a trainer: reads batches from the log, steps, saves, hands weights over.
+
+Runs under torchrun (``torchrun --nproc-per-node 4 -m trainer.distributed.worker PLAN``), which `launch` does for a run
+on one machine. All that it needs is on disk: the plan, the model folder, the log of batches, its own saves.
+Guarantee: the weights after step n are a function of the plan and the first n batches of the log, wherever and however
+often a rank was killed: on one rank bit by bit, on several up to the order of sums.
+
+::
+
+    newest save ─▶ [ wait for batch n ─▶ step ─▶ start_save ─▶ hand over weights ─▶ wait_saved ─▶ result n ] ─▶ end
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from sandbox.errors import Invalid, NotFound
+from trainer.batches.sample import Sample, SampleLog
+from trainer.distributed.ranks import ALONE, Ranks, join, leave
+from trainer.distributed.shard import shard, whole
+from trainer.distributed.watch import Heart
+from trainer.learner import Learner, Settings, learning_rate
+from trainer.models.load import Lora, load
+from trainer.models.scorer import Scorer
+from trainer.objectives import named, with_corrections
+from trainer.resume import Saves, State
+
+POLL = 0.05  # seconds between looks for the next batch
+
+
+class WorkPlan(msgspec.Struct, kw_only=True):
+    """What ranks are told: ``plan.json`` of their folder. Paths are absolute."""
+
+    model: str  # folder that training starts from
+    folder: str  # of log/, resume/, beats/, results/, weights/
+    steps: int
+    seed: int = 0
+    objective: str = "pooled"
+    corrections: list[str] = []
+    length: int = 1  # the constant of Dr. GRPO
+    settings: Settings = Settings()
+    final_share: float = 0.05  # of the rate, reached linearly at the last step
+    bf16: bool = False
+    recompute: bool = False
+    offload: bool = False
+    lora: Lora | None = None
+    save_every: int = 1
+    threads: int = 1  # of each rank
+    timeout: float = 600.0  # seconds that a collective may take
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """rank 0 -> whoever gave the batch: step `step` is taken and, where `saved`, on disk."""
+
+    step: int
+    saved: bool
+    stats: dict[str, Any]
+
+
+def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
+    """The model of the plan, sharded, with everything that its objective needs."""
+    random.seed(plan.seed)
+    np.random.seed(plan.seed)
+    torch.manual_seed(plan.seed)
+    objective = with_corrections(named(plan.objective, length=plan.length), plan.corrections)
+    folder = Path(plan.model)
+
+    def scorer(lora: Lora | None, *, critic: bool) -> Scorer:
+        made = Scorer(load(folder, lora=lora), recompute=plan.recompute, critic=critic, bf16=plan.bf16)
+        return shard(made, ranks, offload=plan.offload)
+
+    policy = scorer(plan.lora, critic=objective.value is not None)
+    reference = None if objective.kl is None else scorer(None, critic=False)
+    return Learner(policy, objective, plan.settings, reference=reference, ranks=ranks)
+
+
+class Worker:
+    """One rank at work. Tests run it in their own process."""
+
+    def __init__(self, plan: WorkPlan, ranks: Ranks = ALONE, phase: Callable[[str], None] = lambda _: None):
+        self.plan, self.ranks, self.phase = plan, ranks, phase
+        self.folder = Path(plan.folder)
+        self.log = SampleLog(self.folder / "log")
+        self.phase("load")
+        self.learner = make_learner(plan, ranks)
+        self.saves = Saves(self.folder / "resume", ranks)
+        state = self.saves.load(self.learner)
+        self.step = 0 if state is None else state.step
+        if ranks.rank == 0:
+            for note in self.saves.notes:
+                print(note, file=sys.stderr, flush=True)
+
+    def run(self) -> None:
+        """To the end of the plan. A step that was saved when its rank died is told again."""
+        if self.step:
+            self._hand_over()
+            self._tell(Result(step=self.step, saved=True, stats={}))
+        while self.step < self.plan.steps:
+            self.phase(f"wait for batch {self.step}")
+            samples = self._next()
+            self.phase(f"step {self.step}")
+            plan = self.plan
+            rate = learning_rate(plan.settings.rate, self.step, plan.steps, plan.final_share)
+            stats = self.learner.step(samples, rate=rate)
+            self.step += 1
+            saved = self.step % plan.save_every == 0 or self.step == plan.steps
+            if saved:
+                self.phase(f"save step {self.step}")
+                self.saves.start_save(self.learner, State(step=self.step, version=self.step, ranks=self.ranks.size))
+            self._hand_over()
+            self.saves.wait_saved()
+            self._tell(Result(step=self.step, saved=saved, stats=stats.items()))
+        self.phase("end")
+
+    def _next(self) -> list[Sample]:
+        while True:
+            try:
+                return self.log.read(self.step)
+            except NotFound:
+                time.sleep(POLL)
+
+    def _hand_over(self) -> None:
+        """The weights of this step, whole, for whoever publishes them."""
+        tensors = whole(self.learner.scorer, self.ranks)
+        if self.ranks.rank == 0:
+            folder = self.folder / "weights"
+            folder.mkdir(exist_ok=True)
+            aside = folder / ".new"
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside)
+            aside.rename(folder / f"step-{self.step:06d}.safetensors")
+            (folder / f"step-{self.step - 2:06d}.safetensors").unlink(missing_ok=True)
+
+    def _tell(self, result: Result) -> None:
+        if self.ranks.rank != 0:
+            return
+        folder = self.folder / "results"
+        folder.mkdir(exist_ok=True)
+        aside = folder / ".new"
+        aside.write_bytes(msgspec.json.encode(result))
+        aside.rename(folder / f"step-{result.step:06d}.json")
+
+
+def main(argv: list[str]) -> int:
+    """``python -m trainer.distributed.worker PLAN``, as one rank of torchrun's, or alone."""
+    if len(argv) != 1:
+        raise Invalid("one argument: the plan", remedy="plan.json of a run")
+    plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WorkPlan)
+    torch.set_num_threads(plan.threads)
+    ranks = join(timeout=plan.timeout)
+    try:
+        with Heart(Path(plan.folder) / "beats", ranks.rank) as heart:
+            Worker(plan, ranks, heart.phase).run()
+    finally:
+        leave()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
