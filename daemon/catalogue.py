@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from sandbox import private
+from sandbox.criu.open_files import Held
 from sandbox.errors import NoSpace, PagurusError
 from sandbox.messages import (
     AtEnd,
@@ -58,8 +59,6 @@ CREATE TABLE turns (sandbox TEXT NOT NULL, turn INTEGER NOT NULL, row BLOB NOT N
 """
 
 Statement = tuple[str, Sequence[Any]]
-_Identity = tuple[int, int, int, int, int]
-HeldFiles = dict[str, tuple[_Identity, _Identity | None]]  # as in sandbox.held
 
 
 class AnswerRow(msgspec.Struct, kw_only=True):
@@ -203,7 +202,7 @@ class CheckpointRow(msgspec.Struct, kw_only=True):
     full_bytes: int = 0
     dump_bytes: int = 0  # size of the full process images that `dump` names
     files_bytes: int = 0  # size of the whole upper tree that `files` names
-    held: HeldFiles | None = None  # the files that survivors held at the dump
+    held: Held | None = None  # what the processes held in the file tree at the dump
     error: str | None = None
     programs: dict[str, ProgramRow] = {}  # those of the state that it holds
     template: Template | None = None  # imported, or a step of a build: stays until somebody removes it

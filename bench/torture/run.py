@@ -273,7 +273,7 @@ class Arena:
         began = time.time()
         self.inspector.mark(container.cgroup.id)
         self._forget_snapshot(container)
-        held = held_files(container).files
+        held = held_files(container)
         snapshot = self.pool.checkpoints / f"{self.tag}-{secrets.token_hex(5)}"
         btrfs.snapshot(container.spec.tree, snapshot, readonly=True)
         self._snapshots[container.spec.id] = Trees(

@@ -48,7 +48,7 @@ from sandbox.content import dumpfile
 from sandbox.content.dumpfile import HashedImages
 from sandbox.content.pages import Collected
 from sandbox.criu import recent
-from sandbox.criu.open_files import held_files
+from sandbox.criu.open_files import changed
 from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.messages import Verdict
 from sandbox.tree import btrfs, hashing
@@ -165,6 +165,8 @@ class Capturer:
         if row.verdict.processes:
             row.dump, row.dump_bytes, row.held = None, 0, None
             self.inspector.mark(container.cgroup.id, files=False, processes=True)
+        else:
+            _need_held(container, row)
         if row.verdict.files:
             self._snapshot(container, tree, row)
         if row.verdict.processes:
@@ -186,8 +188,8 @@ class Capturer:
                 self.inspector.mark(container.cgroup.id, files=False, processes=True)
             elif look(self.inspector, container, rules)[1].verdict.processes:
                 raise NeedsDump("processes moved since the verdict")
-            elif others and held_files(container).files != row.held:
-                raise NeedsDump("a file changed that a process holds open")
+            else:
+                _need_held(container, row)
             if row.verdict.files:
                 self._snapshot(container, tree, row)
             if row.verdict.processes:
@@ -230,7 +232,7 @@ class Capturer:
         row.dump = row.id
         row.frozen_ms = captured.frozen_ms
         row.dump_bytes = captured.raw_bytes
-        row.held = captured.held.files
+        row.held = captured.held
 
     async def _make_room(self) -> None:
         """Let go of the raw images that are only kept for restores."""
@@ -403,6 +405,12 @@ def _resident(pids: list[int]) -> int:
             _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
             found += (int(resident) - int(shared)) * 4096
     return found
+
+
+def _need_held(container: Container, row: CheckpointRow) -> None:
+    """Raise unless the process images that `row` keeps can be restored over the files as they are."""
+    if row.dump is not None and (found := changed(container, row.held)):
+        raise NeedsDump(f"held by a process that lives on: {found[0]}")
 
 
 def _need_life(container: Container) -> None:

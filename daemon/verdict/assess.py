@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ import msgspec
 from daemon.verdict import compare
 from daemon.verdict.ignore import NOTHING, Rules, Task, without
 from daemon.verdict.judge import Judgement, Options, judge
-from sandbox.criu.open_files import held_files
+from sandbox.criu.open_files import Held, changed
 from sandbox.messages import Effects, Verdict
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Trees:
     now: Path
     lower: Path
     taken_at: float  # seconds since the epoch: when the snapshot was made
-    held: Mapping[str, Any] | None = None  # what the processes held then (sandbox/criu/open_files.py); None: not known
+    held: Held | None = None  # what the processes held then; None: not known
 
 
 def look(inspector: Inspector, container: Container, rules: Rules = NOTHING) -> tuple[Effects, Judgement]:
@@ -96,9 +96,9 @@ class Assessor:
         if trees is None:
             return effects, judgement
         if trees.held is not None and effects.survivors:
-            # Content and descriptor belong together: a file that lost its name, or its content, under an older process.
-            if (await asyncio.to_thread(held_files, container)).files != trees.held:
-                return effects, judge(effects, Options(survivors_hold_changed_file=True))
+            # Content, name and descriptor belong together.
+            if found := await asyncio.to_thread(changed, container, trees.held):
+                return effects, judge(effects, Options(held_changed=found))
         elif effects.survivors:
             return effects, judgement
         if busy or not self._worth(effects, judgement, rules):

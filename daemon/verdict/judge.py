@@ -12,7 +12,7 @@ an older task that ran, or ended                         processes    a survivor
 a signal to, or memory of, an older task changed         processes
 a FIFO or socket touched while older tasks live          processes    they may hold the other end
 IPC objects, mounts, files of a tmpfs                    processes    they live in the dump, not in the upper layer
-a changed file that survivors have open or mapped        both         descriptor and content belong together
+a change of what survivors hold in the file tree         both         descriptor, name and content belong together
 files made and removed, children that ended              none         nothing is left of them
 =======================================================  ===========  ==========================================
 
@@ -23,6 +23,7 @@ files (:mod:`daemon.verdict.compare`) may turn `files` into `none` after. :mod:`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandbox.messages import Effects, Verdict
@@ -32,10 +33,10 @@ from sandbox.messages import Effects, Verdict
 class Options:
     """What the judge must know beyond the effects.
 
-    survivors_hold_changed_file: the engine found a file that changed and that a survivor has open or mapped.
+    held_changed: what survivors hold by a name, and is no longer as the last dump has it (sandbox/criu/open_files.py).
     """
 
-    survivors_hold_changed_file: bool = False
+    held_changed: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ def judge(effects: Effects, options: Options | None = None) -> Judgement:
         return Judgement(Verdict.BOTH, f"{what}: the safest verdict", safest=True)
     files = _file_reasons(effects)
     processes = _process_reasons(effects)
-    if files and options is not None and options.survivors_hold_changed_file:
-        processes.append("a changed file is open or mapped in a process that lives on")
+    if files and options is not None and options.held_changed:
+        processes.append(f"held by a process that lives on: {options.held_changed[0]}")
     verdict = Verdict.of(files=bool(files), processes=bool(processes))
     return Judgement(verdict, "; ".join(files + processes) or "nothing is left of what it did")
 

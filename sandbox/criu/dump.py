@@ -24,10 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sandbox.container.process import inner_pid
 from sandbox.container.shim import Refused, going_first
 from sandbox.container.unstoppable import Unstoppable, Watch, refusal
-from sandbox.criu import gate, image_files, rpc
+from sandbox.criu import gate, image_files, inotify, rpc
 from sandbox.criu.image_rules import EXTERNAL_MOUNT
 from sandbox.criu.namespaces import Inside, look
 from sandbox.criu.open_files import Held, held_files
@@ -204,7 +206,15 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: _Froz
     """Complete and check what CRIU has written."""
     process.images.rename(directory)
     tasks = _check_complete(container, directory, frozen.pids)
-    _check_terminals(container, directory)
+    files = image_files.read(directory / "files.img", image_files.messages().file_entry)
+    entries = files.entries if files is not None else []
+    _check_terminals(container, directory, entries)
+    if moved := frozen.held.moved():
+        raise CheckpointFailed(
+            f"the file of a Unix socket was moved, and would come back where it was: {', '.join(moved)}",
+            remedy="move it back, or bind the socket where it is wanted",
+            sandbox=container.spec.id,
+        )
     process.inside.complete(directory)
     return Dumped(
         directory=directory,
@@ -213,7 +223,7 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: _Froz
         on_frozen_ms=frozen.took_ms,
         tasks=tasks,
         raw_bytes=sum(entry.stat().st_size for entry in os.scandir(directory)),
-        held=frozen.held,
+        held=msgspec.structs.replace(frozen.held, watched=inotify.watched(entries)),
         excluded=frozen.excluded,
     )
 
@@ -348,11 +358,9 @@ def _check_complete(container: Container, directory: Path, pids: list[int]) -> i
     )
 
 
-def _check_terminals(container: Container, directory: Path) -> None:
+def _check_terminals(container: Container, directory: Path, entries: list[Any]) -> None:
     """CRIU takes a terminal of another devpts for one of the sandbox's, and then cannot restore it."""
     kinds = image_files.messages()
-    table = image_files.read(directory / "files.img", kinds.file_entry)
-    entries = table.entries if table is not None else []
     terminals = {entry.tty.regf_id for entry in entries if entry.HasField("tty")}
     if not terminals:
         return

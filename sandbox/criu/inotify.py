@@ -17,7 +17,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox.errors import Conflict, SandboxDead
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
@@ -44,6 +44,17 @@ def find(container: Container) -> list[str]:
     with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
         return list(_search(root, [*near, "/"], wanted))
     return []
+
+
+def watched(entries: Iterable[Any]) -> dict[str, int]:
+    """Path in the sandbox -> inode number of what is watched by it, of the table of open files of a dump."""
+    return {
+        "/" + os.fsdecode(watch.f_handle.path).lstrip("/"): watch.i_ino
+        for entry in entries
+        if entry.HasField("ify")
+        for watch in entry.ify.wd
+        if watch.f_handle.path
+    }
 
 
 def _watched(pid: int) -> set[int]:

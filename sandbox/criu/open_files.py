@@ -1,10 +1,23 @@
-"""Files held by the processes of a sandbox: open, mapped or worked in, on the persistent tree.
+"""What the processes of a sandbox hold in its file tree, by any name: the fingerprint of it.
 
-Owns: the fingerprint of those files. Does not own: the verdict.
-Guarantee: two fingerprints are equal only when every file that a process holds has the same identity, size,
-mode and modification time, every directory the same identity and mode, and their paths still lead to them. CRIU
-refuses to restore a process whose open file changed its size or whose working directory is gone, and restores one
-silently whose file was replaced; so a turn that only changed files, but one of these, must capture the processes too.
+Owns: the fingerprint, and what of it is no longer as it was. Does not own: the verdict.
+Guarantee: where :func:`changed` is empty, process images that hold the one are restored over the files as they are.
+
+=======================  ====================================================================================
+held                     the same as long as
+=======================  ====================================================================================
+a file, FIFO             it has its identity, size, mode, modification time and number of names
+a directory              it has its identity and mode: what happens in it changes nothing
+a link, device, socket   it has its identity and mode
+each of these            its path leads to it; if it has no path any more, what is there now is there still
+a watched path           it leads to what is watched
+=======================  ====================================================================================
+
+Held is what is open (O_PATH too), mapped, executed, worked in, what is the root of a process, what a socket is bound
+to, and what is watched. CRIU finds all of it by path. It refuses to restore a process whose open file changed its size
+or whose working directory is gone, and restores one silently whose file was replaced. So a turn that only changed
+files, but one of these, must capture the processes too. A file that lost one of several names must be captured each
+time: CRIU gives it another name for the time of the dump, which only the snapshot of that dump has.
 """
 
 from __future__ import annotations
@@ -13,13 +26,17 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from sandbox.errors import Conflict, SandboxDead
+import msgspec
+
+from sandbox.criu import bound
+from sandbox.errors import Conflict, Invalid, SandboxDead
 from sandbox.tree.safe_path import ACROSS_MOUNTS, SandboxRoot, openat2
 
-Identity = tuple[int, int, int, int, int]  # inode, mode, size, mtime in ns, links
+Identity = tuple[int, int, int, int, int]  # inode, mode, size or device, mtime in ns, names
+GONE = " (deleted)"
+BOUND_AS = " (bound as "
 
 
 class Tasks(Protocol):
@@ -31,14 +48,18 @@ class Tasks(Protocol):
     def kept_tasks(self) -> list[int]: ...
 
 
-@dataclass(frozen=True)
-class Held:
-    """Fingerprint: path in the sandbox -> identity of the file held, and of what the path leads to now."""
+class Held(msgspec.Struct, frozen=True):
+    """The fingerprint: path in the sandbox -> identity of what is held, and of what the path leads to now.
 
-    files: dict[str, tuple[Identity, Identity | None]] = field(default_factory=dict)
+    Without a path (those end in ``(deleted)`` and an inode number) the second is of the nearest that is there.
+    `watched`: path in the sandbox -> inode number of what is watched by it.
+    """
+
+    files: dict[str, tuple[Identity, Identity | None]] = {}
+    watched: dict[str, int] = {}
 
     def changes(self, later: Held) -> list[str]:
-        """Readable differences; empty when equal."""
+        """Readable differences of files; empty when equal."""
         changed = []
         for path in sorted(self.files.keys() | later.files.keys()):
             before, after = self.files.get(path), later.files.get(path)
@@ -48,33 +69,85 @@ class Held:
             changed.append(f"{path}: {what}")
         return changed
 
+    def half_named(self) -> list[str]:
+        """Paths of the files that have lost the name by which they are held, and have another one."""
+        return [
+            path
+            for path, ((_, mode, _, _, names), _) in sorted(self.files.items())
+            if names and GONE in path and stat.S_ISREG(mode)
+        ]
+
+    def moved(self) -> list[str]:
+        """Paths of sockets that have another one than they were bound by."""
+        return sorted(path for path in self.files if BOUND_AS in path)
+
 
 def held_files(container: Tasks) -> Held:
-    """Fingerprint of the regular files and directories that the sandbox's processes hold now. Blocks, below 1 ms."""
+    """The fingerprint now, but for what is watched, which only images tell. Blocks, below 1 ms."""
     with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
         return Held(_held(container.kept_tasks(), root))
     return Held()
 
 
+def changed(container: Tasks, held: Held | None) -> list[str]:
+    """Why images of processes that hold this cannot be restored over the files as they are. Blocks, below 1 ms."""
+    if held is None:
+        return ["what the processes hold is not known"]
+    found = held.changes(held_files(container)) + [f"{path}: has another name" for path in held.half_named()]
+    if held.watched:
+        with container.inside.opened() as root:
+            for path, inode in sorted(held.watched.items()):
+                if (at := _at(root, path)) is None or at[0] != inode:
+                    found.append(f"{path}: changed while watched")
+    return found
+
+
 def _held(tasks: list[int], root: int) -> dict[str, tuple[Identity, Identity | None]]:
     files: dict[str, tuple[Identity, Identity | None]] = {}
     mapped: set[bytes] = set()
+    sockets = bound.named(tasks[0]) if tasks else {}
     for pid in tasks:
         for link in _links(pid, mapped):
             with contextlib.suppress(OSError):  # the process or the descriptor went away meanwhile
                 target = os.readlink(link)
-                if target in files or not target.startswith("/"):
-                    continue
-                found = os.stat(link)
-                if stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode) or stat.S_ISDIR(found.st_mode):
-                    files[target] = (_identity(found), _at(root, target))
+                if target.startswith("/"):
+                    _add(files, root, target, link)
+                elif sockets and target.startswith("socket:[") and int(target[8:-1]) in sockets:
+                    with _process(pid) as pidfd, bound.file_of(pidfd, int(link.rpartition("/")[2])) as file:
+                        found = f"/proc/self/fd/{file}"
+                        name = sockets[int(target[8:-1])]
+                        away = name.startswith("/") and not _leads(root, name, os.fstat(file))
+                        _add(files, root, os.readlink(found), found, f"{BOUND_AS}{name})" if away else "")
     return files
+
+
+def _add(
+    files: dict[str, tuple[Identity, Identity | None]], root: int, target: str, link: str, remark: str = ""
+) -> None:
+    """Note what `link` leads to, whose path is `target`."""
+    if target in files:
+        return
+    found = os.stat(link)
+    if target.endswith(GONE) or not found.st_nlink:
+        path = target.removesuffix(GONE)
+        files[f"{path}{GONE} {found.st_ino}"] = (_identity(found), _nearest(root, path))
+    else:
+        files[target + remark] = (_identity(found), _at(root, target))
+
+
+@contextlib.contextmanager
+def _process(pid: int) -> Iterator[int]:
+    pidfd = os.pidfd_open(pid)
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
 
 
 def _links(pid: int, mapped: set[bytes]) -> Iterator[str]:
     """What the kernel links to all that a process holds, but for mapped files that were seen before."""
     base = f"/proc/{pid}"
-    yield f"{base}/cwd"
+    yield from (f"{base}/cwd", f"{base}/root", f"{base}/exe")
     with contextlib.suppress(OSError):
         for name in os.listdir(f"{base}/fd"):
             yield f"{base}/fd/{name}"
@@ -90,10 +163,29 @@ def _links(pid: int, mapped: set[bytes]) -> Iterator[str]:
                 yield f"{base}/map_files/{int(first, 16):x}-{int(last, 16):x}"
 
 
+def _nearest(root: int, path: str) -> Identity | None:
+    """What lies at a path, or above it when there is nothing."""
+    while (found := _at(root, path)) is None and path != "/":
+        path = os.path.dirname(path)
+    return found
+
+
+def _leads(root: int, name: str, file: os.stat_result) -> bool:
+    """Whether a name leads to this file, by links too."""
+    try:
+        found = openat2(root, name, os.O_PATH, resolve=ACROSS_MOUNTS)
+    except (OSError, Invalid):
+        return False
+    try:
+        return os.fstat(found).st_ino == file.st_ino
+    finally:
+        os.close(found)
+
+
 def _at(root: int, path: str) -> Identity | None:
     try:
         found = openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
-    except OSError:
+    except (OSError, Invalid):
         return None
     try:
         return _identity(os.fstat(found))
@@ -102,6 +194,8 @@ def _at(root: int, path: str) -> Identity | None:
 
 
 def _identity(found: os.stat_result) -> Identity:
+    if stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode):
+        return (found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_nlink)
     if stat.S_ISDIR(found.st_mode):  # what happens in a directory does not change that it is held
         return (found.st_ino, found.st_mode, 0, 0, 0)
-    return (found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_nlink)
+    return (found.st_ino, found.st_mode, found.st_rdev, 0, found.st_nlink)

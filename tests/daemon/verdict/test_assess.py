@@ -14,6 +14,7 @@ from daemon.verdict.assess import RESTS, Assessor, Trees, look
 from daemon.verdict.ignore import checked
 from ebpf.inspector import SurvivorSeen
 from sandbox import paths
+from sandbox.criu.open_files import Held
 from sandbox.errors import SandboxDead
 from sandbox.messages import Effects, IgnoreRules, Verdict
 from sandbox.tree.safe_path import SandboxRoot
@@ -49,6 +50,7 @@ class Nobody(SimpleNamespace):
 
 
 CONTAINER = Nobody(cgroup=SimpleNamespace(id=7), layer=paths.runtime_layer())
+HELD = Held({"/work/log": ((7, 0o100644, 1, 2, 1), None)})
 
 
 @pytest.fixture
@@ -106,10 +108,10 @@ async def test_only_changes_of_files_that_nobody_else_could_make_are_compared(
 
 async def test_a_survivor_must_hold_what_it_held(equal: Trees) -> None:
     beside = Effects(data_writes=1, survivors=1)
-    assert await assessed(replace(equal, held={}), beside) is NONE
-    assert await assessed(replace(equal, held={"/work/log": ()}), beside) is BOTH
-    assert await assessed(replace(equal, held={"/work/log": ()}), WRITTEN) is NONE
-    assert await assessed(replace(equal, held={"/work/log": ()}), beside, busy=True) is BOTH
+    assert await assessed(replace(equal, held=Held()), beside) is NONE
+    assert await assessed(replace(equal, held=HELD), beside) is BOTH
+    assert await assessed(replace(equal, held=HELD), WRITTEN) is NONE
+    assert await assessed(replace(equal, held=HELD), beside, busy=True) is BOTH
 
 
 async def test_nothing_is_compared_while_commands_are_under_way_or_without_a_snapshot(equal: Trees) -> None:

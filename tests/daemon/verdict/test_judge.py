@@ -51,7 +51,7 @@ def test_table(effects: Effects, expected: Verdict) -> None:
 
 
 def test_a_changed_file_that_a_survivor_holds_needs_both() -> None:
-    held = Options(survivors_hold_changed_file=True)
+    held = Options(held_changed=["/t/file: changed while held"])
     assert judge(Effects(data_writes=1, survivors=1), held).verdict is BOTH
     assert judge(Effects(survivors=1), held).verdict is NONE
 

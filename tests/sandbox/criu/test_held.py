@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from sandbox.errors import CheckpointFailed
+from tests.support.checkpoint_programs import CHECK, UNIX
 from tests.support.checkpoint_programs_held import ALL
 from tests.support.checkpoint_support import Bench, shell
 
@@ -31,3 +35,16 @@ async def test_what_is_restored_without_comparison_goes_on(bench: Bench, name: s
         await sb.remount(bench.snapshot(saved.tree, readonly=False))
         await bench.checkpointer.restore(sb, saved.capture.dir)
         assert await shell(sb, check) == "good\n"
+
+
+async def test_a_socket_whose_file_was_moved_is_refused(bench: Bench) -> None:
+    """CRIU would bind it by its old name: a file that is not in the checkpoint, and nobody behind the one that is."""
+    sb = await bench.maker.create()
+    await shell(sb, UNIX[0] + "; mv /t/socket /t/moved")
+    with pytest.raises(CheckpointFailed, match=re.escape("/t/moved (bound as /t/socket)")) as caught:
+        await bench.save(sb)
+    assert "move it back" in caught.value.remedy
+    await shell(sb, "mv /t/moved /t/socket")
+    saved = await bench.save(sb)
+    await bench.kill_and_restore(sb, saved, saved.dump)
+    assert await shell(sb, CHECK) == "good\n"

@@ -1,0 +1,52 @@
+"""The files that Unix sockets of a sandbox are bound to.
+
+Owns: finding them. Does not own: whether they are where they were (:mod:`sandbox.criu.open_files`).
+Guarantee: a file is asked of the socket itself, never looked for by the name that the socket was bound by: names are
+relative, pass through links and are used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+from collections.abc import Iterator
+
+_SYS_PIDFD_GETFD = 438
+_SIOCUNIXFILE = 0x89E0
+_CONNECTED = b"03"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def named(pid: int) -> dict[int, str]:
+    """The sockets in the network namespace of `pid` that have a name in the file tree: inode number -> name. Blocks.
+
+    Of connected ones with the same name one is enough: those that a listener accepts all have its name.
+    """
+    found: dict[int, str] = {}
+    seen: set[bytes] = set()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/net/unix", "rb") as table:
+        for line in table.read().splitlines()[1:]:
+            _, _, _, _, _, state, inode, *name = line.split(None, 7)
+            if name and not name[0].startswith(b"@") and not (state == _CONNECTED and name[0] in seen):
+                seen.add(name[0])
+                found[int(inode)] = os.fsdecode(name[0])
+    return found
+
+
+@contextlib.contextmanager
+def file_of(pidfd: int, fd: int) -> Iterator[int]:
+    """The file that the socket `fd` of a process is bound to, as a path descriptor. Raises OSError where it is none."""
+    socket = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
+    if socket < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
+    try:
+        file = fcntl.ioctl(socket, _SIOCUNIXFILE)
+    finally:
+        os.close(socket)
+    try:
+        yield file
+    finally:
+        os.close(file)
