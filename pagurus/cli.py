@@ -21,6 +21,7 @@ from pagurus import (
     image_cli,
     network_cli,
     output,
+    rollouts_cli,
     shell,
     token_cli,
     top,
@@ -52,6 +53,7 @@ application.add_typer(image_cli.application, name="image")
 application.add_typer(checkpoint_cli.application, name="checkpoint")
 application.add_typer(token_cli.application, name="token")
 application.add_typer(gateway_cli.application, name="gateway")
+application.add_typer(rollouts_cli.application, name="rollouts")
 shell.register(application)
 application.command("cp")(copy_cli.copy)
 application.command("top")(top.top)

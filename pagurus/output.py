@@ -45,6 +45,11 @@ def complain(text: str) -> None:
     print(f"pagurus: {printable(text)}", file=sys.stderr)
 
 
+def say(text: str) -> None:
+    """One line on stdout."""
+    print(printable(text))
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
     """A table; cells are plain text."""
     shown = Table(*columns, title=title, box=None, pad_edge=False, title_justify="left")

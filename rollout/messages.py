@@ -83,6 +83,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     start: int = 0  # which attempt at this member of the group it is, counted from 0
     own_s: float = 0.0  # seconds of its own clock
     continued: int = 0  # times that another process went on with it
+    opening: str = ""  # what the agent read first
 
     @property
     def recovered_equal(self) -> int:

@@ -43,11 +43,17 @@ class Totals(msgspec.Struct, kw_only=True):
     killed: int = 0
     recovered_equal: int = 0
     lost_reasons: dict[str, int] = {}
+    wall_split_s: dict[str, float] = {}  # by part, see trainer.split; the first fit and evaluations besides
 
     @property
     def hidden_share(self) -> float | None:
         """Share of checkpoint time that delayed nothing."""
         return 1.0 - self.exposed_s / self.checkpoint_s if self.checkpoint_s else None
+
+    def add_time(self, parts: Mapping[str, float]) -> None:
+        """Wall time by part."""
+        for name, seconds in parts.items():
+            self.wall_split_s[name] = self.wall_split_s.get(name, 0.0) + seconds
 
     def add(self, trajectories: Iterable[Trajectory]) -> None:
         """Counts trajectories that have ended."""
@@ -108,6 +114,7 @@ def summary(totals: Totals, *, engine: str, seed: int, steps: int, version: int,
         "reward_before": totals.reward_before,
         "reward_after": totals.reward_after,
         "wall_s": round(totals.wall_s, 1),
+        "wall_split_s": {name: round(seconds, 1) for name, seconds in totals.wall_split_s.items()},
         "verdicts": totals.verdicts,
         "checkpoints": totals.checkpoints,
         "stored_bytes": totals.stored_bytes,
@@ -157,6 +164,7 @@ def table(content: dict[str, Any], folder: Path) -> Table:
         "reward on held-out seeds": f"{_share(content['reward_before'])} before GRPO, "
         f"{_share(content['reward_after'])} after {content['steps']} steps",
         "wall time": f"{content['wall_s']:.0f} s, engine {content['engine']}",
+        "of which": ", ".join(f"{seconds:.0f} s {part}" for part, seconds in content["wall_split_s"].items()),
         "turns": f"{content['turns']}: " + ", ".join(f"{count} {kind}" for kind, count in verdicts.items()),
         "checkpoints": f"{content['checkpoints']} ({kinds}); mean {content['checkpoint_ms_mean']} ms, "
         f"frozen {content['frozen_ms_mean']} ms",

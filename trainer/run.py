@@ -59,6 +59,7 @@ from trainer.objectives import named, with_corrections
 from trainer.pace import Paced
 from trainer.progress import Display
 from trainer.publish import path_of, publish
+from trainer.split import split
 
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
 ACTION_TOKENS = 16  # longest action
@@ -202,6 +203,7 @@ class Run:
             recipe=recipe,
             report=lambda step, _, __: self.display.advance(step),
         )
+        self.totals.add_time({"first_fit": seconds})
         self.display.say(f"fitted to {steps * recipe.batch} scripted episodes in {seconds:.0f} s")
 
     async def _with_engine(self, host: Labelled) -> None:
@@ -232,9 +234,9 @@ class Run:
             while self.step < self.config.steps:
                 if 2 * self.step >= self.config.steps:
                     self.controller.faults = self._faults()  # for the groups that start from now on
-                began = time.monotonic()
+                began, before = time.monotonic(), self.controller.meter.seconds()
                 batch = await self.controller.next_batch()
-                waited = time.monotonic() - began
+                waited, after = time.monotonic() - began, self.controller.meter.seconds()
                 stats = await asyncio.to_thread(self._train, batch)
                 self.step, self.version = self.step + 1, self.version + 1
                 await asyncio.to_thread(self._account, batch)
@@ -243,7 +245,9 @@ class Run:
                 folder = await asyncio.to_thread(self._publish)
                 published = await self.engine.publish(folder, self.version)
                 await self.controller.published(self.version)
-                await self._record(host, batch, stats, waited, time.monotonic() - began, published.paused_s)
+                took = time.monotonic() - began
+                parts = split(waited=waited, worked=took - waited, before=before, after=after)
+                await self._record(host, batch, stats, parts, took, published.paused_s)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
@@ -252,12 +256,14 @@ class Run:
     async def _evaluate(self, name: str, step: int, host: Labelled) -> float:
         """Mean reward over held-out seeds, sampled at T = 1 in real sandboxes."""
         self.display.stage(name)
+        began = time.monotonic()
         seeds = [HELD_OUT + i for i in range(self.config.held_out)]
         trajectories = await self.controller.evaluate(seeds)
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.scored]
         if not rewards:
             raise EngineFailed("no held-out episode could be completed", remedy=f"see {self.folder}/engine.log")
         self.totals.add(trajectories)
+        self.totals.add_time({"evaluation": time.monotonic() - began})
         await asyncio.to_thread(self.recorder.turns, step, trajectories)
         await self._measure(host)
         mean = sum(rewards) / len(rewards)
@@ -370,9 +376,10 @@ class Run:
             await asyncio.sleep(1.0)
 
     async def _record(
-        self, host: Labelled, batch: Batch, stats: StepStats, waited: float, took: float, paused: float
+        self, host: Labelled, batch: Batch, stats: StepStats, parts: dict[str, float], took: float, paused: float
     ) -> None:
         """Produces one line of metrics and one of display."""
+        self.totals.add_time(parts)
         trajectories = batch.trajectories
         await self._measure(host)
         age = staleness(trajectories, self.version - 1)
@@ -387,8 +394,9 @@ class Run:
                 "staleness": {str(key): count for key, count in sorted(age.items())},
                 "degenerate_groups": sum(len({t.reward for t in group.trajectories}) == 1 for group in batch.groups),
                 **{f"train/{key}": value for key, value in stats.items().items()},
-                "idle_ratio": waited / took,
+                "idle_ratio": 1 - parts["trainer"] / took,
                 "seconds": took,
+                "wall": parts,
                 "paused_s": paused,
                 "turns_per_s": turns / took,
                 "verdicts": self.totals.verdicts,

@@ -222,6 +222,7 @@ class _Episode:
         else:
             async with self._limited(Phase.RESET, Clock(self.limits.reset_s)):
                 first = await env.reset(self.guarded, self.spec.seed)
+            trajectory.opening = first.text
             trajectory.put(env.encode_observation(tokenizer, first, True))
         while observation is None or not observation.done:
             if observation is not None:
@@ -357,6 +358,7 @@ class _Episode:
             struck=trajectory.struck,
             recoveries=guarded.recoveries,
             continued=trajectory.continued,
+            opening=trajectory.opening,
         )
         self._written = len(trajectory.tokens)
         await notes.append(self.spec.key, entry)

@@ -57,6 +57,7 @@ class TurnEntry(msgspec.Struct, kw_only=True):
     struck: int = 0
     recoveries: list[Recovery] = []
     continued: int = 0
+    opening: str = ""
 
 
 class Journal:

@@ -132,6 +132,7 @@ GROUPS = {
     "checkpoint": {"take", "list", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
     "token": {"create", "ls", "revoke"},
     "gateway": {"ls", "set", "rm", "token", "log"},
+    "rollouts": {"why", "account", "replay", "show"},
 }
 
 

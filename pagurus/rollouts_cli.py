@@ -1,0 +1,175 @@
+"""``pagurus rollouts``: what the rollouts of a run do, did, and why they wait.
+
+Owns: names, arguments, what is printed. Does not own: what is on disk (:mod:`rollout.store`). No daemon is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from pagurus import output
+from pagurus.common import Json
+from sandbox.errors import Invalid, NotFound
+
+application = typer.Typer(help="What the rollouts of a run do, did, and why they wait.", no_args_is_help=True)
+Run = Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.", metavar="RUN")]
+STALE = 5.0  # seconds after which a status is no longer of a living process
+
+
+def rollout_of(run: Path) -> Path:
+    """The rollout's folder of a run."""
+    folder = run / "rollout"
+    if not (folder / "samples.sqlite").exists():
+        raise NotFound(f"{run} holds no rollouts", remedy="name a run folder, such as runs/latest")
+    return folder
+
+
+@application.command("why")
+def why(run: Run, json: Json = False) -> None:
+    """Who waits for what, since when; what each trajectory does; where all prompts are."""
+    from rollout.store.status import read_status
+
+    status = read_status(rollout_of(run))
+    if json:
+        output.as_json(status)
+        return
+    now = time.time()
+    age = now - status.at
+    said = "the rollout lives" if age < STALE else f"no rollout has written here for {age:.0f} s: it is dead, or hangs"
+    output.say(f"{said}; policy version {status.version}, step {status.step}, the trainer is {status.trainer}")
+    if status.asked_at is not None:
+        output.say(f"a batch is waited for since {now - status.asked_at:.0f} s")
+    for wait in status.waits:
+        since = "" if wait.since is None else f" since {now - wait.since:.0f} s"
+        until = "" if wait.until is None else f", again in {max(0.0, wait.until - now):.0f} s"
+        output.say(f"{wait.who} waits{since}: {wait.reason}{until}")
+    account = msgspec.structs.asdict(status.account)
+    output.say("prompts: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in account.items()))
+    rows = [
+        (each.name, each.turn, each.tokens, each.oldest, f"{each.doing} {now - each.since:.1f} s", each.sandbox)
+        for each in sorted(status.running, key=lambda each: each.since)
+    ]
+    output.table(("trajectory", "turn", "tokens", "oldest version", "doing", "sandbox"), rows)
+
+
+@application.command("account")
+def account(run: Run, json: Json = False) -> None:
+    """Where all prompts are, and why some were given up."""
+    from rollout.store.samples import SampleStore
+
+    store = SampleStore(rollout_of(run))
+    try:
+        found, reasons = store.account(), store.reasons()
+    finally:
+        store.close()
+    if json:
+        output.as_json({**msgspec.structs.asdict(found), "reasons": reasons})
+        return
+    output.table(("prompts", ""), [(name.replace("_", " "), n) for name, n in msgspec.structs.asdict(found).items()])
+    for reason, count in reasons.items():
+        output.say(f"{count} given up: {reason}")
+
+
+@application.command("replay")
+def replay(run: Run, json: Json = False) -> None:
+    """Decide again on every logged view: the actions must be the same. Exit code 1 when one is not."""
+    from rollout.store import decisions
+
+    found = decisions.replay(rollout_of(run))
+    if json:
+        output.as_json(found)
+    else:
+        output.say(f"{found.identical} of {found.decisions} decisions are identical")
+        if found.first_difference:
+            output.say(found.first_difference)
+    raise typer.Exit(0 if found.identical == found.decisions else 1)
+
+
+@application.command("show")
+def show(
+    run: Run,
+    name: Annotated[str | None, typer.Argument(help="One trajectory, such as p12/4; all when left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Read a trajectory: what the model wrote and saw; verdict, checkpoint, version and effects of each turn."""
+    from rollout.store.samples import SampleStore
+
+    store = SampleStore(rollout_of(run))
+    try:
+        if name is None:
+            rows = [(f"{prompt}/{member}", status, reward) for prompt, member, status, reward in store.samples()]
+            if json:
+                output.as_json([dict(zip(("trajectory", "status", "reward"), row, strict=True)) for row in rows])
+            else:
+                output.table(("trajectory", "status", "reward"), rows)
+            return
+        prompt, member = parse(name)
+        trajectory = store.sample(prompt, member)
+    finally:
+        store.close()
+    if json:
+        output.as_json(trajectory)
+        return
+    for line in told(trajectory):
+        output.say(line)
+
+
+def parse(name: str) -> tuple[str, int]:
+    """The prompt and the member of a name. Example: ``parse("p12/4") == ("p000012", 4)``."""
+    match = re.fullmatch(r"p?(\d+)/(\d+)", name)
+    if match is None:
+        raise Invalid(f"{name!r} is no trajectory", remedy="write it like p12/4")
+    return f"p{int(match[1]):06d}", int(match[2])
+
+
+def told(trajectory: Any) -> list[str]:
+    """A trajectory as a person reads it."""
+    versions = sorted({version for version in trajectory.versions if version >= 0})
+    span = "" if not versions else f", policy versions {versions[0]} to {versions[-1]}"
+    took = trajectory.finished_at - trajectory.started_at
+    lines = [
+        f"{trajectory.prompt}/{trajectory.index}: {trajectory.status}, reward {trajectory.reward:g}{span}; "
+        f"seed {trajectory.seed}, {took:.1f} s of which {trajectory.own_s:.1f} its own",
+    ]
+    if trajectory.reason:
+        lines.append(f"  {trajectory.reason}")
+    if trajectory.continued:
+        lines.append(f"  another process went on with it {trajectory.continued} times")
+    lines += [f"  {line}" for line in text(trajectory.opening)]
+    for turn in trajectory.turns:
+        lines += ["", *_turn(turn)]
+    for recovery in trajectory.recoveries:
+        equal = "equal" if recovery.equal else f"UNEQUAL: {', '.join(recovery.differences)}"
+        lines.append(
+            f"restored in turn {recovery.turn} to {recovery.checkpoint} ({equal}, {recovery.milliseconds:.0f} ms)"
+        )
+    return lines
+
+
+def _turn(turn: Any) -> list[str]:
+    thought = max(0.0, turn.gen_end - turn.gen_start)
+    lines = [f"turn {turn.index}: version {turn.version}, {turn.tokens} tokens in {thought:.2f} s, {turn.finish}"]
+    lines += [f"  > {line}" for line in text(turn.action)]
+    lines += [f"  {line}" for line in text(turn.observation)]
+    judged = f"  [{turn.verdict}"
+    if turn.checkpoint is not None:
+        judged += f", checkpoint {turn.checkpoint}"
+    if turn.checkpoint_captured:
+        judged += f" in {1000 * (turn.checkpoint_captured - turn.checkpoint_started):.0f} ms"
+        judged += f", frozen {turn.frozen_ms:.1f} ms, {turn.stored_bytes} bytes, waited {1000 * turn.waited_s:.0f} ms"
+    if turn.restored:
+        judged += f", restored {turn.restored} times"
+    if turn.uncaptured:
+        judged += f", not captured: {turn.uncaptured}"
+    return [*lines, judged + "]", *(f"    {effect}" for effect in turn.effects)]
+
+
+def text(value: str) -> list[str]:
+    """Lines of a text without the last line's end."""
+    return value.removesuffix("\n").split("\n") if value else []

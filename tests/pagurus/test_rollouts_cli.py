@@ -1,0 +1,83 @@
+"""What people and scripts are told of a run's rollouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import zstandard
+from typer.testing import CliRunner
+
+from pagurus.cli import application
+from pagurus.rollouts_cli import parse
+from rollout import RolloutConfig, RolloutController
+from rollout.engine.client import Sampling
+from sandbox.errors import Invalid
+from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
+
+SHELL = CliRunner()
+
+
+class Rude(Notebook):
+    """Its sandbox writes what a terminal would obey."""
+
+    async def step(self, sandbox: object, action: str) -> object:  # type: ignore[override]
+        observation = await super().step(sandbox, action)
+        return observation.__class__(observation.text + "\x1b[2J", observation.reward, observation.done)
+
+
+@pytest_asyncio.fixture
+async def run(tmp_path: Path) -> Path:
+    """A run of one step, ended by force of nobody."""
+    async with RolloutController(
+        environment=Rude,
+        host=FakeHost(),
+        engine=ScriptedEngine(SCRIPT),
+        tokenizer=Letters(),
+        config=RolloutConfig(groups=1, size=2, sampling=Sampling(max_tokens=32, stop_token_ids=[END])),
+        folder=tmp_path / "rollout",
+    ) as rollout:
+        batch = await rollout.next_batch()
+        await rollout.consumed(batch)
+        await rollout.published(1)
+    return tmp_path
+
+
+def told(*words: str, code: int = 0) -> str:
+    done = SHELL.invoke(application, ["rollouts", *words])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+async def test_a_trajectory_is_read_as_a_person_would(run: Path) -> None:
+    text = told("show", str(run), "p0/1")
+    assert "p000000/1: completed, reward 1, policy versions 0 to 0; seed 0" in text
+    assert "turn 1: version 0" in text and "> cat f" in text and "[none, checkpoint c-" in text
+    assert "\x1b" not in text
+    assert json.loads(told("show", str(run), "p0/1", "--json"))["reward"] == 1.0
+    assert "p000000/0" in told("show", str(run))
+    assert parse("p12/4") == parse("12/4") == ("p000012", 4)
+    with pytest.raises(Invalid):
+        parse("eval-3/0")
+
+
+async def test_a_log_is_replayed_and_a_changed_one_is_noticed(run: Path) -> None:
+    found = json.loads(told("replay", str(run), "--json"))
+    assert found["decisions"] == found["identical"] > 0
+    (path,) = (run / "rollout").glob("decisions-*")
+    with path.open("rb") as file:
+        lines = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read()
+    path.write_bytes(zstandard.compress(lines.replace(b'"count":', b'"count":1', 1)))
+    assert "instead of" in told("replay", str(run), code=1)
+
+
+async def test_where_everything_is(run: Path) -> None:
+    account = json.loads(told("account", str(run), "--json"))
+    assert account["consumed"] == 1
+    parts = ("consumed", "in_flight", "queued", "buffered", "given_up")
+    assert sum(account[name] for name in parts) == account["issued"]
+    why = json.loads(told("why", str(run), "--json"))
+    assert why["trainer"] in ("waiting", "training", "elsewhere")
+    assert "prompts: " in told("why", str(run))

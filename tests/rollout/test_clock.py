@@ -1,0 +1,58 @@
+"""Whose time it is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollout.decide.blame import Phase
+from rollout.episode.clock import Clock, PhaseMeter
+from trainer.split import PARTS, split
+
+
+async def test_platform_time_stands_still() -> None:
+    clock = Clock(0.2)
+    async with clock.running():
+        with clock.stopped():
+            with clock.stopped():  # by another task at the same time
+                await asyncio.sleep(0.15)
+            await asyncio.sleep(0.15)
+        assert clock.left > 0.15
+    clock.charge(5.0)
+    assert clock.left == 0.0
+    with pytest.raises(TimeoutError):
+        async with clock.running():
+            await asyncio.Event().wait()
+    assert clock.expired
+
+
+async def test_a_time_out_of_the_environments_own_is_told_apart() -> None:
+    clock = Clock(60.0)
+    with pytest.raises(TimeoutError):
+        async with clock.running():
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+    assert not clock.expired
+
+
+def test_the_parts_of_a_step_add_up() -> None:
+    now = 0.0
+    meter = PhaseMeter(lambda: now)
+    before = meter.seconds()
+    now = 1.0  # idle until here
+    with meter.phase(Phase.GENERATE), meter.phase(Phase.GENERATE):
+        now = 3.0
+        with meter.phase(Phase.STEP):
+            with meter.phase(Phase.CHECKPOINT, inside=Phase.STEP):
+                now = 5.0
+            now = 6.0
+    parts = split(waited=6.0, worked=2.0, before=before, after=meter.seconds())
+    assert sum(parts.values()) == pytest.approx(8.0) and set(parts) == set(PARTS)
+    assert parts["idle"] == 1.0 and parts["trainer"] == 2.0
+    assert parts["engine"] == pytest.approx(5 * 10 / 13) and parts["environment"] == pytest.approx(5 * 1 / 13)
+    assert parts["checkpoint"] == pytest.approx(5 * 2 / 13)
+
+
+def test_a_wait_in_which_nothing_is_known_to_have_run_is_idle() -> None:
+    assert split(waited=3.0, worked=1.0, before={}, after={})["idle"] == 3.0

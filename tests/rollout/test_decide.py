@@ -1,0 +1,182 @@
+"""Decisions as values: the same view gives the same actions; each table in full."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.decide import admission, redundancy, staleness
+from rollout.decide.blame import Blame, Cause, Failure, Phase, blame, cause_of, part
+from rollout.decide.policy import RolloutPolicy
+from rollout.decide.view import (
+    Abort,
+    Action,
+    Buffered,
+    Decision,
+    Exhausted,
+    Finish,
+    GiveUp,
+    GroupView,
+    HandOut,
+    Lease,
+    Member,
+    PartView,
+    Reopen,
+    Rules,
+    Start,
+    Stop,
+    View,
+    Wait,
+)
+from sandbox.errors import TABLE
+
+RULES = Rules(groups=2, size=2, concurrency=4, staleness=1, attempts=3, starts=3, patience=60.0)
+
+
+def view(**changes: object) -> View:
+    plain: dict[str, object] = {
+        "version": 3, "asked": False, "training": False, "running": [], "buffered": [], "queued": 0, "more": True,
+    }  # fmt: skip
+    return View(**(plain | changes))  # type: ignore[arg-type]
+
+
+def group(number: int, *members: Member, failures: int = 0) -> GroupView:
+    return GroupView(f"p{number:06d}", number, list(members), failures, "why" if failures else "")
+
+
+def test_every_failure_has_one_blame_and_one_part() -> None:
+    for phase, cause in itertools.product(Phase, Cause):
+        failure = Failure(phase=phase, cause=cause)
+        assert blame(failure) in Blame and part(failure) in ("create", "engine", "host")
+        if phase is Phase.CREATE and cause is not Cause.RAISED and cause not in (Cause.CUT, Cause.LENGTH, Cause.TURNS):
+            assert blame(failure) is Blame.PLATFORM
+        if phase in (Phase.CHECKPOINT, Phase.RECOVER) and cause in (Cause.HOST, Cause.DIED, Cause.DIVERGED):
+            assert blame(failure) is Blame.PLATFORM
+
+
+@pytest.mark.parametrize("code", sorted(TABLE))
+def test_no_refusal_of_the_host_or_the_engine_is_the_policys(code: str) -> None:
+    for phase in (Phase.CREATE, Phase.GENERATE, Phase.CHECKPOINT, Phase.RECOVER):
+        for own in (True, False):
+            assert blame(Failure(phase=phase, cause=cause_of(code, phase, own=own))) is not Blame.POLICY
+
+
+@pytest.mark.parametrize(
+    ("code", "own", "whose"),
+    [
+        ("no_space", True, Blame.POLICY),  # the memory of the sandbox
+        ("no_space", False, Blame.PLATFORM),  # the host's disk
+        ("conflict", True, Blame.POLICY),  # its processes
+        ("invalid", True, Blame.POLICY),
+        ("command_not_found", True, Blame.POLICY),
+        ("restore_failed", True, Blame.PLATFORM),
+        ("timeout", True, Blame.PLATFORM),
+        ("protocol", False, Blame.PLATFORM),
+        ("engine_failed", False, Blame.PLATFORM),
+    ],
+)
+def test_whose_doing_an_error_in_a_step_is(code: str, own: bool, whose: Blame) -> None:
+    assert blame(Failure(phase=Phase.STEP, cause=cause_of(code, Phase.STEP, own=own))) is whose
+
+
+def test_admission_keeps_the_bound() -> None:
+    assert admission.admit(view(), batch=2, bound=1) == [Lease(4)]
+    assert admission.admit(view(training=True), batch=2, bound=1) == [Lease(2)]
+    assert admission.admit(view(more=False, queued=3), batch=2, bound=1) == [Lease(3)]
+    full = view(running=[group(n) for n in range(3)], buffered=[Buffered("p9", 9, [])])
+    assert admission.admit(full, batch=2, bound=1) == []
+
+
+@given(batch=st.integers(1, 8), bound=st.integers(0, 3), steps=st.integers(1, 12))
+def test_what_admission_starts_is_consumed_within_the_bound(batch: int, bound: int, steps: int) -> None:
+    """Groups finish in the order in which they started, and as late as they can."""
+    outstanding: list[int] = []  # versions at which they started
+    for version in range(steps):
+        while admission.may_start(outstanding=len(outstanding), batch=batch, bound=bound, training=False):
+            outstanding.append(version)
+        taken, outstanding = outstanding[:batch], outstanding[batch:]
+        assert len(taken) == batch and all(version - started <= bound for started in taken)
+        while admission.may_start(outstanding=len(outstanding), batch=batch, bound=bound, training=True):
+            outstanding.append(version)
+
+
+def test_a_group_ends_whole_given_up_or_not_at_all() -> None:
+    ended, running, waiting = Member(0, "ended", 3), Member(1, "running", 3), Member(1, "waiting", None, 3)
+    assert redundancy.settle(group(1, ended, running), RULES) == []
+    assert redundancy.settle(group(1, ended, Member(1, "ended", 3)), RULES) == [Finish("p000001")]
+    assert redundancy.settle(group(1, ended, Member(1, "ended"), Member(2, "running")), RULES) == [
+        Abort("p000001", 2, "redundant", again=False),
+        Finish("p000001"),
+    ]
+    assert redundancy.settle(group(1, ended, waiting), RULES) == [
+        GiveUp("p000001", "3 starts of one trajectory: over-stale")
+    ]
+    assert redundancy.settle(group(1, ended, running, failures=3), RULES) == [GiveUp("p000001", "why")]
+
+
+def test_what_is_over_stale_is_dropped_one_by_one() -> None:
+    seen = view(
+        running=[group(1, Member(0, "ended", 1), Member(1, "running", 2))],
+        buffered=[Buffered("p000002", 2, [1, 3, None], [0, 0, 0])],
+    )
+    assert staleness.drop(seen, 1) == [Abort("p000001", 0, "over-stale"), Reopen("p000002", [0], "over-stale")]
+
+
+def test_the_choices_come_in_order() -> None:
+    policy = RolloutPolicy(RULES)
+    old, new = Buffered("p000001", 1, [2]), Buffered("p000000", 0, [3])
+    more = [Lease(2)]
+    assert policy.decide(view(asked=True, buffered=[new, old]), 0.0) == [HandOut(["p000001", "p000000"], 2), *more]
+    late = group(5, Member(0, "running", 2), Member(1, "waiting"))
+    (wait, *_) = [a for a in policy.decide(view(asked=True, buffered=[new, old], running=[late]), 0.0)]
+    assert wait != HandOut(["p000001", "p000000"], 2)
+    refusing = [PartView("create", 5, 10.0, 50.0, "full")]
+    assert policy.decide(view(parts=refusing, running=[group(5, Member(0, "waiting"))]), 51.0) == [
+        Wait("rollout", "create refuses: full", 10.0, 54.0)
+    ]
+    assert policy.decide(view(parts=refusing, running=[group(5, Member(0, "waiting"))]), 54.0) == [Start("p000005", 0)]
+    (stop,) = policy.decide(view(parts=refusing), 71.0)
+    assert isinstance(stop, Stop) and "61 s: full" in stop.reason
+    assert policy.decide(view(asked=True, more=False), 0.0) == [Exhausted()]
+
+
+members = st.builds(
+    Member,
+    st.integers(0, 3),
+    st.sampled_from(["waiting", "running", "ended"]),
+    st.none() | st.integers(0, 5),
+    st.integers(0, 4),
+)
+views = st.builds(
+    View,
+    version=st.integers(0, 5),
+    asked=st.booleans(),
+    training=st.booleans(),
+    running=st.lists(st.builds(group, st.integers(0, 9), members, members, failures=st.integers(0, 4)), max_size=4),
+    buffered=st.lists(
+        st.builds(Buffered, st.just("p000020"), st.integers(20, 29), st.lists(st.integers(0, 5)), st.just([])),
+        max_size=4,
+    ),
+    queued=st.integers(0, 3),
+    more=st.booleans(),
+    parts=st.lists(
+        st.builds(PartView, st.just("host"), st.integers(1, 6), st.floats(0, 9), st.floats(0, 99), st.just("x")),
+        max_size=1,
+    ),
+)
+
+
+@given(view=views, now=st.floats(0, 200), mode=st.sampled_from(["wait", "mask", "drop"]))
+def test_a_decision_survives_the_log_and_is_made_again(view: View, now: float, mode: str) -> None:
+    rules = msgspec.structs.replace(RULES, over_stale=mode)
+    actions: list[Action] = RolloutPolicy(rules).decide(view, now)
+    line = msgspec.json.encode(Decision(now=now, view=view, actions=actions))
+    again = msgspec.json.decode(line, type=Decision)
+    assert RolloutPolicy(rules).decide(again.view, again.now) == again.actions == actions
+    starts = [action for action in actions if isinstance(action, Start)]
+    active = sum(member.state == "running" for each in view.running for member in each.members)
+    assert len(starts) <= max(0, rules.concurrency - active)

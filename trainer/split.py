@@ -1,0 +1,40 @@
+"""Where the wall time of a run went: a pure function of how long the trainer worked and waited.
+
+Owns: the division. Does not own: the clocks (the trainer's loop, `rollout.episode.clock`).
+Guarantee: the parts of a step add up to its wall time. While the trainer works, the time is the trainer's, though
+rollouts go on. While it waits for a batch, the time is divided in proportion to what the trajectories spent in each
+phase meanwhile; what remains when no trajectory did anything is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PART = {  # of the rollout's phases
+    "generate": "engine",
+    "create": "environment",
+    "reset": "environment",
+    "step": "environment",
+    "checkpoint": "checkpoint",
+    "recover": "checkpoint",
+    "score": "reward",
+}
+PARTS = ("engine", "environment", "checkpoint", "reward", "trainer", "idle")
+
+
+def split(*, waited: float, worked: float, before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by part. `before`, `after`: trajectory-seconds by phase, and ``idle``, at both ends of the wait.
+
+    Example: two trajectories generate for all of a wait of 4 s: ``split(waited=4, worked=1, ...)["engine"] == 4``.
+    """
+    parts = dict.fromkeys(PARTS, 0.0)
+    parts["trainer"] = worked
+    spent = {name: after[name] - before.get(name, 0.0) for name in after}
+    parts["idle"] = min(waited, max(0.0, spent.pop("idle", 0.0)))
+    busy, total = waited - parts["idle"], sum(spent.values())
+    if total <= 0:
+        parts["idle"] += busy
+        return parts
+    for phase, seconds in spent.items():
+        parts[PART[phase]] += busy * seconds / total
+    return parts
