@@ -75,7 +75,7 @@ async def open_host(state: Path, run: Path) -> Host:
         undo.push_async_callback(catalogue.close)
         inspector = await asyncio.to_thread(Inspector.load)
         undo.callback(inspector.close)
-        checkpointer = Checkpointer(state=state, run=run)
+        checkpointer = Checkpointer(state=state, run=run, notes=inspector.notes)
         undo.push_async_callback(checkpointer.close)
         await checkpointer.prepare()
         queue = CheckpointQueue(LIMITS, RATES)

@@ -9,6 +9,7 @@
  *   task_newtask ─▶ a task's record (slot, epoch of birth) in task storage: the filter of all hooks
  *   sys_exit ─────▶ name-space, metadata, data, IPC and foreign calls that succeeded; progress.
  *                   Most calls change nothing new: what the processor remembers of the task tells so
+ *   sys_enter ────▶ when waits with a time-out began (for what happens to them in a dump)
  *   sched_switch ─▶ survivors that ran without finishing a system call
  *   writeback_mark_inode_dirty ──▶ content dirtied by any path: write, O_DIRECT, mappings, io_uring
  *   btrfs_inode_* ▶ births and ends of inodes: what was made and is gone again nets to nothing
@@ -31,6 +32,7 @@ char LICENSE[] SEC("license") = "GPL";
 #include "inodes.h"
 #include "calls.h"
 #include "quiet.h"
+#include "waits.h"
 
 /* Whether a request writes to a file of the tree, and not to something that another process may hold. */
 static __always_inline bool goes_to_file(struct task_struct *p, struct io_kiocb *request)
@@ -123,6 +125,8 @@ int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
 
 	if (is_nobodys(p))
 		return 0;
+	if (result == -ERESTART_RESTARTBLOCK)
+		interrupted_wait(p, regs);
 	c = this_processor();
 	if (!c)
 		return 0;

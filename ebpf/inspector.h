@@ -61,6 +61,7 @@ struct sandbox {
 	u64 running;	/* of these, on a processor or waiting for one */
 	u64 untracked;	/* tasks that could not be recorded: sticky until a new sweep */
 	u64 init_level;	/* depth of the pid namespace whose pid 1 is the sandbox's init */
+	u64 has_patience;	/* a socket was given a time-out, or the owner said so */
 	u64 has_tmpfs;	/* a mount call succeeded, or the owner said so: names may lie on a tmpfs */
 	u64 lost;	/* explanations that did not fit */
 	u64 tainted;	/* marks of the owner: 1 the file half, 2 the process half must be captured */

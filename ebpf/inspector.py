@@ -152,6 +152,11 @@ class Inspector:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def notes(self) -> int:
+        """Descriptor of the map that says when waits end, for whoever takes them up again after a dump."""
+        return self._object.map_fd("waits")
+
     # ------------------------------------------------------------------ sandboxes
 
     def watch(self, cgroup_id: int, *, contained: bool = True) -> None:

@@ -5,7 +5,8 @@
 
 static __always_inline bool at_stash(struct task *t, u64 nr, u64 ip, u64 sp)
 {
-	return t->stashed && (t->at_nr == nr || nr == NR_RESTART_SYSCALL) && t->at_ip == ip && t->at_sp == sp;
+	return t->stashed && (t->at_nr == nr || t->at_nr == NR_RESTART_SYSCALL || nr == NR_RESTART_SYSCALL) &&
+	       t->at_ip == ip && t->at_sp == sp;
 }
 
 static __always_inline void stash(struct task *t, u64 nr, u64 ip, u64 sp)
@@ -89,6 +90,9 @@ static __always_inline void progress(struct sandbox *s, struct task *t, struct t
 				     struct pt_regs *regs, long result, u8 kind)
 {
 	if (p->ptrace) {
+		/* Our dump let it enter the very call again that it sits in, and interrupted that at once. */
+		if (t->traced && interrupted(result) && at_stash(t, regs->orig_ax, regs->ip, regs->sp))
+			return;
 		/*
 		 * A tracer works here: our dump, or a debugger. Count it as progress of this epoch; the
 		 * dump's mark comes after. Only the first event tells where the task itself was.

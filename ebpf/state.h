@@ -76,6 +76,9 @@ struct {
 
 volatile u64 generation = 1;
 
+/* Whether any sandbox has_patience: the calls that wait for sockets are the most frequent ones. */
+volatile u64 patience;
+
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

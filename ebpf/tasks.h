@@ -307,8 +307,10 @@ int sweep(struct bpf_iter__task *ctx)
 	if (!s)
 		return 0;
 	t = task_of(p);
-	if (!t || t->apart & APART_DEAD || t->slot != *found || t->cgroup_id != s->cgroup_id)
+	if (!t || t->apart & APART_DEAD || t->slot != *found || t->cgroup_id != s->cgroup_id) {
 		t = adopt(p, *found, false, 0);
+		s->has_patience = patience = 1; /* nobody has seen what it did before */
+	}
 	count(generation);
 	if (t && own->wanted_pid && own->wanted_slot == *found &&
 	    number_at(group_pid(p), own->init_level - 1) == own->wanted_pid)

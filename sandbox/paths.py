@@ -48,6 +48,11 @@ def criu() -> Path:
     return prefix() / "criu" / "bin" / "criu"
 
 
+def criu_plugins() -> Path:
+    """Directory of our plugins for CRIU, all of which it loads."""
+    return prefix() / "criu-plugins"
+
+
 def shim() -> Path:
     """The per-sandbox helper that creates containers and starts processes in them."""
     return prefix() / "bin" / "pagurus-shim"

@@ -7,7 +7,7 @@ BPF=$PREFIX/bpf
 
 build_shim() {
     if newer "$PREFIX/bin/pagurus-shim" "$ROOT"/sandbox/native/* && [ -x "$PREFIX/bin/pagurus-criu-root" ] &&
-        [ -x "$PREFIX/layer/.pagurus/init" ]; then
+        [ -e "$PREFIX/criu-plugins/waits.so" ] && [ -x "$PREFIX/layer/.pagurus/init" ]; then
         say "shim and pid 1 are up to date"
         return
     fi
@@ -22,7 +22,7 @@ kernel_types() { # the kernel's own types as C: the object is compiled once and 
 }
 
 build_inspector() {
-    if newer "$BPF/inspector.bpf.o" "$ROOT"/ebpf/*.c "$ROOT"/ebpf/*.h; then
+    if newer "$BPF/inspector.bpf.o" "$ROOT"/ebpf/*.c "$ROOT"/ebpf/*.h "$ROOT"/sandbox/native/wait.h; then
         say "inspector is up to date"
         return
     fi

@@ -80,8 +80,10 @@ class RestoreReport:
 class Checkpointer:
     """See the module. One per state directory (the page store is locked)."""
 
-    def __init__(self, *, state: Path | None = None, run: Path | None = None):
+    def __init__(self, *, state: Path | None = None, run: Path | None = None, notes: int | None = None):
+        """`notes`: descriptor of the map in which the inspector notes when waits end; it stays the caller's."""
         self._run = run or paths.run()
+        self._notes = notes
         self._store = PageStore((state or paths.state()) / "pages")
         self._warm: dict[str, dump.Ready] = {}
         self._waiting: dict[str, restoring.Waiting] = {}  # for the next restore
@@ -186,7 +188,7 @@ class Checkpointer:
         kept = self._waiting.get(container.spec.id)
         if kept is None or not kept.worker.alive():
             with contextlib.suppress(Refused):  # the shim of an older version
-                made = await restoring.wait(container, self.cache, self._images_of(container))
+                made = await restoring.wait(container, self.cache, self._images_of(container), self._notes)
                 if (kept := self._waiting.get(container.spec.id)) is not None:
                     kept.worker.close()
                 self._waiting[container.spec.id] = made
@@ -223,11 +225,14 @@ class Checkpointer:
             kept.close()
         return await self._start_dump(container, outside=outside)
 
-    async def _start_dump(self, container: Container, *, outside: bool = False) -> dump.Ready:
+    async def _start_dump(
+        self, container: Container, *, outside: bool = False, freezer: int | None = None
+    ) -> dump.Ready:
+        """`freezer`: the file by which our plugin freezes the sandbox again at the end."""
         images = self._dumps / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
         images.mkdir(mode=0o700)
         try:
-            return await dump.ready(container, self.cache, images, outside=outside)
+            return await dump.ready(container, self.cache, images, outside=outside, found=[self._notes, freezer])
         except BaseException:
             images.rmdir()
             raise
@@ -316,7 +321,8 @@ class Checkpointer:
                 pipes = await asyncio.to_thread(_outside_pipes, source)
             else:
                 pipes = (await asyncio.shield(preparing)).pipes
-            async with restoring.worker(container, self.cache, images.parent, pipes, waiting) as process:
+            starting = restoring.worker(container, self.cache, images.parent, pipes, waiting, self._notes)
+            async with starting as process:
                 adapted = await asyncio.shield(preparing)
                 ready = time.monotonic()
                 hold = restoring.Hold(container) if verify or adapted.locks else None
@@ -402,9 +408,10 @@ class Checkpointer:
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
-            process = await self._start_dump(container)
+            with hold.file() as freezer:
+                process = await self._start_dump(container, freezer=freezer)
             watched = await asyncio.to_thread(inotify.find, container)
-            steps = {"network-lock": hold.seized, "query-ext-files": hold.seized, "post-dump": hold.hold}
+            steps = {"network-lock": hold.seized, "query-ext-files": hold.seized}
             await dump.dump(container, again, process, on_frozen=None, steps=steps, watched=watched)
             found = await asyncio.to_thread(_compare, images, again, reference, container.tree)
             if found:

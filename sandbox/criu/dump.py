@@ -116,11 +116,13 @@ class Ready:
         shutil.rmtree(self.images, ignore_errors=True)
 
 
-async def ready(container: Container, cache: Path, images: Path, *, outside: bool = False) -> Ready:
+async def ready(
+    container: Container, cache: Path, images: Path, *, outside: bool = False, found: Sequence[int | None] = ()
+) -> Ready:
     """Start CRIU for one dump of this container, in its namespaces where it can be (:mod:`sandbox.criu.namespaces`).
 
     It will write to `images`, an empty directory on a tmpfs, which is its own from now on. `outside`: not in that of
-    IPC, though there are no System V objects now; they come and go.
+    IPC, though there are no System V objects now; they come and go. `found`: see :attr:`sandbox.criu.rpc.Root.found`.
     """
     try:
         inside = await asyncio.to_thread(_look, container)
@@ -142,7 +144,7 @@ async def ready(container: Container, cache: Path, images: Path, *, outside: boo
             raise _killed_meanwhile(container, f"cannot enter its namespaces: {error}") from error
 
     try:
-        root = rpc.Root(cache, images)
+        root = rpc.Root(cache, images, found=found)
         return Ready(await rpc.Worker.spawn(root, spawn, cgroup_namespace=False), inside, images)
     except BaseException:
         inside.close()

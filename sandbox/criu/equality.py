@@ -18,6 +18,9 @@ Not compared, with the reason:
   namespace ids, device numbers): identity is compared by who shares what instead;
 - vDSO and vvar pages: the kernel's own, mapped from the running kernel;
 - 16 bytes of each thread's rseq area (cpu and node numbers): the kernel writes where the thread runs;
+- of a thread in a system call that was interrupted: how it is taken up again, in `ip`, `ax`, the register of a
+  time-out and the 16 bytes that say what is left; the call and its other arguments are compared
+  (:mod:`sandbox.criu.waits`);
 - `orig_ax`: says that a system call was interrupted; its restart is encoded in `ip` and `ax`, which are compared;
 - `xstate_bv`: whether a register set is in its initial state because nobody used it or because somebody reset it;
   the registers themselves are compared;
@@ -52,7 +55,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from sandbox.criu import image_files, rpc
+from sandbox.criu import image_files, rpc, waits
 
 PAGE = 4096
 VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 << 9, 1 << 8, 1 << 10, 1 << 12
@@ -128,6 +131,7 @@ class _Canonical:
         self._listening = {one.get("name") for one in sockets if one.get("state") == TCP_LISTEN and one.get("name")}
         self._tty = {entry["id"]: entry for entry in self._load("tty-info.img")}
         self._memfd = {entry["inode_id"]: entry for entry in self._load("memfd.img")}
+        self._waits = {(one.process, one.thread): one for one in waits.read(directory)}
         tree = sorted(self._load("pstree.img"), key=lambda entry: entry["pid"])
         for entry in tree:
             self._descriptors(entry["pid"])
@@ -166,23 +170,29 @@ class _Canonical:
         zombie = not (self._directory / f"mm-{pid}.img").exists()
         threads = [pid] if zombie else sorted(entry.get("threads", []))
         self.facts[f"{who} threads"] = threads
-        rseq = []
+        masked = []
         for thread in threads or [pid]:
             core = self._load(f"core-{thread}.img")
+            wait = self._waits.get((pid, thread))
             if core:
-                rseq.append(self._core(f"{who} thread {thread}", core[0]))
+                area = self._core(f"{who} thread {thread}", core[0], wait)
+                masked += [(area + at, area + end) for at, end in RSEQ_MASKED if area]
+            if wait is not None:
+                at, size = wait.written
+                masked.append((at, at + size))
         for place in self._load(f"fs-{pid}.img"):
             self.facts[f"{who} cwd"] = self._path(place.get("cwd_id"), f"{who} cwd")
             self.facts[f"{who} root"] = self._path(place.get("root_id"), f"{who} root")
             self.facts[f"{who} umask"] = place.get("umask")
         for index, action in enumerate(self._load(f"sigacts-{pid}.img")):
             self.facts[f"{who} signal action {index}"] = action
-        self._memory(pid, who, [pointer for pointer in rseq if pointer])
+        self._memory(pid, who, masked)
 
-    def _core(self, who: str, core: dict[str, Any]) -> int:
+    def _core(self, who: str, core: dict[str, Any], wait: waits.Wait | None) -> int:
         """Facts of a thread; returns the address of its rseq area."""
         info, thread = core.get("thread_info", {}), core.get("thread_core", {})
-        for name, value in info.get("gpregs", {}).items():
+        registers = info.get("gpregs", {})
+        for name, value in (registers if wait is None else wait.registers(registers)).items():
             if name != "orig_ax":
                 self.facts[f"{who} register {name}"] = value
         for name, value in info.get("fpregs", {}).items():
@@ -232,7 +242,7 @@ class _Canonical:
 
     # ---- memory
 
-    def _memory(self, pid: int, who: str, rseq: list[int]) -> None:
+    def _memory(self, pid: int, who: str, masked: list[tuple[int, int]]) -> None:
         for mm in self._load(f"mm-{pid}.img"):
             for name, value in mm.items():
                 if name == "exe_file_id":
@@ -247,7 +257,7 @@ class _Canonical:
             for address, page in self._pages(f"pagemap-{pid}.img"):
                 if _within(address, skipped):
                     continue
-                content = _mask(address, page, rseq)
+                content = _mask(address, page, masked)
                 if not any(content) and _within(address, anonymous):
                     continue  # a page of zeros and a page never touched are the same memory
                 self.facts[f"{who} page {address:#x}"] = blake3(content).hexdigest()
@@ -404,16 +414,14 @@ def _within(address: int, ranges: list[tuple[int, int]]) -> bool:
     return any(start <= address < end for start, end in ranges)
 
 
-def _mask(address: int, page: bytes, rseq: list[int]) -> bytes:
-    """The page without the words that the kernel writes into rseq areas."""
-    for pointer in rseq:
-        if not address - 32 < pointer < address + PAGE:
-            continue
-        changed = bytearray(page)
-        for first, last in RSEQ_MASKED:
-            for at in range(max(0, pointer + first - address), min(PAGE, pointer + last - address)):
-                changed[at] = 0
-        page = bytes(changed)
+def _mask(address: int, page: bytes, spans: list[tuple[int, int]]) -> bytes:
+    """The page without the bytes of these spans, in which the kernel or a restore writes."""
+    for first, last in spans:
+        if first < address + PAGE and last > address:
+            changed = bytearray(page)
+            start, end = max(0, first - address), min(PAGE, last - address)
+            changed[start:end] = bytes(end - start)
+            page = bytes(changed)
     return page
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from sandbox.criu import image_files
+from sandbox.criu import image_files, waits
 from sandbox.errors import CheckpointFailed
 
 IDS = 65_536  # uids and gids of a sandbox
@@ -65,7 +65,7 @@ FILES = re.compile(
     r"|ipcns-(?:var|shm|msg|sem))-\d{1,10}\.img"
     r"|(?:ghost-file|tcp-stream)-[0-9a-f]{1,8}\.img"
     r"|(?:files|inventory|pstree|remap-fpath|seccomp|memfd|tty-info|filelocks|cgroup|pipes-data|fifo-data|sk-queues"
-    r"|cpuinfo)\.img"
+    r"|cpuinfo|waits)\.img"
 )
 #: Mount points below /proc that the shim covers (native/mounts.c).
 MASKED = frozenset(
@@ -175,6 +175,8 @@ def check(images: Images) -> Wanted:
     """Refuse what no sandbox of ours may have; returns what is to be looked up in the tree."""
     for name in images.sizes:
         _need(FILES.fullmatch(name) is not None, f"an image of an unknown kind, {name[:80]!r}")
+    if waits.NAME in images:
+        _need(waits.parse(images.content(waits.NAME)) is not None, f"{waits.NAME} cannot be read")
     tasks = _tree(images)
     _namespaces(images, tasks)
     wanted = Wanted()

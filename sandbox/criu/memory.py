@@ -19,6 +19,7 @@ Chosen are runs of pages in private anonymous, readable and writable mappings, e
 
 - what processes share by fork: CRIU restores it once and keeps it shared;
 - stacks that grow, and pages with a thread's rseq area, which the kernel writes while the thread is being restored;
+- pages that a system call reads which is taken up again before the memory is written (:mod:`sandbox.criu.waits`);
 - everything, where it is too little to be worth it.
 """
 
@@ -41,7 +42,7 @@ from typing import Any
 import numpy as np
 
 from sandbox.container.shim import going_first
-from sandbox.criu import image_files
+from sandbox.criu import image_files, waits
 from sandbox.errors import RestoreFailed
 
 PAGE = 4096
@@ -114,7 +115,8 @@ def split(directory: Path, lean: Path) -> Fill | None:
     total = 0
     chosen = []
     for pid, pagemap, _ in found:
-        kept, runs = divide(pagemap.entries[1:], eligible[pid], _kernel_written(directory, pid))
+        without = _kernel_written(directory, pid) | waits.pages(directory, pid)
+        kept, runs = divide(pagemap.entries[1:], eligible[pid], without)
         total += sum(run.size for run in runs)
         if runs:
             chosen.append((pid, pagemap, kept, runs))

@@ -21,7 +21,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,17 +86,18 @@ class Waiting:
         return False
 
 
-async def wait(container: Container, cache: Path, images: Path) -> Waiting:
+async def wait(container: Container, cache: Path, images: Path, notes: int | None = None) -> Waiting:
     """A CRIU process beside the living container, for its next restore. Raises Refused where the shim is too old.
 
-    It will find directories of images in `images`, which exists.
+    It will find directories of images in `images`, which exists. `notes`: the map in which the inspector notes when
+    waits end (:mod:`sandbox.criu.waits`).
     """
-    return await _spawn(container, cache, images, SPARE_SINKS, waits=True)
+    return await _spawn(container, cache, images, SPARE_SINKS, notes, waits=True)
 
 
 @contextlib.asynccontextmanager
 async def worker(
-    container: Container, cache: Path, images: Path, pipes: list[int], waiting: Waiting | None
+    container: Container, cache: Path, images: Path, pipes: list[int], waiting: Waiting | None, notes: int | None = None
 ) -> AsyncIterator[Process]:
     """A CRIU process inside the container's cgroups, with what the restored processes need from outside in hand.
 
@@ -106,7 +107,7 @@ async def worker(
         waiting.worker.close()
         waiting = None
     if waiting is None:
-        waiting = await _spawn(container, cache, images, len(pipes), waits=False)
+        waiting = await _spawn(container, cache, images, len(pipes), notes, waits=False)
     try:
         yield waiting.process(pipes)
     finally:
@@ -125,7 +126,9 @@ def _joined(waiting: Waiting, container: Container, images: Path, pipes: list[in
     return True
 
 
-async def _spawn(container: Container, cache: Path, images: Path, sinks: int, *, waits: bool) -> Waiting:
+async def _spawn(
+    container: Container, cache: Path, images: Path, sinks: int, notes: int | None, *, waits: bool
+) -> Waiting:
     fds: list[int] = []
     try:
         for _ in range(sinks):
@@ -136,7 +139,7 @@ async def _spawn(container: Container, cache: Path, images: Path, sinks: int, *,
             join = ("cgroup",) if waits else ()
             return await container.spawn_host(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
 
-        root = rpc.Root(cache, images, container.root, [place for _, place in container.binds])
+        root = rpc.Root(cache, images, container.root, [place for _, place in container.binds], [notes])
         return Waiting(await rpc.Worker.spawn(root, spawn, fds, cgroup_namespace=not waits), sinks, images)
     finally:
         for fd in fds:
@@ -237,11 +240,20 @@ class Hold:
 
     The v2 freezer, not SIGSTOP: a stop would send SIGCHLD to every parent, and the handlers would run. Frozen tasks
     let CRIU seize them, but not run its parasite; so it is thawed once all are seized (`seized`) and frozen again
-    before they are let go (`hold`).
+    before they are let go (`hold`; in a dump by native/waits.c, by way of `file`, once the calls are taken up again).
     """
 
     def __init__(self, container: Container):
         self._file = container.cgroup.path / "cgroup.freeze"
+
+    @contextlib.contextmanager
+    def file(self) -> Iterator[int]:
+        """A descriptor for who holds the tree instead."""
+        fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def leave(self, criu_pid: int) -> None:
         """Take CRIU itself out of the group that is about to be frozen."""

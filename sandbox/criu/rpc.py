@@ -122,10 +122,12 @@ class Root:
     images: Path  # the directory in which it reads or writes
     sandbox: Path | None = None  # the root of the sandbox, in the shim's mount namespace
     mounts: Sequence[Path] = ()  # directories of the host that the sandbox gets, likewise
+    found: Sequence[int | None] = ()  # descriptors that our plugin looks for among CRIU's: see native/waits.c
 
     def program(self, *, cgroup_namespace: bool) -> list[str]:
         """The argument vector that starts CRIU; verbs are appended."""
-        for needed in (launcher(), paths.criu()):
+        plugins = paths.criu_plugins()
+        for needed in (launcher(), paths.criu(), plugins / "waits.so"):
             if not needed.exists():
                 raise Unsupported(f"{needed} is missing", remedy="run `make setup`")
         words = _words(paths.criu())
@@ -133,12 +135,14 @@ class Root:
             str(launcher()),
             f"images={IMAGES_FD}",
             f"run={self.cache}",
-            *(f"program={part}" for part in _parts(words)),
+            *(f"program={part}" for part in (*_parts(words), str(plugins))),
             *([f"sandbox={self.sandbox}"] if self.sandbox is not None else []),
             *(f"mount={place}" for place in self.mounts),
             *(["ptrace=never"] if self.sandbox is not None else []),  # a dump enters namespaces as another user
             *(["cgroupns=new"] if cgroup_namespace else []),
             *words,
+            "--libdir",
+            str(plugins),
         ]
 
 
@@ -193,7 +197,8 @@ class Worker:
         images = await asyncio.to_thread(_detached, root.images)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds])
+            found = [fd for fd in root.found if fd is not None]
+            pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds, *found])
             pidfd = os.pidfd_open(pid)
         except BaseException:
             ours.close()

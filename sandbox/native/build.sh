@@ -10,6 +10,10 @@ cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-shim.new" \
 mv "$prefix/bin/pagurus-shim.new" "$prefix/bin/pagurus-shim"
 cc -std=gnu11 -O2 -Wall -Wextra -static -o "$prefix/bin/pagurus-criu-root.new" "$here"/criu-root.c
 mv "$prefix/bin/pagurus-criu-root.new" "$prefix/bin/pagurus-criu-root"
+mkdir -p "$prefix/criu-plugins"
+cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/criu-plugins/waits.so.new" \
+    "$here"/waits.c "$here"/rearm.c "$here"/patience.c
+mv "$prefix/criu-plugins/waits.so.new" "$prefix/criu-plugins/waits.so"
 
 # Sandboxes and their checkpoints stay with the layer that they were made with, so each is kept by its content.
 layer=$prefix/layers/new.$$

@@ -189,7 +189,7 @@ async def test_a_dump_is_not_work_of_the_processes(arena: Arena, kind: str, tmp_
     if not paths.criu().exists():
         pytest.skip(f"{paths.criu()} is missing: run `make setup`")
     try:
-        checkpointer = Checkpointer(state=tmp_path / "state", run=tmp_path / "run")
+        checkpointer = Checkpointer(state=tmp_path / "state", run=tmp_path / "run", notes=arena.inspector.notes)
     except rpc.Unsupported as error:
         pytest.skip(str(error))
     await checkpointer.prepare()

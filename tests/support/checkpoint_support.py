@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from sandbox.tree import btrfs
 from tests.support.container_support import Maker
 from tests.support.container_support import shell as plain_shell
 
-__all__ = ["Bench", "Saved", "bench", "shell"]
+__all__ = ["Bench", "Saved", "bench", "shell", "started"]
 
 
 async def shell(container: Container, script: str) -> str:
@@ -86,10 +87,17 @@ class Bench:
 
 @pytest_asyncio.fixture
 async def bench(maker: Maker, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with started(maker, tmp_path) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def started(maker: Maker, tmp_path: Path, notes: int | None = None) -> AsyncIterator[Bench]:
+    """`notes`: as of a Checkpointer."""
     for needed in (rpc.launcher(), paths.criu()):
         if not needed.exists():
             pytest.skip(f"{needed} is missing: run `make setup`")
-    checkpointer = Checkpointer(state=tmp_path / "state", run=tmp_path / "run")
+    checkpointer = Checkpointer(state=tmp_path / "state", run=tmp_path / "run", notes=notes)
     await checkpointer.prepare()
     made = Bench(maker, checkpointer, tmp_path)
     try:

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * When do waits end? Noted for whoever takes them up again after a dump (sandbox/native/waits.c), by the number of the
+ * thread. Included by inspector.bpf.c. A lost entry costs precision only: such a wait begins anew.
+ */
+#ifndef PAGURUS_WAITS_H
+#define PAGURUS_WAITS_H
+
+#include "../sandbox/native/wait.h"
+
+#define NR_POLL 7
+#define NR_NANOSLEEP 35
+#define NR_RT_SIGTIMEDWAIT 128
+#define NR_FUTEX 202
+#define NR_IO_GETEVENTS 208
+#define NR_SEMTIMEDOP 220
+#define NR_CLOCK_NANOSLEEP 230
+#define NR_EPOLL_WAIT 232
+#define NR_EPOLL_PWAIT 281
+#define NR_IO_PGETEVENTS 333
+#define NR_EPOLL_PWAIT2 441
+#define ERESTART_RESTARTBLOCK 516
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u32);
+	__type(value, struct wait);
+} waits SEC(".maps");
+
+/* The number of a thread where the inspector runs. */
+static __always_inline u32 thread_number(struct task_struct *p)
+{
+	u32 host = 0;
+	struct sandbox *own = bpf_map_lookup_elem(&sandboxes, &host);
+
+	return own ? number_at(p->thread_pid, own->init_level - 1) : 0;
+}
+
+#define NR_READ 0
+#define NR_WRITE 1
+#define NR_READV 19
+#define NR_WRITEV 20
+#define NR_CONNECT 42
+#define NR_ACCEPT 43
+#define NR_SENDTO 44
+#define NR_RECVFROM 45
+#define NR_SENDMSG 46
+#define NR_RECVMSG 47
+#define NR_SETSOCKOPT 54
+#define NR_ACCEPT4 288
+
+static __always_inline bool may_wait_for_socket(u64 nr)
+{
+	switch (nr) {
+	case NR_READ:
+	case NR_WRITE:
+	case NR_READV:
+	case NR_WRITEV:
+	case NR_CONNECT ... NR_RECVMSG:
+	case NR_ACCEPT4:
+		return patience;
+	}
+	return false;
+}
+
+static __always_inline bool sets_patience(u64 nr, struct pt_regs *regs)
+{
+	u32 option = regs->dx;
+
+	/* SOL_SOCKET, SO_RCVTIMEO and SO_SNDTIMEO, and the same for 64-bit times */
+	return nr == NR_SETSOCKOPT && (u32)regs->si == 1 && (option == 20 || option == 21 || option == 66 || option == 67);
+}
+
+static __always_inline struct sandbox *sandbox_with(struct task_struct *p)
+{
+	struct task *t = task_of(p);
+
+	return t ? sandbox_of(t) : NULL;
+}
+
+/* A wait with a time-out that ends with EINTR, or begins anew, whenever it is interrupted. */
+static __always_inline bool forgets_its_end(u64 nr, struct pt_regs *regs)
+{
+	switch (nr) {
+	case NR_EPOLL_WAIT:
+	case NR_EPOLL_PWAIT:
+		return (int)regs->r10 > 0;
+	case NR_EPOLL_PWAIT2:
+	case NR_SEMTIMEDOP:
+		return regs->r10;
+	case NR_RT_SIGTIMEDWAIT:
+		return regs->dx;
+	case NR_IO_GETEVENTS:
+	case NR_IO_PGETEVENTS:
+		return regs->r8;
+	}
+	return false;
+}
+
+SEC("tp_btf/sys_enter")
+int BPF_PROG(on_sys_enter, struct pt_regs *regs, long nr)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
+	bool socket = may_wait_for_socket(nr), sets = sets_patience(nr, regs);
+	struct wait *w, fresh = {};
+	struct sandbox *s;
+	u32 number;
+
+	if (!(socket || sets || forgets_its_end(nr, regs)) || !p->bpf_storage)
+		return 0;
+	if (socket || sets) {
+		s = sandbox_with(p);
+		if (s && sets)
+			s->has_patience = patience = 1;
+		if (!s || !s->has_patience || sets)
+			return 0;
+	}
+	number = thread_number(p);
+	w = bpf_map_lookup_elem(&waits, &number);
+	if (!w)
+		w = &fresh;
+	w->nr = nr;
+	w->ip = regs->ip;
+	w->sp = regs->sp;
+	w->entered = bpf_ktime_get_ns();
+	w->entries++;
+	if (w == &fresh)
+		bpf_map_update_elem(&waits, &number, &fresh, BPF_ANY);
+	return 0;
+}
+
+/* When the call ends that this task is to take up again; 0: never. */
+static __always_inline u64 end_of(struct task_struct *p, u64 nr)
+{
+	switch (nr) {
+	case NR_NANOSLEEP:
+	case NR_CLOCK_NANOSLEEP:
+		return BPF_CORE_READ(p, restart_block.nanosleep.expires);
+	case NR_FUTEX:
+		return BPF_CORE_READ(p, restart_block.futex.time);
+	case NR_POLL:
+		if (BPF_CORE_READ(p, restart_block.poll.has_timeout))
+			return BPF_CORE_READ(p, restart_block.poll.tv_sec) * 1000000000ull +
+			       BPF_CORE_READ(p, restart_block.poll.tv_nsec);
+	}
+	return 0;
+}
+
+/* A call was interrupted that the kernel takes up again by restart_syscall, which tells no number of its own. */
+static __noinline int interrupted_wait(struct task_struct *p, struct pt_regs *regs)
+{
+	u32 number = thread_number(p);
+	struct wait *w = bpf_map_lookup_elem(&waits, &number), fresh = {};
+	u64 nr = regs->orig_ax;
+
+	if (!w)
+		w = &fresh;
+	if (nr == NR_RESTART_SYSCALL && w->ip == regs->ip && w->sp == regs->sp)
+		nr = w->nr;
+	w->nr = nr;
+	w->ip = regs->ip;
+	w->sp = regs->sp;
+	w->ends = end_of(p, nr);
+	if (w == &fresh)
+		bpf_map_update_elem(&waits, &number, &fresh, BPF_ANY);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,86 @@
+"""The waits of a dump: which system calls were interrupted, and how each goes on.
+
+Owns: reading the file that native/waits.c, a plugin of CRIU, writes into the directory of images and reads there again.
+Does not own: finding the threads and taking their calls up, which the plugin does inside CRIU.
+Guarantee: a file of another form, or with more than a plausible content, tells of no wait; the restore then has none.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAME = "waits.img"
+FOREVER = (1 << 63) - 1
+PAGE = os.sysconf("SC_PAGE_SIZE")
+_MAGIC = 0x31746957
+_HEAD = struct.Struct("<II")
+_ENTRY = struct.Struct("<4i3Qq6Q")
+_PLACE_MOST = 1 << 24  # bytes that one call reads when it is entered
+_ENTRIES_MOST = 1 << 20
+_INTERRUPTED = frozenset({-4, -512, -513, -514, -516})  # EINTR, ERESTART...
+_CALLS = 512  # more than there are
+_ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A thread in a system call that was interrupted."""
+
+    process: int  # numbers in the sandbox
+    thread: int
+    result: int
+    argument: int  # the one whose register stays changed when the call is taken up again; -1: none
+    nr: int
+    ip: int  # behind the instruction
+    sp: int
+    left: int  # nanoseconds, or FOREVER
+    places: tuple[tuple[int, int], ...]  # (address, size): two that the call reads, and one that is written
+
+    def registers(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Registers of an image, less what tells how the call is taken up again."""
+        same: dict[str, Any] = {**given, "ip": self.ip, "ax": f"waits in system call {self.nr}"}
+        if self.argument >= 0:
+            same[_ARGUMENTS[self.argument]] = "the rest of its time-out"
+        return same
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """(address, size) of the memory that may differ once the call was taken up again."""
+        return self.places[-1]
+
+
+def read(directory: Path) -> list[Wait]:
+    """The waits of an image directory."""
+    try:
+        return parse((directory / NAME).read_bytes()) or []
+    except FileNotFoundError:  # the dump is older than this
+        return []
+
+
+def parse(content: bytes) -> list[Wait] | None:
+    """The waits in a file; None where it has another form."""
+    if len(content) < _HEAD.size:
+        return None
+    magic, count = _HEAD.unpack_from(content)
+    if magic != _MAGIC or count > _ENTRIES_MOST or len(content) != _HEAD.size + count * _ENTRY.size:
+        return None
+    found = []
+    for process, thread, result, argument, nr, ip, sp, left, *places in _ENTRY.iter_unpack(content[_HEAD.size :]):
+        if result not in _INTERRUPTED or nr >= _CALLS or not -1 <= argument < len(_ARGUMENTS) or left < 0:
+            return None
+        pairs = tuple((at, min(size, _PLACE_MOST)) for at, size in zip(places[::2], places[1::2], strict=True))
+        found.append(Wait(process, thread, result, argument, nr, ip, sp, left, pairs))
+    return found
+
+
+def pages(directory: Path, process: int) -> set[int]:
+    """Pages of a process that its calls read when they are taken up, or that are written for that."""
+    found: set[int] = set()
+    for wait in read(directory):
+        for at, size in wait.places if wait.process == process else ():
+            found.update(range(at // PAGE * PAGE, at + size, PAGE))
+    return found

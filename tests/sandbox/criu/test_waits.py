@@ -1,0 +1,171 @@
+"""No system call returns because of a dump or a restore: it goes on for what was left of it.
+
+The program is that of `pagurus bench transparency`: each call is made in a process of its own, by its main thread and
+by another one, and tells when it returned and whether with what it should.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from daemon.verdict.judge import judge
+from ebpf.inspector import Inspector
+from sandbox import paths
+from sandbox.container.container import Container
+from sandbox.criu import waits
+from sandbox.errors import CheckpointFailed
+from sandbox.messages import Limits, Verdict
+from tests.support.checkpoint_support import Bench, shell, started
+from tests.support.container_support import Maker
+
+SECONDS = 2  # that each call is to last
+EARLY = 1500  # microseconds: some time-outs are in milliseconds
+PATIENCE = 60.0
+GROUPS = {
+    "sleeps": "nanosleep nanosleep_rest nanosleep_same clock_nanosleep clock_nanosleep_absolute sleep",
+    "polls": "poll_pipe poll_forever poll_woken ppoll ppoll_mask ppoll_signal select pselect_mask",
+    "epolls": "epoll_wait epoll_wait_forever epoll_wait_woken epoll_pwait epoll_pwait2 epoll_pwait2_mask",
+    "futexes": "futex futex_forever futex_woken futex_bitset sem_wait cond_timedwait pthread_join",
+    "signals": "sigtimedwait sigwaitinfo pause sigsuspend nanosleep_signal epoll_wait_signal",
+    "messages": "semtimedop semop msgrcv msgsnd read_eventfd read_timerfd read_signalfd flock wait4",
+    "sockets": "recv recv_timed read_timed recvmsg_udp_timed accept",
+}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler: run `make setup`")
+    made = tmp_path_factory.mktemp("waits") / "waits"
+    source = paths.CHECKOUT / "bench" / "native" / "waits.c"
+    subprocess.run(["cc", "-O2", "-static", "-pthread", "-o", made, source], check=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def inspector() -> Iterator[Inspector]:
+    if not paths.inspector_object().exists():
+        pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
+    with Inspector.load() as loaded:
+        yield loaded
+
+
+@pytest_asyncio.fixture
+async def seen(maker: Maker, tmp_path: Path, inspector: Inspector) -> AsyncIterator[Bench]:
+    async with started(maker, tmp_path, inspector.notes) as made:
+        yield made
+
+
+async def sandbox(bench: Bench, inspector: Inspector | None, program: Path) -> Container:
+    container = await bench.maker.prepare(limits=Limits(processes=1000))
+    shutil.copy(program, container.tree / "upper" / "waits")
+    if inspector is not None:
+        inspector.watch(container.cgroup.id)  # before anything runs in it
+    await container.start()
+    return container
+
+
+async def enter(container: Container, calls: str, seconds: float = SECONDS) -> None:
+    """Start the calls; returns when all of them wait."""
+    await shell(container, f"/waits {seconds} /tmp/r {calls} </dev/null >/tmp/said 2>&1 &")
+    await until(container, "/tmp/r.ready")
+
+
+async def until(container: Container, path: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while (await container.exec(["test", "-e", path])).exit_code:
+        assert time.monotonic() < deadline, await shell(container, "cat /tmp/said")
+        await asyncio.sleep(0.05)
+
+
+async def outcome(container: Container, seconds: float = SECONDS) -> dict[str, str]:
+    """What is wrong with each call; "" when nothing is."""
+    await until(container, "/tmp/r.done")
+    found = {}
+    for line in (await shell(container, "cat /tmp/r")).splitlines():
+        name, place, expected, error, lasted = line.split()
+        early = int(lasted) < seconds * 1e6 - EARLY
+        found[f"{name} {place}"] = "" if expected == "1" and not early else f"errno {error} after {lasted} us"
+    return found
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_waits_go_on_after_dumps(seen: Bench, inspector: Inspector, program: Path, group: str) -> None:
+    container = await sandbox(seen, inspector, program)
+    await enter(container, GROUPS[group])
+    for _ in range(3):
+        await seen.save(container)
+    found = await outcome(container)
+    assert found == dict.fromkeys(found, "")
+    assert len(found) == 2 * len(GROUPS[group].split())
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_waits_go_on_after_a_verified_restore(
+    seen: Bench, inspector: Inspector, program: Path, group: str
+) -> None:
+    container = await sandbox(seen, inspector, program)
+    await enter(container, GROUPS[group])
+    saved = await seen.save(container)
+    await seen.kill_and_restore(container, saved, saved.dump)
+    found = await outcome(container)
+    assert found == dict.fromkeys(found, "")
+    assert len(found) == 2 * len(GROUPS[group].split())
+
+
+async def test_waits_go_on_where_nobody_noted_when_they_began(bench: Bench, program: Path) -> None:
+    """As after a restart of the daemon: some last longer, none ends early."""
+    container = await sandbox(bench, None, program)
+    await enter(container, "nanosleep nanosleep_rest poll epoll_wait futex semtimedop recv_timed")
+    await bench.save(container)
+    found = await outcome(container)
+    assert found == dict.fromkeys(found, "")
+
+
+async def test_a_sleeper_that_was_dumped_has_not_worked(seen: Bench, inspector: Inspector, program: Path) -> None:
+    container = await sandbox(seen, inspector, program)
+    await enter(container, "nanosleep poll epoll_wait futex pause", 1000)
+    for number in range(3):
+        capture = seen.checkpointer.captures / f"quiet-{number}"
+        await seen.checkpointer.capture(
+            container, capture, processes=True, on_frozen=lambda: inspector.mark(container.cgroup.id)
+        )
+        assert (await container.exec(["true"])).exit_code == 0
+        effects = inspector.read(container.cgroup.id)
+        assert judge(effects).verdict is Verdict.NONE, effects
+
+
+async def test_a_refused_dump_ends_no_wait(seen: Bench, inspector: Inspector, program: Path) -> None:
+    container = await sandbox(seen, inspector, program)
+    await enter(container, "nanosleep poll epoll_wait futex semtimedop")
+    watching = "import os, ctypes; c = ctypes.CDLL(None); open('/tmp/w', 'w'); n = c.inotify_init1(0); "
+    watching += "c.inotify_add_watch(n, b'/tmp/w', 2); f = open('/tmp/w'); os.unlink('/tmp/w'); "
+    watching += "open('/tmp/watching', 'w'); import signal; signal.pause()"
+    await shell(container, f'python3 -c "{watching}" </dev/null >/dev/null 2>&1 &')
+    await until(container, "/tmp/watching")
+    with pytest.raises(CheckpointFailed):
+        await seen.save(container)
+    found = await outcome(container)
+    assert found == dict.fromkeys(found, "")
+
+
+def test_a_file_of_another_form_tells_of_no_wait(tmp_path: Path) -> None:
+    entry = struct.pack("<4i3Qq6Q", 7, 8, -4, 3, 232, 0x1002, 0x7000, 10**9, 0, 0, 0x5000, 1 << 60, 0x6FF0, 32)
+    whole = struct.pack("<II", 0x31746957, 1) + entry
+    (tmp_path / waits.NAME).write_bytes(whole)
+    (one,) = waits.read(tmp_path)
+    assert (one.process, one.thread, one.nr, one.left) == (7, 8, 232, 10**9)
+    assert one.registers({"r10": 5, "ax": 1, "ip": 2})["r10"] != 5
+    assert len(waits.pages(tmp_path, 7)) <= (1 << 24) // waits.PAGE + 3 and not waits.pages(tmp_path, 8)
+    for wrong in (b"", whole[:-1], whole + b"x", b"\0" * 8, struct.pack("<II", 0x31746957, 1 << 31) + entry):
+        (tmp_path / waits.NAME).write_bytes(wrong)
+        assert waits.read(tmp_path) == []
