@@ -28,7 +28,7 @@ from daemon.api.listener import Listeners
 from daemon.auth import tls
 from daemon.config import Config
 from daemon.host.host import Host
-from sandbox import paths, private
+from sandbox import private
 from sandbox.container.shim import short_slice
 from sandbox.errors import Invalid, PagurusError
 from sandbox.tree.pool import OURS
@@ -62,13 +62,13 @@ async def serve(options: Config, *, ready: Callable[[Host], None] | None = None)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await asyncio.to_thread(private.directory, paths.state(), ours=OURS)
+    await asyncio.to_thread(private.directory, options.state, ours=OURS)
     sockets = _sockets(options)
     secure = await asyncio.to_thread(_tls, options)
-    state, run = paths.state(), paths.run()
+    state, run = options.state, options.run
     private.directory(run, ours=RUN, mode=0o711)
     answers = Answers(run / "answers.sqlite")  # first: it refuses a second daemon, before that adopts anything
-    host = await open_host(state, run)
+    host = await open_host(options)
     gc.collect()
     gc.freeze()  # what is there now stays: looking through it again and again only takes time
     listeners = Listeners(application(host, state / "tokens.json", answers), connections=options.connections)
@@ -95,7 +95,7 @@ def _sockets(options: Config) -> list[socket.socket]:
     sockets = listener.inherited()
     families = {each.family for each in sockets}
     if socket.AF_UNIX not in families:
-        sockets.append(listener.unix(options.socket or paths.api_socket()))
+        sockets.append(listener.unix(options.socket or options.run / "pagurus.sock"))
     if options.address is not None and families <= {socket.AF_UNIX}:
         sockets.append(listener.tcp(*options.address))
     if options.address is None and families - {socket.AF_UNIX}:
@@ -108,7 +108,7 @@ def _tls(options: Config) -> ssl.SSLContext | None:
         return tls.context(options.tls_cert, options.tls_key)
     if not options.tls_self_signed or options.address is None:
         return None
-    certificate, key = tls.self_signed(paths.state() / "tls", options.address[0])
+    certificate, key = tls.self_signed(options.state / "tls", options.address[0])
     print(f"certificate {certificate}\nfingerprint {tls.fingerprint(certificate)}", flush=True)
     return tls.context(certificate, key)
 
@@ -147,17 +147,10 @@ def _allow_descriptors() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """``pagurus daemon``."""
     try:
-        options = config.parse(argv)
+        options = config.parse(argv, os.environ)
     except PagurusError as error:
         print(f"pagurus daemon: {error}", file=sys.stderr)
         return 2
-    for name, value in (
-        ("PAGURUS_STATE", options.state),
-        ("PAGURUS_RUN", options.run),
-        ("PAGURUS_GATEWAY_CONFIG", options.gateway_config),
-    ):
-        if value is not None:
-            os.environ[name] = str(value)
     logs.to_stderr(options.log_level)
     _allow_descriptors()
     sys.setswitchinterval(SWITCH)

@@ -46,7 +46,6 @@ from sandbox.messages import (
     Verdict,
 )
 
-DAMAGED = "damaged: "  # begins the error of a checkpoint that the disk no longer holds as it was stored
 SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE sandboxes (id TEXT PRIMARY KEY, created_at REAL NOT NULL, state TEXT NOT NULL, row BLOB NOT NULL)
@@ -207,11 +206,7 @@ class CheckpointRow(msgspec.Struct, kw_only=True):
     programs: dict[str, ProgramRow] = {}  # those of the state that it holds
     template: Template | None = None  # imported, or a step of a build: stays until somebody removes it
     step: KeptStep | None = None
-
-    @property
-    def damaged(self) -> bool:
-        """Whether a verification found that the disk does not hold what was stored."""
-        return (self.error or "").startswith(DAMAGED)
+    damaged: bool = False  # a verification found that the disk does not hold what was stored; `error` says what
 
     def info(self) -> CheckpointInfo:
         return CheckpointInfo(**{name: getattr(self, name) for name in CheckpointInfo.__struct_fields__})

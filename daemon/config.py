@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,11 +25,11 @@ from sandbox.errors import Invalid
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one daemon. Paths that are None lie below PAGURUS_STATE and PAGURUS_RUN."""
+    """Of one daemon."""
 
-    socket: Path | None = None
-    state: Path | None = None
-    run: Path | None = None
+    socket: Path | None = None  # None: pagurus.sock in `run`
+    state: Path = Path("/var/lib/pagurus")
+    run: Path = Path("/run/pagurus")
     listen: str | None = None  # HOST:PORT for TCP; None: the socket only
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -37,6 +37,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     plain: bool = False  # no TLS, on loopback only
     connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048  # at once
     gateway_config: Path | None = None  # upstreams of the LLM gateway, see daemon/gateway/upstream.py
+    keep_last: Annotated[int, msgspec.Meta(ge=1)] | None = None  # checkpoints of a sandbox that says nothing; None: all
     stop_sandboxes: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -92,13 +93,22 @@ def check(config: Config) -> Config:
     return config
 
 
-def parse(arguments: Sequence[str] | None) -> Config:
+#: Variables of the environment that stand for an option which is not given otherwise.
+VARIABLES = {
+    "PAGURUS_STATE": "state",
+    "PAGURUS_RUN": "run",
+    "PAGURUS_GATEWAY_CONFIG": "gateway_config",
+    "PAGURUS_KEEP_LAST": "keep_last",
+}
+
+
+def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Config:
     """The configuration of this command line. Raises Invalid; exits on --help as argparse does."""
     parser = argparse.ArgumentParser(prog="pagurus daemon", description="Run the sandbox daemon of this host.")
     parser.add_argument("--config", type=Path, help="a TOML file with these options (dashes become underscores)")
-    parser.add_argument("--socket", help="API socket (default: below PAGURUS_RUN)")
-    parser.add_argument("--state", help="directory that survives reboots (PAGURUS_STATE)")
-    parser.add_argument("--run", help="directory that need not (PAGURUS_RUN)")
+    parser.add_argument("--socket", help="API socket (default: pagurus.sock below --run)")
+    parser.add_argument("--state", help="directory that survives reboots (PAGURUS_STATE; default: /var/lib/pagurus)")
+    parser.add_argument("--run", help="directory that need not (PAGURUS_RUN; default: /run/pagurus)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="listen on TCP too, with TLS and tokens")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM)")
     parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
@@ -106,22 +116,24 @@ def parse(arguments: Sequence[str] | None) -> Config:
     parser.add_argument("--plain", action="store_true", help="no TLS: on loopback only")
     parser.add_argument("--connections", type=int, help="most connections at once")
     parser.add_argument("--gateway-config", metavar="FILE", help="upstreams of the LLM gateway (TOML)")
+    parser.add_argument("--keep-last", type=int, metavar="N", help="checkpoints kept of sandboxes that say nothing")
     parser.add_argument("--stop-sandboxes", action="store_true", help="remove all sandboxes when the daemon stops")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value not in (None, False)}
-    return check(load(given.pop("config", None), given))
+    return check(load(given.pop("config", None), given, environment))
 
 
-def load(file: Path | None, given: dict[str, Any]) -> Config:
-    """The file's settings with `given` over them."""
+def load(file: Path | None, given: dict[str, Any], environment: Mapping[str, str]) -> Config:
+    """The environment's settings, with the file's over them, and `given` over both."""
     settings: dict[str, Any] = {}
+    known = {field: environment[name] for name, field in VARIABLES.items() if environment.get(name)}
     if file is not None:
         try:
             settings = tomllib.loads(file.read_text())
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"cannot read {file}: {error}") from None
     try:
-        return msgspec.convert({**settings, **given}, Config, dec_hook=_path)
+        return msgspec.convert({**known, **settings, **given}, Config, dec_hook=_path, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(f"bad configuration: {error}") from None
 

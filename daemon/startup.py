@@ -21,11 +21,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import shutil
 from collections.abc import Set
 from pathlib import Path
 
+from daemon import config
 from daemon.aside import AT_ONCE, Aside
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
 from daemon.checkpoints.capture import GONE, Capturer, Places
@@ -45,7 +45,7 @@ from sandbox import private
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.content import dumpfile
 from sandbox.criu.checkpointer import Checkpointer
-from sandbox.errors import Invalid, PagurusError, SandboxDead
+from sandbox.errors import PagurusError, SandboxDead
 from sandbox.image.store import ImageStore
 from sandbox.messages import CheckpointState, Retention, SandboxState, Verdict
 from sandbox.tree import btrfs, hashing
@@ -58,8 +58,9 @@ RATES = {Stage.COMPRESS: 256e6}  # bytes of process images a second: the rest of
 DRAIN = 10.0  # seconds that a stop waits for checkpoints under way
 
 
-async def open_host(state: Path, run: Path) -> Host:
+async def open_host(options: config.Config) -> Host:
     """The host of these directories, with everything that a former daemon left."""
+    state, run = options.state, options.run
     places = Places(
         trees=state / "pool" / "sandboxes",
         snapshots=state / "pool" / "checkpoints",
@@ -82,8 +83,8 @@ async def open_host(state: Path, run: Path) -> Host:
         capturer = Capturer(pool, places, checkpointer, inspector)
         services = Services(catalogue, queue, capturer, inspector, Aside(queue))
         host = Host(services, places, ImageStore(pool), run / "sandboxes")
-        host.collector.default = _retention()
-        gateway = GatewayService(host, state / "gateway.sqlite", Config.load(_gateway_config()))
+        host.collector.default = Retention() if options.keep_last is None else Retention(last=options.keep_last)
+        gateway = GatewayService(host, state / "gateway.sqlite", Config.load(options.gateway_config))
         undo.push_async_callback(gateway.close)
         host.gateway = gateway
         host.attachments.append(gateway)
@@ -91,21 +92,6 @@ async def open_host(state: Path, run: Path) -> Host:
         gateway.ready.set()
         undo.pop_all()
     return host
-
-
-def _retention() -> Retention:
-    """What this host keeps of a sandbox that says nothing about it."""
-    text = os.environ.get("PAGURUS_KEEP_LAST", "")
-    if not text:
-        return Retention()
-    if not text.isdigit() or int(text) < 1:
-        raise Invalid(f"PAGURUS_KEEP_LAST must be a number of checkpoints, not {text!r}")
-    return Retention(last=int(text))
-
-
-def _gateway_config() -> Path | None:
-    name = os.environ.get("PAGURUS_GATEWAY_CONFIG")
-    return Path(name) if name else None
 
 
 def _make_passable(*directories: Path) -> None:
@@ -161,8 +147,8 @@ async def recover(host: Host) -> None:
             host.store_later(row)
         elif row.state is CheckpointState.DURABLE and host.places.dump(row.id).exists():
             await services.capturer.release(row.id)  # the former daemon was killed before it let go of them
-    services.spawn(host.collector.run(), "keeper")
-    services.spawn(watch(host), "warden")
+    services.spawn(host.collector.run(), "garbage collection", lasting=True)
+    services.spawn(watch(host), "expiry watch", lasting=True)
     for live in host.live_sandboxes.values():
         if live.row.programs and live.row.state is SandboxState.RUNNING:
             services.spawn(live.programs.adopt(), f"programs of {live.row.id}")

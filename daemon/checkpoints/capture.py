@@ -48,6 +48,7 @@ from sandbox.content import dumpfile
 from sandbox.content.dumpfile import HashedImages
 from sandbox.content.pages import Collected
 from sandbox.criu import recent
+from sandbox.criu.dump import CapturesFull
 from sandbox.criu.open_files import changed
 from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.messages import Verdict
@@ -217,9 +218,7 @@ class Capturer:
             captured = await self.checkpointer.capture(
                 container, self.places.dump(row.id), processes=True, on_frozen=on_frozen
             )
-        except CheckpointFailed as error:
-            if "No space left" not in str(error):
-                raise
+        except CapturesFull as error:
             await self._make_room()  # for the next one
             wanted = await asyncio.to_thread(_resident, container.tasks())
             free = shutil.disk_usage(self.places.dumps).free

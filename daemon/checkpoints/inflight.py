@@ -57,7 +57,8 @@ class Services:
     aside: Aside
     checkpoints: dict[str, CheckpointRow] = field(default_factory=dict)
     inflights: dict[str, InFlight] = field(default_factory=dict)
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # work in the background that comes to an end
+    lasting: set[asyncio.Task[Any]] = field(default_factory=set)  # what goes on for as long as the daemon does
     tally: Tally = field(default_factory=Tally)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
@@ -65,15 +66,16 @@ class Services:
     damaged: Callable[[CheckpointRow], None] = lambda row: None  # told when the disk no longer holds one
     again: Callable[[], None] = lambda: None  # asked now and then to store what could not be made durable
 
-    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work` in the background; a bug in it is logged, not lost."""
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, lasting: bool = False) -> asyncio.Task[Any]:
+        """Run `work` in the background; a bug in it is logged, not lost. Nobody waits for the end of `lasting` work."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self.tasks.add(task)
+        (self.lasting if lasting else self.tasks).add(task)
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
+        self.lasting.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed", task.get_name(), exc_info=error)
 

@@ -356,7 +356,7 @@ class Host:
         return self._admit(row, container)
 
     def _note_death(self, live: LiveSandbox) -> None:
-        self.services.spawn(self._await_death(live, live.container), f"death of {live.row.id}")
+        self.services.spawn(self._await_death(live, live.container), f"death of {live.row.id}", lasting=True)
 
     async def _await_death(self, live: LiveSandbox, container: Container) -> None:
         await container.wait_dead()
@@ -489,11 +489,7 @@ class Host:
         """Wait until removals and checkpoints in the background have ended. False after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                while busy := [
-                    task
-                    for task in self.services.tasks
-                    if not task.get_name().startswith(("death", "keeper", "warden"))
-                ]:
+                while busy := set(self.services.tasks):
                     await asyncio.wait(busy)
         except TimeoutError:
             return False

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from daemon.catalogue import DAMAGED, CheckpointRow, put_checkpoint
+from daemon.catalogue import CheckpointRow, put_checkpoint
 from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
 from daemon.checkpoints.schedule import Stage
@@ -185,7 +185,8 @@ class Verifier:
         elif row is None or not row.damaged:
             return
         if row is not None:
-            row.error = DAMAGED + "; ".join(report.damage[:3]) if report.damage else None
+            row.damaged = bool(report.damage)
+            row.error = "damaged: " + "; ".join(report.damage[:3]) if report.damage else None
             if report.damage:
                 self._services.damaged(row)
             await self._services.catalogue.write([put_checkpoint(row)])

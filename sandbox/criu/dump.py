@@ -65,6 +65,10 @@ REMEDIES: tuple[tuple[str, str], ...] = (
 )
 
 
+class CapturesFull(CheckpointFailed):
+    """The memory in which captures are held is full."""
+
+
 class UnknownWatch(CheckpointFailed):
     """CRIU does not know the path of a file that is watched: try again with the paths of
     :mod:`sandbox.criu.inotify`.
@@ -75,11 +79,12 @@ class NewObjects(CheckpointFailed):
     """System V objects that were not there when CRIU started, inside their namespace: try again with another CRIU."""
 
 
-#: CRIU's words -> what the caller may do better.
-AGAIN: tuple[tuple[str, type[CheckpointFailed]], ...] = (
+#: CRIU's words -> an error of its own, where the caller can do something about it.
+KINDS: tuple[tuple[str, type[CheckpointFailed]], ...] = (
     ("Can't dump that handle", UnknownWatch),
     ("doesn't live in IPC ns", NewObjects),
     ("Timeout reached", Unstoppable),
+    ("No space left", CapturesFull),
 )
 
 
@@ -416,7 +421,7 @@ def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
     text = f"{error.words} {error.log}"
     remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "the sandbox keeps running")
     words = _with_names(str(error), container.tasks())
-    kind = next((kind for words, kind in AGAIN if words in text), CheckpointFailed)
+    kind = next((kind for words, kind in KINDS if words in text), CheckpointFailed)
     return kind(f"CRIU could not dump the processes: {words}", remedy=remedy, sandbox=container.spec.id)
 
 

@@ -332,8 +332,18 @@ def test_what_fits_together(fields: dict, refused: str) -> None:
 def test_the_command_line_lies_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "daemon.toml"
     file.write_text('listen = "127.0.0.1:1"\nplain = true\nconnections = 5\nlog_level = "debug"\n')
-    found = config.parse(["--config", str(file), "--listen", "127.0.0.1:2"])
+    found = config.parse(["--config", str(file), "--listen", "127.0.0.1:2"], {})
     assert (found.address, found.connections, found.log_level) == (("127.0.0.1", 2), 5, "debug")
     file.write_text('listn = "127.0.0.1:1"\n')
     with pytest.raises(Invalid, match="listn"):
-        config.parse(["--config", str(file)])
+        config.parse(["--config", str(file)], {})
+
+
+def test_the_environment_stands_behind_file_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.toml"
+    file.write_text('state = "/from/file"\n')
+    environment = {"PAGURUS_STATE": "/from/environment", "PAGURUS_RUN": "/run/other", "PAGURUS_KEEP_LAST": "20"}
+    found = config.parse(["--config", str(file)], environment)
+    assert (found.state, found.run, found.keep_last) == (Path("/from/file"), Path("/run/other"), 20)
+    with pytest.raises(Invalid, match="keep_last"):
+        config.parse([], {"PAGURUS_KEEP_LAST": "many"})
