@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from daemon.config import Config
 from daemon.startup import close_host, open_host
 from sandbox.messages import CreateRequest
 from tests.support.daemon_host import IMAGE, Daemon, missing
@@ -19,8 +20,9 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 async def test_a_create_cancelled_while_its_rows_are_written_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
     place = Daemon(tmp_path / "host")  # its directories; the host runs in this process
     place.run.mkdir(parents=True)
+    options = Config(state=place.state, run=place.run)
     try:
-        host = await open_host(place.state, place.run)
+        host = await open_host(options)
         try:
             real, writing = host.services.catalogue.write, asyncio.Event()
 
@@ -42,7 +44,7 @@ async def test_a_create_cancelled_while_its_rows_are_written_leaves_nothing(tmp_
             assert not list(host.places.trees.iterdir())
         finally:
             await close_host(host)
-        host = await open_host(place.state, place.run)  # what the catalogue says
+        host = await open_host(options)  # what the catalogue says
         try:
             assert not host.live_sandboxes and not host.services.checkpoints
         finally:
