@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from daemon import config, logs
 from daemon.api import application, listener
@@ -144,6 +145,15 @@ def _allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _raise_limits() -> None:
+    """As systemd does where it boots the host: the kernel's own defaults bound what memory limits bound already."""
+    for name, most in (("kernel/pid_max", 1 << 22), ("fs/file-max", (1 << 63) - 1)):
+        path = Path("/proc/sys") / name
+        with contextlib.suppress(OSError):  # not ours to say, in a container
+            if int(path.read_text()) < most:
+                path.write_text(str(most))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """``pagurus daemon``."""
     try:
@@ -153,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     logs.to_stderr(options.log_level)
     _allow_descriptors()
+    _raise_limits()
     sys.setswitchinterval(SWITCH)
     short_slice()  # the loop works for microseconds at a time: it need not queue behind a trainer's time slices
     try:

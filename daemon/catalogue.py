@@ -122,6 +122,7 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     at_end: AtEnd = AtEnd.STOP
     user: str = ""  # who commands run as that do not say; "": root
     layer: str = ""  # runtime layer that its processes were started from; "": the current one
+    inherited: int = 0  # bytes of files that a fork stands on and another sandbox wrote
 
     def info(self) -> SandboxInfo:
         return SandboxInfo(

@@ -29,9 +29,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     disk: float = 0.0
 
 
-def usage(limits: Iterable[Limits]) -> Usage:
-    """What sandboxes with these limits count as."""
-    count, cpus, memory, disk = 0, 0.0, 0.0, 0.0
+def usage(limits: Iterable[Limits], inherited: int = 0) -> Usage:
+    """What sandboxes with these limits count as. `inherited`: bytes that other sandboxes wrote and forks stand on."""
+    count, cpus, memory, disk = 0, 0.0, 0.0, float(inherited)
     for each in limits:
         count += 1
         cpus += math.inf if each.cpus is None else each.cpus

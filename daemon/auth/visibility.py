@@ -16,7 +16,8 @@ from typing import Any
 from daemon.auth.access import CALLER, sees
 from daemon.auth.quota import excess, usage
 from daemon.catalogue import SandboxRow
-from sandbox.container.cgroup import parse_bytes
+from daemon.host import budget
+from sandbox.container.cgroup import parse_bytes, process_budget
 from sandbox.errors import Conflict, Invalid, TooMany
 
 MEMORY_LEAST = 1 << 20  # bytes; pid 1 and a first command fit in
@@ -60,8 +61,12 @@ class Making:
         mine = [other for other in rows if other.owner == row.owner]
         if row.name and any(other.name == row.name for other in mine):
             raise Conflict(f"there is a sandbox named {row.name} already", remedy="choose another name")
-        if why := excess(caller.quota, usage([row.limits, *(other.limits for other in mine)])):
+        counted = [row, *mine]
+        used = usage([each.limits for each in counted], sum(each.inherited for each in counted))
+        if why := excess(caller.quota, used):
             raise TooMany(f"the quota of this token would be exceeded: {why}", remedy="remove some, or ask for less")
+        if why := budget.excess(row.limits, [other.limits for other in rows], process_budget()):
+            raise TooMany(why, remedy="lower Limits.processes, or remove sandboxes with many")
         self._rows[row.id] = row
         try:
             yield

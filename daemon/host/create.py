@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from daemon.catalogue import Template
+from daemon.host.budget import bounded
 from daemon.network.policy import compile_policy
 from daemon.verdict import ignore
 from sandbox import paths
@@ -37,7 +38,7 @@ def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> T
         image=request.image,
         image_digest=image.digest,
         layer=paths.runtime_layer().name,
-        limits=request.limits,
+        limits=bounded(request.limits),
         network=request.network,
         env={**image.config.env, **request.env},
         workdir=workdir,

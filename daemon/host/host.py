@@ -259,6 +259,7 @@ class Host:
         """The row of a sandbox that goes on from `origin`."""
         row = self._new_row(self.template(origin), owner=origin.owner)
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
+        row.inherited = origin.files_bytes
         row.programs = origin.programs
         return row
 

@@ -21,7 +21,7 @@ from sandbox.container.cgroup import parse_bytes
 from sandbox.container.container import Bind
 from sandbox.errors import Invalid
 from sandbox.messages import Mount
-from sandbox.tree import btrfs
+from sandbox.tree import btrfs, quota
 
 MOST = 16  # as many as the shim takes
 TAKEN = ("/", "/proc", "/dev", "/sys", "/etc", "/.pagurus")  # and below, but for "/"
@@ -96,6 +96,7 @@ def make(row: SandboxRow, places: Places) -> None:
         path = places.tree(_name(row, number))
         if mount.source is None and not path.exists():
             make_scratch(path, mount.size)
+            quota.join(path, row.id)
 
 
 def make_scratch(path: Path, size: str | int) -> None:

@@ -29,6 +29,7 @@ from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
 from daemon.host import mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
+from daemon.host.budget import bounded
 from daemon.turns.turns import LiveSandbox
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.identity import run_fork_hooks
@@ -62,7 +63,7 @@ class Restorer:
             tree=self.places.tree(row.tree or ""),
             uid_base=row.uid_base,
             hostname=row.hostname,
-            limits=row.limits,
+            limits=bounded(row.limits),
             run_dir=self.run_dir / row.id,
             binds=mounts.binds(row, self.places),
             layer=row.layer,

@@ -28,6 +28,7 @@ from daemon.store import retention
 from daemon.turns.turns import LiveSandbox
 from sandbox.errors import Conflict, NotFound, PagurusError
 from sandbox.messages import CheckpointState, Retention
+from sandbox.tree import quota
 
 log = logging.getLogger("pagurus.gc")
 
@@ -115,6 +116,7 @@ class GarbageCollector:
                 if self._garbage >= PAGES_AFTER or (self._garbage and patient):
                     await self._collect_pages()
                 await asyncio.to_thread(self._services.capturer.pool.give_back)
+                await asyncio.to_thread(quota.sweep, self._services.capturer.places.trees, list(self._live_sandboxes))
                 self._services.again()
             except (PagurusError, OSError) as error:  # a full or broken disk: tried again, and said
                 log.warning("checkpoints could not be removed: %s", error)

@@ -16,7 +16,7 @@ import os
 import re
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,8 @@ CONTROLLERS = ("memory", "cpu", "pids", "devices")
 V2_CONTROLLERS = ("memory", "cpu", "pids")
 CPU_PERIOD = 100_000  # microseconds
 _MS_REMOUNT = 32
+HELPERS = 8  # tasks of the host that work for a sandbox which is full
+FREEZING = 40  # looks at whether it stands still
 SHIM_TASKS = 1  # the shim itself counts in the v1 pids group that it has joined
 
 # What Docker's default allows: making nodes (the user namespace refuses that anyway), the harmless devices, terminals.
@@ -113,6 +115,12 @@ def _write(path: Path, value: str | int) -> None:
     path.write_text(f"{value}\n")
 
 
+def process_budget() -> int:
+    """Processes and threads that all sandboxes may have together: three quarters of what this host can have."""
+    kernel = Path("/proc/sys/kernel")
+    return 3 * min(int((kernel / name).read_text()) for name in ("pid_max", "threads-max")) // 4
+
+
 @functools.cache
 def prepare_host() -> None:
     """Make the parents of all sandboxes' groups, once per process.
@@ -126,6 +134,8 @@ def prepare_host() -> None:
         _remount(host.unified, "favordynmods")
     for mount in (host.unified, *host.v1.values()):
         (mount / PARENT).mkdir(exist_ok=True)
+    if "pids" in host.v1:
+        _write(host.v1["pids"] / PARENT / "pids.max", process_budget())
     if host.pure:
         wanted = set(V2_CONTROLLERS)
         for group in (host.unified, host.unified / PARENT):
@@ -135,6 +145,8 @@ def prepare_host() -> None:
                 raise Unsupported(f"cgroup controllers {', '.join(sorted(missing))} are not available in {group}")
             if wanted - enabled:
                 _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted)))
+        if "pids" in wanted:
+            _write(host.unified / PARENT / "pids.max", process_budget())
         (host.unified / PARENT / SHIMS).mkdir(exist_ok=True)
 
 
@@ -246,6 +258,15 @@ class Cgroup:
         text = (self.path / "cpu.stat").read_text()
         return int(text[text.index("usage_usec") + 11 :].split(None, 1)[0])
 
+    def host_is_full(self) -> bool:
+        """Whether all sandboxes together have as many processes as they may."""
+        parent = (self.path if self.pure else self.v1.get("pids", self.path)).parent
+        try:
+            most = (parent / "pids.max").read_text().strip()
+            return most != "max" and int((parent / "pids.current").read_text()) >= int(most)
+        except FileNotFoundError:  # no such controller
+            return False
+
     def pids(self) -> list[int]:
         """Host pids of all processes, those of child groups included."""
         found: list[int] = []
@@ -310,6 +331,28 @@ class Cgroup:
 
     def freeze(self) -> None:
         _write(self.path / "cgroup.freeze", 1)
+
+    @contextlib.asynccontextmanager
+    async def room(self, limits: Limits) -> AsyncIterator[None]:
+        """Meanwhile a helper that counts against the limit finds room, though the sandbox has all its processes.
+
+        They stand still, so that none of them takes it.
+        """
+        path = self.v1.get("pids")
+        if path is None or limits.processes is None:
+            yield
+            return
+        self.freeze()
+        try:
+            for _ in range(FREEZING):  # one that does not stop may take it
+                if "frozen 1" in (self.path / "cgroup.events").read_text():
+                    break
+                await asyncio.sleep(0.005)
+            _write(path / "pids.max", limits.processes + SHIM_TASKS + HELPERS)
+            yield
+        finally:
+            _write(path / "pids.max", limits.processes + SHIM_TASKS)
+            self.thaw()
 
     def join(self, pid: int) -> None:
         """Take a process of the host into all groups that the sandbox's processes are in."""

@@ -51,7 +51,7 @@ from sandbox.container.spawn import ID_RANGE
 from sandbox.criu import namespaces
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
 from sandbox.messages import Limits
-from sandbox.tree import btrfs
+from sandbox.tree import quota
 from sandbox.tree.safe_path import SandboxRoot
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -182,13 +182,18 @@ class Container:
             await self._call("bind", str(bind.source), str(place), target, int(bind.read_only))
 
     async def _mount(self) -> None:
+        await asyncio.to_thread(_count_disk, self.tree, self.spec.id)
         await self._call("mount", str(self.tree), str(self.spec.image))
+
+    async def _limit(self) -> None:
+        """Set all limits. Not before a restore: bringing a full sandbox back takes a little more than it may have."""
+        self.cgroup.apply(self.spec.limits)
         disk = self.spec.limits.disk
-        await asyncio.to_thread(btrfs.limit, self.tree, None if disk is None else parse_bytes(disk))
+        await asyncio.to_thread(quota.limit, self.tree, self.spec.id, None if disk is None else parse_bytes(disk))
 
     async def start(self) -> int:
         """Start a fresh pid 1 in a prepared or killed sandbox; returns its host pid."""
-        self.cgroup.apply(self.spec.limits)
+        await self._limit()
         try:
             (pid,), (pidfd,) = await self._call("start")
         except Refused as error:
@@ -200,7 +205,7 @@ class Container:
         """A restore made `init_pid` (its host pid) the sandbox's pid 1. Sets the limits."""
         (pid,), (pidfd,) = await self._call("attach", init_pid)
         self._adopt_init(int(pid), pidfd)
-        self.cgroup.apply(self.spec.limits)
+        await self._limit()
 
     def _adopt_init(self, pid: int, pidfd: int) -> None:
         self._drop_init()
@@ -520,6 +525,12 @@ class Container:
             self._shim = None
         pid, self._shim_pid = self._shim_pid, 0
         await ended(pid)
+
+
+def _count_disk(tree: Path, sandbox: str) -> None:
+    """Count what is written from now on, beside what former trees of the sandbox and its scratch hold. No limit yet."""
+    quota.join(tree, sandbox)
+    quota.limit(tree, sandbox, None)
 
 
 def _passable(place: Path, top: Path) -> None:

@@ -61,6 +61,20 @@ async def start(
         raise _refusal(container, error, argv[0], cwd) from error
 
 
+def no_process_left(container: Container) -> Conflict:
+    """Why the kernel makes no process: the sandbox's own limit, or that of all sandboxes."""
+    limit, here = container.spec.limits.processes, container.spec.id
+    if container.cgroup.host_is_full():
+        return Conflict(
+            "no process left: all sandboxes of this host together have as many as it can bear",
+            remedy="end some in any sandbox, or raise kernel.pid_max and kernel.threads-max",
+            sandbox=here,
+        )
+    return Conflict(
+        f"no process left: all {limit} are in use", remedy="end some, or raise Limits.processes", sandbox=here
+    )
+
+
 def _refusal(container: Container, error: Refused, program: str, cwd: str) -> PagurusError:
     """What a refusal of the shim means to the caller."""
     here = container.spec.id
@@ -79,12 +93,7 @@ def _refusal(container: Container, error: Refused, program: str, cwd: str) -> Pa
         case "cwd", _:
             return Invalid(f"working directory {cwd}: {os.strerror(error.errno)}", sandbox=here)
         case "fork", errno.EAGAIN:
-            limit = container.spec.limits.processes
-            return Conflict(
-                f"no process left: all {limit} are in use",
-                remedy="end some, or raise Limits.processes",
-                sandbox=here,
-            )
+            return no_process_left(container)
         case ("fork" | "exec", errno.ENOMEM) | ("killed", _):
             if not container.alive:
                 return dead

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ import msgspec
 
 from sandbox.container.process import inner_pid
 from sandbox.container.shim import Refused, going_first
+from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import Unstoppable, Watch, refusal
 from sandbox.criu import gate, image_files, inotify, rpc
 from sandbox.criu.image_rules import EXTERNAL_MOUNT
@@ -48,7 +50,6 @@ LOG = "dump.log"
 
 #: CRIU's words -> what to do about it. First match wins.
 REMEDIES: tuple[tuple[str, str], ...] = (
-    (r"Timeout reached", "a process did not stop in time: try again when it has left its uninterruptible wait"),
     (r"io_uring", "io_uring cannot be checkpointed: run the program without it"),
     (r"inotify|fanotify|fsnotify", "a watched file cannot be found again: close the watch before the checkpoint"),
     (r"[Gg]host", "a deleted file that is still open is too large: close it"),
@@ -83,7 +84,6 @@ class NewObjects(CheckpointFailed):
 KINDS: tuple[tuple[str, type[CheckpointFailed]], ...] = (
     ("Can't dump that handle", UnknownWatch),
     ("doesn't live in IPC ns", NewObjects),
-    ("Timeout reached", Unstoppable),
     ("No space left", CapturesFull),
 )
 
@@ -143,9 +143,21 @@ async def ready(
         inside.joined = tuple(name for name in inside.joined if name != "ipc")
 
     async def spawn(argv: Any, fds: Any) -> int:
-        try:
+        async def attempt() -> int:
             return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net", *inside.joined))
+
+        try:
+            try:
+                return await attempt()
+            except Refused as error:
+                if error.errno != errno.EAGAIN:
+                    raise
+            async with container.cgroup.room(container.spec.limits):
+                return await attempt()
         except Refused as error:
+            if error.errno == errno.EAGAIN:
+                why = no_process_left(container)
+                raise CheckpointFailed(f"CRIU: {why.message}", remedy=why.remedy, sandbox=why.sandbox) from error
             raise _killed_meanwhile(container, f"cannot enter its namespaces: {error}") from error
 
     try:
@@ -419,6 +431,13 @@ def _identify(pid: int) -> tuple[int, str]:
 
 def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
     text = f"{error.words} {error.log}"
+    if "Timeout reached" in text:
+        return Unstoppable(
+            f"its {len(container.tasks())} processes did not all stop within {SEIZE_MOST} s: "
+            "they keep its processors busy, or start others again and again",
+            remedy="end some, or raise Limits.cpus; a sandbox that can start nothing any more is helped by a restore",
+            sandbox=container.spec.id,
+        )
     remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "the sandbox keeps running")
     words = _with_names(str(error), container.tasks())
     kind = next((kind for words, kind in KINDS if words in text), CheckpointFailed)

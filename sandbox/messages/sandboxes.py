@@ -18,9 +18,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     cpus: Annotated[float, msgspec.Meta(ge=0.01, le=100_000)] | None = None  # cores; 0.5 is half of one
     memory: str | int | None = "1GiB"  # bytes, or a string with KiB/MiB/GiB
-    processes: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)] | None = 256  # tasks, threads included
+    processes: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)] | None = 256  # tasks, threads included; None: 1,024
     open_files: Annotated[int, msgspec.Meta(ge=16, le=1 << 20)] = 4096  # RLIMIT_NOFILE of each process
-    disk: str | int | None = "4GiB"  # bytes written since the last restore, as far as it or a checkpoint holds them
+    disk: str | int | None = "4GiB"  # bytes written, scratch included, as far as it or a checkpoint holds them
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

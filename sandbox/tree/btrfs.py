@@ -150,12 +150,15 @@ def enable_quota(path: Path) -> None:
             raise
 
 
-def limit(path: Path, size: int | None) -> None:
-    """Let the subvolume `path` write at most `size` bytes; what its snapshots still hold counts too. Then: EDQUOT."""
+def limit(path: Path, size: int | None, *, group: int = 0) -> None:
+    """Let the subvolume `path` write at most `size` bytes; what its snapshots still hold counts too. Then: EDQUOT.
+
+    `group`: a quota group on the same file system instead (:mod:`sandbox.tree.quota`).
+    """
     flags, value = (_LIMIT_REFERENCED, size) if size is not None else (_LIMIT_REFERENCED, _MAX)
     with _Directory(path) as fd:
         try:
-            fcntl.ioctl(fd, _QGROUP_LIMIT, bytearray(struct.pack("=QQQQQQ", 0, flags, value, 0, 0, 0)))
+            fcntl.ioctl(fd, _QGROUP_LIMIT, bytearray(struct.pack("=QQQQQQ", group, flags, value, 0, 0, 0)))
         except OSError as error:
             if error.errno != errno.ENOTCONN:
                 raise

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from sandbox import CheckpointFailed, Client, Sandbox
+from sandbox import CheckpointFailed, Client, Conflict, Limits, Sandbox
 from sandbox.messages import CheckpointState
 from tests.support.daemon_host import IMAGE, Daemon, missing, until
 
@@ -114,3 +115,40 @@ async def test_a_sandbox_is_removed_whose_checkpoint_cannot_begin(daemon: Daemon
     await sandbox.exec("date > /now")
     await sandbox.remove()
     assert sandbox.id not in [each.id for each in await host.sandboxes()]
+
+
+BOMB = """
+import os
+while True:
+    try: os.fork()
+    except OSError: pass
+"""
+
+
+async def test_under_a_fork_bomb_a_checkpoint_says_what_is_wrong(daemon: Daemon, host: Client) -> None:
+    async with host.create(IMAGE, limits=Limits(processes=32, cpus=0.5)) as sandbox:
+        await sandbox.exec(f"setsid python3 -c '{BOMB}' >/dev/null 2>&1 & sleep 0.5", ends_turn=False)
+        with pytest.raises(Conflict, match="no process left: all 32 are in use"):
+            while True:
+                await sandbox.exec("true", ends_turn=False)
+        for _ in range(2):
+            try:
+                await sandbox.captured(await sandbox.checkpoint())
+            except CheckpointFailed as error:
+                said = str(error)
+                assert re.search("did not all stop within|no process left: all 32 are in use", said), said
+                assert re.search("end some|raise Limits", error.remedy or ""), error.remedy
+        await sandbox.restore((await sandbox.tree())[0].id)
+        assert (await sandbox.exec("echo well")).text == "well\n"
+
+
+async def test_a_sandbox_with_all_its_processes_is_captured(daemon: Daemon, host: Client) -> None:
+    async with host.create(IMAGE, limits=Limits(processes=16)) as sandbox:
+        await sandbox.exec("for i in $(seq 40); do sleep 1000 & done 2>/dev/null", ends_turn=False)
+        with pytest.raises(Conflict, match="no process left: all 16 are in use"):
+            await sandbox.exec("true", ends_turn=False)
+        made = await sandbox.captured(await sandbox.checkpoint())
+        assert made.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)
+        await sandbox.restore(made)
+        with pytest.raises(Conflict, match="no process left: all 16 are in use"):
+            await sandbox.exec("true", ends_turn=False)

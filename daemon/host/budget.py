@@ -1,0 +1,45 @@
+"""How many processes the sandboxes of a host may have together: the decision, without I/O.
+
+Owns: what a sandbox gets that says no number, and which are too many. Does not own: the numbers of the host
+(:func:`sandbox.container.cgroup.process_budget`), the limits themselves (:mod:`sandbox.container.cgroup`).
+
+All sandboxes together never have more processes and threads than the budget: the kernel holds that. So that a few of
+them cannot take all of it from the others, what one may have beyond SMALL is reserved for it when it is made, and half
+of the budget can be reserved. The other half is for the small ones, which are many and rarely full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from sandbox.messages import Limits
+
+SMALL = 256  # tasks; what Limits gives who says nothing
+UNSAID = 1024  # tasks of a sandbox that asks for no limit
+
+
+def bounded(limits: Limits) -> Limits:
+    """These limits, with a number of processes.
+
+    >>> bounded(Limits(processes=None)).processes
+    1024
+    """
+    return limits if limits.processes is not None else msgspec.structs.replace(limits, processes=UNSAID)
+
+
+def reserved(limits: Limits) -> int:
+    """Tasks that are reserved for a sandbox with these limits."""
+    return max(0, (bounded(limits).processes or 0) - SMALL)
+
+
+def excess(wanted: Limits, others: Iterable[Limits], budget: int) -> str:
+    """Why a sandbox with the limits `wanted` has no room beside `others`, in words; "" when it has."""
+    taken = sum(map(reserved, others))
+    if reserved(wanted) == 0 or taken + reserved(wanted) <= budget // 2:
+        return ""
+    return (
+        f"{bounded(wanted).processes} processes are too many: sandboxes with more than {SMALL} have {taken} reserved "
+        f"of {budget // 2}, which is half of what this host has for all"
+    )

@@ -1,0 +1,125 @@
+"""One disk limit for all that a sandbox writes: its tree of today and of before each restore, and its scratch.
+
+Owns: quota groups of btrfs (simple quotas, Linux 6.7). Does not own: which subvolumes there are
+(:mod:`sandbox.tree.pool`). Guarantee: the subvolumes that joined the group of a sandbox write at most its limit
+together, as far as any of them or a snapshot holds it; a restore begins with what is left of it, not anew.
+
+The kernel counts an extent for the subvolume that wrote it, for as long as anybody refers to it. A group of level 1
+adds up its members, also those that were deleted and whose extents are still held.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import struct
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from sandbox.tree import btrfs
+
+_LEVEL = 48  # bits of a number below the level
+_ASSIGN, _CREATE = (1 << 30) | (24 << 16) | (0x94 << 8) | 41, (1 << 30) | (16 << 16) | (0x94 << 8) | 42
+_TREE_SEARCH_V2 = (3 << 30) | (112 << 16) | (0x94 << 8) | 17
+_KEY = struct.Struct("=QQQQQQQIIII32xQ")
+_HEADER = struct.Struct("=QQQII")  # transid, objectid, offset, type, len
+_BUFFER = 1 << 18
+_MOST = (1 << 64) - 1
+_ROOTS, _QUOTAS = 1, 8  # numbers of trees
+_ROOT_ITEM, _GROUP_INFO = 132, 242
+_USED = struct.Struct("=4Q")  # bytes referred to and exclusive, each also compressed
+
+
+def group(sandbox: str) -> int:
+    """The number of a sandbox's group."""
+    name = int.from_bytes(hashlib.sha256(sandbox.encode()).digest()[:6], "big")
+    return 1 << _LEVEL | name
+
+
+def join(path: Path, sandbox: str) -> None:
+    """Count what is written into the subvolume `path` for this sandbox. Idempotent. Blocks."""
+    with btrfs._Directory(path) as fd:
+        number = _number(fd)
+    with btrfs._Directory(path.parent) as fd:  # asked of a subvolume that is full, it would be refused
+        while True:
+            try:
+                _call(fd, _CREATE, 1, group(sandbox), allowed=errno.EEXIST)
+                _call(fd, _ASSIGN, 1, number, group(sandbox), allowed=errno.EEXIST)
+            except FileNotFoundError:  # swept away between the two
+                continue
+            except OSError as error:
+                if error.errno != errno.ENOTCONN:  # quotas are off: a limit will say so
+                    raise
+            return
+
+
+def limit(path: Path, sandbox: str, size: int | None) -> None:
+    """Let the members of the sandbox's group write at most `size` bytes together. `path`: one of them. Blocks."""
+    btrfs.limit(path.parent, size, group=group(sandbox))
+
+
+def sweep(path: Path, sandboxes: Collection[str]) -> int:
+    """Forget the groups of sandboxes that are no more, and of subvolumes of which nothing is held. Blocks.
+
+    Returns how many. Those whose content is still held, or being cleaned up, stay until the next time.
+    """
+    gone = 0
+    keep = {group(name) for name in sandboxes}
+    with btrfs._Directory(path) as fd:
+        living = {number for number, kind, _, _ in _items(fd, _ROOTS) if kind == _ROOT_ITEM}
+        groups = [(offset, data) for _, kind, offset, data in list(_items(fd, _QUOTAS)) if kind == _GROUP_INFO]
+        members = {number for number, data in groups if not number >> _LEVEL and not any(_USED.unpack_from(data, 8))}
+        for number in members - living:
+            gone += _forget(fd, number)
+        for number in {number for number, _ in groups if number >> _LEVEL} - keep:
+            gone += _forget(fd, number)
+    return gone
+
+
+def _forget(fd: int, number: int) -> int:
+    try:
+        fcntl.ioctl(fd, _CREATE, bytearray(struct.pack("=QQ", 0, number)))
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.ENOENT):
+            return 0
+        raise
+    return 1
+
+
+def _call(fd: int, request: int, *words: int, allowed: int) -> None:
+    try:
+        fcntl.ioctl(fd, request, bytearray(struct.pack(f"={len(words)}Q", *words)))
+    except OSError as error:
+        if error.errno != allowed:
+            raise
+
+
+def _number(fd: int) -> int:
+    info = bytearray(btrfs._INFO)
+    fcntl.ioctl(fd, btrfs._GET_SUBVOL_INFO, info)
+    return int(struct.unpack_from("=Q", info, 0)[0])
+
+
+def _items(fd: int, tree: int) -> Iterator[tuple[int, int, int, bytes]]:
+    """(number, kind, offset, data) of the items of a tree of the file system, in order."""
+    number, kind, offset = 0, 0, 0
+    while True:
+        args = bytearray(_KEY.size + _BUFFER)
+        _KEY.pack_into(args, 0, tree, number, _MOST, offset, _MOST, 0, _MOST, kind, 255, 1 << 20, 0, _BUFFER)
+        fcntl.ioctl(fd, _TREE_SEARCH_V2, args)
+        (count,) = struct.unpack_from("=I", args, 64)
+        if not count:
+            return
+        position = _KEY.size
+        for _ in range(count):
+            _, number, offset, kind, size = _HEADER.unpack_from(args, position)
+            position += _HEADER.size
+            yield number, kind, offset, bytes(args[position : position + size])
+            position += size
+        if offset < _MOST:
+            offset += 1
+        elif kind < 255:
+            kind, offset = kind + 1, 0
+        else:
+            number, kind, offset = number + 1, 0, 0

@@ -1,0 +1,75 @@
+"""How many processes the sandboxes of a host may have together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.host.budget import SMALL, UNSAID, bounded, excess, reserved
+from sandbox import Client, Limits, TooMany
+from sandbox.container.cgroup import process_budget
+from sandbox.messages import Mount
+from tests.support.daemon_host import IMAGE
+
+
+def limits(processes: int | None) -> Limits:
+    return Limits(processes=processes)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "others", "said"),
+    [
+        pytest.param(SMALL, [5000] * 10, "", id="a small one always has room"),
+        pytest.param(1000, [], "", id="a large one where there is room"),
+        pytest.param(5000 + SMALL, [], "", id="all of the half"),
+        pytest.param(5001 + SMALL, [], "5257 processes are too many: .* have 0 reserved of 5000", id="one more"),
+        pytest.param(2000 + SMALL, [3001 + SMALL, SMALL], "3001 reserved of 5000", id="beside another"),
+        pytest.param(None, [5000], "1024 processes are too many", id="no limit is one"),
+    ],
+)
+def test_who_has_room(wanted: int | None, others: list[int], said: str) -> None:
+    found = excess(limits(wanted), map(limits, others), 10_000)
+    assert bool(found) == bool(said)
+    if said:
+        with pytest.raises(AssertionError, match=said):
+            raise AssertionError(found)
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(1, 1 << 22))), st.integers(1, 1 << 22))
+def test_large_ones_never_have_more_than_half(asked: list[int | None], budget: int) -> None:
+    made: list[Limits] = []
+    for processes in asked:
+        if not excess(limits(processes), made, budget):
+            made.append(limits(processes))
+    assert sum(map(reserved, made)) <= budget // 2
+    assert sum((bounded(each).processes or 0) for each in made) <= budget // 2 + SMALL * len(made)
+
+
+async def test_a_few_sandboxes_cannot_have_all_processes(host: Client) -> None:
+    all_of_them = process_budget()
+    with pytest.raises(TooMany, match="processes are too many") as refused:
+        await host.create(IMAGE, limits=Limits(processes=all_of_them))
+    assert "lower Limits.processes" in str(refused.value)
+    async with host.create(IMAGE, limits=Limits(processes=None)) as made:
+        assert made.info.limits.processes == UNSAID
+        assert (await made.exec("echo well")).text == "well\n"
+        (child,) = await made.fork(1)
+        assert child.sandbox.info.limits.processes == UNSAID
+        await child.sandbox.remove()
+
+
+async def test_no_restore_and_no_scratch_adds_to_the_disk_limit(host: Client) -> None:
+    limit = Limits(disk="24MiB")
+    write = "dd if=/dev/urandom of=%s bs=1M count=%d oflag=sync 2>&1 | grep -c exceeded || true"
+    async with host.create(IMAGE, limits=limit, mounts=[Mount.scratch("/scratch", size="4096GiB")]) as made:
+        assert (await made.exec(write % ("/scratch/a", 10))).text == "0\n"
+        first = await made.captured(await made.exec(write % ("/b", 8)))
+        for _ in range(3):
+            await made.restore(first)
+            assert (await made.exec("ls -s --block-size=1M /b")).text == "8 /b\n"
+        assert (await made.exec(write % ("/c", 10))).text == "1\n"  # as full as it was
+        full = await made.captured(await made.exec("sleep 1000 & true"))
+        await made.restore(full, verify=True)  # which a full sandbox can be brought back to
+        await made.exec("rm /scratch/a /c")
+        assert (await made.exec(write % ("/scratch/a", 4))).text == "0\n"
