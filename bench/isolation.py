@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.harness.own_daemon import IMAGE, BenchHost
@@ -70,11 +70,15 @@ async def scene(
         async with checkpoints(run, checkpointer) as these:
             await travel(attacker, these, run / "captures" / attacker.spec.id)
 
+    async def forks() -> None:
+        async with checkpoints(run, checkpointer) as these:
+            await fork(attacker, world, these)
+
     try:
         async with place(act, run, attacker, neighbour, internet) as where:
             if checkpointer is not None:
                 await travel(attacker, checkpointer, run / "captures" / attacker.spec.id, alone=True)
-            yield Scene(attacker, neighbour, port, secret, where, travels)
+            yield Scene(attacker, neighbour, port, secret, where, travels, forks)
     finally:
         for listener in sockets:
             listener.close()
@@ -152,6 +156,26 @@ async def travel(made: Container, checkpointer: Checkpointer, capture: Path, *, 
             with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
                 os.kill(pid, signal.SIGKILL)
         await asyncio.sleep(0.01)
+
+
+async def fork(made: Container, world: World, checkpointer: Checkpointer) -> None:
+    """Make a sandbox of a checkpoint of this one, and end it."""
+    name = f"act-{secrets.token_hex(6)}"
+    tree = world.pool.sandboxes / name
+    capture = world.run / "captures" / name
+    await checkpointer.capture(
+        made, capture, processes=True, on_frozen=lambda: btrfs.snapshot(made.tree, tree, readonly=False)
+    )
+    try:
+        spec = replace(made.spec, id=name, tree=tree, uid_base=FIRST_UID + 2 * 65_536, run_dir=world.run / name)
+        child = await Container.prepare(spec)
+        try:
+            await checkpointer.restore(child, capture)
+        finally:
+            await checkpointer.forget(child)
+            await remove(child)
+    finally:
+        shutil.rmtree(capture)
 
 
 async def container(world: World, limits: Limits, uid_base: int) -> Container:

@@ -53,6 +53,7 @@ class Scene:
     secret: Path  # a file of the host
     place: Place | None = None  # of acts with a network
     travel: Callable[[], Awaitable[None]] | None = None  # checkpoint, kill and restore the attacker
+    fork: Callable[[], Awaitable[None]] | None = None  # checkpoint the attacker, and make a sandbox of that
 
 
 @dataclass

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bench.hostile import api, calls, daemon, files, host, limits, network, trees
+from bench.hostile import api, calls, daemon, files, host, images, limits, network, trees
 from bench.hostile.act import ACTS
 from bench.hostile.api import API_ACTS
 
-ROOMS = (calls, files, host, network, limits, trees)
+ROOMS = (calls, files, host, images, network, limits, trees)
 
 DAEMON_ROOMS = (api, daemon)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.container.container import Bind, Container
+from sandbox.criu import gate
 from sandbox.errors import CheckpointFailed, PagurusError
 from tests.support.checkpoint_support import Bench, shell
 
@@ -81,8 +82,15 @@ os.symlink(sys.argv[1], '/a')
 GHOST_BELOW_PROC = GHOST_FILE.replace("sys.argv[1]", "'/proc/1/root' + sys.argv[1]")
 
 
+@pytest.mark.parametrize("held_open", [False, True], ids=["gate", "no gate"])
 @pytest.mark.parametrize("body", [GHOST_DIRECTORY, GHOST_FILE, GHOST_BELOW_PROC], ids=["directory", "file", "proc"])
-async def test_a_link_in_place_of_a_deleted_directory_leads_nowhere(bench: Bench, host: Path, body: str) -> None:
+async def test_a_link_in_place_of_a_deleted_directory_leads_nowhere(
+    bench: Bench, host: Path, body: str, held_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused by the gate, and harmless in CRIU's private root when there is no gate."""
+    if held_open:
+        monkeypatch.setattr(gate, "passes", lambda *_: None)
+        monkeypatch.setattr(gate, "refuse_lost", lambda *_: None)
     before = listed(host)
     sb = await bench.maker.create()
     await hold(sb, body, host)
@@ -91,8 +99,10 @@ async def test_a_link_in_place_of_a_deleted_directory_leads_nowhere(bench: Bench
         await sb.kill()
         await sb.remount(bench.snapshot(saved.tree, readonly=False))
         await bench.checkpointer.restore(sb, saved.capture.dir)
-    except PagurusError:
-        pass  # to refuse it is as good
+    except PagurusError as error:
+        assert held_open == ("CRIU could not" in str(error))
+    else:
+        assert held_open
     assert listed(host) == before
 
 

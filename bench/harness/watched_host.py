@@ -1,0 +1,128 @@
+"""Whether anything of the host is opened for writing, made, changed or removed while something hostile goes on.
+
+Owns: bait on the host's file systems that nobody else touches, fanotify marks on it and on the whole file system of the
+host's root, the attribution of what is seen. Does not own: what goes on.
+Guarantee: each change of the bait is found, by comparison and by its event. Changes elsewhere on the root's file system
+are found when the process that made them was in the watched control group at one of many looks at it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import struct
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+_CLOEXEC, _NONBLOCK, _DFID_NAME = 0x1, 0x2, 0xC00
+_ADD, _FILESYSTEM = 0x1, 0x100
+_MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
+_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _ON_CHILD, _ONDIR = 0x40, 0x80, 0x100, 0x200, 0x08000000, 0x40000000
+_CHANGES = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONDIR
+_HEAD = struct.Struct("=IBBHQii")
+LOOK = 0.001  # seconds between looks at a control group
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class WatchedHost:
+    """Bait in a directory of the host that everybody may write to, and in one that only root may."""
+
+    def __init__(self) -> None:
+        self.bait = Path(tempfile.mkdtemp(prefix="pagurus-bait-", dir="/var/tmp"))
+        self.bait.chmod(0o777)
+        for path, mode in (
+            ("victim.txt", 0o644),
+            ("open.txt", 0o666),
+            ("dir/inner.txt", 0o600),
+            ("locked/secret", 0o600),
+        ):
+            (self.bait / path).parent.mkdir(exist_ok=True)
+            (self.bait / path).write_text("precious")
+            (self.bait / path).chmod(mode)
+        (self.bait / "empty").mkdir()
+        (self.bait / "locked").chmod(0o700)
+        self._before = self._look()
+        self._near = self._group([(self.bait, 0), *((path, 0) for path in self.bait.iterdir() if path.is_dir())])
+        self._far = self._group([(Path("/"), _FILESYSTEM)])
+
+    def paths(self) -> list[str]:
+        """Paths that an attacker would like to reach."""
+        return [str(self.bait), *(str(path) for path in sorted(self.bait.rglob("*")))]
+
+    def findings(self, pids: set[int]) -> list[str]:
+        """What has happened since the last call, to the bait or by one of these processes."""
+        found = [f"event {mask:#x} on the bait" for mask, _ in _events(self._near)]
+        found += [f"event {mask:#x} on the host by process {pid}" for mask, pid in _events(self._far) if pid in pids]
+        now = self._look()
+        found += [f"the bait changed: {line}" for line in sorted(self._before.symmetric_difference(now))]
+        self._before = now
+        return found
+
+    def close(self) -> None:
+        for fd in (self._near, self._far):
+            os.close(fd)
+        shutil.rmtree(self.bait)
+
+    def _look(self) -> set[str]:
+        seen = set()
+        for path in (self.bait, *self.bait.rglob("*")):
+            status = path.lstat()
+            content = path.read_bytes() if path.is_file() else b""
+            facts = status.st_mode, status.st_uid, status.st_gid, status.st_ino, status.st_nlink, status.st_mtime_ns
+            seen.add(f"{path} {facts} {content!r}")
+        return seen
+
+    @staticmethod
+    def _group(marks: list[tuple[Path, int]]) -> int:
+        group = _libc.fanotify_init(_DFID_NAME | _NONBLOCK | _CLOEXEC, 0)
+        if group < 0:
+            raise OSError(ctypes.get_errno(), "fanotify_init")
+        for path, flags in marks:
+            mask = ctypes.c_uint64(_CHANGES | (0 if flags else _ON_CHILD))
+            if _libc.fanotify_mark(group, _ADD | flags, mask, -100, os.fsencode(path)):
+                raise OSError(ctypes.get_errno(), f"fanotify_mark {path}")
+        return int(group)
+
+
+def _events(group: int) -> list[tuple[int, int]]:
+    """(what, who) of each event that waits."""
+    found: list[tuple[int, int]] = []
+    while True:
+        try:
+            data = os.read(group, 1 << 18)
+        except BlockingIOError:
+            return found
+        at = 0
+        while at < len(data):
+            size, _, _, _, mask, _, pid = _HEAD.unpack_from(data, at)
+            found.append((mask, pid))
+            at += size
+
+
+class Seen:
+    """The processes that are in a control group, at one look or another, while the block runs."""
+
+    def __init__(self, group: Path):
+        self._file = group / "cgroup.procs"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.pids: set[int] = set()
+
+    def __enter__(self) -> Seen:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.pids.update(map(int, self._file.read_text().split()))
+            except OSError:
+                return
+            time.sleep(LOOK)

@@ -1,0 +1,67 @@
+"""The fuzzer of images: its watcher sees what it must, its changes can be repeated, and nothing escapes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import imagefuzz
+from bench.harness.mutate_images import Mutator
+from bench.harness.watched_host import WatchedHost
+from sandbox.criu import image_files
+from tests.support.container_support import base_image
+
+
+@pytest.fixture
+def host() -> Iterator[WatchedHost]:
+    if os.geteuid() != 0:
+        pytest.skip("fanotify on a file system needs root")
+    made = WatchedHost()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("script", ["rm victim.txt", "echo >> open.txt", "rmdir empty", "mkdir new", "chmod 777 dir"])
+def test_every_change_of_the_bait_is_seen(host: WatchedHost, script: str) -> None:
+    assert host.findings(set()) == []
+    subprocess.run(["sh", "-c", script], cwd=host.bait, check=True)
+    found = host.findings(set())
+    assert any(line.startswith("event") for line in found) and any(line.startswith("the bait") for line in found)
+    assert host.findings(set()) == []
+
+
+def test_what_a_known_process_does_elsewhere_is_seen(host: WatchedHost) -> None:
+    aside = Path("/var/tmp") / f"aside-{host.bait.name}"
+    with subprocess.Popen(["sh", "-c", f"echo x > {aside}; rm {aside}"]) as child:
+        child.wait()
+    assert any(line.endswith(f"by process {child.pid}") for line in host.findings({child.pid}))
+
+
+def test_changes_are_made_again_from_their_seed_and_leave_the_original() -> None:
+    kinds = image_files.messages()
+    place = kinds.fs_entry(cwd_id=2, root_id=3, umask=18)
+    files = {"fs-1.img": image_files.new("FS", place).content(), "pages-1.img": bytes(4096)}
+    before = dict(files)
+    first, again = (Mutator(random.Random(5), ["/x"]) for _ in range(2))
+    made = [first.changed(files) for _ in range(200)]
+    assert made == [again.changed(files) for _ in range(200)]
+    assert files == before and sum(one != before for one in made) > 150
+
+
+def test_nothing_escapes(host: WatchedHost) -> None:
+    options = argparse.Namespace(
+        mutations=750, seconds=200.0, seed=random.randrange(1 << 30), programs="ghosts,unix", image=base_image()
+    )
+    result = asyncio.run(imagefuzz.run(options))
+    assert (result["escapes"], result["crashes"]) == ([], []), (options.seed, result)
+    assert result["mutations"] == 750 and result["refused"] and result["passed"]
+    assert result["restores"] >= 4 and result["open"] >= 2 and result["restored"]
