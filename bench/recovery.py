@@ -5,11 +5,11 @@
     pagurus bench recovery [--json] [--trials N] [--seed S] [--image NAME]
 
 A daemon of its own runs one sandbox in which a server holds a number in memory. A trial sets the number there and in
-a file; at a random instant something is killed: all processes of the sandbox, the daemon, or the lot (daemon, shim and
-processes). The instant falls into the command, the judgement, the dump, the snapshot, the publication, the packing; in
-some trials into a collection of checkpoints and pages, a restore or a fork that goes on at the same time. A daemon is
-started again where it was killed; a dead sandbox is restored with verification. Then memory and file must agree on
-this turn or the one before, whose capture was awaited.
+a file; at a random instant something is killed: all processes of the sandbox, its shim, the daemon, or the lot (daemon,
+shim and processes). The instant falls into the command, the judgement, the dump, the snapshot, the publication, the
+packing; in some trials into a collection of checkpoints and pages, a restore or a fork that goes on at the same time. A
+daemon is started again where it was killed; a dead sandbox is restored with verification. Then memory and file must
+agree on this turn or the one before, whose capture was awaited.
 
 `equal` counts trials that ended so; `killed` those in which the sandbox died; `without_checkpoint` those that died with
 no checkpoint to go back to; `lost` those in which an older state, a mixture or nothing came back; `leaks` what is left
@@ -47,7 +47,7 @@ from sandbox.sdk.handle import Sandbox
 
 LONGEST = 0.15  # seconds from the begin of a turn to the strike, at most
 SETTLE = 30.0  # seconds that a trial has to come to an agreement
-KINDS = {"sandbox": 3, "daemon": 1, "lot": 1}  # and how often each
+KINDS = {"sandbox": 3, "shim": 1, "daemon": 1, "lot": 1}  # and how often each
 BESIDE = {"": 6, "collection": 2, "restore": 1, "fork": 1}  # what goes on at the same time
 GONE = (PagurusError, aiohttp.ClientError, OSError)  # what a call gets whose daemon or sandbox is killed
 SERVER = """
@@ -118,7 +118,7 @@ class Trials:
         if kind in ("sandbox", "lot"):
             with contextlib.suppress(OSError):
                 Cgroup(self.name).kill()
-        if kind == "lot":
+        if kind in ("shim", "lot"):
             for pid in await asyncio.to_thread(shims, self.host):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -205,7 +205,7 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
         if row.state is not SandboxState.RUNNING:
             why = f"the daemon ended while it was {row.state.value}"
         elif not container.alive:
-            why = f"pid 1 {container.fate()}"
+            why = container.fate()
     except SandboxDead as error:  # whatever else goes wrong with a shim that is there must not cost a sandbox
         why = error.message
     if why and row.state is not SandboxState.DEAD:

@@ -360,11 +360,15 @@ class Host:
         self.services.spawn(self._await_death(live, live.container), f"death of {live.row.id}", lasting=True)
 
     async def _await_death(self, live: LiveSandbox, container: Container) -> None:
-        await container.wait_dead()
-        if live.container_or_none is container and live.row.state is SandboxState.RUNNING and not container.alive:
+        await container.wait_lost()
+        if live.container_or_none is not container or container.alive:
+            return
+        if live.row.state is SandboxState.RUNNING:
             live.step(states.Event.DIE)
             self.services.catalogue.later([put_sandbox(live.row)])
-            log.warning("died: pid 1 %s", container.fate(), extra={"sandbox": live.row.id, "turn": live.row.turn})
+            log.warning("died: %s", container.fate(), extra={"sandbox": live.row.id, "turn": live.row.turn})
+        if live.row.state is SandboxState.DEAD:
+            container.strike()  # where the shim alone has ended, the rest goes on
 
     # ----------------------------------------------------------------- going back
 

@@ -33,6 +33,7 @@ from daemon.host.budget import bounded
 from daemon.turns.turns import LiveSandbox
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.identity import run_fork_hooks
+from sandbox.container.shim import ShimGone
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
 from sandbox.tree import btrfs, facts
 
@@ -93,12 +94,7 @@ class Restorer:
         try:
             await asyncio.to_thread(self.services.capturer.writable, target.files, new_tree)
             row.tree = new_tree
-            if old_container is not None:
-                await old_container.remount(self.places.tree(new_tree))
-            else:
-                await asyncio.to_thread(mounts.make, row, self.places)
-                live.container_or_none = await Container.prepare(self.spec_over(row, self.tree_below(row)))
-                self.services.inspector.watch(live.container.cgroup.id)
+            await self._mount(live)
             await attach_all(self.attachments, row, live.container)
             differences = await self.bring_back(live.container, target, verify=verify)
             await self.renew(row, live.container, target)
@@ -116,8 +112,21 @@ class Restorer:
             await self.drop_tree(old_tree)
         return differences
 
+    async def _mount(self, live: LiveSandbox) -> None:
+        """Mount the tree in the killed container, or make another one: there is none, or it has lost its shim."""
+        row = live.row
+        if live.container_or_none is not None:
+            try:
+                await live.container.remount(self.places.tree(row.tree or ""))
+                return
+            except ShimGone:  # the mounts and namespaces went with it
+                await self._abandon(live)
+        await asyncio.to_thread(mounts.make, row, self.places)
+        live.container_or_none = await Container.prepare(self.spec_over(row, self.tree_below(row)))
+        self.services.inspector.watch(live.container.cgroup.id)
+
     async def _abandon(self, live: LiveSandbox) -> None:
-        """A restore failed half-way: nothing of the container is trusted any more."""
+        """Nothing of the container is trusted any more: a restore failed half-way, or its shim is gone."""
         container, live.container_or_none = live.container_or_none, None
         if container is not None:
             await self.services.capturer.checkpointer.forget(container)

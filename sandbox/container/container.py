@@ -230,8 +230,8 @@ class Container:
 
     @property
     def alive(self) -> bool:
-        """True while pid 1 lives and is not about to die."""
-        if self.init_pid is None:
+        """True while pid 1 lives and is not about to die, and the shim is there, without which nothing can be done."""
+        if self.init_pid is None or self.shim_gone:
             return False
         try:
             signal.pidfd_send_signal(self._init_pidfd, 0)
@@ -240,14 +240,22 @@ class Container:
         # A zombie still takes signals; its pidfd is readable.
         return not is_readable(self._init_pidfd) and not is_doomed(self.init_pid)
 
+    @property
+    def shim_gone(self) -> bool:
+        """Whether the shim has ended by itself: no process can be started any more, and nothing mounted."""
+        return self._shim is not None and not self._shim.connected
+
     def fate(self) -> str:
-        """What became of pid 1, in words for a log."""
+        """What became of it, in words for a log."""
         if self.init_pid is None:
-            return "is not there"
+            return "pid 1 is not there"
+        if self.shim_gone:
+            return "its shim has ended"
         status = exit_status(self._init_pidfd) if is_readable(self._init_pidfd) else None
         if status is None:
-            return "lives" if self.alive else "was killed or is exiting"
-        return f"was killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with {status >> 8}"
+            return "pid 1 lives" if self.alive else "pid 1 was killed or is exiting"
+        how = f"was killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with {status >> 8}"
+        return f"pid 1 {how}"
 
     async def wait_dead(self) -> None:
         """Returns when pid 1 has died."""
@@ -258,6 +266,17 @@ class Container:
             await readable(pidfd)
         finally:
             os.close(pidfd)
+
+    async def wait_lost(self) -> None:
+        """Returns when pid 1 has died or the shim has ended."""
+        waits = [asyncio.ensure_future(self.wait_dead())]
+        if self._shim is not None:
+            waits.append(asyncio.ensure_future(self._shim.gone()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     def pidfd(self) -> int:
         """A new descriptor of pid 1. Raises SandboxDead when there is none."""
@@ -457,15 +476,21 @@ class Container:
 
     # ---------------------------------------------------------------- ending
 
-    async def kill(self) -> None:
-        """SIGKILL to all processes; returns when all are gone. The shim stays."""
+    def strike(self) -> None:
+        """SIGKILL to all processes, without waiting for their end."""
         if self.cgroup.exists():
             self.cgroup.thaw()
             self.cgroup.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL to all processes; returns when all are gone. The shim stays."""
+        if self.cgroup.exists():
+            self.strike()
             await self.wait_dead()
             await self.cgroup.wait_empty()
         if self._shim is not None and self._shim.connected:
-            await self._until_init_forgotten()
+            with contextlib.suppress(ShimGone):  # whoever mounts something next is told
+                await self._until_init_forgotten()
         self._drop_init()
         self.excluded.clear()
 

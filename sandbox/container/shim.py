@@ -98,6 +98,7 @@ class Shim:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.fileno(), self._readable)
         self._sending = asyncio.Lock()
+        self._gone = asyncio.Event()
 
     @classmethod
     async def connect(cls, run_dir: Path) -> Shim:
@@ -204,8 +205,13 @@ class Shim:
         else:
             answer.set_exception(Refused(rest[0], int(rest[1])))
 
+    async def gone(self) -> None:
+        """Returns when the shim has ended by itself."""
+        await self._gone.wait()
+
     def _closed(self) -> None:
         self.close()
+        self._gone.set()
         gone = ShimGone(f"the shim of {self.run_dir.name} is gone", remedy="pagurus restore")
         pending: list[asyncio.Future[Any]] = [*self._waiting, *self._exits.values()]
         for future in pending:

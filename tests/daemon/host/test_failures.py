@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
+from pathlib import Path
 
 import aiohttp
 import pytest
 
-from sandbox import CheckpointFailed, Client, Limits, NoSpace, Verdict
-from sandbox.messages import CheckpointState
+from sandbox import CheckpointFailed, Client, Limits, NoSpace, SandboxDead, Verdict
+from sandbox.messages import CheckpointState, SandboxState
 from sandbox.tree.pool import Pool
-from tests.support.daemon_host import IMAGE, Daemon, missing
+from tests.support.daemon_host import IMAGE, Daemon, missing, tasks_of, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -136,3 +140,41 @@ async def test_memory_and_processes_are_limited_and_said(host: Client) -> None:
         assert b"fork" in bomb.stderr
         await sandbox.restore((await sandbox.tree())[0])
         assert (await sandbox.exec("echo fine")).text == "fine\n"
+
+
+async def test_a_sandbox_whose_shim_died_is_dead_and_comes_back(own: Daemon) -> None:
+    async with own.client() as host, host.create(IMAGE) as sandbox:
+        await sandbox.exec("setsid sleep 1000000 > /dev/null 2>&1 & echo kept > /kept")
+        before = await sandbox.checkpoint(wait="durable")
+        for verify in (False, True):
+            assert tasks_of(sandbox.id)
+            os.kill(shim_of(own, sandbox.id), signal.SIGKILL)
+            await until(lambda: dead(host, sandbox.id), "dead")
+            with pytest.raises(SandboxDead):
+                await sandbox.exec("true")
+            await sandbox.restore(before, verify=verify)
+            found = await sandbox.exec("cat /kept; pgrep -c sleep")
+            assert found.stdout == b"kept\n1\n"
+
+
+async def test_a_restore_right_after_the_death_of_the_shim_succeeds(own: Daemon) -> None:
+    """Whoever comes before the daemon has noticed anything."""
+    async with own.client() as host, host.create(IMAGE) as sandbox:
+        await sandbox.durable(await sandbox.exec("echo kept > /kept; setsid sleep 1000000 > /dev/null 2>&1 &"))
+        for _ in range(3):
+            os.kill(shim_of(own, sandbox.id), signal.SIGKILL)
+            await sandbox.restore()
+            assert (await sandbox.exec("cat /kept; pgrep -c sleep")).stdout == b"kept\n1\n"
+
+
+async def dead(host: Client, sandbox: str) -> bool:
+    return (await host.get(sandbox)).info.state is SandboxState.DEAD and not tasks_of(sandbox)
+
+
+def shim_of(daemon: Daemon, sandbox: str) -> int:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.readlink(entry / "fd/1") == str(daemon.run / "sandboxes" / sandbox / "shim.log"):
+                    return int(entry.name)
+    raise AssertionError("it has no shim")
