@@ -215,35 +215,46 @@ def diff(
 
 @application.command()
 def train(
-    task: Annotated[Path, typer.Argument(help="A folder such as examples/fix_the_service.")] = Path("."),
-    seed: Annotated[int, typer.Option(help="Seed of everything.")] = 0,
-    engine: Annotated[str, typer.Option(help="embedded or vllm.")] = "embedded",
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
+    what: Annotated[Path, typer.Argument(help="A .toml file, or a folder such as examples/fix_the_service.")] = Path(),
+    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    engine: Annotated[str | None, typer.Option(help="embedded or vllm.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps; with --resume, a new number of them.")] = None,
     groups: Annotated[int | None, typer.Option(help="Prompts of a step.")] = None,
     size: Annotated[int | None, typer.Option(help="Trajectories of a prompt.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Sandboxes at once.")] = None,
     held_out: Annotated[int | None, typer.Option(help="Episodes of each evaluation.")] = None,
+    objective: Annotated[str | None, typer.Option(help="grpo, dapo, gspo, ...: docs/training.md.")] = None,
     faults: Annotated[int | None, typer.Option(help="Sandboxes killed on purpose in the second half.")] = None,
     pace: Annotated[float | None, typer.Option(help="Seconds per answer, at least; 0 is flat out.")] = None,
-    image_name: Annotated[str | None, typer.Option("--image", help="Instead of the environment's.")] = None,
-    out: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    image: Annotated[str | None, typer.Option(help="Instead of the environment's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where run folders go.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and what it takes, start nothing.")
+    ] = False,
 ) -> None:
-    """Train a policy in the sandboxes of this host."""
-    from trainer.run import Config, main
+    """Train a policy in the sandboxes of this host. Options here overrule the file."""
+    from trainer import config as configuration
+    from trainer.run import main, preview
 
-    chosen = {
-        "steps": steps,
-        "groups": groups,
-        "size": size,
-        "concurrency": concurrency,
-        "held_out": held_out,
-        "faults": faults,
-        "pace": pace,
-        "image": image_name,
-    }
-    given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-    raise typer.Exit(main(Config(task=task, seed=seed, engine=engine, out=out, resume=resume, **given)))
+    content: dict[str, Any] = {"task": what}
+    if what.suffix == ".toml":
+        content = configuration.read(what)
+    options = locals()
+    content |= {name: options[name] for name in configuration.KEYS if options.get(name) is not None}
+    made = configuration.make(content | ({"resume": resume} if resume else {}))
+    raise typer.Exit(preview(made) if dry_run else main(made, steps=steps))
+
+
+@application.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.")],
+) -> None:
+    """Write the newest policy of a run as a Hugging Face folder, for transformers and vLLM."""
+    from trainer.publish import export_newest
+
+    print(f"policy version {export_newest(run, folder)} is in {folder}")
 
 
 def _benches(incomplete: str) -> list[str]:

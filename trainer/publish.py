@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from rollout.engine.embedded.model import Qwen3, save_model
-from rollout.engine.manifest import write_manifest
-from sandbox.errors import Invalid
+from rollout.engine.manifest import NAME as MANIFEST
+from rollout.engine.manifest import verify_folder, write_manifest
+from sandbox.errors import Conflict, Invalid, NotFound
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -57,6 +58,19 @@ def need_finite(tensors: Mapping[str, torch.Tensor]) -> None:
                 f"weight {name} is not finite after this step",
                 remedy="go on from the last saved step with a lower learning rate",
             )
+
+
+def export_newest(run: Path, folder: Path) -> int:
+    """Copies the newest published version of a run to `folder`, its seal checked and left behind; which one it is."""
+    found = versions(run / "weights")
+    if not found:
+        raise NotFound(f"{run} has published no weights", remedy="name a folder below runs/")
+    if folder.exists():
+        raise Conflict(f"{folder} exists", remedy="name a new folder")
+    source = path_of(run / "weights", found[-1])
+    verify_folder(source, found[-1])
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(MANIFEST))
+    return found[-1]
 
 
 def versions(weights: Path) -> list[int]:

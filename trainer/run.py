@@ -25,31 +25,31 @@ weights are published, and names the prompts that it consumed. A trajectory that
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import os
 import sqlite3
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from rich.console import Console
+from rich.table import Table
 from safetensors import SafetensorError
 
 from rollout import Batch, Environment, Faults, RolloutConfig, RolloutController, Trajectory, TurnRecord
 from rollout.engine.client import Sampling
-from rollout.engine.embedded.model import load_model
+from rollout.engine.embedded.model import Qwen3, load_model, save_model
 from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
 from rollout.store.lock import own
 from rollout.tokenizer import FolderTokenizer
 from sandbox import Client
-from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, NotFound, PagurusError
-from trainer import report, resume, sft, task
+from sandbox.errors import EngineFailed, ImageNotFound, NoSpace, PagurusError
+from trainer import estimate, report, resume, sft, task
 from trainer.batches.sample import Sample
+from trainer.config import KEYS, Config, open_run
 from trainer.labels import Labelled
 from trainer.learner import Learner, Settings, StepStats, learning_rate
 from trainer.metrics import Recorder
@@ -68,34 +68,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """What `pagurus train` takes. A resumed run takes all but `resume` from its folder."""
-
-    task: Path
-    seed: int = 0
-    engine: str = "embedded"  # or vllm
-    steps: int = 9
-    groups: int = 8
-    size: int = 8  # trajectories per group
-    concurrency: int = 16  # sandboxes at once
-    held_out: int = 112  # episodes of each evaluation
-    rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
-    objective: str = "pooled"  # a row of trainer.objectives
-    corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
-    pace: float = 0.8  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
-    faults: int = 16  # sandboxes killed on purpose in the second half, about
-    image: str | None = None  # instead of the environment's
-    out: Path = Path("runs")
-    resume: Path | None = None
-
-
-def main(config: Config) -> int:
+def main(config: Config, *, steps: int | None = None) -> int:
     """Runs to the end; the exit status. Errors are one line each, with the command that goes on from there."""
     console = Console()
     run: Run | None = None
     try:
-        run = Run(config, console)
+        run = Run(config, console, steps=steps)
         asyncio.run(run.go())
         return 0
     except (PagurusError, OSError, SafetensorError, sqlite3.OperationalError) as error:
@@ -119,12 +97,12 @@ def explain(error: Exception, out: Path) -> Exception:
 class Run:
     """One run folder and what happens in it."""
 
-    def __init__(self, config: Config, console: Console):
+    def __init__(self, config: Config, console: Console, *, steps: int | None = None):
         os.nice(NICE)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
         torch.set_num_threads(1)  # two threads make small matrix products many times slower
         self.console = console
         self.started = time.monotonic()
-        self.folder, self.config = _open(config)
+        self.folder, self.config = open_run(config, steps=steps)
         self.task = task.load(self.config.task)
         self.weights = self.folder / "weights"
         self.base = self.folder / "policy"  # tokenizer and fresh weights
@@ -171,13 +149,13 @@ class Run:
             self.display.stage("writing a fresh policy")
             self.model = await asyncio.to_thread(policy.make, self.base, self.task.words, seed=self.config.seed)
             await self._fit()
-            self.learner = self._learner()
+            self.learner = self._learner(fresh=True)
             self.step = self.version = 0
             self.unsettled: list[str] = []
             await asyncio.to_thread(self._save, [])
         else:
             self.model = await asyncio.to_thread(load_model, self.base)
-            self.learner = self._learner()
+            self.learner = self._learner(fresh=False)
             await asyncio.to_thread(self.saves.load, self.learner)
             self.step, self.version = state.step, state.version
             self.unsettled = state.consumed
@@ -248,6 +226,9 @@ class Run:
                 took = time.monotonic() - began
                 parts = split(waited=waited, worked=took - waited, before=before, after=after)
                 await self._record(host, batch, stats, parts, took, published.paused_s)
+                every = self.config.evaluate_every
+                if every and self.step % every == 0 and self.step < self.config.steps:
+                    await self._evaluate(f"held-out reward after step {self.step}", self.step, host)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
@@ -329,9 +310,18 @@ class Run:
     def _on_turn(self, turn: TurnRecord) -> None:
         self.display.turn(turn.verdict)
 
-    def _learner(self) -> Learner:
+    def _learner(self, *, fresh: bool) -> Learner:
         objective = with_corrections(named(self.config.objective), self.config.corrections)
-        return Learner(Scorer(self.model), objective, Settings(rate=self.config.rate))
+        config = self.config
+        settings = Settings(rate=config.rate, budget=config.budget, updates=config.updates)
+        scorer = Scorer(self.model, recompute=config.recompute, critic=objective.value is not None)
+        reference = None
+        if objective.kl is not None:  # the fitted policy, which every process of this run must find again
+            folder = self.folder / "reference"
+            if fresh:
+                save_model(self.model, folder)
+            reference = Scorer(load_model(folder))
+        return Learner(scorer, objective, settings, reference=reference)
 
     def _train(self, batch: Batch) -> StepStats:
         """Consumes a batch. Produces the next weights, in place."""
@@ -450,32 +440,26 @@ def staleness(trajectories: list[Trajectory], version: int) -> Counter[int]:
     )
 
 
-def _open(config: Config) -> tuple[Path, Config]:
-    """The run folder, new or resumed, and the configuration that it runs under."""
-    if config.engine not in ("embedded", "vllm"):
-        raise Invalid(f"no engine {config.engine!r}", remedy="embedded or vllm")
-    if config.resume is not None:
-        folder = config.resume.resolve()
-        try:
-            stored = (folder / "config.json").read_bytes()
-        except FileNotFoundError:
-            raise NotFound(f"{config.resume} is not a run folder", remedy="name a folder below runs/") from None
-        return folder, msgspec.json.decode(stored, type=Config, dec_hook=_path)
-    task.load(config.task)  # a wrong folder leaves no run behind
-    config = dataclasses.replace(config, task=config.task.resolve())
-    folder = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
-    while folder.exists():
-        folder = folder.with_name(folder.name + "b")
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=1))
-    latest = folder.parent / ".latest.new"
-    latest.unlink(missing_ok=True)
-    latest.symlink_to(folder.name)
-    os.replace(latest, folder.parent / "latest")
-    return folder, config
-
-
-def _path(kind: type, value: object) -> object:
-    if kind is Path:
-        return Path(str(value))
-    raise NotImplementedError(kind)
+def preview(config: Config) -> int:
+    """What a run of this configuration would do and take; nothing is started or written."""
+    named(config.objective)
+    with_corrections(named(config.objective), config.corrections)
+    wanted = task.load(config.task)
+    words = policy.tokenizer(wanted.words).get_vocab_size()
+    longest, flops = RolloutConfig().limits.max_length, estimate.measure_flops()
+    with estimate.ghostly():
+        found = estimate.estimate(
+            Qwen3(policy.configuration(words)),
+            budget=config.budget,
+            longest=longest,
+            tokens=config.groups * config.size * longest,
+            recompute=config.recompute,
+            flops=flops,
+        )
+    shown = Table(title=f"plan of {wanted.name}; nothing was started", show_header=False, title_justify="left")
+    for name in KEYS:
+        shown.add_row(name, str(getattr(config, name)))
+    for name, value in estimate.table(found):
+        shown.add_row(f"[bold]{name}[/bold]", value)
+    Console().print(shown)
+    return 0

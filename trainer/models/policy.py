@@ -63,7 +63,7 @@ def make(folder: Path, words: Sequence[str], *, seed: int, shape: Shape | None =
     folder.mkdir(parents=True, exist_ok=True)
     made = tokenizer(words)
     made.save(str(folder / "tokenizer.json"))
-    configuration = {
+    described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": shape.context,
         "bos_token": BEGIN,
@@ -71,22 +71,26 @@ def make(folder: Path, words: Sequence[str], *, seed: int, shape: Shape | None =
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(configuration, indent=1) + "\n")
-    model = Qwen3(
-        ModelConfig(
-            vocab_size=made.get_vocab_size(),
-            hidden_size=shape.width,
-            intermediate_size=shape.inner,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.heads,
-            head_dim=shape.width // shape.heads,
-            max_position_embeddings=shape.context,
-            pad_token_id=PAD_ID,
-            bos_token_id=BEGIN_ID,
-            eos_token_id=END_ID,
-        )
-    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n")
+    model = Qwen3(configuration(made.get_vocab_size(), shape))
     model.initialise(seed)
     save_model(model, folder)
     return model
+
+
+def configuration(vocabulary: int, shape: Shape | None = None) -> ModelConfig:
+    """Of a fresh policy of this size."""
+    shape = shape or Shape()
+    return ModelConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=shape.width // shape.heads,
+        max_position_embeddings=shape.context,
+        pad_token_id=PAD_ID,
+        bos_token_id=BEGIN_ID,
+        eos_token_id=END_ID,
+    )

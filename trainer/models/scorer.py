@@ -66,7 +66,7 @@ class Scorer(nn.Module):
         raise Invalid(f"no list of layers in {type(self.model).__name__}", remedy="use a decoder-only model")
 
     def forward(self, packed: Packed) -> Scores:
-        kind = packed.tokens.device.type
+        kind = "cuda" if packed.tokens.is_cuda else "cpu"
         with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
             hidden = self.hidden(packed)[packed.predicting]
         with torch.autocast(kind, enabled=False):

@@ -1,0 +1,123 @@
+"""What a run is told: keys, their checks, the dry run, estimates, and how a run is extended and exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pagurus.cli import application
+from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model
+from sandbox.errors import Conflict, Invalid, NotFound
+from trainer.batches.pack import pack
+from trainer.batches.sample import Sample
+from trainer.config import Config, make, open_run, read
+from trainer.estimate import estimate, ghostly, kept
+from trainer.models import policy
+from trainer.models.scorer import Scorer
+from trainer.publish import export_newest, publish
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fix_the_service"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None:
+    path = written(tmp_path, 'task = "there"\nsteps = 3\nobjective = "gspo"\ncorrections = ["tis"]\n')
+    made = make(read(path))
+    assert made == Config(task=tmp_path / "there", steps=3, objective="gspo", corrections=("tis",))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('task = "x"\nobjectiv = "dapo"', "unknown key 'objectiv'.*nearest: objective"),
+        ('task = "x"\nsteps = "three"', r"steps"),
+        ('task = "x"\nsteps = 0', "steps must be above 0"),
+        ("steps = 3", "no task is named"),
+        ("steps =", "is no TOML"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=said):
+        make(read(written(tmp_path, text)))
+    with pytest.raises(NotFound):
+        read(tmp_path / "nowhere.toml")
+
+
+def test_a_resumed_run_keeps_its_keys_and_may_get_more_steps(tmp_path: Path) -> None:
+    folder, first = open_run(Config(task=EXAMPLE, steps=3, seed=5, out=tmp_path))
+    again = Config(task=Path("elsewhere"), resume=folder)
+    assert open_run(again) == (folder, first)
+    assert open_run(again, steps=7)[1].steps == 7
+    assert open_run(again)[1].steps == 7
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path, f'task = "{EXAMPLE}"\nsteps = 3\nout = "runs"\n')
+    shown = CliRunner().invoke(application, ["train", str(path), "--dry-run", "--groups", "5"])
+    assert shown.exit_code == 0, shown.output
+    rows = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.output.splitlines() if "│" in line}
+    assert (rows["steps"], rows["groups"], rows["objective"]) == ("3", "5", "pooled")
+    assert rows["parameters"].startswith("1,0")
+    assert rows["peak memory of a rank"].endswith("MiB")
+    assert [each.name for each in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_a_dry_run_refuses_an_unknown_objective(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(application, ["train", str(EXAMPLE), "--dry-run", "--objective", "dappo"])
+    assert isinstance(shown.exception, Invalid)
+    assert "nearest: dapo" in str(shown.exception)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_activations_without_memory_are_those_of_the_real_model(recompute: bool) -> None:
+    config = ModelConfig(vocab_size=300, hidden_size=48, intermediate_size=96, num_hidden_layers=3)
+    with ghostly():
+        counted = kept(Scorer(Qwen3(config), recompute=recompute), length=64, count=4)
+    real = Scorer(Qwen3(config), recompute=recompute)
+    own = {parameter.untyped_storage().data_ptr() for parameter in real.parameters()}
+    storages: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    sample = Sample(tokens=[0] * 64, mask=[0] + [1] * 63, logprobs=[0.0] * 64)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        real(pack([sample] * 4))
+    assert counted == pytest.approx(sum(size for size, _ in storages.values()), rel=0.03)
+
+
+def test_estimates_add_up() -> None:
+    with ghostly():
+        model = Qwen3(ModelConfig(vocab_size=300))
+        found = estimate(model, budget=1024, longest=256, tokens=10_000, recompute=False, flops=1e10)
+    assert found.weights == found.gradients == found.optimiser / 2 == 4 * found.parameters
+    assert found.peak > found.weights + found.gradients + found.optimiser
+    assert found.step_s == pytest.approx(6 * found.parameters * 10_000 / 1e10)
+
+
+def test_the_newest_policy_of_a_run_is_exported_unsealed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(NotFound, match="no weights"):
+        export_newest(run, tmp_path / "out")
+    shape = policy.Shape(width=32, layers=1, heads=2, inner=48)
+    model = policy.make(run / "policy", ["ls"], seed=0, shape=shape)
+    for version in (1, 2):
+        publish(model, run / "weights", version, tokenizer=run / "policy")
+    assert export_newest(run, tmp_path / "out") == 2
+    found = load_model(tmp_path / "out").state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    policy.load_tokenizer(tmp_path / "out")
+    with pytest.raises(Conflict, match="exists"):
+        export_newest(run, tmp_path / "out")

@@ -1,0 +1,130 @@
+"""What a run is told: a small TOML file, options of the command line, or what a run folder remembers.
+
+Owns: the keys, their checks, run folders. Does not own: what follows from them (run), estimates (estimate).
+Guarantee: an unknown key is refused with the nearest known one, a value of the wrong kind with its key; a resumed run
+goes on under the keys that it began with, but for the number of steps, which may be extended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sandbox.errors import Invalid, NotFound
+from trainer import task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What `pagurus train` takes. Keys of the TOML file are these names."""
+
+    task: Path
+    seed: int = 0
+    engine: str = "embedded"  # or vllm
+    steps: int = 9
+    groups: int = 8
+    size: int = 8  # trajectories per group
+    concurrency: int = 16  # sandboxes at once
+    held_out: int = 112  # episodes of each evaluation
+    evaluate_every: int = 0  # steps between evaluations while it learns; 0: before and after only
+    rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
+    objective: str = "pooled"  # a row of trainer.objectives
+    corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
+    budget: int = 8192  # tokens of a micro-batch
+    updates: int = 1  # optimiser steps per batch
+    recompute: bool = False  # activations, for long trajectories
+    pace: float = 0.8  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
+    faults: int = 16  # sandboxes killed on purpose in the second half, about
+    image: str | None = None  # instead of the environment's
+    out: Path = Path("runs")
+    resume: Path | None = None
+
+
+KEYS = tuple(each.name for each in dataclasses.fields(Config) if each.name != "resume")
+POSITIVE = ("steps", "groups", "size", "concurrency", "held_out", "rate", "budget", "updates")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file, checked by name. Paths in it are relative to it."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise NotFound(f"no configuration {path}", remedy="name a .toml file or a task folder") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"{path} is no TOML: {error}", remedy="see docs/training.md") from None
+    for key in content:
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.0)[0]
+            raise Invalid(f"{path}: unknown key {key!r}", remedy=f"nearest: {near}; there are: {', '.join(KEYS)}")
+    for name in ("task", "out"):
+        if isinstance(content.get(name), str):
+            content[name] = str((path.parent / content[name]).resolve())
+    return content
+
+
+def make(content: Mapping[str, Any]) -> Config:
+    """A configuration of these keys. Says which key is wrong, and how."""
+    if "task" not in content:
+        raise Invalid("no task is named", remedy='task = "examples/fix_the_service"')
+    try:
+        made = msgspec.convert(dict(content), Config, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"configuration: {error}", remedy="see docs/training.md") from None
+    for name in POSITIVE:
+        if getattr(made, name) <= 0:
+            raise Invalid(f"configuration: {name} must be above 0, is {getattr(made, name)}", remedy=f"set {name}")
+    return made
+
+
+def open_run(config: Config, *, steps: int | None = None) -> tuple[Path, Config]:
+    """The run folder, new or resumed, and the configuration that it runs under. `steps` extends a resumed run."""
+    if config.engine not in ("embedded", "vllm"):
+        raise Invalid(f"no engine {config.engine!r}", remedy="embedded or vllm")
+    if config.resume is not None:
+        return _resumed(config.resume, steps)
+    task.load(config.task)  # a wrong folder leaves no run behind
+    config = dataclasses.replace(config, task=config.task.resolve())
+    folder = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
+    while folder.exists():
+        folder = folder.with_name(folder.name + "b")
+    folder.mkdir(parents=True)
+    _remember(folder, config)
+    latest = folder.parent / ".latest.new"
+    latest.unlink(missing_ok=True)
+    latest.symlink_to(folder.name)
+    os.replace(latest, folder.parent / "latest")
+    return folder, config
+
+
+def _resumed(run: Path, steps: int | None) -> tuple[Path, Config]:
+    folder = run.resolve()
+    try:
+        stored = (folder / "config.json").read_bytes()
+    except FileNotFoundError:
+        raise NotFound(f"{run} is not a run folder", remedy="name a folder below runs/") from None
+    config = msgspec.json.decode(stored, type=Config, dec_hook=_path)
+    if steps is not None and steps != config.steps:
+        config = dataclasses.replace(config, steps=steps)
+        _remember(folder, config)
+    return folder, config
+
+
+def _remember(folder: Path, config: Config) -> None:
+    aside = folder / ".config.new"
+    aside.write_bytes(msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=1))
+    aside.rename(folder / "config.json")
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)

@@ -1,0 +1,112 @@
+"""How much memory and time a run will take, before it starts: what `--dry-run` prints.
+
+Owns: the sums. Does not own: measuring a run (bench trainer compares the two).
+Activations are counted, not guessed: the model is made without memory (torch's fake tensors), reads a micro-batch as
+large as the budget allows, and every tensor that autograd keeps for the backward pass is added up.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainer.batches.pack import pack
+from trainer.batches.sample import Sample
+from trainer.models.logprobs import CHUNK
+from trainer.models.scorer import Scorer
+
+FP32 = 4  # bytes
+FLOPS_PER_WEIGHT = 6  # and token: forward 2, backward 4
+RECOMPUTED = 8  # with activations computed again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes, and seconds of a step."""
+
+    parameters: int
+    trained: int  # of these
+    weights: int
+    gradients: int
+    optimiser: int
+    activations: int  # of one micro-batch
+    scratch: int  # logits of a chunk and the like
+    step_s: float
+
+    @property
+    def peak(self) -> int:
+        """In a backward pass, or in the update, whose temporary copies are as large as the gradients."""
+        fixed = self.weights + self.gradients + self.optimiser
+        return fixed + max(self.activations + self.scratch, self.gradients)
+
+
+def estimate(model: nn.Module, *, budget: int, longest: int, tokens: int, recompute: bool, flops: float) -> Estimate:
+    """For a model made under `ghostly()`. `tokens` of a step, `longest` trajectory, `flops` that the machine does."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    length = min(longest, budget)
+    scorer = Scorer(model, recompute=recompute)
+    per_weight = RECOMPUTED if recompute else FLOPS_PER_WEIGHT
+    return Estimate(
+        parameters=parameters,
+        trained=trained,
+        weights=FP32 * parameters,
+        gradients=FP32 * trained,
+        optimiser=2 * FP32 * trained,
+        activations=kept(scorer, length=length, count=max(1, budget // length)),
+        scratch=3 * FP32 * min(CHUNK, budget * scorer.vocabulary),
+        step_s=per_weight * parameters * tokens / flops,
+    )
+
+
+def ghostly() -> FakeTensorMode:
+    """``with ghostly(): model = Qwen3(configuration)``: shapes, kinds and operations as ever, no memory."""
+    return FakeTensorMode()
+
+
+def kept(scorer: Scorer, *, length: int, count: int) -> int:
+    """Bytes that autograd keeps of `count` packed trajectories of `length` tokens, weights not counted."""
+    one = Sample(tokens=[0] * length, mask=[0] + [1] * (length - 1), logprobs=[0.0] * length)
+    packed = pack([one] * count)
+    own = {parameter.untyped_storage()._cdata for parameter in scorer.parameters()}
+    found: dict[int, tuple[int, Tensor]] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            found[storage._cdata] = (storage.nbytes(), tensor)  # the tensor is held, so that its number stays its own
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        scorer(packed)
+    return sum(size for size, _ in found.values())
+
+
+def measure_flops(*, size: int = 768, seconds: float = 0.3) -> float:
+    """What this machine does in a product of fp32 matrices, per second, now."""
+    left = right = torch.ones(size, size)
+    done, began = 0, time.perf_counter()
+    while (took := time.perf_counter() - began) < seconds:
+        left @ right
+        done += 1
+    return done * 2 * size**3 / took
+
+
+def table(found: Estimate) -> list[tuple[str, str]]:
+    """As a person reads it."""
+
+    def size(count: int) -> str:
+        return f"{count / 2**20:.1f} MiB"
+
+    return [
+        ("parameters", f"{found.parameters:,}, trained: {found.trained:,}"),
+        ("weights, gradients", f"{size(found.weights)}, {size(found.gradients)}"),
+        ("optimiser", size(found.optimiser)),
+        ("activations of a micro-batch", size(found.activations)),
+        ("peak memory of a rank", size(found.peak)),
+        ("a step, at most", f"{found.step_s:.1f} s"),
+    ]
