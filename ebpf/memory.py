@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import errno
 import fcntl
 import hashlib
 import os
 import re
 import stat
-import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from sandbox.errors import PagurusError
+from sandbox.tree import safe_path
 
 MOUNTS_MOST = 8
 ENTRIES_MOST = 512
 BYTES_MOST = 1 << 20
 _KINDS = ("tmpfs", "ramfs")
-_OPENAT2 = 437
 _GETFLAGS = 0x80086601  # FS_IOC_GETFLAGS
-_IN_ROOT_WITHOUT_LINKS = 0x10 | 0x02  # RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,6 @@ def same(before: Listing, now: Listing, *, set_to_now: bool) -> bool:
     return not any(set_to_now or modified != changed for modified, changed in moved)
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
 def listing(init_pid: int) -> Listing | None:
     """All names on the tmpfs mounts that pid 1 of a sandbox sees. Blocks; a few system calls where there are none."""
     found = Listing()
@@ -70,22 +67,18 @@ def listing(init_pid: int) -> Listing | None:
         ]
         if len(mounts) > MOUNTS_MOST:
             return None
-        root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # pid 1 ended meanwhile
+        with safe_path.root_of(init_pid) as root:
+            for number, device, point in mounts:
+                with _opened(root, point) as descriptor:
+                    status = os.fstat(descriptor)
+                    if f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}" != device:
+                        return None  # another mount lies over it
+                    owner = (status.st_mode, status.st_uid, status.st_gid)
+                    found.entries[f"{number}:"] = (*owner, _attributes(descriptor))
+                    found.times[f"{number}:"] = (status.st_mtime_ns, status.st_ctime_ns)
+                    _walk(descriptor, f"{number}:", found, budget)
+    except (OSError, OverflowError, RecursionError, PagurusError):  # pid 1 ended, it changes meanwhile, is too large
         return None
-    try:
-        for number, device, point in mounts:
-            with _opened(root, point) as descriptor:
-                status = os.fstat(descriptor)
-                if f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}" != device:
-                    return None  # another mount lies over it
-                found.entries[f"{number}:"] = (status.st_mode, status.st_uid, status.st_gid, _attributes(descriptor))
-                found.times[f"{number}:"] = (status.st_mtime_ns, status.st_ctime_ns)
-                _walk(descriptor, f"{number}:", found, budget)
-    except (OSError, OverflowError):  # it changes while it is read, or is too large
-        return None
-    finally:
-        os.close(root)
     return found
 
 
@@ -109,11 +102,8 @@ def _unescaped(point: str) -> str:
 
 
 @contextlib.contextmanager
-def _opened(root: int, path: str):  # type: ignore[no-untyped-def]
-    how = struct.pack("=QQQ", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NONBLOCK, 0, _IN_ROOT_WITHOUT_LINKS)
-    descriptor = _libc.syscall(_OPENAT2, root, os.fsencode(path), how, len(how))
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), f"open {path}")
+def _opened(root: int, path: str) -> Iterator[int]:
+    descriptor = safe_path.openat2(root, path, os.O_RDONLY | os.O_DIRECTORY, resolve=safe_path.ACROSS_MOUNTS)
     try:
         yield descriptor
     finally:
@@ -151,8 +141,7 @@ def _walk(directory: int, prefix: str, found: Listing, budget: list[int]) -> Non
 
 def _content(directory: int, name: str, budget: list[int]) -> tuple[object, ...]:
     """Attributes, flags and a digest of the bytes of a regular file."""
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOATIME, dir_fd=directory)
-    try:
+    with safe_path.regular(directory, name) as file:
         flags = array.array("l", [0])
         with contextlib.suppress(OSError):  # a file system without flags
             fcntl.ioctl(file, _GETFLAGS, flags)
@@ -163,8 +152,6 @@ def _content(directory: int, name: str, budget: list[int]) -> tuple[object, ...]
             if budget[0] < 0:
                 raise OverflowError
         return flags[0], _attributes(file), digest.digest()
-    finally:
-        os.close(file)
 
 
 def _of_name(directory: int, entry: os.DirEntry[str]) -> tuple[tuple[str, bytes], ...]:

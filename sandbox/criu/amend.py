@@ -30,7 +30,7 @@ IPC_RMID = 0
 def times(container: Container, paths: list[str]) -> Times:
     """Times of these paths in the file tree of a container that has no processes yet. Blocks."""
     found = []
-    with _directory(f"/proc/{container.shim_pid}/root{container.root}") as root:
+    with safe_path.directory(container.trees()[0]) as root:
         for path in paths:
             with contextlib.suppress(OSError), _parent(root, path) as (parent, name):
                 status = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -42,7 +42,7 @@ def set_times(init: int, owed: Times) -> None:
     """Give them back in the file tree of the process `init`. Blocks."""
     if not owed:
         return
-    with _directory(f"/proc/{init}/root") as root:
+    with safe_path.root_of(init) as root:
         for path, accessed, modified in owed:
             with contextlib.suppress(FileNotFoundError), _parent(root, path) as (parent, name):
                 os.utime(name, ns=(accessed, modified), dir_fd=parent, follow_symlinks=False)
@@ -89,15 +89,6 @@ def stop(container: Container, stopped: dict[int, int]) -> None:
                 signal.pidfd_send_signal(pidfd, sent)
         finally:
             os.close(pidfd)
-
-
-@contextlib.contextmanager
-def _directory(path: str) -> Iterator[int]:
-    file = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield file
-    finally:
-        os.close(file)
 
 
 @contextlib.contextmanager

@@ -56,9 +56,7 @@ class SandboxRoot:
         try:
             self._process = os.open(f"/proc/{init_pid}", flags)
             self._root = os.open("root", flags, dir_fd=self._process)
-            found, own = os.fstat(self._root), os.stat("/")
-            if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
-                raise Conflict("its root is that of the host", remedy="restore the sandbox")
+            _need_own(self._root)
             self._pidfd = os.dup(pidfd)
             if not _lives(self._pidfd):  # the number may have been another process's by then
                 raise _gone()
@@ -103,6 +101,32 @@ class SandboxRoot:
                 if descriptor >= 0:
                     os.close(descriptor)
             self._root = self._process = self._pidfd = -1
+
+
+def _need_own(root: int) -> None:
+    if os.path.samestat(os.fstat(root), os.stat("/")):
+        raise Conflict("its root is that of the host", remedy="restore the sandbox")
+
+
+@contextlib.contextmanager
+def root_of(pid: int) -> Iterator[int]:
+    """The root of a process that the caller holds by other means: frozen, its child, or known by the kernel's hook.
+
+    Raises Conflict when it has ended, or has the root of the host.
+    """
+    descriptors: list[int] = []
+    try:
+        descriptors.append(os.pidfd_open(pid))
+        descriptors.append(os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        _need_own(descriptors[1])
+        if not _lives(descriptors[0]):
+            raise _gone()
+        yield descriptors[1]
+    except ProcessLookupError as error:
+        raise _gone() from error
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _lives(pidfd: int) -> bool:
