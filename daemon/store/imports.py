@@ -18,6 +18,7 @@ whoever restores them trusts the host that exported them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -43,6 +44,7 @@ from sandbox.tree.pool import TREE_PARTS
 
 _FICLONE = 0x40049409
 NO_HASH = bytes(HASH)
+REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ERANGE, errno.E2BIG, errno.ENODATA)
 LINKS = "links"  # beside the tree, while it is made
 ASKED_EVERY = 16 << 20  # bytes after which an import asks again whether there is room
 
@@ -332,8 +334,7 @@ class Importer:
         os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
         if entry.kind != "l":
             os.chmod(name, entry.mode, dir_fd=parent)
-        for key, value in entry.extended.items():
-            os.setxattr(safe_path.named(parent, name), key, value, follow_symlinks=False)
+        _set_attributes(safe_path.named(parent, name), entry)
         os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def _make_file(self, parent: int, name: str, number: int) -> None:
@@ -345,8 +346,7 @@ class Importer:
                 self._inodes[number] = os.fstat(fd).st_ino
             os.fchown(fd, entry.uid, entry.gid)
             os.fchmod(fd, entry.mode)
-            for key, value in entry.extended.items():
-                os.setxattr(fd, key, value)
+            _set_attributes(fd, entry)
             os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
             os.close(fd)
@@ -447,9 +447,18 @@ def _left(here: int, entry: Entry) -> int:
     return _moved(here, "..", safe_path.UPWARDS)
 
 
+def _set_attributes(of: int | str, entry: Entry) -> None:
+    for key, value in entry.extended.items():
+        try:
+            os.setxattr(of, key, value, follow_symlinks=isinstance(of, int))
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+            raise Protocol(f"an extended attribute {key[:40]!r} that the kernel refuses: {error.strerror}") from None
+
+
 def _finish_directory(fd: int, entry: Entry) -> None:
     os.fchown(fd, entry.uid, entry.gid)
     os.fchmod(fd, entry.mode)
-    for key, value in entry.extended.items():
-        os.setxattr(fd, key, value)
+    _set_attributes(fd, entry)
     os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))

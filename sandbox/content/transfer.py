@@ -352,7 +352,7 @@ def check_entry(number: int, entry: Entry) -> None:
         raise Protocol(f"entry {number} has an impossible time")
     if entry.kind == "f" and entry.same_as < 0 and len(entry.content) != (HASH if entry.size else 0):
         raise Protocol(f"entry {number} has no content hash")
-    if entry.kind == "l" and (not 0 < len(entry.target) < 4096 or b"\0" in entry.target):
+    if entry.kind == "l" and entry.same_as < 0 and (not 0 < len(entry.target) < 4096 or b"\0" in entry.target):
         raise Protocol(f"entry {number} is no symbolic link")
     total = 0
     for name, value in entry.extended.items():
