@@ -137,9 +137,13 @@ class CheckpointQueue:
         """Processes of this sandbox did not stop: its next job waits. Returns the seconds, at least."""
         return self._schedule.strike(sandbox, self._clock())
 
-    def forgive(self, sandbox: str) -> None:
-        """A job of this sandbox succeeded, or it is gone."""
-        self._schedule.forgive(sandbox)
+    def succeeded(self, sandbox: str) -> None:
+        """A checkpoint of this sandbox was taken."""
+        self._schedule.succeeded(sandbox, self._clock())
+
+    def forget(self, sandbox: str) -> None:
+        """This sandbox is gone."""
+        self._schedule.forget(sandbox)
 
     def _pump(self) -> None:
         now = self._clock()

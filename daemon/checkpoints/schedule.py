@@ -16,9 +16,10 @@ overdue ones, which start at once and are paid for afterwards. In each stage the
 
 A slot is held until its job has ended, so nobody may hold all of them. Of a stage's slots (where it has more than
 one) all but one are the most that jobs of one sharer take at a time. The sharer of a job is the owner of the token
-that its sandbox belongs to, or else its sandbox. All sandboxes whose last job in the stage took longer than HEAVY
-are one sharer together. A sandbox whose processes did not stop is struck: its next job waits for a while that doubles
-with each strike.
+that its sandbox belongs to, or else its sandbox. In DUMP and SNAPSHOT all sandboxes of which it is not known that
+they hold slots for a moment only (their last job in the stage took no longer than HEAVY, and they were not struck
+lately) are one sharer together. A sandbox whose processes did not stop is struck: its next job waits for a while
+that doubles with each strike.
 
 Guarantees: no stage runs more jobs than its limit; a stage with a free slot, no debt and a queued job whose sharer
 has a part left and which waits for no strike starts one; among the jobs that may start, one whose deadline has passed
@@ -43,11 +44,12 @@ class Stage(enum.StrEnum):
     READ = "read"  # no stage of a checkpoint: what reads a whole tree for somebody who asked (daemon/aside.py)
 
 
+PROVING = (Stage.DUMP, Stage.SNAPSHOT)  # stages whose jobs take a moment, or else are in others' way
 BURST = 1.0  # seconds of its share that an idle stage may save up
-HEAVY = 1.0  # seconds in a slot after which a sandbox counts as one that holds slots long
+HEAVY = 1.0  # seconds in a slot up to which a sandbox counts as one that holds it for a moment only
 STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
-_HEAVIES = "\0heavy"  # the sharer that all heavy sandboxes are
+_UNPROVEN = "\0unproven"  # the sharer that all other sandboxes are
 
 
 @dataclass(slots=True)
@@ -79,8 +81,9 @@ class _Strikes:
 class _Lane:
     """The queue of one stage. Entries of promoted, cancelled or started jobs are skipped when met."""
 
-    def __init__(self, limit: int, rate: float | None = None) -> None:
+    def __init__(self, limit: int, rate: float | None = None, *, proving: bool = False) -> None:
         self.limit = limit
+        self.proving = proving  # whether a sandbox has to show first that it holds slots for a moment only
         self.rate = rate  # units a second; None: as many as there are
         self.credit = 0.0 if rate is None else rate * BURST
         self.paid_until: float | None = None
@@ -90,7 +93,7 @@ class _Lane:
         self.parked: dict[
             str, dict[str, None]
         ] = {}  # jobs of sharers that have their part, in the order in which they came
-        self.heavy: set[str] = set()  # sandboxes
+        self.light: set[str] = set()  # sandboxes
         self.queued: dict[str, Job] = {}
         self.urgent: list[tuple[float, int, str]] = []
         self.fair: list[tuple[float, float, int, str]] = []
@@ -99,7 +102,8 @@ class _Lane:
         self.finish_tags: dict[str, float] = {}
 
     def add(self, job: Job) -> None:
-        job.sharer = _HEAVIES if job.sandbox in self.heavy else job.owner or job.sandbox
+        unproven = self.proving and job.sandbox not in self.light
+        job.sharer = _UNPROVEN if unproven else job.owner or job.sandbox
         job.tag = max(self.virtual, self.finish_tags.get(job.sandbox, 0.0))
         self.finish_tags[job.sandbox] = job.tag + job.cost
         self.queued[job.id] = job
@@ -164,8 +168,8 @@ class _Lane:
         self.taken[job.sharer] -= 1
         if not self.taken[job.sharer]:
             del self.taken[job.sharer]
-        if took is not None:
-            (self.heavy.add if took > HEAVY else self.heavy.discard)(job.sandbox)
+        if self.proving and took is not None:
+            (self.light.add if took <= HEAVY else self.light.discard)(job.sandbox)
         for name in self.parked.pop(job.sharer, ()):
             if (waiting := self.queued.get(name)) is not None:
                 self._enter(waiting)
@@ -183,7 +187,8 @@ class Schedule:
     """The queue of a host. `submit`, then `start` whenever something changed, then `finish`."""
 
     def __init__(self, limits: Mapping[Stage, int], rates: Mapping[Stage, float] | None = None) -> None:
-        self._lanes = {stage: _Lane(limits[stage], (rates or {}).get(stage)) for stage in limits}
+        rates = rates or {}
+        self._lanes = {stage: _Lane(limits[stage], rates.get(stage), proving=stage in PROVING) for stage in limits}
         self._jobs: dict[str, Job] = {}
         self._arrivals = 0
         self._strikes: dict[str, _Strikes] = {}
@@ -197,6 +202,7 @@ class Schedule:
         job.order = self._arrivals
         self._jobs[job.id] = job
         if (strikes := self._strikes.get(job.sandbox)) is not None:
+            self._lanes[job.stage].light.discard(job.sandbox)
             heapq.heappush(self._held, (strikes.until, job.order, job.id))
         else:
             self._lanes[job.stage].add(job)
@@ -210,9 +216,19 @@ class Schedule:
         self._strikes[sandbox] = _Strikes(count, now + wait)
         return wait
 
-    def forgive(self, sandbox: str) -> None:
-        """A job of this sandbox succeeded, or the sandbox is gone."""
+    def succeeded(self, sandbox: str, now: float) -> None:
+        """A job of this sandbox succeeded: the next one need not wait. That it was struck is remembered for a while."""
+        if (strikes := self._strikes.get(sandbox)) is not None:
+            if now > strikes.until + FORGIVEN:
+                del self._strikes[sandbox]
+            else:
+                strikes.until = min(strikes.until, now)
+
+    def forget(self, sandbox: str) -> None:
+        """The sandbox is gone."""
         self._strikes.pop(sandbox, None)
+        for lane in self._lanes.values():
+            lane.light.discard(sandbox)
 
     def promote(self, name: str) -> None:
         """Somebody waits for this job. Unknown, running or promoted already: no effect."""

@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from daemon import metrics, states
 from daemon.auth import visibility
 from daemon.auth.visibility import Making
@@ -453,7 +455,8 @@ class Host:
         image = self.restorer.tree_below(live.row)
         row = live.row
         async with self.restorer.uppers(row, target) as (old, new):
-            return await self.services.aside.run(diff.changes, old, new, image, sandbox=row.id, owner=row.owner)
+            found = await self.services.aside.run(diff.packed, old, new, image, sandbox=row.id, owner=row.owner)
+        return msgspec.msgpack.decode(found, type=list[Change])
 
     # ----------------------------------------------------------------- ending
 
@@ -486,7 +489,7 @@ class Host:
                 await self.restorer.drop_tree(row.tree)
             await asyncio.to_thread(mounts.drop, row, self.places)
             self._ids.release(row.uid_base)
-            self.services.queue.forgive(row.id)
+            self.services.queue.forget(row.id)
         log.info("removed", extra={"sandbox": row.id})
         self.services.spawn(self.collector.collect(row.id), f"collection of {row.id}")
 

@@ -480,7 +480,7 @@ class LiveSandbox:
             )
             try:
                 await asyncio.shield(inflight.ticket.done)
-                services.queue.forgive(self.row.id)
+                services.queue.succeeded(self.row.id)
                 break
             except asyncio.CancelledError:
                 inflight.ticket.cancel()

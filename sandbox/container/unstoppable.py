@@ -25,7 +25,9 @@ from sandbox.errors import CheckpointFailed
 if TYPE_CHECKING:
     from sandbox.container.container import Container
 
-VFORKS = frozenset({56, 58, 435})  # clone, vfork, clone3 on x86-64: in state D, each waits for a vfork child
+CLONE, VFORK, CLONE3 = 56, 58, 435  # system calls of x86-64
+CLONE_VFORK = 0x4000
+WAITS_FOR_CHILD = "kernel_clone"  # the function of the kernel in which a vfork parent waits
 WAIT4 = 61
 STEP = 0.02  # seconds between two looks
 CHILD_PATIENCE = 1.0  # seconds that a vfork child has to execute, while nobody else waits
@@ -47,11 +49,16 @@ class Stuck:
     born: str  # start time, in the kernel's words
     call: str  # number of the system call and its arguments; "" when it is not known
     switches: str  # how often it has given up the processor
+    place: str  # function of the kernel in which it waits; "0" when it is not told
 
     @property
     def vforked(self) -> bool:
-        number = self.call.partition(" ")[0]
-        return number.isdigit() and int(number) in VFORKS
+        """Whether it waits for a vfork child, and not for a lock on the way to make one."""
+        words = self.call.split()
+        if self.place not in (WAITS_FOR_CHILD, "0", "") or not words or not words[0].isdigit():
+            return False
+        number = int(words[0])
+        return number in (VFORK, CLONE3) or (number == CLONE and bool(int(words[1], 16) & CLONE_VFORK))
 
 
 def stuck(pids: Iterable[int]) -> set[Stuck]:
@@ -73,12 +80,13 @@ def _looked(directory: int, tid: str) -> set[Stuck]:
     name, fields = _stat(_read(directory, f"{tid}/stat"))
     if fields[0] != "D":
         return set()
-    call = ""
+    call = place = ""
     with contextlib.suppress(PermissionError):
         call = _read(directory, f"{tid}/syscall").strip()
+        place = _read(directory, f"{tid}/wchan").strip()
     status = dict(line.split(":", 1) for line in _read(directory, f"{tid}/status").splitlines() if ":" in line)
     switches = " ".join(value.strip() for key, value in status.items() if key.endswith("_ctxt_switches"))
-    return {Stuck(int(status["Tgid"]), int(tid), name, fields[19], call, switches)}
+    return {Stuck(int(status["Tgid"]), int(tid), name, fields[19], call, switches, place)}
 
 
 def _stat(text: str) -> tuple[str, list[str]]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sandbox.container.container import Container
 
 TIMEOUT = 120.0  # seconds
-SEIZE_MOST = 5  # seconds after which CRIU itself gives up freezing
+SEIZE_MOST = 3  # seconds after which CRIU itself gives up freezing
 ATTENTION = 0.05  # seconds between looks at whether the sandbox still lives, and its tasks stop
 LAST_WORDS = 1.0  # seconds that CRIU has to notice that it was killed
 GHOST_LIMIT = 1 << 30  # deleted-but-open files up to this size travel in the images (CRIU's default is 1 MiB)

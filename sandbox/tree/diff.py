@@ -12,6 +12,8 @@ import stat
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from sandbox.errors import Invalid
 from sandbox.messages import Change
 from sandbox.names import told
@@ -56,6 +58,11 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
                         remedy="compare by a command in the sandbox and in a fork of the checkpoint",
                     )
     return found
+
+
+def packed(old: Path, new: Path, lower: Path) -> bytes:
+    """The same as MessagePack: to be made in one process and read in another."""
+    return msgspec.msgpack.encode(changes(old, new, lower))
 
 
 def _kind(was: Shown | None, now: Shown | None, name: str) -> Literal["added", "modified", "removed"] | None:

@@ -47,6 +47,11 @@ def test_order(jobs: list[tuple[str, str, float]], promoted: list[str], now: flo
 
 def test_stages_have_limits_of_their_own() -> None:
     schedule = Schedule({Stage.DUMP: 2, Stage.SNAPSHOT: 3, Stage.HASH: 1, Stage.COMPRESS: 1})
+    for stage in (Stage.DUMP, Stage.SNAPSHOT):
+        for number in range(5):
+            schedule.submit(Job(f"before{number}", stage, f"s{number}", 1.0))
+            schedule.start(0.0)
+            schedule.finish(f"before{number}", took=0.1)
     for stage in (Stage.DUMP, Stage.SNAPSHOT, Stage.HASH, Stage.COMPRESS):
         for number in range(5):
             schedule.submit(Job(f"{stage}{number}", stage, f"s{number}", 1.0))
@@ -101,7 +106,7 @@ def test_limits_hold_and_no_free_slot_stays_empty(acts: list[tuple], dumps: int,
             case ("finish", index) if running:
                 name = sorted(running)[index % len(running)]
                 running.discard(name)
-                schedule.finish(name)
+                schedule.finish(name, took=index / 30)
             case ("pass", seconds):
                 now += seconds
         for job in schedule.start(now):
@@ -111,10 +116,10 @@ def test_limits_hold_and_no_free_slot_stays_empty(acts: list[tuple], dumps: int,
         for stage in limits:
             assert schedule.running(stage) <= limits[stage]
             share = max(1, limits.get(stage, 0) - 1)
-            taken = Counter(job.sandbox for job in known if job.id in running and job.stage is stage)
+            taken = Counter(job.sharer for job in known if job.id in running and job.stage is stage)
             assert all(count <= share for count in taken.values())
             assert schedule.running(stage) == limits.get(stage) or not any(
-                taken[job.sandbox] < share for job in known if job.stage is stage and job.id in queued
+                taken[job.sharer] < share for job in known if job.stage is stage and job.id in queued
             )
     assert schedule.running() == len(running)
 
@@ -227,8 +232,18 @@ def started(schedule: Schedule, now: float = 0.0) -> list[str]:
     return [job.id for job in schedule.start(now)]
 
 
-def test_no_owner_takes_the_last_slot() -> None:
+def proven(*sandboxes: str) -> Schedule:
+    """With sandboxes that have held a slot for a moment."""
     schedule = Schedule(TWO)
+    for name in sandboxes:
+        schedule.submit(Job(name, Stage.DUMP, name, 0.0))
+        schedule.start(0.0)
+        schedule.finish(name, took=0.1)
+    return schedule
+
+
+def test_no_owner_takes_the_last_slot() -> None:
+    schedule = proven("s0", "s1", "s2", "s3", "other")
     for number in range(4):
         schedule.submit(Job(f"a{number}", Stage.DUMP, f"s{number}", 1.0, waited=True, owner="t-a"))
     assert started(schedule) == ["a0"]
@@ -240,14 +255,30 @@ def test_no_owner_takes_the_last_slot() -> None:
 
 
 def test_sandboxes_of_no_owner_do_not_share() -> None:
-    schedule = Schedule(TWO)
+    schedule = proven("a", "b")
     for name in "ab":
         schedule.submit(Job(name, Stage.DUMP, name, 1.0))
     assert started(schedule) == ["a", "b"]
 
 
+def test_new_sandboxes_share_until_they_have_shown_how_long_they_take() -> None:
+    schedule = proven("old")
+    for name in ("new1", "new2", "old"):
+        schedule.submit(Job(name, Stage.DUMP, name, 1.0, waited=True))
+    assert started(schedule) == ["new1", "old"]
+    schedule.finish("new1", took=0.1)
+    assert started(schedule) == ["new2"]
+
+
+def test_long_work_has_nothing_to_prove() -> None:
+    schedule = Schedule({Stage.READ: 2})
+    for name in "ab":
+        schedule.submit(Job(name, Stage.READ, name, 1.0))
+    assert started(schedule) == ["a", "b"]
+
+
 def test_what_held_a_slot_long_shares_with_its_like() -> None:
-    schedule = Schedule(TWO)
+    schedule = proven("a", "b", "c")
     for name in "ab":
         schedule.submit(Job(f"{name}1", Stage.DUMP, name, 1.0))
         started(schedule)
@@ -286,9 +317,19 @@ def test_a_struck_sandbox_waits_twice_as_long_each_time() -> None:
         schedule.finish("again")
     schedule.submit(Job("other", Stage.DUMP, "b", now))
     assert started(schedule, now) == ["other"]
-    schedule.forgive("a")
+    schedule.finish("other", took=0.1)
+    schedule.strike("a", now)
+    schedule.succeeded("a", now)
     schedule.submit(Job("free", Stage.DUMP, "a", now))
-    assert started(schedule, now) == ["free"]
+    schedule.submit(Job("new", Stage.DUMP, "c", now))
+    schedule.submit(Job("proven", Stage.DUMP, "b", now))
+    assert sorted(started(schedule, now)) == ["free", "proven"]  # at once, but it shares with what is new
+    schedule.finish("free", took=0.1)
+    schedule.succeeded("a", now + 1000)
+    assert schedule.strike("a", now + 1000) == 1.0  # the first again
+    schedule.forget("a")
+    schedule.submit(Job("last", Stage.DUMP, "a", now))
+    assert schedule.wake(now) is None
 
 
 def test_a_strike_is_forgotten_after_a_while() -> None:
