@@ -120,6 +120,54 @@ async def test_a_checkpoint_of_such_a_turn_can_be_restored(host: Client, held: s
             assert (await sb.exec(CHECK)).stdout == b"good\n"
 
 
+#: what has become of something held, so that CRIU could not bring it back -> (the program, what a turn does to it)
+LOST = {
+    "the path of a listener, moved": (
+        """
+os.mkdir('/t/run'); listener = socket.socket(socket.AF_UNIX); listener.bind('/t/run/socket'); listener.listen()
+def check(): return True""",
+        "mv /t/run /t/ran",
+    ),
+    "where a deleted file was, replaced by a file": (
+        """
+os.mkdir('/t/dir'); file = open('/t/dir/file', 'w+'); file.write('kept'); file.flush(); os.unlink('/t/dir/file')
+def check(): return True""",
+        "rmdir /t/dir; touch /t/dir",
+    ),
+    "a working directory, made again": (
+        """
+os.mkdir('/t/work'); os.chdir('/t/work')
+def check(): return True""",
+        "rmdir /t/work; mkdir /t/work",
+    ),
+    "an open directory, replaced by a file": (
+        """
+os.mkdir('/t/dir'); held = os.open('/t/dir', os.O_RDONLY | os.O_DIRECTORY)
+def check(): return True""",
+        "rmdir /t/dir; touch /t/dir",
+    ),
+    "a watched file, removed": (
+        """
+open('/t/file', 'w').close(); libc = ctypes.CDLL(None); watch = libc.inotify_init1(os.O_NONBLOCK)
+file = os.open('/t/file', os.O_RDONLY); assert libc.inotify_add_watch(watch, b'/t/file', 0x2) > 0
+def check(): return True""",
+        "rm /t/file",
+    ),
+}
+
+
+@pytest.mark.parametrize("lost", list(LOST))
+async def test_what_cannot_come_back_is_refused_with_the_remedy(host: Client, lost: str) -> None:
+    body, act = LOST[lost]
+    async with host.create(IMAGE) as sb:
+        await sb.durable(await sb.exec(python_program(body + SERVE)))
+        await sb.exec(act)
+        with pytest.raises(CheckpointFailed) as caught:
+            await sb.checkpoint(wait="durable")
+        assert caught.value.remedy
+        assert (await sb.exec(CHECK)).stdout == b"good\n"  # it goes on
+
+
 # Holds one of each. What it reads through its descriptors stays what it was, whatever becomes of their names.
 ONE_OF_EACH = """
 for name in ('plain', 'mapped', 'program'):
