@@ -6,10 +6,11 @@ BENCH ?= list
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup native image setup-vllm setup-agents demo test lint bench lock clean
+.PHONY: help setup setup-train native image setup-vllm setup-agents demo test lint bench lock clean
 
 help:
-	@echo "make setup       install what is missing: packages, CRIU, .venv, native parts, the base image"
+	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
+	@echo "make setup-train torch and what training needs beside it; demo and test ask for it"
 	@echo "make demo        train an agent in real sandboxes (SEED=$(SEED), ARGS='--engine vllm' ...)"
 	@echo "make test        lint, types and the tests (TESTS='tests/test_one_turn.py -x')"
 	@echo "make lint        ruff and mypy"
@@ -27,28 +28,30 @@ native:
 image:
 	@$(ROOT) bash scripts/image.sh
 
+setup-train: setup
+	@$(ROOT) bash scripts/setup.sh train
+
 setup-agents: setup
 	@$(ROOT) bash scripts/agents.sh
 
-setup-vllm: setup
+setup-vllm: setup-train
 	@$(ROOT) bash scripts/vllm.sh
 
-demo: setup
+demo: setup-train
 	@$(ROOT) bash scripts/demo.sh $(SEED) $(ARGS)
 
-test: setup lint
+test: setup-train lint
 	@$(ROOT) $(BIN)/python -m pytest $(TESTS)
 
-lint: setup
+lint: setup-train
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 bench: setup
 	@$(ROOT) $(BIN)/pagurus bench $(BENCH)
 
-# Take what .venv holds now as the new pins. torch is pinned without its build tag: see scripts/python.sh.
-lock:
-	@{ sed '/^[^#]/,$$d' requirements.lock; $(BIN)/pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/^\(torch==[^+]*\)+.*/\1/'; } > requirements.lock.new
-	@mv requirements.lock.new requirements.lock
+# Take what .venv holds now as the new pins.
+lock: setup-train
+	@$(BIN)/python scripts/lock.py
 
 clean:
 	rm -rf .venv .venv-vllm .prefix .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
