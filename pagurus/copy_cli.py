@@ -1,7 +1,16 @@
-"""``pagurus cp``: files and trees between this machine and a sandbox."""
+"""``pagurus cp``: files and trees between this machine and a sandbox, with the meaning that cp, scp and docker cp have.
+
+Owns: what SOURCE and TARGET mean together (`placed`). Does not own: carrying (:mod:`sandbox.sdk.files`).
+"""
 
 from __future__ import annotations
 
+import os
+import posixpath
+import secrets
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -9,27 +18,117 @@ import typer
 
 from pagurus import output
 from pagurus.common import call
-from sandbox import Client
-from sandbox.errors import Invalid
+from sandbox import Client, Sandbox
+from sandbox.errors import Invalid, NotFound
 
 Place = Annotated[str, typer.Argument(help="A local path, or SANDBOX:PATH.")]
 
 
+@dataclass(frozen=True)
+class Copy:
+    """Where a copy goes: a directory that is filled, or one file of this name in a directory."""
+
+    directory: str
+    name: str | None = None  # of the file; None: the content of a directory fills `directory`
+
+
+def placed(source: str, target: str, *, tree: bool, found: str | None) -> Copy:
+    """What to copy where. `tree`: the source is a directory; `found`: what is at the target, ``directory``, ``file``
+    or None. Raises Invalid where that means nothing.
+
+    >>> placed("a.txt", "/tmp", tree=False, found="directory")
+    Copy(directory='/tmp', name='a.txt')
+    >>> placed("a.txt", "/tmp/b.txt", tree=False, found=None)
+    Copy(directory='/tmp', name='b.txt')
+    >>> placed("src/.", "/work", tree=True, found="directory")
+    Copy(directory='/work', name=None)
+    """
+    name = posixpath.basename(posixpath.normpath(source))
+    if tree:
+        if found == "file":
+            raise Invalid(f"{target} is a file and {source} a directory", remedy="name a directory")
+        content = source.endswith("/.") or name in ("", ".", "..")
+        return Copy(target if found is None or content else posixpath.join(target, name))
+    if found == "directory":
+        return Copy(target, name)
+    if target.endswith("/"):
+        raise Invalid(f"there is no directory {target}", remedy="make it first, or leave out the slash at the end")
+    return Copy(posixpath.dirname(target) or ".", posixpath.basename(target))
+
+
 def copy(source: Place, target: Place) -> None:
-    """Copy a file, or the content of a directory, into a directory on the other side (made when need be)."""
+    """Copy a file or a directory, as cp -r does.
+
+    A file goes into TARGET where that is a directory, else it becomes TARGET. A directory becomes TARGET where there is
+    none yet, else it goes into it; DIR/. means its content.
+    """
     (origin, taken), (sandbox, into) = _place(source), _place(target)
     if (origin is None) == (sandbox is None):
         raise Invalid("one side must be SANDBOX:PATH, the other one local", remedy="pagurus cp ./dir my-sandbox:/work")
+    if origin is None and not os.path.lexists(taken):
+        raise Invalid(f"{taken} does not exist")
     size = _size(Path(taken)) if origin is None else None
     with output.progress(f"copy {source}", size) as advanced:
 
         async def work(host: Client) -> int:
             if origin is None:
-                return await (await host.get(sandbox or "")).files.upload(taken, into, progress=advanced)
-            return await (await host.get(origin)).files.download(taken, into, progress=advanced)
+                return await _upload(await host.get(sandbox or ""), taken, into, advanced)
+            return await _download(await host.get(origin), taken, into, advanced)
 
         copied = call(work)
     print(output.size(copied))
+
+
+async def _upload(sandbox: Sandbox, source: str, target: str, advanced: Callable[[int], None]) -> int:
+    where = placed(source, target, tree=_local_kind(source) == "directory", found=await _kind(sandbox, target))
+    if where.name is None:
+        return await sandbox.files.upload(source, where.directory, progress=advanced)
+    if await _kind(sandbox, where.directory) != "directory":
+        raise Invalid(f"there is no directory {where.directory} in the sandbox", remedy="make it first")
+    beside = posixpath.join(where.directory, f".pagurus-cp-{secrets.token_hex(4)}")
+    try:
+        copied = await sandbox.files.upload(source, beside, progress=advanced)
+        await sandbox.files.move(posixpath.join(beside, Path(source).name), posixpath.join(where.directory, where.name))
+    finally:
+        if await sandbox.files.exists(beside):
+            await sandbox.files.remove(beside, recursive=True)
+    return copied
+
+
+async def _download(sandbox: Sandbox, source: str, target: str, advanced: Callable[[int], None]) -> int:
+    kind = await _kind(sandbox, source)
+    if kind is None:
+        raise NotFound(f"there is no {source} in the sandbox")
+    where = placed(source, target, tree=kind == "directory", found=_local_kind(target))
+    if where.name is None:
+        return await sandbox.files.download(source, where.directory, progress=advanced)
+    if _local_kind(where.directory) != "directory":
+        raise Invalid(f"there is no directory {where.directory} here", remedy="make it first")
+    with tempfile.TemporaryDirectory(dir=where.directory, prefix=".pagurus-cp-") as beside:
+        copied = await sandbox.files.download(source, beside, progress=advanced)
+        os.replace(os.path.join(beside, posixpath.basename(source)), os.path.join(where.directory, where.name))
+    return copied
+
+
+async def _kind(sandbox: Sandbox, path: str) -> str | None:
+    """What is at `path` in the sandbox; a link to a directory counts as one."""
+    if path == "/" or path.endswith("/."):
+        return "directory"
+    try:
+        found = await sandbox.files.stat(path)
+    except NotFound:
+        return None
+    if found.kind != "symlink":
+        return "directory" if found.kind == "directory" else "file"
+    try:
+        await sandbox.files.list(path)
+    except (Invalid, NotFound):
+        return "file"
+    return "directory"
+
+
+def _local_kind(path: str) -> str | None:
+    return "directory" if os.path.isdir(path) else "file" if os.path.lexists(path) else None
 
 
 def _place(text: str) -> tuple[str | None, str]:

@@ -14,6 +14,8 @@ import pytest
 import typer
 
 from pagurus.cli import application
+from pagurus.copy_cli import Copy, placed
+from sandbox.errors import Invalid
 from tests.support.daemon_host import Daemon, missing
 
 needs_host = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -169,6 +171,31 @@ def test_the_program_loads_neither_torch_nor_bpf() -> None:
     assert subprocess.run([sys.executable, "-c", check], cwd=Path("/"), check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "tree", "found", "directory", "name"),
+    [
+        ("a", "/d", False, "directory", "/d", "a"),
+        ("x/a", "/d/b", False, None, "/d", "b"),
+        ("x/a", "/d/b", False, "file", "/d", "b"),
+        ("a", "b", False, None, ".", "b"),
+        ("dir", "/new", True, None, "/new", None),
+        ("dir", "/d", True, "directory", "/d/dir", None),
+        ("dir/", "/d", True, "directory", "/d/dir", None),
+        ("dir/.", "/d", True, "directory", "/d", None),
+        (".", "/d", True, "directory", "/d", None),
+        ("/", "out", True, "directory", "out", None),
+    ],
+)
+def test_a_copy_means_what_cp_means(source, target, tree, found, directory, name) -> None:
+    assert placed(source, target, tree=tree, found=found) == Copy(directory, name)
+
+
+@pytest.mark.parametrize(("tree", "found", "target"), [(True, "file", "/f"), (False, None, "/d/")])
+def test_a_copy_that_means_nothing_is_refused(tree: bool, found: str | None, target: str) -> None:
+    with pytest.raises(Invalid, match="directory"):
+        placed("a", target, tree=tree, found=found)
+
+
 @needs_host
 def test_copies_go_in_and_come_out(host: Daemon, sandbox: str, tmp_path: Path) -> None:
     (tmp_path / "in/sub").mkdir(parents=True)
@@ -177,6 +204,20 @@ def test_copies_go_in_and_come_out(host: Daemon, sandbox: str, tmp_path: Path) -
     assert pagurus("exec", sandbox, "cat", "/carried/sub/f", host=host).stdout == b"carried"
     assert pagurus("cp", f"{sandbox}:/carried/sub", str(tmp_path / "out"), host=host).returncode == 0
     assert (tmp_path / "out/f").read_text() == "carried"
+    # As cp, scp and docker cp do: a file becomes the target, or goes into it where that is a directory.
+    assert pagurus("cp", f"{sandbox}:/etc/debian_version", str(tmp_path / "dv"), host=host).returncode == 0
+    assert (tmp_path / "dv").read_text().strip()
+    assert pagurus("cp", f"{sandbox}:/etc/debian_version", str(tmp_path), host=host).returncode == 0
+    assert (tmp_path / "debian_version").read_bytes() == (tmp_path / "dv").read_bytes()
+    assert pagurus("cp", str(tmp_path / "dv"), f"{sandbox}:/carried/version", host=host).returncode == 0
+    assert pagurus("cp", str(tmp_path / "dv"), f"{sandbox}:/carried", host=host).returncode == 0
+    assert pagurus("cp", str(tmp_path / "in"), f"{sandbox}:/carried", host=host).returncode == 0
+    listed = pagurus("exec", sandbox, "sh", "-c", "cd /carried && ls -A && ls in", host=host).stdout.split()
+    assert listed == [b"dv", b"in", b"sub", b"version", b"sub"]
+    nowhere = pagurus("cp", f"{sandbox}:/etc/debian_version", str(tmp_path / "no/such"), host=host)
+    assert nowhere.returncode == 1 and b"there is no directory" in nowhere.stderr
+    missing = pagurus("cp", f"{sandbox}:/nosuch", str(tmp_path / "x"), host=host)
+    assert missing.returncode == 1 and b"there is no /nosuch in the sandbox" in missing.stderr
     refused = pagurus("cp", str(tmp_path / "in"), str(tmp_path / "out"), host=host)
     assert refused.returncode == 1 and b"SANDBOX:PATH" in refused.stderr
 
