@@ -161,6 +161,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PagurusError as error:
         print(f"pagurus daemon: {error}", file=sys.stderr)
         return 2
+    if os.geteuid() != 0:
+        print(
+            "pagurus daemon: it must run as root: it makes namespaces, loads BPF and runs CRIU (use sudo)",
+            file=sys.stderr,
+        )
+        return 1
     logs.to_stderr(options.log_level)
     _allow_descriptors()
     _raise_limits()

@@ -35,6 +35,7 @@ from pagurus.common import (
     call,
     checkpoint_ids,
     each,
+    needs_training,
     sources,
 )
 from sandbox import Client
@@ -234,8 +235,9 @@ def train(
     ] = False,
 ) -> None:
     """Train a policy in the sandboxes of this host. Options here overrule the file."""
-    from trainer import config as configuration
-    from trainer.run import main, preview
+    with needs_training():
+        from trainer import config as configuration
+        from trainer.run import main, preview
 
     content: dict[str, Any] = {"task": what}
     if what.suffix == ".toml":
@@ -252,7 +254,8 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.")],
 ) -> None:
     """Write the newest policy of a run as a Hugging Face folder, for transformers and vLLM."""
-    from trainer.publish import export_newest
+    with needs_training():
+        from trainer.publish import export_newest
 
     print(f"policy version {export_newest(run, folder)} is in {folder}")
 

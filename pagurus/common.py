@@ -12,7 +12,7 @@ import typer
 
 from pagurus import output
 from sandbox import Client
-from sandbox.errors import CommandNotFound, PagurusError
+from sandbox.errors import CommandNotFound, PagurusError, Unsupported
 
 T = TypeVar("T")
 
@@ -34,6 +34,17 @@ def call(work: Callable[[Client], Awaitable[T]]) -> T:
             return await work(host)
 
     return asyncio.run(connected())
+
+
+@contextlib.contextmanager
+def needs_training() -> Iterator[None]:
+    """Around imports of what training needs: says how to get it where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("sandbox", "rollout", "trainer", "daemon", "ebpf"):
+            raise
+        raise Unsupported(f"training needs {error.name}, which is not installed", remedy="make setup-train") from None
 
 
 @contextlib.contextmanager

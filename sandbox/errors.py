@@ -25,7 +25,9 @@ no class is ever looked up by a name that a sandbox or a peer supplied.
     ├── EngineFailed             an inference engine died or answered nonsense
     ├── Interrupted              the daemon ended meanwhile: it may or may not have taken place
     ├── Timeout                  a deadline of the caller passed
+    ├── NoDaemon                 nobody answers at this address, or it may not be asked (the world)
     └── Protocol                 a peer broke the protocol
+        └── ConnectionBroken     the connection ended before the whole answer was here
 """
 
 from __future__ import annotations
@@ -170,6 +172,16 @@ class Timeout(PagurusError):
 class Protocol(PagurusError):
     code = "protocol"
     status = 502
+
+
+class ConnectionBroken(Protocol):
+    """Raised by the client itself: it never crosses the wire."""
+
+
+class NoDaemon(PagurusError):
+    """Raised by the client itself: it never crosses the wire."""
+
+    code = "no_daemon"
 
 
 TABLE: dict[str, type[PagurusError]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import re
 import secrets
@@ -24,7 +25,17 @@ import aiohttp
 import msgspec
 
 from sandbox import paths
-from sandbox.errors import Closed, ErrorBody, Invalid, PagurusError, Protocol, Timeout, from_body
+from sandbox.errors import (
+    Closed,
+    ConnectionBroken,
+    ErrorBody,
+    Invalid,
+    NoDaemon,
+    PagurusError,
+    Protocol,
+    Timeout,
+    from_body,
+)
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
@@ -33,14 +44,6 @@ PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between two attempts; the last o
 
 
 REACHED = 1.0  # seconds; an attempt that took longer had found a daemon
-
-
-class _Absent(PagurusError):
-    """Nobody listens."""
-
-
-class _Broken(Protocol):
-    """The connection broke before the whole answer was here."""
 
 
 class Transport:
@@ -135,7 +138,7 @@ class Transport:
                 answer = await self.raw(method, path, **request)
                 self._met = True
                 return answer
-            except (_Absent, _Broken):
+            except (NoDaemon, ConnectionBroken):
                 if not (repeatable and self._met) or broken > self._patience or self._closed:
                     raise
             took = time.monotonic() - began
@@ -185,12 +188,19 @@ class Transport:
                 remedy="give its certificate or fingerprint as `ca`",
             ) from error
         except aiohttp.ClientConnectorError as error:
-            raise _Absent(
-                f"no daemon at {self._url or self._socket}: {error.os_error.strerror or error}",
-                remedy="start one with `pagurus daemon`",
-            ) from error
+            raise self._unreached(error.os_error) from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise _Broken(f"{method} {path}: {error or type(error).__name__}", remedy="is the daemon alive?") from error
+            raise _broken(method, path, error) from None
+
+    def _unreached(self, error: OSError) -> NoDaemon:
+        place = self._url or self._socket
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return NoDaemon(
+                f"{place} belongs to the daemon of another user (root's, as a rule)",
+                remedy="use sudo, or ask for a token and PAGURUS_HOST",
+            )
+        why = "nothing is there" if error.errno == errno.ENOENT else error.strerror or str(error)
+        return NoDaemon(f"no daemon answers at {place}: {why}", remedy="start one with `sudo pagurus daemon`")
 
     @contextlib.asynccontextmanager
     async def socket(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
@@ -199,9 +209,9 @@ class Transport:
             made = await self._open().ws_connect(self._base + path, heartbeat=30.0, max_msg_size=FRAME_MOST, compress=0)
         except aiohttp.WSServerHandshakeError:
             await self.raw("GET", path, None, MSGPACK)  # the same call without the upgrade says why
-            raise _Broken(f"GET {path}: the connection was refused", remedy="is the daemon alive?") from None
+            raise ConnectionBroken(f"GET {path}: the connection was refused", remedy="is the daemon alive?") from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise _Broken(f"GET {path}: {error or type(error).__name__}", remedy="is the daemon alive?") from error
+            raise _broken("GET", path, error) from None
         try:
             yield made
         finally:
@@ -243,6 +253,10 @@ def _trust(ca: str | Path | None) -> ssl.SSLContext | aiohttp.Fingerprint | bool
         return ssl.create_default_context(cafile=str(ca))
     except (OSError, ssl.SSLError) as error:
         raise Invalid(f"cannot read the certificate {ca}: {error}") from None
+
+
+def _broken(method: str, path: str, error: Exception) -> ConnectionBroken:
+    return ConnectionBroken(f"{method} {path}: {error or type(error).__name__}", remedy="is the daemon alive?")
 
 
 def encoded(**query: str) -> str:

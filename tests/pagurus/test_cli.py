@@ -245,3 +245,25 @@ def test_top_shows_what_sandboxes_use(host: Daemon, sandbox: str) -> None:
     assert row["state"] == "running" and row["processes"] >= 1 and row["memory"] > 0
     drawn = pagurus("top", "--count", "2", "--interval", "0.2", host=host)
     assert drawn.returncode == 0 and sandbox.encode() in drawn.stdout
+
+
+def test_what_is_missing_is_one_line(tmp_path: Path) -> None:
+    """No tracebacks: no daemon, a daemon without root, training without torch."""
+    nowhere = {**os.environ, "PAGURUS_RUN": str(tmp_path), "PAGURUS_HOST": ""}
+    listed = subprocess.run(
+        [sys.executable, "-m", "pagurus", "ls"], env=nowhere, capture_output=True, text=True, check=False
+    )
+    assert listed.returncode == 1 and "no daemon answers" in listed.stderr
+    assert len(listed.stderr.splitlines()) == 1
+
+    program = "import os; os.geteuid = lambda: 1000; from daemon.app import main; raise SystemExit(main([]))"
+    user = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (user.returncode, len(user.stderr.splitlines())) == (1, 1) and "use sudo" in user.stderr
+
+    program = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['pagurus', 'train', '.']\n"
+        "from pagurus.__main__ import main; main()"
+    )
+    bare = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert bare.returncode == 1 and "make setup-train" in bare.stderr
+    assert len(bare.stderr.splitlines()) == 1

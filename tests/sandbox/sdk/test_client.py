@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import inspect
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 from aiohttp import web
 
 import sandbox
-from sandbox import errors, messages, sync
+from sandbox import Client, NoDaemon, errors, messages, sync
 
 PUBLIC = [
     "NetworkCounters",
@@ -28,6 +30,7 @@ PUBLIC = [
     "Closed",
     "CommandNotFound",
     "Conflict",
+    "ConnectionBroken",
     "Creation",
     "Effects",
     "EngineFailed",
@@ -45,6 +48,7 @@ PUBLIC = [
     "Metrics",
     "Mount",
     "Network",
+    "NoDaemon",
     "NoSpace",
     "NotEqual",
     "NotFound",
@@ -167,3 +171,21 @@ def test_the_synchronous_client_raises_the_same_errors(tmp_path: Path) -> None:
 def test_verdicts_know_their_halves() -> None:
     for verdict in messages.Verdict:
         assert messages.Verdict.of(files=verdict.files, processes=verdict.processes) is verdict
+
+
+async def test_no_daemon_is_one_clear_error(tmp_path: Path) -> None:
+    async with Client(tmp_path / "nothing.sock") as host:
+        with pytest.raises(NoDaemon, match=r"no daemon answers at .*nothing\.sock: nothing is there") as caught:
+            await host.sandboxes()
+    assert "sudo pagurus daemon" in caught.value.remedy
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+async def test_a_socket_of_another_user_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    async with Client(tmp_path / "roots.sock") as host:
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_unix_connection", refused)
+        with pytest.raises(NoDaemon, match="belongs to the daemon of another user"):
+            await host.sandboxes()
