@@ -2,7 +2,7 @@
 
 ::
 
-    pagurus bench equality [--json] [--rounds N] [--programs idle,http,listener,...] [--image DIR]
+    pagurus bench equality [--json] [--rounds N] [--programs idle,http,listener,...] [--states NAME,...] [--image DIR]
 
 Each program runs in a sandbox of its own. A round captures it, kills it and restores it from the raw images or, every
 second time, from the stored dump, with `verify`: the restored tree is held, dumped again and compared in every point
@@ -12,6 +12,10 @@ each.
 
 `restores` is the number of attempts, `equal` of those that were equal and went on; `differences` and `failures` hold
 what was said, by program. The first failure of a program ends its rounds: the sandbox is gone.
+
+After that, every state that a process can have (:mod:`bench.states`) is made, dumped, killed, restored and forked, and
+looked at from inside: `states` is their number, `restored`, `refused`, `named` and `impossible` what became of them, as
+docs/checkpoints.md says of each; `silent` are those of which something else was seen, and `silent_states` says what.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import WORKLOADS, Ours
 from bench.harness import redis
+from bench.states import classify
 from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.errors import NotEqual, PagurusError
@@ -127,19 +133,38 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     return soak.figures()
 
 
+async def states(options: argparse.Namespace) -> dict[str, Any]:
+    """The classes of all states, or of those named."""
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    wanted, found = await classify.look(options.image, options.states.split(",") if options.states else [], tell)
+    verdicts = {row.name: found.seen[row.name].verdict(row.promise) for row in wanted}
+    counts = Counter(verdicts.values())
+    silent = {row.name: str(found.seen[row.name]) for row in wanted if verdicts[row.name] == "silent"}
+    kinds = ("restored", "refused", "named", "impossible", "silent")
+    return {"states": len(wanted), **{kind: counts[kind] for kind in kinds}, "silent_states": silent}
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pagurus bench equality", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--programs", default="")
+    parser.add_argument("--programs", default="", help="all without, none with `-`")
+    parser.add_argument("--states", default="", help="names or groups; all without, none with `-`")
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
     options = parser.parse_args(arguments)
-    result = asyncio.run(everything(options))
+    result = asyncio.run(everything(options)) if options.programs != "-" else Soak().figures()
+    result |= asyncio.run(states(options)) if options.states != "-" else {}
     if options.json:
         print(json.dumps(result))
     else:
         print(f"{result['equal']} of {result['restores']} restores were equal and went on")
-    return 0 if result["equal"] == result["restores"] and not result["failures"] else 1
+        if "states" in result:
+            print(f"{result['silent']} of {result['states']} states became something else without a word")
+    good = result["equal"] == result["restores"] and not result["failures"] and not result.get("silent")
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

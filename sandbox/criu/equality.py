@@ -10,7 +10,8 @@ signals, credentials, capabilities, seccomp, scheduling, name, personality, rlim
 directory, root, executable, mappings, every memory page by address; every descriptor with its flags, and the
 object behind it (path, offset, flags, size; socket addresses, states, options, backlog, peers, queued data; pipe
 and FIFO content; epoll interest; eventfd, signalfd; terminals), sharing between descriptors included; deleted-but-
-open files with content; file locks; shared memory; System V IPC; host name; id mapping.
+open files with content; file locks; shared memory; System V IPC; host name; id mapping; what CRIU does not carry
+(:mod:`sandbox.criu.settings`).
 
 Not compared, with the reason:
 
@@ -55,7 +56,11 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
+<<<<<<< HEAD
 from sandbox.criu import image_files, rpc, waits
+=======
+from sandbox.criu import image_files, rpc, settings
+>>>>>>> 1eff349 (Make every state that a process can have, and bring back, refuse or name each)
 
 PAGE = 4096
 VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 << 9, 1 << 8, 1 << 10, 1 << 12
@@ -112,7 +117,7 @@ def _short(value: Any) -> str:
 
 def processes(directory: Path) -> Facts:
     """The canonical form of the processes in an image directory. Blocks."""
-    return _Canonical(directory).facts
+    return _Canonical(directory).facts | settings.facts(directory)
 
 
 class _Canonical:

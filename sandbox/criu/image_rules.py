@@ -17,7 +17,11 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+<<<<<<< HEAD
 from sandbox.criu import image_files, waits
+=======
+from sandbox.criu import image_files, settings
+>>>>>>> 1eff349 (Make every state that a process can have, and bring back, refuse or name each)
 from sandbox.errors import CheckpointFailed
 
 IDS = 65_536  # uids and gids of a sandbox
@@ -65,7 +69,11 @@ FILES = re.compile(
     r"|ipcns-(?:var|shm|msg|sem))-\d{1,10}\.img"
     r"|(?:ghost-file|tcp-stream)-[0-9a-f]{1,8}\.img"
     r"|(?:files|inventory|pstree|remap-fpath|seccomp|memfd|tty-info|filelocks|cgroup|pipes-data|fifo-data|sk-queues"
+<<<<<<< HEAD
     r"|cpuinfo|waits)\.img"
+=======
+    r"|cpuinfo|settings)\.img"
+>>>>>>> 1eff349 (Make every state that a process can have, and bring back, refuse or name each)
 )
 #: Mount points below /proc that the shim covers (native/mounts.c).
 MASKED = frozenset(
@@ -556,6 +564,11 @@ def printable(path: bytes) -> str:
 
 def _rest(images: Images) -> None:
     """Images whose records need only be whole."""
+    if settings.FILE in images:
+        try:
+            settings.decode(images.content(settings.FILE))
+        except ValueError as error:
+            raise Refusal(f"{settings.FILE} cannot be read: {error}") from None
     for name in ("pipes-data.img", "fifo-data.img"):
         for data in images.records(name, "pipe_data_entry", lambda one: int(one.bytes)):
             _need(data.size <= 1 << 31 and data.bytes <= 1 << 31, f"{name} has a pipe without end")

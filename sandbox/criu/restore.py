@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
-from sandbox.criu import amend, memory, namespaces, rpc
+from sandbox.criu import amend, memory, namespaces, rpc, settings, sysv
 from sandbox.criu.image_rules import EXTERNAL_MOUNT
 from sandbox.criu.rewrite import Adapted
 from sandbox.errors import RestoreFailed
@@ -224,8 +224,11 @@ def _notify(
     def finish(_pid: int) -> None:
         amend.set_times(init, times)
         amend.remove_segments(init, images.removed_segments)
+        numbers = amend.numbers(container)
         if images.fill is not None:
-            memory.write(images.fill, amend.numbers(container), container.spec.id)
+            memory.write(images.fill, numbers, container.spec.id)
+        sysv.put_back(images.directory, init)
+        settings.put_all_back(images.directory, numbers)
         if hold is not None:
             hold.leave(process.worker.pid)
             hold.hold()

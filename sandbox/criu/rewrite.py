@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -158,33 +158,53 @@ def _detach_network(entry: Any) -> bool:
 def _sever(directory: Path, table: image_files.Image) -> tuple[int, list[str]]:
     """Close what leads outside; returns how many connections are restored, and the other ends of the closed ones."""
     sockets = {isk.ino: isk for isk in tcp.of(table.entries)}
-    found = [
-        tcp.Connection(
-            ino=ino,
-            state=isk.state,
-            local=tcp.address(isk.src_addr, isk.src_port),
-            remote=tcp.address(isk.dst_addr, isk.dst_port),
-            unread=_unread(directory, ino) if isk.state == tcp.CLOSE_WAIT else 0,
-        )
-        for ino, isk in sockets.items()
-    ]
+    found = connections(directory, table.entries)
     closed = tcp.to_close(found)
     for one in closed:
         tcp.close(sockets[one.ino])
         (directory / f"tcp-stream-{one.ino:x}.img").unlink(missing_ok=True)
+    gone = {one.ino for one in closed}
+    for one in found:
+        if one.unsent and one.ino not in gone:
+            _count_as_sent(directory / f"tcp-stream-{one.ino:x}.img")
     if closed:
         table.write(directory / "files.img")
     return len(found) - len(closed), [tcp.readable(one.remote) for one in closed]
 
 
-def _unread(directory: Path, ino: int) -> int:
-    """Bytes in the receive queue of a connection. Behind the record lies their content: only the record is read."""
+def connections(directory: Path, entries: Sequence[Any]) -> list[tcp.Connection]:
+    """The TCP connections of an image directory, whose table of files has these entries."""
+    found = []
+    for isk in tcp.of(entries):
+        unread, unsent = _queued(directory, isk.ino)
+        local, remote = tcp.address(isk.src_addr, isk.src_port), tcp.address(isk.dst_addr, isk.dst_port)
+        found.append(tcp.Connection(isk.ino, isk.state, local, remote, unread, unsent))
+    return found
+
+
+def _queued(directory: Path, ino: int) -> tuple[int, int]:
+    """Bytes unread and unsent of a connection. Behind the record lies their content: only the record is read."""
     try:
-        content = (directory / f"tcp-stream-{ino:x}.img").read_bytes()
+        with open(directory / f"tcp-stream-{ino:x}.img", "rb") as file:
+            size = int.from_bytes(file.read(12)[8:], "little")
+            record = image_files.messages().tcp_stream_entry.FromString(file.read(size))
     except FileNotFoundError:
-        return 0
-    size = int.from_bytes(content[8:12], "little")
-    return int(image_files.messages().tcp_stream_entry.FromString(content[12 : 12 + size]).inq_len)
+        return 0, 0
+    return int(record.inq_len), int(record.unsq_len)
+
+
+def _count_as_sent(path: Path) -> None:
+    """Have CRIU restore bytes that wait to be sent as if they were under way: the kernel sends those again.
+
+    It would send them at once, and the other end, which is not restored yet, would end the connection.
+    """
+    content = path.read_bytes()
+    end = 12 + int.from_bytes(content[8:12], "little")
+    record = image_files.messages().tcp_stream_entry.FromString(content[12:end])
+    record.unsq_len = 0
+    changed = record.SerializeToString()
+    path.unlink()
+    path.write_bytes(content[:8] + len(changed).to_bytes(4, "little") + changed + content[end:])
 
 
 def _made_anew(directory: Path, table: image_files.Image) -> list[str]:

@@ -38,6 +38,7 @@ class Connection:
     local: Address
     remote: Address
     unread: int = 0  # bytes received and not yet read
+    unsent: int = 0  # bytes written that the other end had no room for
 
 
 def of(entries: Sequence[Any]) -> list[Any]:

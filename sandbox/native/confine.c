@@ -93,25 +93,56 @@ static void one_of(const uint32_t *values, int count, uint32_t otherwise) {
     ret(SECCOMP_RET_ALLOW);
 }
 
+static void none_of(const uint32_t *values, int count, uint32_t refusal) {
+    for (int i = 0; i < count; i++) emit(BPF_JMP | BPF_JEQ | BPF_K, (uint8_t)(count - i), 0, values[i]);
+    ret(SECCOMP_RET_ALLOW);
+    ret(refusal);
+}
+
+#define COUNT(array) ((int)(sizeof array / sizeof *array))
+
 static void decide(enum verdict what) {
     static const uint32_t families[] = {AF_UNIX, AF_INET, AF_INET6};
+    const uint32_t multipath = 262;
+    /* Set and not seen from outside: PR_SET_TSC, PR_SET_SPECULATION_CTRL, PR_SET_SYSCALL_USER_DISPATCH, PR_SCHED_CORE,
+     * PR_SET_MDWE. An older kernel, or another processor, gives the same answer. */
+    static const uint32_t unseen[] = {26, 53, 59, 62, 65};
+    /* ARCH_SET_GS and its like, what only asks, shadow stacks: CRIU brings them back. Not: faults of CPUID, tiles, tags. */
+    static const uint32_t registers[] = {0x1001, 0x1002, 0x1003, 0x1004, 0x1011, 0x1021, 0x1022,
+                                         0x3001, 0x5001, 0x5002, 0x5003, 0x5005};
+    static const uint32_t notice[] = {1026};
     static const uint32_t personalities[] = {0, 0x0008, 0x20000, 0x20008, 0xffffffff};
     switch (what) {
     case ALLOW: ret(SECCOMP_RET_ALLOW); break;
     case ABSENT: ret(ERRNO(ENOSYS)); break;
     case DENY: ret(ERRNO(EPERM)); break;
     case FAMILY:
+        load(ARG(2));
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, multipath);
+        ret(ERRNO(EPROTONOSUPPORT));
         load(ARG(0));
         emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 4, AF_NETLINK);
         load(ARG(2));
         emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, NETLINK_KOBJECT_UEVENT);
         ret(ERRNO(EPERM)); /* the host's devices would tell of themselves: its namespaces are the host's to the kernel */
         ret(SECCOMP_RET_ALLOW);
-        one_of(families, 3, ERRNO(EAFNOSUPPORT));
+        one_of(families, COUNT(families), ERRNO(EAFNOSUPPORT));
         break;
     case PERSONALITY:
         load(ARG(0));
-        one_of(personalities, 5, ERRNO(EPERM));
+        one_of(personalities, COUNT(personalities), ERRNO(EPERM));
+        break;
+    case SETTINGS:
+        load(ARG(0));
+        none_of(unseen, COUNT(unseen), ERRNO(EINVAL));
+        break;
+    case PROCESSOR:
+        load(ARG(0));
+        one_of(registers, COUNT(registers), ERRNO(EINVAL));
+        break;
+    case NO_NOTICE:
+        load(ARG(1));
+        none_of(notice, COUNT(notice), ERRNO(EINVAL));
         break;
     case NO_NAMESPACES:
         load(ARG(0));

@@ -10,9 +10,13 @@ enum verdict {
     DENY,           /* EPERM */
     ALLOW,
     ABSENT,         /* ENOSYS */
-    FAMILY,         /* socket(): Unix, IPv4, IPv6, netlink but for uevents */
+    FAMILY,         /* socket(): Unix, IPv4, IPv6 but for multipath TCP, netlink but for uevents */
     PERSONALITY,    /* personality(): the values that Docker allows */
     NO_NAMESPACES,  /* clone(): without CLONE_NEW* */
+    /* Less what a checkpoint could not bring back, and nobody could see (docs/checkpoints.md). */
+    SETTINGS,       /* prctl() */
+    PROCESSOR,      /* arch_prctl() */
+    NO_NOTICE,      /* fcntl(): without F_NOTIFY */
 };
 
 #define LAST_SYSCALL 467
@@ -36,7 +40,7 @@ static const struct { uint16_t number; uint8_t verdict; } rules[] = {
     {57, ALLOW} /* fork */, {58, ALLOW} /* vfork */, {59, ALLOW} /* execve */, {60, ALLOW} /* exit */,
     {61, ALLOW} /* wait4 */, {62, ALLOW} /* kill */, {63, ALLOW} /* uname */, {64, ALLOW} /* semget */,
     {65, ALLOW} /* semop */, {66, ALLOW} /* semctl */, {67, ALLOW} /* shmdt */, {68, ALLOW} /* msgget */,
-    {69, ALLOW} /* msgsnd */, {70, ALLOW} /* msgrcv */, {71, ALLOW} /* msgctl */, {72, ALLOW} /* fcntl */,
+    {69, ALLOW} /* msgsnd */, {70, ALLOW} /* msgrcv */, {71, ALLOW} /* msgctl */, {72, NO_NOTICE} /* fcntl */,
     {73, ALLOW} /* flock */, {74, ALLOW} /* fsync */, {75, ALLOW} /* fdatasync */, {76, ALLOW} /* truncate */,
     {77, ALLOW} /* ftruncate */, {78, ALLOW} /* getdents */, {79, ALLOW} /* getcwd */, {80, ALLOW} /* chdir */,
     {81, ALLOW} /* fchdir */, {82, ALLOW} /* rename */, {83, ALLOW} /* mkdir */, {84, ALLOW} /* rmdir */,
@@ -58,8 +62,8 @@ static const struct { uint16_t number; uint8_t verdict; } rules[] = {
     {143, ALLOW} /* sched_getparam */, {144, ALLOW} /* sched_setscheduler */, {145, ALLOW} /* sched_getscheduler */,
     {146, ALLOW} /* sched_get_priority_max */, {147, ALLOW} /* sched_get_priority_min */,
     {148, ALLOW} /* sched_rr_get_interval */, {149, ALLOW} /* mlock */, {150, ALLOW} /* munlock */,
-    {151, ALLOW} /* mlockall */, {152, ALLOW} /* munlockall */, {154, ALLOW} /* modify_ldt */,
-    {157, ALLOW} /* prctl */, {158, ALLOW} /* arch_prctl */, {159, ALLOW} /* adjtimex */,
+    {151, ALLOW} /* mlockall */, {152, ALLOW} /* munlockall */, {154, ABSENT} /* modify_ldt */,
+    {157, SETTINGS} /* prctl */, {158, PROCESSOR} /* arch_prctl */, {159, ALLOW} /* adjtimex */,
     {160, ALLOW} /* setrlimit */, {161, ALLOW} /* chroot */, {162, ALLOW} /* sync */, {186, ALLOW} /* gettid */,
     {187, ALLOW} /* readahead */, {188, ALLOW} /* setxattr */, {189, ALLOW} /* lsetxattr */,
     {190, ALLOW} /* fsetxattr */, {191, ALLOW} /* getxattr */, {192, ALLOW} /* lgetxattr */,
@@ -100,17 +104,17 @@ static const struct { uint16_t number; uint8_t verdict; } rules[] = {
     {315, ALLOW} /* sched_getattr */, {316, ALLOW} /* renameat2 */, {318, ALLOW} /* getrandom */,
     {319, ALLOW} /* memfd_create */, {322, ALLOW} /* execveat */, {324, ALLOW} /* membarrier */,
     {325, ALLOW} /* mlock2 */, {326, ALLOW} /* copy_file_range */, {327, ALLOW} /* preadv2 */,
-    {328, ALLOW} /* pwritev2 */, {329, ALLOW} /* pkey_mprotect */, {330, ALLOW} /* pkey_alloc */,
+    {328, ALLOW} /* pwritev2 */, {329, ALLOW} /* pkey_mprotect */, {330, ABSENT} /* pkey_alloc */,
     {331, ALLOW} /* pkey_free */, {332, ALLOW} /* statx */, {333, ALLOW} /* io_pgetevents */,
     {334, ALLOW} /* rseq */, {335, ALLOW} /* uretprobe */, {424, ALLOW} /* pidfd_send_signal */,
     {434, ALLOW} /* pidfd_open */, {435, ABSENT} /* clone3 */, {436, ALLOW} /* close_range */,
     {437, ALLOW} /* openat2 */, {439, ALLOW} /* faccessat2 */, {441, ALLOW} /* epoll_pwait2 */,
-    {444, ALLOW} /* landlock_create_ruleset */, {445, ALLOW} /* landlock_add_rule */,
-    {446, ALLOW} /* landlock_restrict_self */, {447, ALLOW} /* memfd_secret */, {448, ALLOW} /* process_mrelease */,
+    {444, ABSENT} /* landlock_create_ruleset */, {445, ABSENT} /* landlock_add_rule */,
+    {446, ABSENT} /* landlock_restrict_self */, {447, ALLOW} /* memfd_secret */, {448, ALLOW} /* process_mrelease */,
     {449, ALLOW} /* futex_waitv */, {451, ALLOW} /* cachestat */, {452, ALLOW} /* fchmodat2 */,
     {453, ALLOW} /* map_shadow_stack */, {454, ALLOW} /* futex_wake */, {455, ALLOW} /* futex_wait */,
     {456, ALLOW} /* futex_requeue */, {457, ALLOW} /* statmount */, {458, ALLOW} /* listmount */,
-    {462, ALLOW} /* mseal */, {463, ALLOW} /* setxattrat */, {464, ALLOW} /* getxattrat */,
+    {462, ABSENT} /* mseal */, {463, ALLOW} /* setxattrat */, {464, ALLOW} /* getxattrat */,
     {465, ALLOW} /* listxattrat */, {466, ALLOW} /* removexattrat */,
 };
 

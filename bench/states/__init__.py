@@ -1,0 +1,1 @@
+"""Every state of a process: what is promised of it, and what is seen."""

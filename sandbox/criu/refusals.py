@@ -1,0 +1,131 @@
+"""What CRIU would dump without a word and could not bring back: refused at the dump, with the remedy.
+
+Owns: the list. Does not own: CRIU's own refusals (:mod:`sandbox.criu.dump`), what is put back after a restore
+(:mod:`sandbox.criu.settings`), what a sandbox does not let a program have (native/confine.c).
+Guarantee: what is said names the process, what it holds and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sandbox.criu import image_files
+from sandbox.criu.settings import Frozen
+from sandbox.errors import CheckpointFailed
+
+_KCMP = 312
+_KCMP_FILES, _KCMP_FS = 2, 3
+_OWNER_THREAD, _OWNER_GROUP = 0, 2  # F_OWNER_TID, F_OWNER_PGRP
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check_frozen(processes: Iterable[Frozen], sandbox: str) -> None:
+    """Raise CheckpointFailed for the first of these processes that holds what cannot come back. Blocks."""
+    for one in processes:
+        for what, remedy in _found(one):
+            raise CheckpointFailed(f"process {one.inner} of the sandbox {what}", remedy=remedy, sandbox=sandbox)
+
+
+def _found(one: Frozen) -> Iterator[tuple[str, str]]:
+    for pid, inner in one.threads.items():
+        if pid == one.pid:
+            continue
+        if _differ(one.pid, pid, _KCMP_FS):
+            yield f"has a thread, {inner}, with a working directory of its own", "make the thread with CLONE_FS"
+        if _differ(one.pid, pid, _KCMP_FILES):
+            yield f"has a thread, {inner}, with descriptors of its own", "make the thread with CLONE_FILES"
+    urgent = select.poll()
+    with contextlib.ExitStack() as opened:
+        polled = {}
+        for number, link in one.links:
+            if link == "anon_inode:[eventfd]" and _is_semaphore(one.pid, number):
+                yield f"has an eventfd that is a semaphore, descriptor {number}", "use a POSIX semaphore or a pipe"
+            if link.startswith("socket:["):
+                with contextlib.suppress(OSError):
+                    descriptor = one.descriptor(number)
+                    opened.callback(os.close, descriptor)
+                    urgent.register(descriptor, select.POLLPRI)
+                    polled[descriptor] = number
+        for descriptor, events in urgent.poll(0) if polled else ():
+            if events & select.POLLPRI:
+                yield f"has urgent data on a socket, descriptor {polled[descriptor]}", "read it first"
+
+
+def _differ(first: int, second: int, what: int) -> bool:
+    return int(_libc.syscall(_KCMP, first, second, what, 0, 0)) > 0
+
+
+def _is_semaphore(pid: int, descriptor: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
+        return re.search(rb"eventfd-semaphore:\s*1", file.read()) is not None
+    return False
+
+
+# ---------------------------------------------------------------------------- in the images
+
+
+def check_images(directory: Path, sandbox: str) -> None:
+    """Likewise for what the images tell, after the thaw. Blocks."""
+    for what, remedy in _told(directory):
+        raise CheckpointFailed(what, remedy=remedy, sandbox=sandbox)
+
+
+def _told(directory: Path) -> Iterator[tuple[str, str]]:
+    kinds = image_files.messages()
+    tree = image_files.read(directory / "pstree.img", kinds.pstree_entry)
+    table = image_files.read(directory / "files.img", kinds.file_entry)
+    processes = [entry.pid for entry in tree.entries] if tree is not None else []
+    groups = {entry.pgid for entry in tree.entries} if tree is not None else set()
+    for pid in processes:
+        core = image_files.read(directory / f"core-{pid}.img", kinds.core_entry)
+        if core is not None and core.entries[0].tc.personality:
+            yield f"process {pid} of the sandbox has a personality", "start it without setarch, linux32 and the like"
+    entries = table.entries if table is not None else []
+    for entry in entries:
+        owner = _owner(entry)
+        if owner is None or not owner.pid:
+            continue
+        if owner.pid_type == _OWNER_THREAD or owner.pid not in (
+            groups if owner.pid_type == _OWNER_GROUP else processes
+        ):
+            yield (
+                f"signals about a descriptor go to {owner.pid} of the sandbox: a single thread, or gone",
+                "set the owner to a process with F_SETOWN",
+            )
+    yield from _of_others(directory, entries, processes)
+
+
+def _owner(entry: Any) -> Any:
+    """Whom the kernel signals about a file: of whatever kind it is."""
+    for descriptor, value in entry.ListFields():
+        if descriptor.message_type is not None and "fown" in descriptor.message_type.fields_by_name:
+            return value.fown
+    return None
+
+
+def _of_others(directory: Path, entries: list[Any], processes: list[int]) -> Iterator[tuple[str, str]]:
+    """Files below /proc/PID that another process than that one holds: at a restore they may not be there yet."""
+    kinds = image_files.messages()
+    found = {}
+    for entry in entries:
+        if entry.HasField("reg") and (match := re.match(r"/?proc/(\d+)(/|$)", entry.reg.name)):
+            found[entry.id] = int(match[1])
+    for pid in processes if found else ():
+        ids = image_files.read(directory / f"ids-{pid}.img", kinds.task_kobj_ids_entry)
+        if ids is None:
+            continue
+        held = image_files.read(directory / f"fdinfo-{ids.entries[0].files_id}.img", kinds.fdinfo_entry)
+        for one in held.entries if held is not None else ():
+            if found.get(one.id, pid) != pid:
+                yield (
+                    f"process {pid} of the sandbox holds /proc/{found[one.id]}, descriptor {one.fd}",
+                    "close it, or hold a pidfd",
+                )

@@ -1,0 +1,369 @@
+"""What programs have set for themselves and CRIU does not carry: read while they are frozen, put back before they run.
+
+Owns: processors, priorities of input and output, slack and slices of tasks; options of sockets; exclusive terminals.
+Does not own: what can be neither carried nor put back (:mod:`sandbox.criu.refusals`).
+Guarantee: `read` changes nothing and sees only processes that still belong to the sandbox once a pidfd holds them.
+`put_back` sets what `read` found, of the sandbox's own objects alone, sockets without any privilege of ours: settings
+that came from another host set nothing that a program could not have set by itself.
+
+The settings are an image file of their own beside CRIU's: they are stored, sent and compared like these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sandbox.criu import datagrams
+from sandbox.criu.datagrams import Datagram
+from sandbox.criu.socket_options import differing, put_back
+from sandbox.errors import CheckpointFailed
+
+FILE = "settings.img"
+_GETFD, _CAPGET, _CAPSET, _IOPRIO_SET, _IOPRIO_GET = 438, 125, 126, 251, 252
+_SETATTR, _GETATTR = 314, 315
+_CAPABILITIES_3 = 0x20080522
+_OF_PROCESS = 1  # ioprio: one task, by its number
+_IDLE, _BEST_EFFORT = 3, 2  # classes of input and output that anybody may choose
+_DEFAULT_SLACK = 50_000  # ns
+_KEEP_POLICY, _KEEP_PARAMS = 0x08, 0x10
+_TIOCEXCL, _TIOCGEXCL = 0x540C, 0x80045440
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class TaskSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Of one thread, by its number in the sandbox; None: as it is by default."""
+
+    thread: int
+    processors: list[int] | None = None
+    io_priority: int | None = None
+    slack: int | None = None  # ns by which its timers may be late
+    slice: int | None = None  # ns that it runs at a time
+
+
+class DescriptorSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Of what is behind one descriptor of a process, by its number in the sandbox."""
+
+    process: int
+    number: int
+    options: dict[str, bytes] = {}
+    exclusive: bool = False  # a terminal that nobody else may open
+    groups: list[tuple[int, str]] = []  # multicast groups that it joined, with the number of the interface
+    unread: list[Datagram] = []
+
+
+class Settings(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """dump -> restore, on this host or another: what is set."""
+
+    tasks: list[TaskSettings] = []
+    descriptors: list[DescriptorSettings] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks or self.descriptors)
+
+
+# ---------------------------------------------------------------------------- while frozen
+
+
+@dataclass
+class Frozen:
+    """A process of the sandbox that stands still, and what it holds that may matter here."""
+
+    pid: int  # on the host
+    inner: int  # in the sandbox
+    pidfd: int
+    threads: dict[int, int] = field(default_factory=dict)  # number on the host -> in the sandbox
+    links: list[tuple[int, str]] = field(default_factory=list)  # its descriptors and where they lead
+
+    def descriptor(self, number: int) -> int:
+        """A descriptor of ours of what is behind one of its. Raises OSError when it is gone."""
+        return _called(_GETFD, self.pidfd, number, 0)
+
+
+@contextlib.contextmanager
+def looking_at(pids: Callable[[], list[int]]) -> Iterator[list[Frozen]]:
+    """The processes with these numbers on the host, each held by a pidfd and still among them afterwards. Blocks."""
+    found: list[Frozen] = []
+    with contextlib.ExitStack() as opened:
+        held = {}
+        for pid in pids():
+            with contextlib.suppress(OSError):
+                held[pid] = os.pidfd_open(pid)
+                opened.callback(os.close, held[pid])
+        for pid in pids():  # whose number was given to somebody else meanwhile is not among them
+            if pid in held:
+                with contextlib.suppress(OSError, ValueError):
+                    found.append(_frozen(pid, held[pid]))
+        yield sorted(found, key=lambda one: one.inner)
+
+
+def _frozen(pid: int, pidfd: int) -> Frozen:
+    one = Frozen(pid, _inner(f"/proc/{pid}/status"), pidfd)
+    threads = os.listdir(f"/proc/{pid}/task")
+    one.threads = {pid: one.inner}
+    for name in threads if len(threads) > 1 else ():
+        if int(name) != pid:
+            one.threads[int(name)] = _inner(f"/proc/{pid}/task/{name}/status")
+    base = f"/proc/{pid}/fd"
+    for name in os.listdir(base):
+        with contextlib.suppress(OSError):
+            one.links.append((int(name), os.readlink(f"{base}/{name}")))
+    return one
+
+
+def _inner(status: str) -> int:
+    with open(status, "rb") as file:
+        content = file.read()
+    at = content.index(b"NSpid:")
+    return int(content[at : content.index(b"\n", at)].split()[-1])
+
+
+def read(processes: Iterable[Frozen]) -> Settings:
+    """What is set in these processes. Blocks; some 10 µs a thread and 50 µs a socket."""
+    found = Settings()
+    usual = _Usual()
+    seen: set[str] = set()
+    groups: list[datagrams.Group] | None = None
+    for one in processes:
+        if groups is None:
+            groups = datagrams.groups_of(one.pid)
+        for pid, inner in one.threads.items():
+            with contextlib.suppress(OSError):
+                if (task := usual.differing(pid, inner)) is not None:
+                    found.tasks.append(task)
+        for number, link in one.links:
+            if link in seen or not link.startswith(("socket:[", "/dev/pts/", "/dev/ptmx")):
+                continue
+            seen.add(link)
+            with contextlib.suppress(OSError):
+                settings = DescriptorSettings(process=one.inner, number=number)
+                plain = msgspec.structs.replace(settings)
+                _look(one.descriptor(number), link, settings, groups)
+                if settings != plain:
+                    found.descriptors.append(settings)
+    return found
+
+
+def _look(descriptor: int, link: str, settings: DescriptorSettings, groups: list[datagrams.Group]) -> None:
+    if not link.startswith("socket:["):
+        settings.exclusive = _exclusive(descriptor)
+        os.close(descriptor)
+        return
+    with socket.socket(fileno=descriptor) as opened:
+        settings.options = differing(opened)
+        if opened.family in datagrams.Levels and opened.type == socket.SOCK_DGRAM:
+            settings.groups = datagrams.joined(opened, groups)
+            if opened.proto == socket.IPPROTO_UDP:
+                settings.unread = datagrams.unread(opened)
+
+
+class _Usual:
+    """What a task has that nobody has set anything for: what we have."""
+
+    def __init__(self) -> None:
+        self._processors = os.sched_getaffinity(0)
+        self._slice = _schedule(0).runtime
+
+    def differing(self, pid: int, inner: int) -> TaskSettings | None:
+        task = TaskSettings(thread=inner)
+        processors = os.sched_getaffinity(pid)
+        if processors != self._processors:
+            task.processors = sorted(processors)
+        if priority := _called(_IOPRIO_GET, _OF_PROCESS, pid):
+            task.io_priority = priority
+        with open(f"/proc/{pid}/timerslack_ns", "rb") as file:
+            slack = int(file.read())
+        if slack not in (_DEFAULT_SLACK, 0):
+            task.slack = slack
+        schedule = _schedule(pid)
+        if schedule.policy in (os.SCHED_OTHER, os.SCHED_BATCH) and schedule.runtime != self._slice:
+            task.slice = schedule.runtime
+        return task if task != TaskSettings(thread=inner) else None
+
+
+class _Schedule(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_uint32), ("policy", ctypes.c_uint32), ("flags", ctypes.c_uint64), ("nice", ctypes.c_int32),
+        ("priority", ctypes.c_uint32), ("runtime", ctypes.c_uint64), ("deadline", ctypes.c_uint64),
+        ("period", ctypes.c_uint64), ("least", ctypes.c_uint32), ("most", ctypes.c_uint32),
+    ]  # fmt: skip
+
+
+def _schedule(pid: int) -> Any:
+    found = _Schedule()
+    _called(_GETATTR, pid, ctypes.byref(found), ctypes.sizeof(found), 0)
+    return found
+
+
+def _exclusive(descriptor: int) -> bool:
+    value = ctypes.c_int()
+    return _libc.ioctl(descriptor, ctypes.c_ulong(_TIOCGEXCL), ctypes.byref(value)) == 0 and value.value != 0
+
+
+def _called(*arguments: Any) -> int:
+    result = int(_libc.syscall(*(ctypes.c_long(one) if isinstance(one, int) else one for one in arguments)))
+    if result == -1 and (error := ctypes.get_errno()):
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+# ---------------------------------------------------------------------------- beside the images
+
+
+def write(directory: Path, settings: Settings) -> None:
+    """Put them beside the images; nothing where nothing is set."""
+    if settings:
+        (directory / FILE).write_bytes(msgspec.msgpack.encode(settings))
+
+
+def load(directory: Path) -> Settings:
+    """What stands beside these images; none in those of an older version."""
+    try:
+        return decode((directory / FILE).read_bytes())
+    except FileNotFoundError:
+        return Settings()
+    except ValueError as error:
+        raise CheckpointFailed(f"{FILE} is damaged: {error}", remedy="the checkpoint is damaged") from error
+
+
+def decode(content: bytes) -> Settings:
+    """The settings of an image, from wherever it came. Raises ValueError when no dump has written it."""
+    try:
+        found = msgspec.msgpack.decode(content, type=Settings)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+    for one in found.descriptors:
+        for index, name in one.groups:
+            if not 0 <= index < 1 << 31 or not ipaddress.ip_address(name).is_multicast:
+                raise ValueError("a group that nobody can join")
+        for datagram in one.unread:
+            ipaddress.ip_address(datagram.sender)
+            if not 0 <= datagram.port < 1 << 16 or len(datagram.content) > 1 << 16:
+                raise ValueError("a datagram that nobody can send")
+    return found
+
+
+def facts(directory: Path) -> dict[str, Any]:
+    """The same for a comparison."""
+    found = load(directory)
+    listed: dict[str, Any] = {f"thread {task.thread} settings": msgspec.to_builtins(task) for task in found.tasks}
+    for one in found.descriptors:
+        listed[f"process {one.process} descriptor {one.number} settings"] = msgspec.to_builtins(one)
+    return listed
+
+
+# ---------------------------------------------------------------------------- before they run
+
+
+def put_all_back(directory: Path, numbers: dict[int, int]) -> list[str]:
+    """Set again what stands beside these images, in restored processes that do not run yet. Blocks.
+
+    `numbers`: that of each process on the host, by its number in the sandbox. Returns what could not be set, in words.
+    """
+    settings = load(directory)
+    if not settings:
+        return []
+    packets: list[datagrams.Packet] = []
+    failed = _in_a_thread(lambda: _put_back(settings, numbers, packets))
+    if packets:
+        datagrams.deliver(next(iter(numbers.values())), packets)
+    return failed
+
+
+def _put_back(settings: Settings, numbers: dict[int, int], packets: list[datagrams.Packet]) -> list[str]:
+    threads = {inner: pid for process in numbers.values() for pid, inner in _threads(process)} if settings.tasks else {}
+    for task in settings.tasks:
+        if task.thread in threads:
+            _set_task(threads[task.thread], task)
+    failed: list[str] = []
+    with contextlib.ExitStack() as opened:
+        descriptors = []
+        for one in settings.descriptors:
+            if one.process not in numbers:
+                continue
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(numbers[one.process])
+                opened.callback(os.close, pidfd)
+                descriptors.append((one, _called(_GETFD, pidfd, one.number, 0)))
+                opened.callback(os.close, descriptors[-1][1])
+        _give_up_rights()
+        for one, descriptor in descriptors:
+            failed += [f"{name} of descriptor {one.number} of {one.process}" for name in _set(one, descriptor, packets)]
+    return failed
+
+
+def _threads(pid: int) -> list[tuple[int, int]]:
+    with contextlib.suppress(OSError, ValueError):
+        return [(int(name), _inner(f"/proc/{pid}/task/{name}/status")) for name in os.listdir(f"/proc/{pid}/task")]
+    return []
+
+
+def _set_task(pid: int, task: TaskSettings) -> None:
+    if task.processors is not None and (there := os.sched_getaffinity(pid).intersection(task.processors)):
+        os.sched_setaffinity(pid, there)
+    if task.io_priority is not None and task.io_priority >> 13 in (_BEST_EFFORT, _IDLE):
+        _called(_IOPRIO_SET, _OF_PROCESS, pid, task.io_priority & 0xFFFF)
+    if task.slack is not None and 0 < task.slack < 1 << 63:
+        with open(f"/proc/{pid}/timerslack_ns", "wb", buffering=0) as file:
+            file.write(str(task.slack).encode())
+    if task.slice is not None and 0 < task.slice < 1 << 63:
+        schedule = _schedule(pid)
+        if schedule.policy in (os.SCHED_OTHER, os.SCHED_BATCH):
+            schedule.size, schedule.runtime = ctypes.sizeof(schedule), task.slice
+            schedule.flags &= 1  # reset on fork; what else is set stays
+            _called(_SETATTR, pid, ctypes.byref(schedule), 0)
+
+
+def _set(one: DescriptorSettings, descriptor: int, packets: list[datagrams.Packet]) -> list[str]:
+    if one.exclusive and os.isatty(descriptor):
+        _libc.ioctl(descriptor, ctypes.c_ulong(_TIOCEXCL), 0)
+    if not one.options and not one.groups and not one.unread:
+        return []
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as opened:
+            failed = put_back(opened, one.options)
+            if opened.family in datagrams.Levels and opened.type == socket.SOCK_DGRAM:
+                failed += datagrams.join(opened, one.groups)
+                packets += datagrams.packets(opened, one.unread)
+            return failed
+    except OSError:  # no socket any more: it was closed on the way
+        return []
+
+
+def _give_up_rights() -> None:
+    """Of this thread, which ends soon: what it sets then, a program could have set."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    _called(_CAPGET, header, sets)
+    sets[0] = sets[3] = 0  # the effective ones
+    _called(_CAPSET, header, sets)
+
+
+def _in_a_thread(work: Callable[[], list[str]]) -> list[str]:
+    """On a thread of its own, whose rights nobody needs afterwards."""
+    done: list[list[str]] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
