@@ -31,14 +31,11 @@ from sandbox.container.process import inner_pid
 from sandbox.container.shim import Refused, going_first
 from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import Unstoppable, Watch, refusal
-<<<<<<< HEAD
-from sandbox.criu import gate, image_files, inotify, rpc
-=======
-from sandbox.criu import gate, image_files, refusals, rpc, settings
->>>>>>> 1eff349 (Make every state that a process can have, and bring back, refuse or name each)
+from sandbox.criu import gate, image_files, inotify, refusals, rpc, settings
 from sandbox.criu.image_rules import EXTERNAL_MOUNT
 from sandbox.criu.namespaces import Inside, look
 from sandbox.criu.open_files import Held, held_files
+from sandbox.criu.remedies import remedy_for
 from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 
@@ -51,40 +48,6 @@ ATTENTION = 0.05  # seconds between looks at whether the sandbox still lives, an
 LAST_WORDS = 1.0  # seconds that CRIU has to notice that it was killed
 GHOST_LIMIT = 1 << 30  # deleted-but-open files up to this size travel in the images (CRIU's default is 1 MiB)
 LOG = "dump.log"
-
-#: CRIU's words -> what to do about it. First match wins.
-REMEDIES: tuple[tuple[str, str], ...] = (
-<<<<<<< HEAD
-=======
-    (r"VM id", "two processes share their memory: make the child without CLONE_VM"),
-    (r"FS id", "two processes share their working directory: make the child without CLONE_FS"),
-    (r"PIDFD_THREAD", "a descriptor of a thread is open: open the pidfd of its process, without PIDFD_THREAD"),
-    (r"packetized mode", "a pipe keeps packets apart: make it without O_DIRECT"),
-    (r"secretmem", "secret memory is mapped: do without memfd_secret"),
-    (r"corked dgram", "a datagram is half written: end it by switching UDP_CORK off"),
-    (r"netlink: The socket has data", "a netlink socket holds an answer: read the answer"),
-    (r"bound to groups but not to portid", "a netlink socket listens to groups without an address: bind it"),
-    (r"Control messages in queue", "a message with credentials waits in a Unix socket: read the message"),
-    (r"Non-empty write queue on an in-flight|In-flight connection", "a connection waits to be accepted: accept it"),
-    (r"Timeout reached", "a process did not stop in time: try again when it has left its uninterruptible wait"),
->>>>>>> 1eff349 (Make every state that a process can have, and bring back, refuse or name each)
-    (r"io_uring", "io_uring cannot be checkpointed: run the program without it"),
-    (r"inotify|fanotify|fsnotify", "a watched file cannot be found again: close the watch before the checkpoint"),
-    (r"[Gg]host", "a deleted file that is still open is too large: close it"),
-    (r"No space left", "the memory for captures is full: make checkpoints durable or raise its limit"),
-    (
-        r"External socket|half of (stream|seqpacket)|unix:",
-        "a Unix socket is connected to outside the sandbox: close it",
-    ),
-    (r"tty:|pts|ptmx", "a terminal has one end outside the sandbox: run the program without a terminal"),
-    (
-        r"lookup mount|mount point",
-        "a process holds a message queue, or a file or mount from outside the sandbox: close it",
-    ),
-    (r"[Ss]ession leader|leader .*outside|\bsid\b", "a process belongs to a session outside: start it with setsid"),
-    (r"trac(ed|er)|ptrace|[Uu]n?seiz", "a process is being traced: detach the debugger"),
-    (r"socket|\bsk-|inet", "a socket of a kind that cannot be checkpointed is open: close it"),
-)
 
 
 class CapturesFull(CheckpointFailed):
@@ -246,7 +209,6 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: _Froz
     """Complete and check what CRIU has written."""
     process.images.rename(directory)
     tasks = _check_complete(container, directory, frozen.pids)
-<<<<<<< HEAD
     files = image_files.read(directory / "files.img", image_files.messages().file_entry)
     entries = files.entries if files is not None else []
     _check_terminals(container, directory, entries)
@@ -256,10 +218,7 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: _Froz
             remedy="move it back, or bind the socket where it is wanted",
             sandbox=container.spec.id,
         )
-=======
-    _check_terminals(container, directory)
-    refusals.check_images(directory, container.spec.id)
->>>>>>> 1eff349 (Make every state that a process can have, and bring back, refuse or name each)
+    refusals.check_images(directory, entries, container.spec.id)
     process.inside.complete(directory)
     settings.write(directory, frozen.settings)
     return Dumped(
@@ -469,7 +428,7 @@ def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
             remedy="end some, or raise Limits.cpus; a sandbox that can start nothing any more is helped by a restore",
             sandbox=container.spec.id,
         )
-    remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "the sandbox keeps running")
+    remedy = remedy_for(text)
     words = _with_names(str(error), container.tasks())
     kind = next((kind for words, kind in KINDS if words in text), CheckpointFailed)
     return kind(f"CRIU could not dump the processes: {words}", remedy=remedy, sandbox=container.spec.id)

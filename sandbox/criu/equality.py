@@ -56,11 +56,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-<<<<<<< HEAD
-from sandbox.criu import image_files, rpc, waits
-=======
-from sandbox.criu import image_files, rpc, settings
->>>>>>> 1eff349 (Make every state that a process can have, and bring back, refuse or name each)
+from sandbox.criu import image_files, rpc, settings, waits
 
 PAGE = 4096
 VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 << 9, 1 << 8, 1 << 10, 1 << 12

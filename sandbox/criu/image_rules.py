@@ -17,11 +17,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-<<<<<<< HEAD
-from sandbox.criu import image_files, waits
-=======
-from sandbox.criu import image_files, settings
->>>>>>> 1eff349 (Make every state that a process can have, and bring back, refuse or name each)
+from sandbox.criu import image_files, settings, waits
 from sandbox.errors import CheckpointFailed
 
 IDS = 65_536  # uids and gids of a sandbox
@@ -36,6 +32,8 @@ GHOST_MOST = 1 << 30
 CAPABILITIES = 0xA80425FB  # native/confine.c: `kept`
 PERSONALITIES = frozenset({0, 0x8, 0x20000, 0x20008})  # native/confine.c
 POLICIES = frozenset({0, 3, 5})  # SCHED_OTHER, SCHED_BATCH, SCHED_IDLE: what needs no capability
+GUARD = 1 << 16  # of the status of a mapping
+RESET_ON_FORK = 0x40000000  # a flag beside them
 LIMIT_CORE = 4  # its number; more than 1 would start the host's core_pattern
 OPEN_FLAGS = 0o37776003  # what stays in the flags of an open file: neither O_CREAT, O_EXCL, O_NOCTTY nor O_TRUNC
 O_NOFOLLOW, O_PATH = 0o400000, 0o10000000
@@ -69,11 +67,7 @@ FILES = re.compile(
     r"|ipcns-(?:var|shm|msg|sem))-\d{1,10}\.img"
     r"|(?:ghost-file|tcp-stream)-[0-9a-f]{1,8}\.img"
     r"|(?:files|inventory|pstree|remap-fpath|seccomp|memfd|tty-info|filelocks|cgroup|pipes-data|fifo-data|sk-queues"
-<<<<<<< HEAD
-    r"|cpuinfo|waits)\.img"
-=======
-    r"|cpuinfo|settings)\.img"
->>>>>>> 1eff349 (Make every state that a process can have, and bring back, refuse or name each)
+    r"|cpuinfo|waits|settings|tty-data)\.img"
 )
 #: Mount points below /proc that the shim covers (native/mounts.c).
 MASKED = frozenset(
@@ -310,17 +304,20 @@ def _thread(thread: int, core: Any) -> None:
     _need(creds.no_new_privs == 1, f"{who} may gain privileges")
     _need(not creds.lsm_profile and not creds.lsm_sockcreate and not creds.apparmor_data, f"{who} has a profile")
     _need(core.sched_nice >= 0 and core.sched_nice < 20, f"{who} goes before the host's")
-    _need(core.sched_policy in POLICIES and not core.sched_prio, f"{who} has real-time scheduling")
+    _need(core.sched_policy & ~RESET_ON_FORK in POLICIES and not core.sched_prio, f"{who} has real-time scheduling")
 
 
 def _memory(pid: int, memory: Any, files: Mapping[int, Any]) -> None:
     end = 0
     for area in memory.vmas:
         start, status = area.start, area.status
-        good = end <= start < area.end and not start % PAGE and not area.end % PAGE
-        end = area.end
+        guard = bool(status & GUARD)  # lies inside another one
+        good = (guard or end <= start) and start < area.end and not start % PAGE and not area.end % PAGE
+        end = end if guard else area.end
         # The page of the vsyscall is where no process can have anything.
-        _need(good and (end <= ADDRESS_MOST or status & 4), f"process {pid} has memory where no process can have it")
+        _need(
+            good and (area.end <= ADDRESS_MOST or status & 4), f"process {pid} has memory where no process can have it"
+        )
         _need(not status >> 18, f"process {pid} has memory of an unknown kind")
         if status & 0xC0 and not status & (1 << 14):  # of a file that is not a memfd
             file = files.get(area.shmid)
@@ -574,6 +571,8 @@ def _rest(images: Images) -> None:
             _need(data.size <= 1 << 31 and data.bytes <= 1 << 31, f"{name} has a pipe without end")
     for entry in images.table("memfd.img", "memfd_inode_entry"):
         _need(max(entry.uid, entry.gid) < IDS and len(_raw(entry.name)) <= NAME_MOST, "a memfd of nobody here")
+    for data in images.table("tty-data.img", "tty_data_entry"):
+        _need(len(data.data) <= 1 << 20, "a terminal with more unread than it can hold")
     for entry in images.table("tty-info.img", "tty_info_entry"):
         _need(entry.type in (1, 4), "a terminal of a kind that no sandbox has", "run the program without a terminal")
         _need(max(entry.uid, entry.gid) < IDS, "a terminal of nobody here")

@@ -12,7 +12,7 @@ import ctypes
 import os
 import re
 import select
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,23 +72,21 @@ def _is_semaphore(pid: int, descriptor: int) -> bool:
 # ---------------------------------------------------------------------------- in the images
 
 
-def check_images(directory: Path, sandbox: str) -> None:
-    """Likewise for what the images tell, after the thaw. Blocks."""
-    for what, remedy in _told(directory):
+def check_images(directory: Path, entries: Sequence[Any], sandbox: str) -> None:
+    """Likewise for what the images tell, after the thaw; `entries` are those of files.img. Blocks."""
+    for what, remedy in _told(directory, entries):
         raise CheckpointFailed(what, remedy=remedy, sandbox=sandbox)
 
 
-def _told(directory: Path) -> Iterator[tuple[str, str]]:
+def _told(directory: Path, entries: Sequence[Any]) -> Iterator[tuple[str, str]]:
     kinds = image_files.messages()
     tree = image_files.read(directory / "pstree.img", kinds.pstree_entry)
-    table = image_files.read(directory / "files.img", kinds.file_entry)
     processes = [entry.pid for entry in tree.entries] if tree is not None else []
     groups = {entry.pgid for entry in tree.entries} if tree is not None else set()
     for pid in processes:
         core = image_files.read(directory / f"core-{pid}.img", kinds.core_entry)
         if core is not None and core.entries[0].tc.personality:
             yield f"process {pid} of the sandbox has a personality", "start it without setarch, linux32 and the like"
-    entries = table.entries if table is not None else []
     for entry in entries:
         owner = _owner(entry)
         if owner is None or not owner.pid:
@@ -111,7 +109,7 @@ def _owner(entry: Any) -> Any:
     return None
 
 
-def _of_others(directory: Path, entries: list[Any], processes: list[int]) -> Iterator[tuple[str, str]]:
+def _of_others(directory: Path, entries: Sequence[Any], processes: list[int]) -> Iterator[tuple[str, str]]:
     """Files below /proc/PID that another process than that one holds: at a restore they may not be there yet."""
     kinds = image_files.messages()
     found = {}

@@ -1,0 +1,40 @@
+"""What to do where CRIU refuses to dump: a table from its words. No I/O."""
+
+from __future__ import annotations
+
+import re
+
+#: CRIU's words -> what to do about it. First match wins.
+REMEDIES: tuple[tuple[str, str], ...] = (
+    (r"VM id", "two processes share their memory: make the child without CLONE_VM"),
+    (r"FS id", "two processes share their working directory: make the child without CLONE_FS"),
+    (r"PIDFD_THREAD", "a descriptor of a thread is open: open the pidfd of its process, without PIDFD_THREAD"),
+    (r"packetized mode", "a pipe keeps packets apart: make it without O_DIRECT"),
+    (r"secretmem", "secret memory is mapped: do without memfd_secret"),
+    (r"corked dgram", "a datagram is half written: end it by switching UDP_CORK off"),
+    (r"netlink: The socket has data", "a netlink socket holds an answer: read the answer"),
+    (r"bound to groups but not to portid", "a netlink socket listens to groups without an address: bind it"),
+    (r"Control messages in queue", "a message with credentials waits in a Unix socket: read the message"),
+    (r"Non-empty write queue on an in-flight|In-flight connection", "a connection waits to be accepted: accept it"),
+    (r"io_uring", "io_uring cannot be checkpointed: run the program without it"),
+    (r"inotify|fanotify|fsnotify", "a watched file cannot be found again: close the watch before the checkpoint"),
+    (r"[Gg]host", "a deleted file that is still open is too large: close it"),
+    (r"No space left", "the memory for captures is full: make checkpoints durable or raise its limit"),
+    (
+        r"External socket|half of (stream|seqpacket)|unix:",
+        "a Unix socket is connected to outside the sandbox: close it",
+    ),
+    (r"tty:|pts|ptmx", "a terminal has one end outside the sandbox: run the program without a terminal"),
+    (
+        r"lookup mount|mount point",
+        "a process holds a message queue, or a file or mount from outside the sandbox: close it",
+    ),
+    (r"[Ss]ession leader|leader .*outside|\bsid\b", "a process belongs to a session outside: start it with setsid"),
+    (r"trac(ed|er)|ptrace|[Uu]n?seiz", "a process is being traced: detach the debugger"),
+    (r"socket|\bsk-|inet", "a socket of a kind that cannot be checkpointed is open: close it"),
+)
+
+
+def remedy_for(words: str) -> str:
+    """What to do about what CRIU and its log say."""
+    return next((remedy for pattern, remedy in REMEDIES if re.search(pattern, words)), "the sandbox keeps running")
