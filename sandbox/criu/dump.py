@@ -291,7 +291,8 @@ class _Frozen:
         if self._on_frozen is not None:
             self._on_frozen()
         self.held = held_files(self._container)
-        with settings.looking_at(self._container.kept_tasks) as processes:
+        kept = sorted(set(self.pids) - self._container.excluded.pids())
+        with settings.looking_at(kept, self._container.tasks) as processes:
             refusals.check_frozen(processes, self._container.spec.id)
             self.settings = settings.read(processes)
         if self._last is not None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from sandbox.container.alive import is_doomed, is_readable
 from sandbox.criu import datagrams
 from sandbox.criu.datagrams import Datagram
 from sandbox.criu.socket_options import differing, put_back
@@ -76,6 +77,13 @@ class Settings(msgspec.Struct, kw_only=True, omit_defaults=True):
 # ---------------------------------------------------------------------------- while frozen
 
 
+class Gone(CheckpointFailed):
+    """A process was killed while it was looked at: what was read may not be all."""
+
+    def __init__(self) -> None:
+        super().__init__("the processes were killed while they were dumped", remedy="restore an older checkpoint")
+
+
 @dataclass
 class Frozen:
     """A process of the sandbox that stands still, and what it holds that may matter here."""
@@ -92,20 +100,25 @@ class Frozen:
 
 
 @contextlib.contextmanager
-def looking_at(pids: Callable[[], list[int]]) -> Iterator[list[Frozen]]:
-    """The processes with these numbers on the host, each held by a pidfd and still among them afterwards. Blocks."""
-    found: list[Frozen] = []
+def looking_at(pids: list[int], tasks: Callable[[], list[int]]) -> Iterator[list[Frozen]]:
+    """The processes with these numbers on the host, each held by a pidfd and among `tasks` after that. Blocks.
+
+    Raises Gone when one of them does not live, or did not live to the end.
+    """
     with contextlib.ExitStack() as opened:
         held = {}
-        for pid in pids():
-            with contextlib.suppress(OSError):
+        try:
+            for pid in pids:
                 held[pid] = os.pidfd_open(pid)
                 opened.callback(os.close, held[pid])
-        for pid in pids():  # whose number was given to somebody else meanwhile is not among them
-            if pid in held:
-                with contextlib.suppress(OSError, ValueError):
-                    found.append(_frozen(pid, held[pid]))
-        yield sorted(found, key=lambda one: one.inner)
+            if not set(pids) <= set(tasks()):  # whose number may be somebody else's
+                raise Gone
+            yield sorted((_frozen(pid, pidfd) for pid, pidfd in held.items()), key=lambda one: one.inner)
+        except ProcessLookupError as error:
+            raise Gone from error
+        for pid, pidfd in held.items():
+            if is_readable(pidfd) or is_doomed(pid):
+                raise Gone
 
 
 def _frozen(pid: int, pidfd: int) -> Frozen:
@@ -169,11 +182,11 @@ def _look(descriptor: int, link: str, settings: DescriptorSettings, groups: list
 
 
 class _Usual:
-    """What a task has that nobody has set anything for: what we have."""
+    """What a task has that nobody has set anything for: what our main thread has."""
 
     def __init__(self) -> None:
-        self._processors = os.sched_getaffinity(0)
-        self._slice = _schedule(0).runtime
+        self._processors = os.sched_getaffinity(os.getpid())
+        self._slice = _schedule(os.getpid()).runtime  # of our main thread: others take short ones to be quick
 
     def differing(self, pid: int, inner: int) -> TaskSettings | None:
         task = TaskSettings(thread=inner)
