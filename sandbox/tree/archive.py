@@ -20,7 +20,7 @@ from typing import IO
 
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.tree import walk
-from sandbox.tree.safe_path import make_parents, openat2, opened, refused
+from sandbox.tree.safe_path import make_parents, open_kind, openat2, opened, refused
 
 DEPTH_MOST = 128  # directories within one another
 HEADER_MOST = 1 << 20  # bytes of one extended header
@@ -89,7 +89,10 @@ class _Packer:
             header.linkname = os.readlink(name, dir_fd=parent)
             self.tar.addfile(header)
         elif stat.S_ISREG(found.st_mode):
-            file = openat2(parent, name, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                file = open_kind(parent, name, os.O_RDONLY | os.O_NOFOLLOW, (stat.S_IFREG,))
+            except Invalid:  # something else by now
+                return
             try:
                 self._file(file, shown)
             finally:
@@ -97,8 +100,6 @@ class _Packer:
 
     def _file(self, file: int, shown: str) -> None:
         found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            return
         before = self.linked.setdefault((found.st_dev, found.st_ino), shown) if found.st_nlink > 1 else shown
         if before != shown:
             header = self._header(shown, found, tarfile.LNKTYPE)

@@ -1,12 +1,14 @@
-"""No other user of the host reads what a daemon keeps, also where an older version had left it open."""
+"""What a daemon keeps is its own, and what a sandbox puts in its way holds it up nowhere."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import subprocess
 from pathlib import Path
 
+from bench.hostile.daemon import EXCHANGE
 from tests.support.daemon_host import IMAGE, Daemon
 
 NOBODY = 65_534
@@ -47,3 +49,22 @@ async def test_state_and_run_directory_are_the_daemons_alone(own: Daemon) -> Non
         assert open_to_others(own.state) == []
         assert {stat.S_IMODE(path.stat().st_mode) for path in (own.run / "sandboxes").iterdir()} <= {0o711}
         await sandbox.remove()
+
+
+async def test_a_daemon_ends_while_a_sandbox_puts_fifos_in_the_way_of_comparisons(own: Daemon) -> None:
+    async with own.client() as host:
+        sandbox = await host.create(IMAGE)
+        write = "for n in range(200): open(f'/race/a{n}', 'w').write('%s')"
+        await sandbox.exec(["python3", "-c", "import os; os.mkdir('/race')\n" + write % "x"])
+        before = await sandbox.checkpoint()
+        fifos = "for n in range(200): os.mkfifo(f'/race/b{n}')"
+        await sandbox.exec(["python3", "-c", f"import os\n{write % 'y'}\n{fifos}"])
+        await sandbox.files.write("/race.py", EXCHANGE)
+        racer = await sandbox.processes.start(["python3", "/race.py", "/race/a", "/race/b", "200"])
+        async for _ in racer.stream():
+            break
+        for found in await asyncio.gather(*(sandbox.diff(before) for _ in range(8))):
+            assert {change.path for change in found} <= {f"/race/{side}{n}" for side in "ab" for n in range(200)} | {
+                "/race.py"
+            }
+    assert own.stop() == 0
