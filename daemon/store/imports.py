@@ -37,6 +37,7 @@ from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import DumpFile
 from sandbox.content.pages import HASH, PAGE, ZERO, PageStore
 from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind
+from sandbox.criu import gate
 from sandbox.errors import Conflict, PagurusError, Protocol
 from sandbox.messages import CheckpointState
 from sandbox.tree import btrfs, hashing, safe_path, walk
@@ -397,6 +398,10 @@ class Importer:
                     remedy="export it again for what this host has (`pagurus checkpoint have`), or in full",
                 )
             numbers[name] = np.array([known.get(each, ZERO) for each in hashes], dtype=np.uint64)
+        try:
+            gate.imported(images, {name: len(each) for name, each in numbers.items()})
+        except gate.Refusal as refusal:
+            raise Protocol(f"its processes are of no sandbox: {refusal.reason}", remedy=refusal.remedy) from None
         count = sum(len(each) for each in numbers.values())
         pages = {name: dumpfile.differences(each) for name, each in numbers.items()}
         raw = count * PAGE + sum(len(content) for content in images.values())

@@ -18,15 +18,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import stat
 import struct
+import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from sandbox.criu.image_rules import Images, Named, Refusal, Wanted, below, check, deleted, printable
+from sandbox import paths
+from sandbox.criu.image_rules import (
+    PAGE,
+    Images,
+    Named,
+    Refusal,
+    Wanted,
+    below,
+    check,
+    confined,
+    deleted,
+    printable,
+)
 
-__all__ = ["Images", "Refusal", "check", "look_up", "of_directory", "passes", "refuse_lost", "trees"]
+__all__ = ["Images", "Refusal", "check", "imported", "look_up", "of_directory", "passes", "refuse_lost", "trees"]
 
 _SYS_OPENAT2 = 437
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
@@ -75,6 +89,23 @@ def trees(root: Path, mounts: Mapping[str, Path]) -> Iterator[dict[str, int]]:
 def passes(images: Images, opened: Mapping[str, int]) -> None:
     """Whether images may be restored over these trees. Raises Refusal. Blocks."""
     look_up(check(images), opened)
+
+
+def imported(files: Mapping[str, bytes], pages: Mapping[str, int]) -> None:
+    """Images that come from elsewhere, by name; `pages`: how many pages each file of pages has. Raises Refusal. Blocks.
+
+    The paths are looked up when they are restored.
+    """
+    sizes = {name: len(content) for name, content in files.items()}
+    images = Images({**sizes, **{name: count * PAGE for name, count in pages.items()}}, files.__getitem__)
+    check(images)
+    confined(images, _filter())
+
+
+@functools.cache
+def _filter() -> bytes:
+    """The filter of system calls that sandboxes of this version begin with."""
+    return subprocess.run([paths.shim(), "--filter"], check=True, capture_output=True).stdout
 
 
 def look_up(wanted: Wanted, opened: Mapping[str, int]) -> None:

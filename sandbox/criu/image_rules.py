@@ -34,6 +34,7 @@ PERSONALITIES = frozenset({0, 0x8, 0x20000, 0x20008})  # native/confine.c
 POLICIES = frozenset({0, 3, 5})  # SCHED_OTHER, SCHED_BATCH, SCHED_IDLE: what needs no capability
 GUARD = 1 << 16  # of the status of a mapping
 RESET_ON_FORK = 0x40000000  # a flag beside them
+SECCOMP_FILTER, TSYNC = 2, 1
 LIMIT_CORE = 4  # its number; more than 1 would start the host's core_pattern
 OPEN_FLAGS = 0o37776003  # what stays in the flags of an open file: neither O_CREAT, O_EXCL, O_NOCTTY nor O_TRUNC
 O_NOFOLLOW, O_PATH = 0o400000, 0o10000000
@@ -200,6 +201,35 @@ def deleted(images: Images) -> list[Named]:
 def _need(truth: object, reason: str, remedy: str = "") -> None:
     if not truth:
         raise Refusal(reason, remedy)
+
+
+def confined(images: Images, program: bytes) -> None:
+    """Refuse processes that are not held by the system-call filter `program`, which each sandbox of ours begins with.
+
+    What was dumped here cannot have lost it; images that come from elsewhere may say anything.
+    """
+    filters = [one for entry in images.table("seccomp.img", "seccomp_entry") for one in entry.seccomp_filters]
+    for pid, threads in _tree(images).items():
+        core = images.one(f"core-{pid}.img", "core_entry")
+        if core.tc.task_state in DEAD:
+            continue
+        chain = _chain(core.thread_core, filters)
+        _need(chain and bytes(chain[-1].filter) == program, f"process {pid} is not held by the filter of system calls")
+        for thread in threads:
+            own = _chain(images.one(f"core-{thread}.img", "core_entry").thread_core, filters)
+            shared = all(one.flags & TSYNC for one in chain)  # CRIU gives the leader's filters to all threads
+            good = bytes(own[-1].filter) == program if own else shared
+            _need(good, f"thread {thread} is not held by the filter of system calls")
+
+
+def _chain(core: Any, filters: list[Any]) -> list[Any]:
+    """The filters of a thread, its first one last; [] when it has none of its own."""
+    chain: list[Any] = []
+    place = core.seccomp_filter if core.seccomp_mode == SECCOMP_FILTER else -1
+    while 0 <= place < len(filters) and len(chain) <= len(filters):
+        chain.append(filters[place])
+        place = filters[place].prev if filters[place].HasField("prev") else -1
+    return chain
 
 
 # ---------------------------------------------------------------------------- processes
@@ -569,6 +599,8 @@ def _rest(images: Images) -> None:
     for name in ("pipes-data.img", "fifo-data.img"):
         for data in images.records(name, "pipe_data_entry", lambda one: int(one.bytes)):
             _need(data.size <= 1 << 31 and data.bytes <= 1 << 31, f"{name} has a pipe without end")
+    if waits.NAME in images:
+        _need(waits.parse(images.content(waits.NAME)) is not None, f"{waits.NAME} has another form")
     for entry in images.table("memfd.img", "memfd_inode_entry"):
         _need(max(entry.uid, entry.gid) < IDS and len(_raw(entry.name)) <= NAME_MOST, "a memfd of nobody here")
     for data in images.table("tty-data.img", "tty_data_entry"):

@@ -196,6 +196,13 @@ void prepare_filter(void) {
     search(0, segments - 1);
 }
 
+/* To stdout, as the kernel tells it of a process: imported images must have the same. */
+int write_filter(void) {
+    prepare_filter();
+    ssize_t bytes = (ssize_t)(size * sizeof *code);
+    return write(1, code, (size_t)bytes) == bytes ? 0 : -1;
+}
+
 static int set_filter(void) {
     struct sock_fprog program = {.len = (unsigned short)size, .filter = code};
     return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);

@@ -6,6 +6,7 @@
  * goes on draining the pipes (a server in the sandbox must not die from SIGPIPE) and waits for the next.
  *
  *   pagurus-shim V2_CGROUP [V1_CGROUP...]      descriptor 3: a listening SOCK_SEQPACKET socket
+ *   pagurus-shim --filter                      writes the system-call filter of sandboxes to stdout
  *
  * A packet is a list of fields, each ended by NUL: the command, then its arguments; descriptors travel
  * beside it. Every command is answered once, in order, by "ok", fields... or "error", stage, errno;
@@ -553,6 +554,7 @@ static void make_network(void) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "--filter") == 0) return write_filter() < 0;
     if (argc < 2 || argc > 2 + V1_MAX) {
         fprintf(stderr, "usage: pagurus-shim V2_CGROUP [V1_CGROUP...]   (started by the daemon)\n");
         return 2;

@@ -154,3 +154,34 @@ async def test_what_is_no_image_is_refused(bench: Bench) -> None:
     os.symlink("/", saved.capture.dir / "parent")
     with pytest.raises(gate.Refusal, match="is no image"):
         gate.of_directory(saved.capture.dir)
+
+
+async def test_images_from_elsewhere_must_be_confined_as_ours_are(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, HOLDER)
+    saved = await bench.save(sb)
+
+    def import_it(stem: str = "", kind: str = "", edit: Callable[[Any], None] | None = None) -> None:
+        images = saved.capture.dir.with_name("elsewhere")
+        shutil.copytree(saved.capture.dir, images)
+        try:
+            if edit is not None:
+                change(images, stem, kind, edit)
+            files = {path.name: path.read_bytes() for path in images.glob("*.img")}
+            counts = {name: len(files.pop(name)) // 4096 for name in sorted(files) if name.startswith("pages-")}
+            gate.imported(files, counts)
+        finally:
+            shutil.rmtree(images)
+
+    def other_filter(entries: Any) -> None:
+        entries[0].seccomp_filters[0].filter = entries[0].seccomp_filters[0].filter[:-8] + bytes(8)
+
+    def none(entries: Any) -> None:
+        entries[0].thread_core.seccomp_mode = 0
+
+    import_it()
+    for change_of in (("seccomp", "seccomp_entry", other_filter), ("core-1", "core_entry", none)):
+        with pytest.raises(gate.Refusal, match="is not held by the filter of system calls"):
+            import_it(*change_of)
+    with pytest.raises(gate.Refusal, match="has capabilities"):
+        import_it("core-1", "core_entry", capability)

@@ -202,7 +202,11 @@ def look_around(pid: int, more: set[str], may_trace: bool) -> None:
         time.sleep(0.01)
     root = Path(f"/proc/{pid}/root")
     mounts = {line.split()[4] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}
-    programs = {point for point in mounts if point.endswith(("/x86_64-linux-gnu", "/sbin/criu")) or point[:4] == "/usr"}
+    programs = {
+        point
+        for point in mounts
+        if point.endswith(("/x86_64-linux-gnu", "/sbin/criu", "/criu-plugins")) or point[:4] == "/usr"
+    }
     binds = {"/sandbox", "/mounts/0"} if more else set()
     assert programs and mounts - programs == {"/", "/proc", "/run", "/dev/pts", "/images"} | binds
     ways = {point.split("/")[1] for point in programs}
