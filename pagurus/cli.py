@@ -6,7 +6,9 @@ daemon or of the trainer.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +41,7 @@ from pagurus.common import (
     sources,
 )
 from sandbox import Client
+from sandbox.errors import NotFound
 from sandbox.messages import CheckpointInfo
 
 IN_ORDER = {"allow_interspersed_args": False}  # what follows the first argument is the command's
@@ -233,11 +236,19 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and what it takes, start nothing.")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option(help="Begin anew, also where the last run of this plan has not ended.")
+    ] = False,
+    detach: Annotated[bool, typer.Option(help="Leave it to itself; `pagurus attach` shows what it says.")] = False,
 ) -> None:
-    """Train a policy in the sandboxes of this host. Options here overrule the file."""
+    """Train a policy in the sandboxes of this host. Options here overrule the file.
+
+    A run of the same plan that has not ended is gone on with.
+    """
     with needs_training():
+        from coordinator import local
         from trainer import config as configuration
-        from trainer.run import main, preview
+        from trainer.run import prepare, preview
 
     content: dict[str, Any] = {"task": what}
     if what.suffix == ".toml":
@@ -245,7 +256,17 @@ def train(
     options = locals()
     content |= {name: options[name] for name in configuration.KEYS if options.get(name) is not None}
     made = configuration.make(content | ({"resume": resume} if resume else {}))
-    raise typer.Exit(preview(made) if dry_run else main(made, steps=steps))
+    if dry_run:
+        raise typer.Exit(preview(made))
+    run = prepare(made, steps=steps, fresh=fresh)
+    if run is None:
+        raise typer.Exit(1)
+    argv = [sys.executable, "-m", "trainer", str(run)]
+    if detach:
+        local.detach(run, argv)
+        print(f"{run}\nlook at it with: pagurus attach {run}")
+        return
+    raise typer.Exit(local.supervise(run, argv))
 
 
 @application.command()
@@ -258,6 +279,36 @@ def export(
         from trainer.publish import export_newest
 
     print(f"policy version {export_newest(run, folder)} is in {folder}")
+
+
+@application.command()
+def roles(
+    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.")],
+    restart: Annotated[str | None, typer.Option(help="Kill this one; who watches it starts it again.")] = None,
+    json: Json = False,
+) -> None:
+    """The processes of a run: which live, since when, where."""
+    from coordinator import local
+
+    if restart is not None and not local.restart(run, restart):
+        raise NotFound(f"{run} has no living {restart}", remedy="`pagurus roles RUN` lists them")
+    states = local.states(run)
+    if json:
+        output.as_json(states)
+        return
+    rows = [(s.name, "lives" if s.alive else "gone", s.pid, s.generation, f"{s.age_s:.0f} s", s.url) for s in states]
+    output.table(("role", "", "pid", "generation", "started", "address"), rows)
+
+
+@application.command()
+def attach(run: Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.")]) -> None:
+    """What a detached run says, until it has ended. Ctrl-C ends the looking, not the run."""
+    from coordinator import local
+
+    with contextlib.suppress(KeyboardInterrupt):
+        for part in local.follow(run):
+            sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
 
 
 def _benches(incomplete: str) -> list[str]:

@@ -142,6 +142,7 @@ class RolloutController:
         base = itertools.count(config.seed * 1_000_000) if seeds is None else iter(seeds)
         self._seeds: Iterator[int] = itertools.islice(base, self.store.issued(), None)
         self._seeds_left = True
+        self._queued = self.store.queued()
         self._do = self._disk.do
         self._members = config.size + config.extra
         self._groups: dict[str, Group] = {}
@@ -301,7 +302,7 @@ class RolloutController:
             training=self._training,
             running=[group.view for group in self._groups.values()],
             buffered=list(self._buffer.values()),
-            queued=self.store.queued(),
+            queued=self._queued,
             more=self._seeds_left,
             parts=list(self._parts.values()),
             draining=self._draining,
@@ -331,13 +332,13 @@ class RolloutController:
                 pass
 
     async def _lease(self, count: int) -> None:
-        queued = self.store.queued()
-        if queued < count and self._seeds_left:
-            seeds = list(itertools.islice(self._seeds, count - queued))
-            self._seeds_left = len(seeds) == count - queued
+        if self._queued < count and self._seeds_left:
+            seeds = list(itertools.islice(self._seeds, count - self._queued))
+            self._seeds_left = len(seeds) == count - self._queued
             await self._do(self.store.issue, seeds, self.fence)
         for lease in await self._do(self.store.lease, count, self.fence):
             self._groups[lease.prompt] = groups.fresh(lease, self._members)
+        self._queued = await self._do(self.store.queued)
 
     def _begin(self, group: Group, index: int) -> None:
         member = group.members[index]
@@ -360,10 +361,10 @@ class RolloutController:
     async def _reopen(self, prompt: str, members: list[int], why: str) -> None:
         self._counts.over_stale += len(members)
         done = self._buffer.pop(prompt)
-        chosen = [each.member for each in self.store.finished(prompt)]
+        chosen = [each.member for each in await self._do(self.store.finished, prompt)]
         await self._do(self.store.discard, prompt, [chosen[n] for n in members], self.fence)
-        (lease,) = [each for each in self.store.in_flight() if each.prompt == prompt]
-        group = self._groups[prompt] = groups.restored(lease, self._members, self.store)
+        (lease,) = [each for each in await self._do(self.store.in_flight) if each.prompt == prompt]
+        group = self._groups[prompt] = await self._do(groups.restored, lease, self._members, self.store)
         group.reason = why
         for n in members:
             again = group.members[chosen[n]]
@@ -372,7 +373,7 @@ class RolloutController:
     async def _finish(self, prompt: str) -> None:
         await self._do(self.store.buffer, prompt, self.fence)
         group = self._groups.pop(prompt)
-        self._buffer[prompt] = groups.whole(group.lease, self.config.size, self.store)
+        self._buffer[prompt] = await self._do(groups.whole, group.lease, self.config.size, self.store)
 
     async def _give_up(self, prompt: str, reason: str) -> None:
         group = self._groups[prompt]
@@ -482,7 +483,7 @@ class RolloutController:
                     for member in group.members
                     if member.task is not None
                 ],
-                account=self.store.account(),
+                account=await self._do(self.store.account),
                 seconds=self.meter.seconds(),
             )
             await asyncio.to_thread(write_status, self.folder, status)

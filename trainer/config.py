@@ -105,10 +105,22 @@ def open_run(config: Config, *, steps: int | None = None) -> tuple[Path, Config]
     return folder, config
 
 
+def unfinished(config: Config) -> Path | None:
+    """The last run, if it has this plan, has begun to learn, and has no summary yet."""
+    folder = (config.out / "latest").resolve()
+    if not (folder / "plan.json").exists() or (folder / "summary.json").exists():
+        return None
+    if not (folder / "rollout").exists():
+        return None
+    _, plan = _resumed(folder, None)
+    wanted = dataclasses.replace(config, task=config.task.resolve(), out=plan.out, resume=plan.resume)
+    return folder if plan == wanted else None
+
+
 def _resumed(run: Path, steps: int | None) -> tuple[Path, Config]:
     folder = run.resolve()
     try:
-        stored = (folder / "config.json").read_bytes()
+        stored = (folder / "plan.json").read_bytes()
     except FileNotFoundError:
         raise NotFound(f"{run} is not a run folder", remedy="name a folder below runs/") from None
     config = msgspec.json.decode(stored, type=Config, dec_hook=_path)
@@ -119,9 +131,9 @@ def _resumed(run: Path, steps: int | None) -> tuple[Path, Config]:
 
 
 def _remember(folder: Path, config: Config) -> None:
-    aside = folder / ".config.new"
+    aside = folder / ".plan.new"
     aside.write_bytes(msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=1))
-    aside.rename(folder / "config.json")
+    aside.rename(folder / "plan.json")
 
 
 def _path(kind: type, value: object) -> object:

@@ -49,7 +49,7 @@ from sandbox import Client
 from sandbox.errors import EngineFailed, ImageNotFound, NoSpace, PagurusError
 from trainer import estimate, report, resume, sft, task
 from trainer.batches.sample import Sample
-from trainer.config import KEYS, Config, open_run
+from trainer.config import KEYS, Config, open_run, unfinished
 from trainer.labels import Labelled
 from trainer.learner import Learner, Settings, StepStats, learning_rate
 from trainer.metrics import Recorder
@@ -83,6 +83,23 @@ def main(config: Config, *, steps: int | None = None) -> int:
     if run is not None and resume.saves_in(run.folder / "resume"):
         console.print(f"go on with: pagurus train --resume {run.folder}", highlight=False, soft_wrap=True)
     return 1
+
+
+def prepare(config: Config, *, steps: int | None = None, fresh: bool = False) -> Path | None:
+    """The run folder to work in, made if need be; None when there can be none, which has been said.
+
+    A run of the same plan that has not ended is gone on with, unless `fresh`.
+    """
+    console = Console()
+    try:
+        left = None if fresh or config.resume is not None else unfinished(config)
+        if left is not None:
+            console.print(f"go on with {left} (--fresh begins anew)", highlight=False, soft_wrap=True)
+            return left
+        return open_run(config, steps=steps)[0]
+    except (PagurusError, OSError) as error:
+        console.print(f"[red]stopped[/red]: {explain(error, config.out)}", highlight=False, soft_wrap=True)
+        return None
 
 
 def explain(error: Exception, out: Path) -> Exception:
@@ -189,7 +206,9 @@ class Run:
         launch = {"embedded": embedded, "vllm": vllm}[self.config.engine]()
         folder = path_of(self.weights, self.version)
         self.display.stage(f"starting the {self.config.engine} engine")
-        async with EngineSupervisor(launch, folder, self.version, log=self.folder / "engine.log") as self.engine:
+        async with EngineSupervisor(
+            launch, folder, self.version, log=self.folder / "engine.log", roles=self.folder / "roles"
+        ) as self.engine:
             self.controller = self._controller(host)
             await host.sweep(keep=self.controller.journalled_sandboxes())
             try:

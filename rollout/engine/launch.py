@@ -16,6 +16,7 @@ from pathlib import Path
 from sandbox.errors import EngineFailed
 from sandbox.paths import CHECKOUT
 
+IDLE_EXIT = 900.0  # seconds
 VLLM_PYTHON = CHECKOUT / ".venv-vllm" / "bin" / "python"
 
 
@@ -32,6 +33,7 @@ class Launch:
     name: str
     command: Callable[[Path, int], Command]
     start_timeout: float  # seconds until it must be healthy
+    leaves: bool = False  # it ends by itself when nobody has asked it for long: it may outlive who started it
 
 
 def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
@@ -39,11 +41,11 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
 
     def command(folder: Path, port: int) -> Command:
         argv = [sys.executable, "-m", "rollout.engine.embedded.server", "--model", str(folder), "--port", str(port)]
-        argv += ["--slots", str(slots), "--length", str(length)]
+        argv += ["--slots", str(slots), "--length", str(length), "--idle-exit", str(IDLE_EXIT)]
         search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
         return Command(argv, {"OMP_NUM_THREADS": "1", "PYTHONPATH": search})
 
-    return Launch("embedded", command, start_timeout=60.0)
+    return Launch("embedded", command, start_timeout=60.0, leaves=True)
 
 
 def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, threads: int = 1) -> Launch:

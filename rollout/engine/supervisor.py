@@ -1,6 +1,7 @@
 """`EngineSupervisor`: one engine server that is always there, with the last published weights.
 
-Owns: the server's process, its log file, restarts, the retry of requests that a death interrupted.
+Owns: the server's process, its log file, restarts, the retry of requests that a death interrupted; a server that a
+process before this one left is adopted.
 Does not own: the protocol (client), what is published.
 Guarantee: a death is noticed when the kernel reports it, not by a time-out; after a restart the engine serves the
 folder published last, verified (I9); when it cannot be restarted every caller gets one error that names the log.
@@ -8,7 +9,7 @@ folder published last, verified (I9); when it cannot be restarted every caller g
 ====================  =================================================================
 state                 moved by
 ====================  =================================================================
-starting              `__aenter__`, or the watcher after a death
+starting              `__aenter__` (or adopted by it), or the watcher after a death
 serving               health route answers and the weights were checked
 failed                too many deaths, or a start that did not succeed; final
 closed                `close`; final
@@ -28,10 +29,12 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from rollout.engine import adopted
+from rollout.engine.adopted import Adopted, Named
 from rollout.engine.client import EngineClient, Generation, Published, Sampling, wait_healthy
 from rollout.engine.launch import Launch, embedded, vllm
 from rollout.engine.manifest import absolute, verify_folder
-from sandbox.errors import Closed, EngineFailed, Timeout
+from sandbox.errors import Closed, EngineFailed, Invalid, Timeout
 
 __all__ = ["EngineSupervisor", "embedded", "vllm"]
 
@@ -42,20 +45,25 @@ SERVED_WELL = 60.0  # seconds of service after which earlier deaths are forgotte
 STOP_PATIENCE = 5.0  # seconds between SIGTERM and SIGKILL
 LOG_TAIL = 15  # lines of the engine's log in an error
 PR_SET_PDEATHSIG = 1
+ROLE = "engine"
 
 
 class EngineSupervisor:
     """``async with EngineSupervisor(embedded(), folder, 0, log=run / "engine.log") as engine: ...``"""
 
-    def __init__(self, launch: Launch, folder: Path | str, version: int, *, log: Path):
-        self.launch, self.log = launch, log
+    def __init__(self, launch: Launch, folder: Path | str, version: int, *, log: Path, roles: Path | None = None):
+        """`roles`: the folder where the server is written down. It then outlives this process if that is killed, and
+        the next one adopts it; left alone, it ends by itself after a while."""
+        self.launch, self.log, self.roles = launch, log, roles
+        self.adopted = False
+        self._generation = 0
         self.folder, self.version = Path(folder).resolve(), version
         self.restarts = 0
         self.retried = 0
         self.publications: list[Published] = []
         self.pid: int | None = None
         self._client: EngineClient | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | Adopted | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._serving = asyncio.Event()  # set while serving, and for ever once failed or closed
         self._failure: EngineFailed | Closed | None = None
@@ -63,7 +71,9 @@ class EngineSupervisor:
 
     async def __aenter__(self) -> EngineSupervisor:
         try:
-            await self._start()
+            self.adopted = await self._adopt()
+            if not self.adopted:
+                await self._start()
         except BaseException:
             await asyncio.shield(self.close())
             raise
@@ -163,6 +173,31 @@ class EngineSupervisor:
             self._serving.clear()  # the watcher, told by the same kernel, sets it again after the restart
         return process.returncode is not None
 
+    async def _adopt(self) -> bool:
+        """Take over the server that another process left, with our weights; False when there is none that obeys."""
+        role = adopted.read(self.roles, ROLE) if self.roles is not None else None
+        if role is None:
+            return False
+        self._generation = role.generation
+        descriptor = adopted.hold(role)
+        if descriptor is None:
+            return False
+        process, client = Adopted(role.pid, descriptor), EngineClient(role.url)
+        try:
+            if await client.version() == self.version and not await client.is_paused():
+                await client.check(self.folder, self.version)
+            else:
+                await client.publish(self.folder, self.version)
+        except (EngineFailed, Timeout, Invalid) as error:
+            log.warning("the engine that was left (pid %d) is of no use: %s", role.pid, error)
+            await client.close()
+            process.kill()
+            await process.wait()
+            return False
+        self._process, self._client, self.pid = process, client, role.pid
+        self._serving.set()
+        return True
+
     async def _start(self) -> None:
         """Start a server of the last published weights and wait until it serves them."""
         await asyncio.to_thread(verify_folder, self.folder, self.version)
@@ -177,10 +212,11 @@ class EngineSupervisor:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=None if self.roles is not None and self.launch.leaves else _die_with_parent,
             )
         self.pid = self._process.pid
         client = EngineClient(f"http://127.0.0.1:{port}")
+        self._write_down(client.url)
         ended = asyncio.ensure_future(self._process.wait())
         healthy = asyncio.ensure_future(wait_healthy(client))
         try:
@@ -236,6 +272,10 @@ class EngineSupervisor:
             await client.close()
         if process is None:
             return
+        if isinstance(process, Adopted):  # no group is signalled by a number that may be somebody else's by now
+            process.kill()
+            await process.wait()
+            return
         if process.returncode is None:
             _signal_group(process.pid, signal.SIGTERM)
             try:
@@ -245,8 +285,17 @@ class EngineSupervisor:
         _signal_group(process.pid, signal.SIGKILL)
         await process.wait()
 
+    def _write_down(self, url: str) -> None:
+        self._generation += 1
+        if self.roles is not None and self.pid is not None and (at := adopted.started(self.pid)) is not None:
+            role = Named(name=ROLE, pid=self.pid, started=at, at=time.time(), url=url, log=str(self.log))
+            role.generation = self._generation
+            adopted.write(self.roles, role)
+
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if isinstance(self._process, Adopted):
+            self._process.kill()
+        elif self._process is not None and self._process.returncode is None:
             _signal_group(self._process.pid, number)
 
     def _error(self, message: str) -> EngineFailed:

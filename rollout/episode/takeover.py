@@ -43,4 +43,5 @@ async def rewind(env: Environment, guarded: GuardedSandbox, trajectory: Trajecto
         seen = trajectory.turns[entry.turn].observation
         if observation.text != seen:
             raise Diverged(f"executed again, turn {entry.turn} said {observation.text!r:.80}, not {seen!r:.80}")
+        guarded.recoveries[-1].replayed += 1
     guarded.begin_turn(since[-1].turn)

@@ -1,6 +1,6 @@
 """One owner per run folder.
 
-Owns: `owner.lock`. Does not own: what the owner does.
+Owns: `owner.lock` (of the run itself) and `supervisor.lock` (of who keeps it alive). Does not own: what the owner does.
 Guarantee: the kernel holds the lock for a living process and releases it when that process dies, however it dies.
 """
 
@@ -16,9 +16,9 @@ from sandbox.errors import Conflict
 NAME = "owner.lock"
 
 
-def own(folder: Path) -> IO[str]:
+def own(folder: Path, name: str = NAME) -> IO[str]:
     """Become the owner for as long as the returned file is open. Raises Conflict, naming the process that is."""
-    file = (folder / NAME).open("a+")
+    file = (folder / name).open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

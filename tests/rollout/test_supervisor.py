@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout.engine import adopted
 from rollout.engine.client import Sampling
 from rollout.engine.launch import Command, Launch, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
@@ -114,3 +115,53 @@ asyncio.run(main())
 def test_a_missing_vllm_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed, match="make setup-vllm"):
         vllm(python=tmp_path / "python")
+
+
+LEAVE = """
+import asyncio, os, sys
+from pathlib import Path
+from rollout.engine.launch import embedded
+from rollout.engine.supervisor import EngineSupervisor
+async def main():
+    folder, log, roles = map(Path, sys.argv[1:])
+    engine = await EngineSupervisor(embedded(slots=4), folder, 0, log=log, roles=roles).__aenter__()
+    print(engine.pid, flush=True)
+    os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+
+
+def left_by_a_killed_process(folder: Path, tmp_path: Path) -> int:
+    argv = [sys.executable, "-c", LEAVE, str(folder), str(tmp_path / "engine.log"), str(tmp_path / "roles")]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
+    assert done.returncode == -9
+    return int(done.stdout)
+
+
+async def test_an_engine_outlives_who_started_it_and_is_adopted_with_newer_weights(
+    folder: Path, tmp_path: Path
+) -> None:
+    pid = await asyncio.to_thread(left_by_a_killed_process, folder, tmp_path)
+    newer = publish(tmp_path / "v1", 1)
+    log, roles = tmp_path / "engine.log", tmp_path / "roles"
+    async with EngineSupervisor(embedded(slots=4), newer, 1, log=log, roles=roles) as engine:
+        assert (engine.adopted, engine.pid) == (True, pid)
+        assert {span.version for span in (await engine.generate([5], SHORT)).spans} == {1}
+        os.kill(pid, 9)
+        assert (await engine.generate([5], SHORT)).token_ids and engine.pid != pid and engine.restarts == 1
+    assert adopted.hold(adopted.read(roles, "engine")) is None  # it ended with who used it last
+
+
+async def test_nothing_is_adopted_by_a_number_alone(folder: Path, tmp_path: Path) -> None:
+    """The pid that was written down belongs to somebody else by now."""
+    other = await asyncio.create_subprocess_exec("sleep", "600")
+    roles = tmp_path / "roles"
+    try:
+        adopted.write(roles, adopted.Named(name="engine", pid=other.pid, started=1, at=0.0, url="http://127.0.0.1:1"))
+        async with EngineSupervisor(embedded(slots=4), folder, 0, log=tmp_path / "e.log", roles=roles) as engine:
+            assert not engine.adopted and engine.pid != other.pid
+            assert adopted.read(roles, "engine").generation == 2
+        assert other.returncode is None
+    finally:
+        other.kill()
+        await other.wait()

@@ -161,9 +161,26 @@ class Server:
 
     def __init__(self, thread: EngineThread):
         self.thread = thread
+        self._calls = 0  # under way
+        self._heard = time.monotonic()
+
+    async def idle(self, seconds: float) -> None:
+        """Returns when nobody has called for so long: who started this server is gone, and nobody took it over."""
+        while self._calls or time.monotonic() - self._heard < seconds:  # noqa: ASYNC110 - the event is that none came
+            await asyncio.sleep(min(seconds, 5.0))
+        log.info("nobody has called for %g s", seconds)
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._calls += 1
+        try:
+            return await handler(request)
+        finally:
+            self._calls -= 1
+            self._heard = time.monotonic()
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=64 << 20, middlewares=[errors])
+        app = web.Application(client_max_size=64 << 20, middlewares=[self._count, errors])
         app.add_routes(
             [
                 web.post(wire.GENERATE, self.generate),
@@ -300,16 +317,21 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     )
 
 
-async def serve(core: Core, *, host: str, port: int, stop: asyncio.Event | None = None) -> None:
-    """Serve until `stop` or a fatal error of the engine thread, which is raised."""
+async def serve(
+    core: Core, *, host: str, port: int, stop: asyncio.Event | None = None, idle_exit: float | None = None
+) -> None:
+    """Serve until `stop`, `idle_exit` seconds without a call, or a fatal error of the engine thread (raised)."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     thread = EngineThread(core, loop, lambda error: _fail(ended, error))  # type: ignore[arg-type]
-    runner = web.AppRunner(Server(thread).application(), handler_cancellation=True, access_log=None)
+    server = Server(thread)
+    runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     log.info("serving %s as version %s on %s:%d", core.folder, core.version, host, port)
     waiters: list[asyncio.Future[Any]] = [ended] if stop is None else [ended, asyncio.ensure_future(stop.wait())]
+    if idle_exit is not None:
+        waiters.append(asyncio.ensure_future(server.idle(idle_exit)))
     try:
         done, _ = await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
         if ended in done:
@@ -329,12 +351,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--version", default="0", help="label of the weights of a folder without a manifest")
     parser.add_argument("--slots", type=int, default=64, help="sequences computed together")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the longest sequence")
+    parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     torch.set_num_threads(1)  # two threads make these small products many times slower
     core = Core(options.model, version=options.version, slots=options.slots, length=options.length)
     log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
-    asyncio.run(serve(core, host=options.host, port=options.port))
+    asyncio.run(serve(core, host=options.host, port=options.port, idle_exit=options.idle_exit))
 
 
 if __name__ == "__main__":

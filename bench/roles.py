@@ -1,0 +1,248 @@
+"""Is a prompt, a sample or a turn ever lost? Kills the processes of a training run, again and again, and counts.
+
+::
+
+    pagurus bench roles [--json] [--kills N] [--seed S] [--image NAME] [--groups G] [--size S]
+
+A daemon of its own and one training run of the example (`pagurus train`). At random instants one role is killed with
+`kill -9`: the engine, the run itself (rollout and trainer are one process), its supervisor or the daemon. The bench
+starts supervisor and daemon again, the supervisor the run, the run the engine. The next kill comes when turns go on. At
+the end the run's books are compared with what was seen before each kill.
+
+`kills` by role; `prompts_lost`: issued and in no state, or in the wrong one; `prompts_doubled`: in more than one batch;
+`finished_groups_lost`: whole before a kill and not after it; `turns_replayed_max`: turns of one trajectory that were
+executed again after one death; `first_token_s`: from a kill to the first answer that was finished after it, by role;
+`hangs`: nothing went on for two minutes; `continued`: trajectories that a successor went on with;
+`decisions`, `identical`: logged, and made again by a replay. `given_up` with reasons should be none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from bench.harness.own_daemon import IMAGE, BenchHost, image
+from coordinator import local
+from rollout.store import decisions
+from rollout.store.journal import Journal
+from rollout.store.samples import SampleStore
+from sandbox.paths import CHECKOUT
+
+ROLES = ("engine", "run", "supervisor", "daemon")
+APART = (0.3, 4.0)  # seconds between the return of turns and the next kill
+HANG = 120.0  # seconds without a turn
+STEPS = 100_000  # more than any bench makes
+
+
+class Bench:
+    """One daemon, one run, and what was seen of both."""
+
+    def __init__(self, host: BenchHost, folder: Path, options: argparse.Namespace):
+        self.host, self.out, self.options = host, folder, options
+        self.chance = random.Random(options.seed)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.kills: Counter[str] = Counter()
+        self.first: dict[str, list[float]] = defaultdict(list)
+        self.whole: dict[str, set[str]] = {}  # prompt -> states that it may be in from now on
+        self.groups_lost = self.hangs = 0
+
+    @property
+    def run_folder(self) -> Path:
+        return (self.out / "latest").resolve()
+
+    def start_run(self) -> None:
+        """From the beginning, or where the last one was."""
+        argv = [sys.executable, "-m", "pagurus", "train", str(CHECKOUT / "examples" / "fix_the_service")]
+        if (self.out / "latest").exists():
+            argv += ["--resume", str(self.run_folder)]
+        else:
+            given = {"steps": STEPS, "groups": self.options.groups, "size": self.options.size, "concurrency": 16}
+            given |= {"held-out": 2, "faults": 0, "pace": 0.2, "image": IMAGE, "seed": self.options.seed}
+            argv += [
+                "--out",
+                str(self.out),
+                *(word for name, value in given.items() for word in (f"--{name}", str(value))),
+            ]
+        environment = {**os.environ, "PAGURUS_STATE": str(self.host.state), "PAGURUS_RUN": str(self.host.run)}
+        with (self.out / "run.log").open("ab") as log:
+            self.process = subprocess.Popen(argv, cwd=CHECKOUT, env=environment, stdout=log, stderr=log)
+
+    def kill(self, role: str) -> None:
+        if role == "daemon":
+            self.host.kill()
+            self.host.start()
+            return
+        if role == "supervisor":
+            assert self.process is not None
+            self.process.kill()
+            self.process.wait()
+            self.start_run()
+        elif not local.restart(self.run_folder, role):
+            raise RuntimeError(f"no {role} to kill:\n{tail(self.out / 'run.log')}")
+
+    def turns_go_on(self, since: float) -> float | None:
+        """When the first answer after `since` was finished, as the journal has it; None when nothing comes."""
+        deadline = time.monotonic() + HANG
+        while time.monotonic() < deadline:
+            if self.process is not None and self.process.poll() is not None:
+                raise RuntimeError(f"the run ended by itself:\n{tail(self.out / 'run.log')}")
+            with contextlib.suppress(FileNotFoundError):
+                ended = self.answers(since)
+                if ended:
+                    return min(ended)
+            time.sleep(0.1)
+        return None
+
+    def answers(self, since: float) -> list[float]:
+        """Ends of answers after `since` in the journal."""
+        if not (self.run_folder / "rollout" / "journal.sqlite").exists():
+            return []
+        journal = Journal(self.run_folder / "rollout")
+        try:
+            entries = [journal.entries(key)[-1:] for key in journal.open()]
+            records = [record for found in entries for entry in found for record in entry.records]
+            return [record.gen_end for record in records if record.gen_start > since]
+        finally:
+            journal.close()
+
+    def note_groups(self) -> None:
+        """What is whole now must be whole, handed out or consumed for ever."""
+        store = SampleStore(self.run_folder / "rollout")
+        try:
+            states = dict(store._read("select id, state from prompts"))
+        finally:
+            store.close()
+        for prompt, allowed in self.whole.items():
+            if states.get(prompt) not in allowed:
+                self.groups_lost += 1
+        later = {"buffered": ("buffered", "handed", "consumed"), "handed": ("handed", "consumed")}
+        later["consumed"] = ("consumed", "handed")  # the trainer's save may be older
+        self.whole = {prompt: set(later[state]) for prompt, state in states.items() if state in later}
+
+    def strike(self, role: str) -> None:
+        time.sleep(self.chance.uniform(*APART))
+        self.note_groups()
+        at = time.time()
+        self.kill(role)
+        self.kills[role] += 1
+        ended = self.turns_go_on(at)
+        if ended is None:
+            self.hangs += 1
+            print(f"hang after kill of {role}:\n{tail(self.out / 'run.log')}", file=sys.stderr)
+        else:
+            self.first[role].append(ended - at)
+        self.note_groups()
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def everything(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="pagurus-roles-") as name:
+        host = BenchHost(Path(name) / "host", image(options.image))
+        bench = Bench(host, Path(name) / "runs", options)
+        bench.out.mkdir()
+        try:
+            host.start()
+            began = time.time()
+            bench.start_run()
+            fitted = time.monotonic() + 900
+            while bench.turns_go_on(began) is None and time.monotonic() < fitted:
+                pass
+            for number in range(options.kills * len(ROLES)):
+                bench.strike(ROLES[number % len(ROLES)])
+                print(f"{dict(bench.kills)}, {bench.hangs} hangs", file=sys.stderr)
+            bench.end()
+            return result(bench)
+        finally:
+            if bench.process is not None and bench.process.poll() is None:
+                bench.process.kill()
+                bench.process.wait()
+            if (bench.out / "latest").exists():
+                for role in ("run", "engine"):
+                    local.restart(bench.run_folder, role)
+            host.clean()
+
+
+def result(bench: Bench) -> dict[str, Any]:
+    folder = bench.run_folder / "rollout"
+    store = SampleStore(folder)
+    account = store.account()
+    batches = [batch for step in range(account.issued) if (batch := store.batch(step)) is not None]
+    trained = Counter(group.prompt for batch in batches for group in batch.groups)
+    samples = [store.sample(prompt, member) for prompt, member, *_ in store.samples()]
+    short = sum(len(group.trajectories) != bench.options.size for batch in batches for group in batch.groups)
+    parts = account.consumed + account.in_flight + account.queued + account.buffered + account.given_up
+    reasons = store.reasons()
+    store.close()
+    replayed = decisions.replay(folder)
+    return {
+        "kills": dict(bench.kills),
+        "prompts_issued": account.issued,
+        "prompts_consumed": account.consumed,
+        "prompts_lost": account.issued - parts + short,
+        "prompts_doubled": sum(count - 1 for count in trained.values()),
+        "given_up": reasons,
+        "finished_groups_lost": bench.groups_lost,
+        "trajectories": len(samples),
+        "continued": sum(sample.continued > 0 for sample in samples),
+        "restarted": sum(sample.start > 0 for sample in samples),
+        "turns_replayed_max": max((r.replayed for sample in samples for r in sample.recoveries), default=0),
+        "restores_equal": all(r.equal for sample in samples for r in sample.recoveries),
+        "first_token_s": {role: spread(times) for role, times in bench.first.items()},
+        "hangs": bench.hangs,
+        "decisions": replayed.decisions,
+        "identical": replayed.identical,
+        "steps": len(batches),
+    }
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Median, 95th of a hundred, and the longest."""
+    ordered = sorted(times)
+    last = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    return {"p50": round(statistics.median(ordered), 2), "p95": round(last, 2), "max": round(ordered[-1], 2)}
+
+
+def tail(path: Path) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-20:]) if path.exists() else ""
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench roles", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--kills", type=int, default=100, help="of each role")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--image", default="debian", help="an image of this host")
+    parser.add_argument("--groups", type=int, default=2, help="prompts of a step")
+    parser.add_argument("--size", type=int, default=4, help="trajectories of a prompt")
+    options = parser.parse_args(arguments)
+    found = everything(options)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        print(*(f"{key} {value}" for key, value in found.items()), sep="\n")
+    bad = ("prompts_lost", "prompts_doubled", "finished_groups_lost", "hangs")
+    return 1 if any(found[name] for name in bad) or found["identical"] != found["decisions"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Who runs where: the processes of a run on this machine."""

@@ -1,0 +1,90 @@
+"""A process that another process started: known by its pid and the time of its start, watched by its pidfd.
+
+Owns: `Named`, what is written down of a process, and `Adopted`, which looks like a child. Does not own: what it serves.
+Guarantee: a pid that was given to another process since is never taken for the one that was written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from pathlib import Path
+
+import msgspec
+
+
+class Named(msgspec.Struct, kw_only=True):
+    """One role of a run, as it was last started. In ``roles/NAME.json`` of the run folder."""
+
+    name: str
+    pid: int
+    started: int  # ticks of the kernel's clock, see proc(5)
+    at: float  # seconds since the epoch
+    generation: int = 1  # how often it was started in this run
+    url: str = ""
+    log: str = ""
+
+
+def started(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks; None when there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def write(folder: Path, role: Named) -> None:
+    """Whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{role.name}.new"
+    aside.write_bytes(msgspec.json.encode(role))
+    os.replace(aside, folder / f"{role.name}.json")
+
+
+def read(folder: Path, name: str) -> Named | None:
+    """What was written down of a role; None when it was never started, or the file is no such thing."""
+    try:
+        return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Named)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def hold(role: Named) -> int | None:
+    """A pidfd of the process if it still is the one that was written down, else None. The caller closes it."""
+    try:
+        descriptor = os.pidfd_open(role.pid)
+    except ProcessLookupError:
+        return None
+    ended, _, _ = select.select([descriptor], [], [], 0)  # also of one that nobody has reaped yet
+    if not ended and started(role.pid) == role.started:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+class Adopted:
+    """Like `asyncio.subprocess.Process`, of a process that is not our child: its exit status is nobody's to know."""
+
+    def __init__(self, pid: int, descriptor: int):
+        self.pid, self.returncode = pid, None
+        self._descriptor = descriptor
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(descriptor, self._end)
+
+    returncode: int | None
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return -1
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self.returncode = -1
+        self._ended.set()
