@@ -9,6 +9,7 @@ Guarantee: `write` of what `read` returned gives the same bytes; a private copy 
 from __future__ import annotations
 
 import functools
+import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,11 @@ def read(path: Path, *kinds: Any) -> Image | None:
     except FileNotFoundError:
         return None
     return parse(content, *kinds)
+
+
+def text(value: str | bytes) -> str:
+    """A name of an image as the file functions take it: protobuf gives one that is not UTF-8 as bytes."""
+    return os.fsdecode(value) if isinstance(value, bytes) else value
 
 
 def files(content: bytes) -> Image:

@@ -114,7 +114,7 @@ def _of_others(directory: Path, entries: Sequence[Any], processes: list[int]) ->
     kinds = image_files.messages()
     found = {}
     for entry in entries:
-        if entry.HasField("reg") and (match := re.match(r"/?proc/(\d+)(/|$)", entry.reg.name)):
+        if entry.HasField("reg") and (match := re.match(r"/?proc/(\d+)(/|$)", image_files.text(entry.reg.name))):
             found[entry.id] = int(match[1])
     for pid in processes if found else ():
         ids = image_files.read(directory / f"ids-{pid}.img", kinds.task_kobj_ids_entry)

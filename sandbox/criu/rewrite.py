@@ -218,6 +218,6 @@ def _made_anew(directory: Path, table: image_files.Image) -> list[str]:
     remapped = {remap.orig_id for remap in remaps.entries} if remaps is not None else set()
     for entry in table.entries:
         if entry.id in remapped and entry.HasField("reg"):
-            name = entry.reg.name if isinstance(entry.reg.name, str) else os.fsdecode(entry.reg.name)
+            name = image_files.text(entry.reg.name)
             paths |= set(map(str, PurePosixPath("/" + name.lstrip("/")).parents))
     return sorted(paths)
