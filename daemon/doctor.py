@@ -302,7 +302,11 @@ def _pycriu() -> str:
 
 def _images() -> str:
     folder = paths.state() / "images"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    names = (
+        sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
+        if folder.is_dir()
+        else []
+    )
     if not names:
         raise _Miss("no image to start sandboxes from", "run `make setup`")
     return ", ".join(names)
@@ -344,8 +348,10 @@ def _network() -> str:
 
 
 def _gpu() -> str:
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise _Miss("training is not installed here: no torch", "`make setup-train`, for `pagurus train`") from None
     if not torch.cuda.is_available():
         raise _Miss("no GPU: engine and trainer run on the CPU", "")
     return torch.cuda.get_device_name(0)
