@@ -130,8 +130,6 @@ def unread(one: socket.socket) -> list[Datagram]:
         while len(found) < MOST:
             content, sender = one.recvfrom(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             found.append(Datagram(str(sender[0]), int(sender[1]), content))
-            if not content:
-                break  # the next look would find the same empty one again
     except BlockingIOError:
         pass
     finally:
