@@ -155,11 +155,16 @@ if twin == 0:
     threading.Thread(target=lambda: time.sleep(1e6), daemon=True).start()
     os.open('/t', os.O_RDONLY)
     while True: time.sleep(1000)
-for pid in (child, twin):
-    os.kill(pid, signal.SIGSTOP); os.waitpid(pid, os.WUNTRACED)
+job = os.fork()  # as after Ctrl-Z
+if job == 0:
+    os.setpgid(0, 0)
+    while True: signal.pause()
+while os.getpgid(job) != job: time.sleep(0.01)
+for pid, how in ((child, signal.SIGSTOP), (twin, signal.SIGSTOP), (job, signal.SIGTSTP)):
+    os.kill(pid, how); os.waitpid(pid, os.WUNTRACED)
 def state(pid): return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]
 def check():
-    while {state(child), state(twin)} != {'T'}: time.sleep(0.01)
+    while {state(child), state(twin), state(job)} != {'T'}: time.sleep(0.01)
     os.kill(child, signal.SIGCONT)
     while state(child) == 'T': time.sleep(0.01)
     os.kill(child, signal.SIGSTOP)
