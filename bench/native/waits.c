@@ -9,7 +9,8 @@
  *
  * PLACE is main or thread. EXPECTED is 1 when the call returned what it should
  * have, 0 when it did not, 2 when it cannot be made here. RESULTS.ready is made when all
- * processes wait. CLOCK_MONOTONIC of the sandbox measures, which goes on in a restore where it was.
+ * processes wait. CLOCK_MONOTONIC of the sandbox measures, which goes on in a restore where it was; CLOCK_REALTIME where
+ * the call waits for an instant of it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -58,7 +59,9 @@ static char folder[PATH_ROOM / 2];
 
 /* One wait, in memory that it shares with its helper. */
 struct run {
-    long long began, ended; /* 0: not yet */
+    long long began, lasted; /* 0: not yet */
+    clockid_t clock;         /* that measures */
+    long long first;         /* what it said at the beginning */
     int word, other;        /* for futexes */
     pid_t tid;
     const char *name, *place;
@@ -68,11 +71,13 @@ struct run {
     pthread_cond_t condition;
 };
 
-static long long now(void) {
+static long long now_on(clockid_t clock) {
     struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
+    clock_gettime(clock, &time);
     return time.tv_sec * SECOND + time.tv_nsec;
 }
+
+static long long now(void) { return now_on(CLOCK_MONOTONIC); }
 
 static void sleep_until(long long instant) {
     struct timespec time = {instant / SECOND, instant % SECOND};
@@ -93,7 +98,7 @@ static int milliseconds(void) { return (int)(length / 1000000); }
 static void add_line(struct run *run, int expected, int error) {
     char line[256];
     int size = snprintf(line, sizeof line, "%s %s %d %d %lld\n", run->name, run->place, expected, error,
-                        (run->ended - run->began) / 1000);
+                        run->lasted / 1000);
     int fd = open(results, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (fd < 0 || write(fd, line, (size_t)size) != size) _exit(4);
     close(fd);
@@ -124,13 +129,18 @@ static void check(bool good, const char *what) {
 
 static long timed(struct run *run, long returned) {
     int error = errno;
-    run->ended = now();
+    run->lasted = now_on(run->clock) - run->first;
     errno = error;
     return returned;
 }
 
+static void begin(struct run *run) {
+    run->first = now_on(run->clock);
+    __atomic_store_n(&run->began, now(), __ATOMIC_SEQ_CST);
+}
+
 /* The call itself: between two looks at the clock. */
-#define WAIT(call) (__atomic_store_n(&run->began, now(), __ATOMIC_SEQ_CST), timed(run, (call)))
+#define WAIT(call) (begin(run), timed(run, (call)))
 #define TEST(name) static bool name(struct run *run)
 #define ENDS_WITH(number) (errno == (number))
 
@@ -328,7 +338,7 @@ TEST(t_futex_bitset) {
     return WAIT(futex(&run->word, FUTEX_WAIT_BITSET, 0, &time, NULL, ~0u)) == -1 && ENDS_WITH(ETIMEDOUT);
 }
 TEST(t_futex_pi) {
-    struct timespec time = absolute(CLOCK_REALTIME);
+    struct timespec time = absolute(run->clock = CLOCK_REALTIME);
     run->word = getppid(); /* has it, and never gives it back */
     return WAIT(futex(&run->word, FUTEX_LOCK_PI, 0, &time, NULL, 0)) == -1 && ENDS_WITH(ETIMEDOUT);
 }
@@ -341,7 +351,7 @@ TEST(t_futex_waitv) {
     return WAIT(syscall(449, &one, 1, 0, &time, CLOCK_MONOTONIC)) == -1 && ENDS_WITH(ETIMEDOUT);
 }
 TEST(t_sem_timedwait) {
-    struct timespec time = absolute(CLOCK_REALTIME);
+    struct timespec time = absolute(run->clock = CLOCK_REALTIME);
     sem_init(&run->semaphore, 1, 0);
     return WAIT(sem_timedwait(&run->semaphore, &time)) == -1 && ENDS_WITH(ETIMEDOUT);
 }
@@ -703,6 +713,7 @@ static struct run *start(size_t number, bool in_thread) {
     struct run *run = mmap(NULL, sizeof *run, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     check(run != MAP_FAILED, "mmap");
     snprintf(run->path, sizeof run->path, "%s/%s-%s", folder, tests[number].name, in_thread ? "thread" : "main");
+    run->clock = CLOCK_MONOTONIC;
     run->name = tests[number].name;
     run->place = in_thread ? "thread" : "main";
     if (fork() == 0) {

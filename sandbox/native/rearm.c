@@ -40,7 +40,7 @@
 #define RESTART_BLOCK 516
 #define CODE_64 0x33	   /* selector of 64-bit code */
 #define RED_ZONE 128
-#define PATIENCE (5 * SECOND) /* for a call that is interrupted at once, on a busy machine */
+#define PATIENCE (30 * SECOND) /* for a call that is interrupted at once, on a busy machine */
 #define SIGSET_SIZE 8
 
 enum form { NONE, TIMESPEC, MILLISECONDS, TO_RECEIVE, TO_SEND };

@@ -133,6 +133,13 @@ static void ordinary_oom_score(const struct shim *s) {
     close(fd);
 }
 
+/* The shim has SIGCHLD blocked and reads it as a descriptor; a program that inherits that waits in vain for it. */
+static void unblock_signals(void) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
 /* ------------------------------------------------------------------ pid 1 */
 
 static void become_init(struct shim *s, int status) __attribute__((noreturn));
@@ -152,6 +159,7 @@ static void become_init(struct shim *s, int status) {
     if (setdomainname(s->machine, strlen(s->machine)) < 0) give_up(status, "machine id");
     if (unshare(CLONE_NEWCGROUP) < 0) give_up(status, "cgroup namespace");
     umask(022);
+    unblock_signals();
     if ((stage = confine(0, 0, NULL, 0))) give_up(status, stage);
     if (dup3(status, 3, O_CLOEXEC) < 0 && errno != EINVAL) _exit(127);
     syscall(SYS_close_range, 0, 2, 0);
@@ -233,6 +241,7 @@ static void become_command(const struct command *c, int status) {
         if (dup2(fd, i) < 0) give_up(status, "descriptors");
     }
     umask(022);
+    unblock_signals();
     /* With the credentials of the user, as a login would; root of the sandbox may enter anywhere. */
     if (c->uid == 0 && chdir(c->cwd) < 0) give_up(status, "cwd");
     if ((stage = confine(c->uid, c->gid, c->groups, c->group_count))) give_up(status, stage);

@@ -63,6 +63,12 @@ async def test_what_cannot_start(maker: Maker, argv: list[str], options: dict, e
     assert sb.tasks() == [sb.init_pid]
 
 
+async def test_a_command_starts_with_no_signal_blocked(maker: Maker) -> None:
+    sb = await maker.create()
+    done = await sb.exec(["grep", "SigBlk", "/proc/self/status"])
+    assert done.stdout.split() == [b"SigBlk:", b"0" * 16]
+
+
 async def test_stdin_and_binary_output(maker: Maker) -> None:
     sb = await maker.create()
     data = bytes(range(256)) * 4000

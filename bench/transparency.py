@@ -1,0 +1,283 @@
+"""Does a program notice that it was checkpointed, restored or forked? Blocking calls that return early, and how late.
+
+::
+
+    pagurus bench transparency [--json] [--seconds N] [--calls WORD,...] [--row N] [--languages WORD,...] [--image NAME]
+
+Through the whole daemon: groups of blocking calls (native/waits.c: timed and not, with and without signal masks, each
+by the main thread of a process and by another one) and programs in several languages wait for N seconds in a sandbox.
+In the middle it is checkpointed. What is told in the end by the sandbox that ran on is `live`, by a fork of that
+checkpoint `forked`, and by the sandbox once it was restored to that checkpoint `restored`. Then the calls wait through
+--row turns, each of which is checkpointed with its processes: `in a row`.
+
+Of each of these: `calls` (outcomes told), `returned_early` (before their time, or with another result), `late_ms`,
+`standstill_ms` (for how long that sandbox was frozen, or the restore took), `beyond_ms` (how much later than that).
+From how late a call is, what it is late outside any sandbox is taken away: time-outs of sockets are coarse.
+`missing` are calls that a sandbox does not have, and languages that could not be fetched (`ran`: those that could);
+`named` are calls that may return early after a restore, as docs/checkpoints.md says; `failures` names all others.
+`adds_ms` is what it adds to the frozen window, in interleaved dumps with the plugin and with an empty one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.checkpoint import Ours, Times
+from bench.harness import languages
+from bench.harness.own_daemon import IMAGE, BenchHost, image
+from daemon.checkpoints.queue import quantile
+from sandbox import Client, Limits, Sandbox, paths
+from sandbox.criu import rpc
+from sandbox.errors import PagurusError
+
+SOURCE = Path(__file__).parent / "native" / "waits.c"
+LIMITS = Limits(memory="2GiB", processes=2000)
+GROUP = 8  # calls that wait in one sandbox
+EARLY_MS = {"bash": 20.0}  # it measures by /proc/uptime; all others by the clock itself:
+EARLY_ELSE_MS = 1.5  # time-outs in milliseconds
+PATIENCE = 60.0
+#: Calls that may be done early after a restore: a restored socket takes less of the room for what is queued.
+ROOM_AGAIN = frozenset({"send", "send_timed"})
+RESULTS = "/tmp/results"
+TURN = "kill $(cat /tmp/job) 2>/dev/null; sleep 9999 >/dev/null 2>&1 & echo $! > /tmp/job"
+EMPTY_PLUGIN = """
+struct { const char *name; int (*init)(int); void (*exit)(int, int); unsigned version, count; void *hooks[13]; }
+CR_PLUGIN_DESC = { .name = "empty", .version = 2 << 8, .count = 13 };
+"""
+PROGRAMS = {
+    "idle": "true",
+    "sleepers": f"{languages.CALLS} 9999 /tmp/r nanosleep poll epoll_wait futex >/tmp/said 2>&1 &",
+}
+
+
+@dataclass
+class Tally:
+    """What one way came to."""
+
+    calls: int = 0
+    early: list[str] = field(default_factory=list)
+    late_ms: list[float] = field(default_factory=list)
+    standstill_ms: list[float] = field(default_factory=list)
+    beyond_ms: list[float] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"calls": self.calls, "returned_early": len(self.early)}
+        for name in ("late_ms", "standstill_ms", "beyond_ms"):
+            values = getattr(self, name)
+            found |= {f"{name}_p{n}": round(quantile(values, n / 100), 1) for n in (50, 99)} if values else {}
+        return found
+
+
+class Results:
+    """All outcomes. `reference`: how late a call is on this host without a sandbox."""
+
+    def __init__(self, reference: dict[str, float]) -> None:
+        self.reference = reference
+        self.ways: dict[str, Tally] = {way: Tally() for way in ("live", "forked", "restored", "in a row")}
+        self.failures: list[str] = []
+        self.missing: dict[str, str] = {}
+        self.ran: set[str] = set()
+
+    def add(self, way: str, text: str, seconds: float, standstill: float) -> None:
+        tally = self.ways[way]
+        for line in text.splitlines():
+            name, place, expected, error, lasted = line.split()
+            who = f"{name} {place}"
+            if expected == "2":
+                self.missing[name] = os.strerror(int(error))
+                continue
+            tally.calls += 1
+            late = int(lasted) / 1e3 - 1e3 * seconds
+            if expected != "1" or late < -EARLY_MS.get(name.partition("_")[0], EARLY_ELSE_MS):
+                if way in ("forked", "restored") and name in ROOM_AGAIN:
+                    tally.named.append(who)
+                    continue
+                tally.early.append(who)
+                self.failures.append(f"{way}: {who}: expected {expected}, errno {error}, after {int(lasted) / 1e3} ms")
+                continue
+            late = max(0.0, late - max(0.0, self.reference.get(who, 0.0)))
+            tally.late_ms.append(late)
+            tally.standstill_ms.append(standstill)
+            tally.beyond_ms.append(max(0.0, late - standstill))
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "calls": sum(tally.calls for tally in self.ways.values()),
+            "returned_early": sum(len(tally.early) for tally in self.ways.values()),
+            **{way: tally.summary() for way, tally in self.ways.items() if tally.calls},
+            "named": sorted({who for tally in self.ways.values() for who in tally.named}),
+            "missing": self.missing,
+            "ran": sorted(self.ran),
+            "failures": self.failures,
+        }
+
+
+def calls() -> list[str]:
+    """The names of all calls of native/waits.c."""
+    return re.findall(r"\bT\((?!name\))(\w+)\)", SOURCE.read_text())
+
+
+def reference(names: list[str]) -> dict[str, float]:
+    """How late each call is on this host, in milliseconds. Blocks."""
+    with tempfile.TemporaryDirectory(prefix="pagurus-waits-") as name:
+        program, results = f"{name}/waits", f"{name}/results"
+        subprocess.run(["cc", "-O2", "-static", "-pthread", "-o", program, SOURCE], check=True)
+        seconds = 3.0  # as long as below: the kernel rounds longer time-outs more
+        subprocess.run([program, str(seconds), results, *names], check=True, timeout=PATIENCE)
+        lines = [line.split() for line in Path(results).read_text().splitlines()]
+    return {f"{call} {place}": int(lasted) / 1e3 - 1e3 * seconds for call, place, _, _, lasted in lines}
+
+
+async def until(sandbox: Sandbox, test: str) -> None:
+    """Wait until a test of the shell succeeds. Its commands end no turn."""
+    deadline = time.monotonic() + PATIENCE
+    while (await sandbox.exec(test, ends_turn=False)).exit_code:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"`{test}` never came true in {sandbox.id}")
+        await asyncio.sleep(0.1)
+
+
+async def told(sandbox: Sandbox) -> str:
+    """The outcomes, when all are there."""
+    await until(sandbox, f"test -e {RESULTS}.done")
+    return (await sandbox.exec(f"cat {RESULTS}", ends_turn=False)).stdout.decode()
+
+
+def script(programs: list[str], seconds: float, names: list[str]) -> str:
+    """Start these waits and return when all of them wait."""
+    parts = [f"{command} {seconds:g} {RESULTS}" for command in programs]
+    if names:
+        parts.append(f"{languages.CALLS} {seconds:g} {RESULTS} {' '.join(names)}")
+        ready = f"until [ -e {RESULTS}.ready ]; do sleep 0.05; done"
+        rest = f"mv {RESULTS}.done {RESULTS}.c 2>/dev/null;"
+    else:
+        ready, rest = "sleep 1", ""
+    running = " & ".join(f"{part} </dev/null >>/tmp/said 2>&1" for part in parts)
+    return f"( {running} & wait; {rest} touch {RESULTS}.done ) >/dev/null 2>&1 & {ready}"
+
+
+async def one_group(client: Client, results: Results, seconds: float, names: list[str], programs: list[str]) -> None:
+    """Wait in a sandbox that is checkpointed, in a fork of the checkpoint, and in the sandbox once it is restored."""
+    async with client.create(IMAGE, limits=LIMITS) as sandbox:
+        started = await sandbox.exec(script(programs, seconds, names), timeout=PATIENCE)
+        after_turn = await sandbox.captured(started) if started.checkpoint else None
+        middle = await sandbox.checkpoint()
+        began = time.monotonic()
+        (forked,) = await client.fork(middle)
+        took = 1e3 * (time.monotonic() - began)
+        frozen = middle.frozen_ms + (after_turn.frozen_ms if after_turn is not None else 0.0)
+        async with forked.sandbox as child:
+            results.add("live", await told(sandbox), seconds, frozen)
+            results.add("forked", await told(child), seconds, frozen + took)
+        restored = await sandbox.restore(middle)
+        results.add("restored", await told(sandbox), seconds, frozen + restored.total_ms)
+
+
+async def in_a_row(client: Client, results: Results, row: int, names: list[str]) -> dict[str, Any]:
+    """Wait through many turns, each checkpointed with its processes."""
+    seconds = 10.0 + row * 0.4
+    frozen: list[float] = []
+    async with client.create(IMAGE, limits=LIMITS) as sandbox:
+        began = time.monotonic()
+        await sandbox.exec(script([], seconds, names), timeout=PATIENCE)
+        while len(frozen) < row and time.monotonic() - began < seconds - 2:
+            turn = await sandbox.exec(TURN)
+            if turn.checkpoint:
+                frozen.append((await sandbox.captured(turn)).frozen_ms)
+        results.add("in a row", await told(sandbox), seconds, max(frozen))
+    return {"checkpoints": len(frozen), "seconds": seconds, "frozen_ms_p50": round(statistics.median(frozen), 1)}
+
+
+async def adds(tree: Path, rounds: int) -> dict[str, Any]:
+    """Frozen milliseconds with the plugin and with an empty one, interleaved."""
+    with tempfile.TemporaryDirectory(prefix="pagurus-empty-") as name:
+        await asyncio.to_thread(_compile_empty, Path(name) / "waits.so")
+        plugins = {"with": paths.criu_plugins(), "without": Path(name)}
+        found: dict[str, Any] = {}
+        async with Ours(Path(tempfile.mkdtemp(prefix="pagurus-transparency-", dir="/var/tmp")), tree) as ours:
+            for program, start in PROGRAMS.items():
+                times = {which: Times() for which in plugins}
+                async with ours.sandbox(start) as container:
+                    for number in range(2 * rounds + 4):
+                        which = ("with", "without", "without", "with")[number % 4]
+                        rpc.paths.criu_plugins = lambda which=which: plugins[which]  # type: ignore[misc, assignment]
+                        await ours.checkpointer.forget(container)
+                        await ours.checkpointer.warm(container)
+                        await ours.checkpoint(container, Times() if number < 4 else times[which])
+                figures = {which: times[which].figures()["frozen_ms"]["p50"] for which in plugins}
+                found[program] = {**figures, "adds": round(figures["with"] - figures["without"], 2)}
+        return found
+
+
+def _compile_empty(into: Path) -> None:
+    argv = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(into), "-"]
+    subprocess.run(argv, input=EMPTY_PLUGIN.encode(), check=True)
+
+
+async def everything(options: argparse.Namespace) -> dict[str, Any]:
+    words = options.calls.split(",") if options.calls else [""]
+    names = [name for name in calls() if any(word in name for word in words)]
+    base = await asyncio.to_thread(image, options.image)
+    tree, missing = await asyncio.to_thread(languages.image, base)
+    results = Results(await asyncio.to_thread(reference, names))
+    results.missing |= missing
+    programs = [name for name in options.languages.split(",") if name in languages.COMMANDS and name not in missing]
+    results.ran |= set(programs) | {"c"}
+    load = os.getloadavg()[0]
+    host = BenchHost(Path(tempfile.mkdtemp(prefix="pagurus-transparency-", dir="/var/tmp")), tree)
+    try:
+        await asyncio.to_thread(host.start)
+        async with host.client() as client:
+            groups: list[tuple[list[str], list[str]]] = [
+                (names[at : at + GROUP], []) for at in range(0, len(names), GROUP)
+            ]
+            for group, commands in [*groups, *(([], [languages.COMMANDS[name]]) for name in programs)]:
+                await _attempt(one_group(client, results, options.seconds, group, commands), results, group or commands)
+            lasting = [name for name in names if name != "nanosleep_read_only"]  # whose seconds are a constant
+            row = await in_a_row(client, results, options.row, lasting) if options.row else {}
+    finally:
+        await asyncio.to_thread(host.clean)
+    return {
+        **results.figures(),
+        "row": row,
+        "adds_ms": await adds(tree, options.rounds),
+        "cores": os.cpu_count(),
+        "load_before": round(load, 2),
+    }
+
+
+async def _attempt(step: Any, results: Results, what: list[str]) -> None:
+    """A group whose sandbox could not be checkpointed, forked or restored is a failure by its name; others go on."""
+    print(f"waits: {' '.join(what)}", file=sys.stderr, flush=True)
+    try:
+        await step
+    except (PagurusError, TimeoutError) as error:
+        results.failures.append(f"{' '.join(what)}: {type(error).__name__}: {error}"[:500])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench transparency", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--seconds", type=float, default=3.0, help="that each call waits: whole ones")
+    parser.add_argument("--calls", default="", help="only those whose name holds one of these words (commas between)")
+    parser.add_argument("--row", type=int, default=100, help="checkpoints in a row; 0: none")
+    parser.add_argument("--rounds", type=int, default=20, help="dumps with and without, for what it adds")
+    parser.add_argument("--languages", default=",".join(languages.COMMANDS), help="only these; empty: none")
+    parser.add_argument("--image", default="debian")
+    options = parser.parse_args(arguments)
+    result = asyncio.run(everything(options))
+    print(json.dumps(result) if options.json else json.dumps(result, indent=1))
+    return 0
