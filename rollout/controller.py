@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +227,12 @@ class RolloutController:
             return await self._asked
         finally:
             self._asked = None
+
+    async def whole(self, without: Collection[str] = ()) -> Batch:
+        """Groups that wait for the next batch, but `without`: a trainer may look at them before it is complete."""
+        prompts, size = [prompt for prompt in self._buffer if prompt not in without], self.config.size
+        found = await self._do(lambda: self.store.whole(prompts, size))
+        return Batch(version=self.version, groups=found, step=self.step, oldest=self.version - self.config.staleness)
 
     async def consumed(self, batch: Batch) -> None:
         """The step on this batch is saved: its prompts are consumed for good."""

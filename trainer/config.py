@@ -41,6 +41,7 @@ class Config:
     corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
     budget: int = 8192  # tokens of a micro-batch
     updates: int = 1  # optimiser steps per batch
+    stream: bool = False  # compute gradients of groups while their batch is sampled; sums then come in any order
     recompute: bool = False  # activations, for long trajectories
     pace: float = 0.8  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
     faults: int = 16  # sandboxes killed on purpose in the second half, about

@@ -106,7 +106,7 @@ class Learner:
     def step(self, samples: Sequence[Sample], *, rate: float | None = None) -> StepStats:
         """One batch, complete."""
         self.begin()
-        self.feed(samples)
+        self.feed(samples, last=True)
         return self.finish(rate=rate)
 
     def begin(self) -> None:
@@ -116,8 +116,11 @@ class Learner:
         self._counts, self._stats = Counts(), StepStats()
         self._figures, self._done = Figures(), Figures()
 
-    def feed(self, samples: Sequence[Sample]) -> None:
-        """Whole groups of the batch, complete by now. Their gradients are computed at once where that is exact."""
+    def feed(self, samples: Sequence[Sample], *, last: bool = False) -> None:
+        """Whole groups of the batch. Their gradients are computed at once where that is exact.
+
+        `last`: the batch is complete with these, so that nobody samples any more while they are computed.
+        """
         began = time.perf_counter()
         kept, refused = accepted(samples, self.scorer.vocabulary)
         for reason, count in refused.items():
@@ -125,7 +128,9 @@ class Learner:
         self._samples += kept
         if self.streams and kept:
             self._learn(kept, credit(self.objective, rewards_of(kept)), self._look(kept))
-        self._stats.hidden_s += time.perf_counter() - began
+        took = time.perf_counter() - began
+        self._stats.seconds += took
+        self._stats.hidden_s += 0.0 if last else took
 
     def finish(self, *, rate: float | None = None) -> StepStats:
         """The batch is complete: the update. Raises TrainerFailed, with the weights as they were, on a bad number."""
@@ -150,7 +155,7 @@ class Learner:
             rewards.rewards.tolist(), [len(each.tokens) for each in samples], [each.truncated for each in samples]
         )
         stats.summary = self._summary()
-        stats.seconds = stats.hidden_s + time.perf_counter() - began
+        stats.seconds += time.perf_counter() - began
         return stats
 
     # ------------------------------------------------------------------ parts of a step

@@ -60,6 +60,7 @@ from trainer.pace import Paced
 from trainer.progress import Display
 from trainer.publish import path_of, publish
 from trainer.split import split
+from trainer.stream import Stream
 
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
 ACTION_TOKENS = 16  # longest action
@@ -226,13 +227,14 @@ class Run:
         self.display.stage("GRPO", self.config.steps)
         self.display.advance(self.step)
         await self.controller.start()
+        self.stream = Stream(self.controller, self.learner, samples)
         watcher = asyncio.create_task(self._watch(host))
         try:
             while self.step < self.config.steps:
                 if 2 * self.step >= self.config.steps:
                     self.controller.faults = self._faults()  # for the groups that start from now on
                 began, before = time.monotonic(), self.controller.meter.seconds()
-                batch = await self.controller.next_batch()
+                batch = await self.stream.next_batch() if self.config.stream else await self.controller.next_batch()
                 waited, after = time.monotonic() - began, self.controller.meter.seconds()
                 stats = await asyncio.to_thread(self._train, batch)
                 self.step, self.version = self.step + 1, self.version + 1
@@ -344,7 +346,10 @@ class Run:
 
     def _train(self, batch: Batch) -> StepStats:
         """Consumes a batch. Produces the next weights, in place."""
-        return self.learner.step(samples(batch), rate=learning_rate(self.config.rate, self.step, self.config.steps))
+        rate = learning_rate(self.config.rate, self.step, self.config.steps)
+        if self.config.stream:
+            return self.stream.step(batch, rate=rate)
+        return self.learner.step(samples(batch), rate=rate)
 
     def _account(self, batch: Batch) -> None:
         trajectories = batch.trajectories

@@ -243,12 +243,17 @@ class SampleStore:
         if not rows:
             return None
         version, oldest, text = rows[0]
-        groups = []
-        for prompt, members in msgspec.json.decode(text, type=list[tuple[str, list[int]]]):
-            ((seed,),) = self._read("select seed from prompts where id=?", prompt)
-            trajectories = [self.sample(prompt, member) for member in members]
-            groups.append(Group(prompt=prompt, seed=seed, trajectories=trajectories))
+        named = msgspec.json.decode(text, type=list[tuple[str, list[int]]])
+        groups = [self._group(prompt, members) for prompt, members in named]
         return Batch(version=version, groups=groups, step=step, oldest=oldest)
+
+    def whole(self, prompts: Sequence[str], members: int) -> list[Group]:
+        """Groups that wait for their batch, as it will hold them. Nothing is handed out."""
+        return [self._group(prompt, self._first(self._db, prompt, members)) for prompt in prompts]
+
+    def _group(self, prompt: str, members: Sequence[int]) -> Group:
+        ((seed,),) = self._read("select seed from prompts where id=?", prompt)
+        return Group(prompt=prompt, seed=seed, trajectories=[self.sample(prompt, member) for member in members])
 
     def ack(self, step: int, fence: Fence) -> None:
         """The step is saved: its prompts are consumed. Again is fine."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rollout.engine.embedded.model import ModelConfig, Qwen3
+from rollout.messages import Batch, Group
 from sandbox.errors import NotFound
 from trainer.batches.pack import pack
 from trainer.batches.plan import cost, plan
@@ -21,6 +24,7 @@ from trainer.learner import Learner, Settings
 from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
 from trainer.objectives import OBJECTIVES, Figures, Objective, named, with_corrections
+from trainer.stream import Stream
 
 CONFIG = ModelConfig(
     vocab_size=40, hidden_size=24, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=12
@@ -211,6 +215,47 @@ def test_a_step_is_the_same_however_it_is_packed_and_ordered(name: str) -> None:
 def test_groups_fed_as_they_complete_make_the_same_step(name: str) -> None:
     objective, batch = named(name, length=LENGTH), samples(3)
     assert close(gradient(batch, objective, fed=3), gradient(batch, objective))
+
+
+@pytest.mark.parametrize("fate", ["all there", "one replaced", "one cut"])
+async def test_what_was_computed_early_counts_only_if_the_batch_holds_it(fate: str) -> None:
+    """A batch that is handed out as it was seen costs only its rest; any other is computed from the beginning."""
+    seen = {each.group: [other for other in samples(3) if other.group == each.group] for each in samples(3)}
+    handed = dict(seen)
+    if fate == "one replaced":
+        handed["p9"] = [replaced(each, group="p9") for each in handed.pop("p0")]
+    if fate == "one cut":
+        handed["p0"] = [replaced(each, mask=[0] * len(each.mask)) for each in handed["p0"]]
+
+    class Source:
+        def __init__(self) -> None:
+            self.looks, self.enough = 0, asyncio.Event()
+
+        async def next_batch(self) -> Batch:
+            await self.enough.wait()
+            return as_batch(list(handed))
+
+        async def whole(self, without: Collection[str]) -> Batch:
+            self.looks += 1
+            if self.looks == 3:
+                self.enough.set()
+            return as_batch([name for name in list(seen)[: self.looks - 1] if name not in without])
+
+    def as_batch(names: list[str]) -> Batch:
+        return Batch(version=1, groups=[Group(prompt=name, seed=0, trajectories=[]) for name in names])
+
+    def content(batch: Batch) -> list[Sample]:
+        source = handed if len(batch.groups) == len(handed) else seen
+        return [sample for group in batch.groups for sample in source[group.prompt]]
+
+    streamed, plain = (Learner(Scorer(model()), named("pooled")) for _ in range(2))
+    stream = Stream(Source(), streamed, content)
+    batch = await stream.next_batch()
+    stats = stream.step(batch, rate=1e-3)
+    plain.step(content(batch), rate=1e-3)
+    assert (stats.hidden_s > 0) == (fate == "all there")
+    ours, theirs = (flat(each.scorer.model) for each in (streamed, plain))  # type: ignore[arg-type]
+    assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
 
 
 def test_most_objectives_compute_while_groups_come_in() -> None:

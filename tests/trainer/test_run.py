@@ -76,7 +76,7 @@ fit = sft.fit
 sft.fit = lambda *a, **k: fit(*a, **{**k, "recipe": RECIPE})
 run.os.nice = lambda _: 0
 out = Path(sys.argv[1])
-sys.exit(run.main(small(out, steps=3, pace=0.1, resume=Path(sys.argv[2]) if len(sys.argv) > 2 else None)))
+sys.exit(run.main(small(out, steps=3, pace=0.1, stream=True, resume=Path(sys.argv[2]) if len(sys.argv) > 2 else None)))
 """
 
 

@@ -27,50 +27,60 @@ def logprobs(
 
 
 class _LogProbs(torch.autograd.Function):
-    """d log p_target / d logit_v = (1[v = target] - p_v) / temperature; the logits are computed again for it."""
+    """d log p_target / d logit_v = (1[v = target] - p_v) / temperature.
+
+    A batch that fits into one chunk keeps its probabilities for that; of a larger one they are computed again.
+    """
 
     @staticmethod
     def forward(
         context: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor, rows: int
     ) -> tuple[Tensor, Tensor]:
-        chosen, entropy, total = [], [], []
+        kind = torch.promote_types(hidden.dtype, torch.float32)
+        chosen, entropy = hidden.new_zeros(len(hidden), dtype=kind), hidden.new_zeros(len(hidden), dtype=kind)
+        kept: Tensor | None = None
+        at = 0
         for part, target, warmth in _parts(rows, hidden, targets, temperature):
-            logits = _logits(part, head, warmth)
-            normaliser = logits.logsumexp(-1)
-            picked = logits.gather(-1, target[:, None])[:, 0]
-            entropy.append(normaliser - (logits.sub(normaliser[:, None]).exp_() * logits).sum(-1))
-            chosen.append(picked - normaliser)
-            total.append(normaliser)
-        empty = [hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))]
-        context.save_for_backward(hidden, head, targets, temperature, torch.cat(total or empty))
+            here = slice(at, at + len(part))
+            logs = _log_softmax(part, head, warmth)
+            chosen[here] = logs.gather(-1, target[:, None])[:, 0]
+            shares = logs.exp()
+            entropy[here] = -torch.linalg.vecdot(shares, logs)
+            kept = shares if len(part) == len(hidden) else None
+            at += len(part)
+        context.save_for_backward(hidden, head, targets, temperature, *([] if kept is None else [kept]))
         context.rows = rows
-        entropies = torch.cat(entropy or empty)
-        context.mark_non_differentiable(entropies)
-        return torch.cat(chosen or empty), entropies
+        context.mark_non_differentiable(entropy)
+        return chosen, entropy
 
     @staticmethod
     def backward(context: Any, above: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        hidden, head, targets, temperature, total = context.saved_tensors
+        hidden, head, targets, temperature, *kept = context.saved_tensors
         for_hidden = torch.empty_like(hidden) if context.needs_input_grad[0] else None
-        for_head = torch.zeros_like(head, dtype=total.dtype) if context.needs_input_grad[1] else None
+        for_head: Tensor | None = None
         at = 0
-        for part, target, warmth, normaliser, slope in _parts(context.rows, hidden, targets, temperature, total, above):
-            step = -_logits(part, head, warmth).sub_(normaliser[:, None]).exp_()
-            step.scatter_add_(-1, target[:, None], torch.ones_like(target[:, None], dtype=step.dtype))
-            step.mul_((slope / warmth)[:, None])
+        for part, target, warmth, slope in _parts(context.rows, hidden, targets, temperature, above):
+            shares = kept[0] if kept else _log_softmax(part, head, warmth).exp_()
+            step = shares * (-slope / warmth)[:, None]
+            step.scatter_add_(-1, target[:, None], (slope / warmth)[:, None])
             step = step.to(hidden.dtype)
             if for_hidden is not None:
-                for_hidden[at : at + len(part)] = step @ head
-            if for_head is not None:
-                for_head.add_(step.T @ part)
+                torch.matmul(step, head, out=for_hidden[at : at + len(part)])
+            if context.needs_input_grad[1]:
+                more = (step.T @ part).to(above.dtype)
+                for_head = more if for_head is None else for_head.add_(more)
             at += len(part)
-        return for_hidden, None if for_head is None else for_head.to(head.dtype), None, None, None
+        if context.needs_input_grad[1]:
+            for_head = torch.zeros_like(head) if for_head is None else for_head.to(head.dtype)
+        return for_hidden, for_head, None, None, None
 
 
-def _logits(hidden: Tensor, head: Tensor, temperature: Tensor) -> Tensor:
-    """At least fp32, divided by the temperature of each row."""
+def _log_softmax(hidden: Tensor, head: Tensor, temperature: Tensor) -> Tensor:
+    """At least fp32; logits are divided by the temperature of each row."""
     logits = hidden @ head.T
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits.div_(temperature[:, None])
+    return logits.sub_(logits.logsumexp(-1, keepdim=True))
 
 
 def _parts(rows: int, *tensors: Tensor) -> zip[tuple[Tensor, ...]]:

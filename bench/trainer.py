@@ -1,0 +1,250 @@
+"""The trainer's own cost: ``pagurus bench trainer --json``.
+
+Owns: synthetic batches and the figures of docs/training.md. Does not own: sampling, engines, learning curves (recipe).
+
+- `efficiency`: tokens per second of `Learner.step` over those of a bare loop (forward, log-softmax, policy gradient,
+  clip, AdamW) with the same model and the same packed micro-batches, taken in turns within one run.
+- `padding_share`: tokens that a model reads for nothing; beside it what padding to the longest would cost.
+- `stream_hidden_share`: of the seconds of a step, those that were over when a long-tailed batch was complete.
+- `peak_memory`: growth of the resident set of a fresh process over two steps, beside the estimate of `--dry-run`.
+- `kills`: times that a rank was killed by SIGKILL at a random instant, and whether the weights at the end are those of
+  a run that was not (`identical`), bit by bit, from the recorded log of samples.
+
+What it does not cover: GPUs, several hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+from trainer.batches.pack import pack
+from trainer.batches.plan import plan
+from trainer.batches.sample import Sample
+from trainer.distributed.launch import Fleet
+from trainer.distributed.watch import read
+from trainer.distributed.worker import WorkPlan
+from trainer.errors import RankLost
+from trainer.estimate import estimate, ghostly
+from trainer.learner import Learner, Settings
+from trainer.models.scorer import Scorer
+from trainer.objectives import named
+
+CONFIG = ModelConfig(
+    vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=64, max_position_embeddings=2048,
+)  # fmt: skip
+LARGER = ModelConfig(
+    vocab_size=4000, hidden_size=384, intermediate_size=1152, num_hidden_layers=8, num_attention_heads=6,
+    num_key_value_heads=6, head_dim=64, max_position_embeddings=2048,
+)  # fmt: skip
+BUDGET = 2048
+SIZE = 4  # trajectories of a group
+
+
+def make_model(config: ModelConfig) -> Qwen3:
+    model = Qwen3(config)
+    model.initialise(0)
+    return model
+
+
+def make_samples(seed: int, *, groups: int, longest: int, vocabulary: int) -> list[Sample]:
+    """Lengths with a long tail; the policy wrote every other stretch of 16 tokens."""
+    rng = random.Random(seed)
+    made = []
+    for group in range(groups):
+        for member in range(SIZE):
+            length = min(longest, 24 + int(rng.lognormvariate(4.3, 0.8)))
+            mask = [t // 16 % 2 for t in range(length)]
+            tokens = [rng.randrange(1, vocabulary) for _ in range(length)]
+            logs = [-7.5 * bit for bit in mask]
+            made.append(Sample(tokens=tokens, mask=mask, logprobs=logs, reward=float(member % 2), group=str(group)))
+    return made
+
+
+def bare_loop(model: Qwen3, samples: Sequence[Sample]) -> Callable[[], None]:
+    """What one would write without a trainer, for this model and these micro-batches."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    scorer = Scorer(model)
+    rounds = plan([len(sample.tokens) for sample in samples], budget=BUDGET, width=CONFIG.hidden_size)
+    batches = [[samples[i] for i in one[0]] for one in rounds]
+    total = sum(sample.sampled for sample in samples)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        for batch in batches:
+            packed = pack(batch)
+            advantage = torch.tensor([2 * sample.reward - 1 for sample in batch])[packed.sequence]
+            logits = scorer.hidden(packed)[packed.predicting] @ model.head_weight.T
+            new = torch.log_softmax(logits, -1).gather(-1, packed.targets[:, None])[:, 0]
+            ((new - packed.engine).exp() * -advantage).sum().div(total).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+
+    return step
+
+
+def efficiency(rounds: int) -> dict[str, Any]:
+    samples = make_samples(1, groups=8, longest=1024, vocabulary=CONFIG.vocab_size)
+    tokens = sum(len(sample.tokens) for sample in samples)
+    learner = Learner(Scorer(make_model(CONFIG)), named("dapo"), Settings(budget=BUDGET, rate=1e-5))
+    bare = bare_loop(make_model(CONFIG), samples)
+    ours, theirs = [], []
+    padding = read_tokens = 0
+    for number in range(rounds + 1):
+        began = time.perf_counter()
+        stats = learner.step(samples)
+        middle = time.perf_counter()
+        bare()
+        if number:  # the first warms up
+            ours.append(middle - began)
+            theirs.append(time.perf_counter() - middle)
+        padding += stats.padding_tokens
+        read_tokens += stats.forward_tokens
+    ratios = [bare_s / ours_s for bare_s, ours_s in zip(theirs, ours, strict=True)]
+    lengths = [len(sample.tokens) for sample in samples]
+    return {
+        "tokens_per_s": round(tokens / statistics.median(ours)),
+        "bare_tokens_per_s": round(tokens / statistics.median(theirs)),
+        "efficiency": round(statistics.median(ratios), 3),
+        "padding_share": round(padding / read_tokens, 4),
+        "padding_share_if_padded": round(1 - sum(lengths) / (max(lengths) * len(lengths)), 3),
+    }
+
+
+def streaming() -> dict[str, Any]:
+    """Groups come as a long-tailed rollout would give them: when the longest of their members is done.
+
+    Three quarters of a rollout's groups are there after about a third of its time, which is set to three times the
+    work of the step.
+    """
+    samples = make_samples(2, groups=16, longest=1024, vocabulary=CONFIG.vocab_size)
+    learner = Learner(Scorer(make_model(CONFIG)), named("pooled"), Settings(budget=BUDGET, rate=1e-5))
+    learner.step(samples)
+    alone = learner.step(samples).seconds
+    groups = [samples[at : at + SIZE] for at in range(0, len(samples), SIZE)]
+    durations = [max(len(sample.tokens) for sample in group) for group in groups]
+    order = sorted(range(len(groups)), key=lambda i: durations[i])
+    span = 3 * alone
+    began = time.perf_counter()
+    learner.begin()
+    for place, index in enumerate(order):
+        due = began + span * durations[index] / max(durations)
+        time.sleep(max(0.0, due - time.perf_counter()))
+        learner.feed(groups[index], last=place == len(order) - 1)
+    complete = began + span
+    stats = learner.finish()
+    return {
+        "stream_hidden_share": round(stats.hidden_s / stats.seconds, 3),
+        "stream_step_after_batch_s": round(time.perf_counter() - complete, 3),
+        "whole_step_s": round(alone, 3),
+    }
+
+
+def memory() -> dict[str, Any]:
+    """In a process of its own, so that its resident set is that of the steps."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "bench.trainer", "--only-memory"], capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def measure_memory() -> dict[str, Any]:
+    longest = 512
+    samples = [
+        Sample(tokens=[1 + t % 99 for t in range(longest)], mask=[0] + [1] * (longest - 1),
+               logprobs=[-8.0] * longest, reward=float(number % 2), group=str(number // SIZE))
+        for number in range(2 * BUDGET // longest)
+    ]  # fmt: skip
+    with ghostly():
+        expected = estimate(
+            Qwen3(LARGER), budget=BUDGET, longest=longest, tokens=2 * BUDGET, recompute=False, flops=1e10
+        )
+    warm = Learner(Scorer(make_model(CONFIG)), named("dapo"))  # libraries load their code once
+    warm.step(make_samples(0, groups=1, longest=64, vocabulary=CONFIG.vocab_size))
+    del warm
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    learner = Learner(Scorer(make_model(LARGER)), named("dapo"), Settings(budget=BUDGET))
+    for _ in range(2):
+        learner.step(samples)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before
+    return {
+        "peak_memory": grown,
+        "peak_memory_estimate": expected.peak,
+        "peak_memory_ratio": round(grown / expected.peak, 3),
+        "parameters": expected.parameters,
+    }
+
+
+def killing(kills: int) -> dict[str, Any]:
+    """A run on one rank that is killed `kills` times, against one that is not, from the same log."""
+    per_life = 6
+    steps = per_life * (kills + 1)
+    rng = random.Random(3)
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder, "base")
+        save_model(make_model(ModelConfig(vocab_size=300)), base)
+        weights = []
+        for name in ("whole", "killed"):
+            made = WorkPlan(model=str(base), folder=str(Path(folder, name)), steps=steps)
+            fleet = Fleet(made, ranks=1)
+            for step in range(steps):
+                fleet.log.write(step, make_samples(step, groups=2, longest=64, vocabulary=300))
+            try:
+                for life in range(kills if name == "killed" else 0):
+                    fleet.start()
+                    fleet.wait(per_life * life + rng.randrange(1, per_life))
+                    time.sleep(rng.random() * 0.1)
+                    os.kill(read(fleet.folder / "beats")[0].pid, signal.SIGKILL)
+                    try:
+                        fleet.wait(steps)
+                    except RankLost as lost:
+                        print(f"life {life}: {lost.message}", file=sys.stderr)
+                fleet.start()
+                fleet.wait(steps)
+                weights.append(fleet.weights(steps))
+            finally:
+                fleet.stop()
+    whole, killed = weights
+    return {
+        "kills": kills,
+        "identical": whole.keys() == killed.keys() and all(torch.equal(whole[name], killed[name]) for name in whole),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench trainer", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=8, help="steps of each kind that are compared")
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--only-memory", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="one JSON object last")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    if options.only_memory:
+        print(json.dumps(measure_memory()))
+        return 0
+    result = {**efficiency(options.rounds), **streaming(), **memory()}
+    if options.kills:
+        result |= killing(options.kills)
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
