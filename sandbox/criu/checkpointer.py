@@ -90,6 +90,7 @@ class Checkpointer:
         self._warming: dict[str, asyncio.Task[None]] = {}
         self._readying: dict[str, asyncio.Task[None]] = {}
         self._dropping: set[asyncio.Future[None]] = set()
+        self._forgotten: set[str] = set()  # sandboxes whose directory of restores may go
         self._watched: dict[str, list[str]] = {}  # sandbox -> paths that its processes watch, as last seen
         self._numbers = itertools.count(1)
         self._counts = {"captures": 0, "restores": 0, "stores": 0, "failures": 0}
@@ -239,6 +240,7 @@ class Checkpointer:
 
     def _images_of(self, container: Container) -> Path:
         """The directory of a sandbox's restores."""
+        self._forgotten.discard(container.spec.id)
         directory = self._restores / container.spec.id
         directory.mkdir(mode=0o700, exist_ok=True)
         return directory
@@ -256,8 +258,8 @@ class Checkpointer:
         if waiting is not None:
             waiting.worker.close()
         if not restoring:
-            with contextlib.suppress(OSError):  # a restore's images may still be on their way out
-                (self._restores / container.spec.id).rmdir()
+            self._forgotten.add(container.spec.id)
+            self._tidy(container.spec.id)
 
     # ---------------------------------------------------------------- store
 
@@ -348,9 +350,15 @@ class Checkpointer:
 
     async def _drop(self, images: Path, preparing: asyncio.Future[rewrite.Adapted]) -> None:
         await _drop_images(images, preparing)
-        if images.parent.name not in self._waiting and images.parent.name not in self._readying:
-            with contextlib.suppress(OSError):  # another restore goes on
-                images.parent.rmdir()
+        self._tidy(images.parent.name)
+
+    def _tidy(self, sandbox: str) -> None:
+        """Remove the directory of a forgotten sandbox's restores, unless images in it are still on their way out."""
+        if sandbox in self._forgotten:
+            with contextlib.suppress(OSError):
+                (self._restores / sandbox).rmdir()
+            if not (self._restores / sandbox).exists():
+                self._forgotten.discard(sandbox)
 
     @going_first()
     def _images(self, container: Container, source: Path, images: Path, verify: bool) -> rewrite.Adapted:
