@@ -203,11 +203,14 @@ async def in_a_row(client: Client, results: Results, row: int, names: list[str])
 
 async def adds(tree: Path, rounds: int) -> dict[str, Any]:
     """Frozen milliseconds with the plugin and with an empty one, interleaved."""
-    with tempfile.TemporaryDirectory(prefix="pagurus-empty-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="pagurus-empty-") as name,
+        tempfile.TemporaryDirectory(prefix="pagurus-transparency-", dir="/var/tmp") as directory,
+    ):
         await asyncio.to_thread(_compile_empty, Path(name) / "waits.so")
         plugins = {"with": paths.criu_plugins(), "without": Path(name)}
         found: dict[str, Any] = {}
-        async with Ours(Path(tempfile.mkdtemp(prefix="pagurus-transparency-", dir="/var/tmp")), tree) as ours:
+        async with Ours(Path(directory), tree) as ours:
             for program, start in PROGRAMS.items():
                 times = {which: Times() for which in plugins}
                 async with ours.sandbox(start) as container:
