@@ -5,7 +5,8 @@ Owns: everything between an environment and a batch of samples. Does not own: gr
 """
 
 from rollout.chaos import Faults
-from rollout.controller import RolloutConfig, RolloutController
+from rollout.config import RolloutConfig
+from rollout.controller import RolloutController
 from rollout.environments.base import Environment, Observation
 from rollout.episode.manager import run_trajectory
 from rollout.episode.spec import Limits

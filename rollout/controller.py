@@ -29,6 +29,7 @@ import msgspec
 
 from rollout import groups, held_out
 from rollout.chaos import Faults
+from rollout.config import RolloutConfig
 from rollout.decide import breaker
 from rollout.decide.blame import Blame, Cause, Failure, Phase, blame, part
 from rollout.decide.policy import RolloutPolicy
@@ -42,10 +43,8 @@ from rollout.decide.view import (
     GiveUp,
     HandOut,
     Lease,
-    OverStale,
     PartView,
     Reopen,
-    Rules,
     Start,
     Stop,
     View,
@@ -55,7 +54,7 @@ from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Tokenizer
 from rollout.episode.clock import PhaseMeter
 from rollout.episode.manager import Engine, EpisodeManager, OnTurn
-from rollout.episode.spec import EpisodeSpec, Limits
+from rollout.episode.spec import EpisodeSpec
 from rollout.groups import Counts, Group, Slot
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.store import samples as store
@@ -73,27 +72,6 @@ STATUS_EVERY = 1.0  # seconds
 
 class NoMorePrompts(Exception):
     """Every prompt was trained or given up."""
-
-
-class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Example: ``RolloutConfig(groups=8, size=8, sampling=Sampling(max_tokens=24, stop_token_ids=[1]))``"""
-
-    groups: int = 8  # of a batch
-    size: int = 8  # trajectories of a group
-    extra: int = 0  # trajectories of a group beyond these: see rollout.decide.redundancy
-    concurrency: int = 64  # trajectories at once
-    staleness: int = 1  # trainer version minus oldest policy version, at most
-    over_stale: OverStale = "wait"  # see rollout.decide.staleness
-    sampling: Sampling = Sampling()
-    limits: Limits = Limits()
-    attempts: int = 3  # failures of a prompt's environment until it is given up
-    starts: int = 8  # of one trajectory
-    patience: float = 900.0  # seconds for which a part of the platform may refuse everything
-    seed: int = 0
-
-    @property
-    def rules(self) -> Rules:
-        return Rules(**{name: getattr(self, name) for name in Rules.__struct_fields__})
 
 
 class RolloutController:

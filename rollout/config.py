@@ -1,0 +1,33 @@
+"""`RolloutConfig`: what a rollout is told once.
+
+Owns: the keys and their defaults. Does not own: what they mean (the modules that are named beside them).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rollout.decide.view import OverStale, Rules
+from rollout.engine.client import Sampling
+from rollout.episode.spec import Limits
+
+
+class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Example: ``RolloutConfig(groups=8, size=8, sampling=Sampling(max_tokens=24, stop_token_ids=[1]))``"""
+
+    groups: int = 8  # of a batch
+    size: int = 8  # trajectories of a group
+    extra: int = 0  # trajectories of a group beyond these: see rollout.decide.redundancy
+    concurrency: int = 64  # trajectories at once
+    staleness: int = 1  # trainer version minus oldest policy version, at most
+    over_stale: OverStale = "wait"  # see rollout.decide.staleness
+    sampling: Sampling = Sampling()
+    limits: Limits = Limits()
+    attempts: int = 3  # failures of a prompt's environment until it is given up
+    starts: int = 8  # of one trajectory
+    patience: float = 900.0  # seconds for which a part of the platform may refuse everything
+    seed: int = 0
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(**{name: getattr(self, name) for name in Rules.__struct_fields__})
