@@ -17,8 +17,8 @@ overdue ones, which start at once and are paid for afterwards. In each stage the
 A slot is held until its job has ended, so nobody may hold all of them. Of a stage's slots (where it has more than
 one) all but one are the most that jobs of one sharer take at a time. The sharer of a job is the owner of the token
 that its sandbox belongs to, or else its sandbox. In DUMP and SNAPSHOT all sandboxes of which it is not known that
-they hold slots for a moment only (their last job in the stage took no longer than HEAVY, and they were not struck
-lately) are one sharer together. A sandbox whose processes did not stop is struck: its next job waits for a while
+they hold slots for a moment only (of their last two jobs in the stage one took no longer than HEAVY, and they were not
+struck lately) are one sharer together. A sandbox whose processes did not stop is struck: its next job waits for a while
 that doubles with each strike.
 
 Guarantees: no stage runs more jobs than its limit; a stage with a free slot, no debt and a queued job whose sharer
@@ -46,7 +46,7 @@ class Stage(enum.StrEnum):
 
 PROVING = (Stage.DUMP, Stage.SNAPSHOT)  # stages whose jobs take a moment, or else are in others' way
 BURST = 1.0  # seconds of its share that an idle stage may save up
-HEAVY = 1.0  # seconds in a slot up to which a sandbox counts as one that holds it for a moment only
+HEAVY = 0.5  # seconds in a slot up to which a sandbox counts as one that holds it for a moment only
 STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
 _UNPROVEN = "\0unproven"  # the sharer that all other sandboxes are
@@ -93,7 +93,7 @@ class _Lane:
         self.parked: dict[
             str, dict[str, None]
         ] = {}  # jobs of sharers that have their part, in the order in which they came
-        self.light: set[str] = set()  # sandboxes
+        self.light: dict[str, bool] = {}  # sandboxes that hold slots for a moment; whether the last time was longer
         self.queued: dict[str, Job] = {}
         self.urgent: list[tuple[float, int, str]] = []
         self.fair: list[tuple[float, float, int, str]] = []
@@ -169,7 +169,10 @@ class _Lane:
         if not self.taken[job.sharer]:
             del self.taken[job.sharer]
         if self.proving and took is not None:
-            (self.light.add if took <= HEAVY else self.light.discard)(job.sandbox)
+            if took <= HEAVY or self.light.get(job.sandbox) is False:  # once, on a busy host, says nothing
+                self.light[job.sandbox] = took > HEAVY
+            else:
+                self.light.pop(job.sandbox, None)
         for name in self.parked.pop(job.sharer, ()):
             if (waiting := self.queued.get(name)) is not None:
                 self._enter(waiting)
@@ -202,7 +205,7 @@ class Schedule:
         job.order = self._arrivals
         self._jobs[job.id] = job
         if (strikes := self._strikes.get(job.sandbox)) is not None:
-            self._lanes[job.stage].light.discard(job.sandbox)
+            self._lanes[job.stage].light.pop(job.sandbox, None)
             heapq.heappush(self._held, (strikes.until, job.order, job.id))
         else:
             self._lanes[job.stage].add(job)
@@ -228,7 +231,7 @@ class Schedule:
         """The sandbox is gone."""
         self._strikes.pop(sandbox, None)
         for lane in self._lanes.values():
-            lane.light.discard(sandbox)
+            lane.light.pop(sandbox, None)
 
     def promote(self, name: str) -> None:
         """Somebody waits for this job. Unknown, running or promoted already: no effect."""

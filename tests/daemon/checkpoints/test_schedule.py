@@ -279,9 +279,11 @@ def test_long_work_has_nothing_to_prove() -> None:
 
 def test_what_held_a_slot_long_shares_with_its_like() -> None:
     schedule = proven("a", "b", "c")
-    for name in "ab":
+    for name in "abab":  # twice: once says nothing
         schedule.submit(Job(f"{name}1", Stage.DUMP, name, 1.0))
-        started(schedule)
+        schedule.submit(Job(f"other{name}", Stage.DUMP, "c", 1.0))
+        assert started(schedule) == [f"{name}1", f"other{name}"]
+        schedule.finish(f"other{name}", took=0.1)
         schedule.finish(f"{name}1", took=3.0)
     for name in "abc":
         schedule.submit(Job(f"{name}2", Stage.DUMP, name, 1.0, waited=True))
