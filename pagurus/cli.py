@@ -148,7 +148,7 @@ def restore(
 @application.command()
 def fork(
     source: Annotated[str, typer.Argument(help="A sandbox, or the id of a checkpoint.", autocompletion=sources)],
-    count: Annotated[int, typer.Argument(min=1, help="How many.")] = 1,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
     json: Json = False,
 ) -> None:
     """Start new sandboxes that continue from a checkpoint or from a sandbox as it is now."""

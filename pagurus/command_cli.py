@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import select
 import signal
 import stat
@@ -84,7 +85,7 @@ def execute(
     interactive: StdinOption = False,
     json: Json = False,
 ) -> None:
-    """Run a command in a sandbox and end the turn. Exits with the command's code.
+    """Run a command in a sandbox and end the turn. Exits with the command's code. "a | b" in quotes runs in a shell.
 
     Its output comes as it is written; with --json it is collected, the first MiB of each stream. Stdin is passed on
     with -i, and without it when it is a file, or a pipe that holds something.
@@ -142,13 +143,24 @@ def given(wanted: bool) -> bytes:
     return sys.stdin.buffer.read()
 
 
+def meant(words: Sequence[str]) -> str | list[str]:
+    """The program and its arguments, or the line for a shell where it is one word with blanks or a shell's signs.
+
+    >>> meant(["ls", "-l"]), meant(["ls | wc -l"]), meant(["--", "ls", "-l"])
+    (['ls', '-l'], 'ls | wc -l', ['ls', '-l'])
+    """
+    given = [*words[1:]] if words[:1] == ["--"] else [*words]
+    line = len(given) == 1 and re.search(r"[\s|&;<>()$`*?~]", given[0])
+    return given[0] if line else given
+
+
 async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool = False, **named: Any) -> ExecResult:
     """Run a command, with its outputs on ours unless they are to be collected.
 
     The first signal that asks us to end is passed on to the command, the second one kills it. With the third, or when
     nobody reads any more, we leave, and the daemon ends it.
     """
-    running = sandbox.stream(command, **named)
+    running = sandbox.stream(meant(command), **named)
     work = asyncio.ensure_future(_collected(running) if collect else _shown(running))
     loop, sending = asyncio.get_running_loop(), list[asyncio.Task[None]]()
 

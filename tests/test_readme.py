@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import inspect
 import io
+import os
 import re
 import subprocess
 import sys
@@ -70,3 +71,23 @@ def test_both_ways_are_shown() -> None:
 def test_every_other_example_runs_alone(source: str) -> None:
     done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_tour_of_the_command_line_runs_as_printed(local: Daemon, tmp_path: Path) -> None:
+    """Every line of README's tour but those that need a terminal or probe the whole host."""
+    text = (ROOT / "README.md").read_text()
+    tour = text[text.index("## The program") :].split("```sh\n")[1].split("```")[0]
+    lines = [line for line in tour.splitlines() if not line.startswith(("pagurus doctor", "pagurus shell"))]
+    assert len(lines) == 8
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for line in lines:
+        done = subprocess.run(
+            line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (line, done.stderr)
+        if "--why" in line:
+            assert "page" in done.stdout
+    assert (tmp_path / "page").read_text() == "hello\n"
+    assert (
+        printed("from sandbox.sync import Client\nwith Client() as host:\n for s in host.sandboxes(): s.remove()") == ""
+    )

@@ -106,7 +106,7 @@ def test_checkpoint_diff_restore_and_tree(host: Daemon, sandbox: str) -> None:
 def test_fork_continues_from_a_checkpoint(host: Daemon, sandbox: str) -> None:
     pagurus("exec", sandbox, "sh", "-c", "echo kept >/srv/a", host=host)
     saved = pagurus("checkpoint", sandbox, host=host).stdout.decode().strip()
-    children = pagurus("fork", saved, "2", host=host).stdout.decode().split()
+    children = pagurus("fork", saved, "--count", "2", host=host).stdout.decode().split()
     assert len(children) == 2
     for child in children:
         assert pagurus("exec", child, "cat", "/srv/a", host=host).stdout == b"kept\n"

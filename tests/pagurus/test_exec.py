@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pagurus import command_cli
+from pagurus.command_cli import meant
 from pagurus.common import exit_code
 from sandbox import Sandbox
 from sandbox.errors import CommandNotFound, Invalid
@@ -193,3 +194,19 @@ def test_a_file_is_input_and_a_device_is_none(monkeypatch: pytest.MonkeyPatch, t
         assert command_cli.given(False) == b""
     monkeypatch.setattr(sys, "stdin", None)
     assert command_cli.given(False) == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "run"),
+    [
+        (["ls", "-l"], ["ls", "-l"]),
+        (["--", "ls", "-l"], ["ls", "-l"]),
+        (["ls | wc -l"], "ls | wc -l"),
+        (["echo $HOME"], "echo $HOME"),
+        (["sh", "-c", "ls | wc -l"], ["sh", "-c", "ls | wc -l"]),
+        (["true"], ["true"]),
+        ([], []),
+    ],
+)
+def test_one_quoted_word_is_a_line_for_a_shell(words: list[str], run: str | list[str]) -> None:
+    assert meant(words) == run
