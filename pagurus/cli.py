@@ -30,7 +30,6 @@ from pagurus import (
 )
 from pagurus.common import (
     PASSED_ON,
-    CheckpointName,
     Json,
     SandboxName,
     SandboxNames,
@@ -196,14 +195,20 @@ def tree(sandbox: SandboxName, json: Json = False) -> None:
 @application.command()
 def diff(
     sandbox: SandboxName,
-    since: CheckpointName,
+    since: Annotated[
+        str | None,
+        typer.Argument(
+            help="Id of a checkpoint; without one its oldest.", metavar="CHECKPOINT", autocompletion=checkpoint_ids
+        ),
+    ] = None,
     why: Annotated[bool, typer.Option("--why", help="Also which process did it, by which call.")] = False,
     json: Json = False,
 ) -> None:
-    """How the file tree of a sandbox differs from a checkpoint."""
+    """How the file tree of a sandbox differs from a checkpoint: without one, what has changed since it was made."""
 
     async def work(host: Client) -> Any:
-        return await (await host.get(sandbox)).diff(since, why=why)
+        found = await host.get(sandbox)
+        return await found.diff(since or (await found.tree())[0].id, why=why)
 
     changes = call(work)
     if json:
