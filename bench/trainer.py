@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import signal
 import statistics
 import subprocess
@@ -157,12 +156,26 @@ def streaming() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """In a process of its own, so that its resident set is that of the steps."""
+    """In a process of its own, so that its resident set is that of the steps.
+
+    Blocks above 1 MiB are mapped one by one there: else the C library keeps what was freed in between, up to a third
+    more in runs on a busy machine, and the measurement would be of its habits.
+    """
     ran = subprocess.run(
-        [sys.executable, "-m", "bench.trainer", "--only-memory"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "bench.trainer", "--only-memory"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found
+
+
+def resident(name: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most. (`ru_maxrss` begins with what the parent had.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
 def measure_memory() -> dict[str, Any]:
@@ -179,11 +192,11 @@ def measure_memory() -> dict[str, Any]:
     warm = Learner(Scorer(make_model(CONFIG)), named("dapo"))  # libraries load their code once
     warm.step(make_samples(0, groups=1, longest=64, vocabulary=CONFIG.vocab_size))
     del warm
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    before = resident("VmRSS")
     learner = Learner(Scorer(make_model(LARGER)), named("dapo"), Settings(budget=BUDGET))
     for _ in range(2):
         learner.step(samples)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before
+    grown = resident("VmHWM") - before
     return {
         "peak_memory": grown,
         "peak_memory_estimate": expected.peak,

@@ -34,7 +34,7 @@ class Estimate:
     gradients: int
     optimiser: int
     activations: int  # of one micro-batch
-    scratch: int  # logits of a chunk, gradients of the activations of a layer
+    scratch: int  # logits of a chunk and the like
     step_s: float
 
     @property
@@ -52,7 +52,6 @@ def estimate(model: nn.Module, *, budget: int, longest: int, tokens: int, recomp
     scorer = Scorer(model, recompute=recompute)
     per_weight = RECOMPUTED if recompute else FLOPS_PER_WEIGHT
     activations = kept(scorer, length=length, count=max(1, budget // length))
-    layer = activations // (1 if recompute else len(scorer.layers()))  # gradients of one layer's, while it is gone back
     return Estimate(
         parameters=parameters,
         trained=trained,
@@ -60,7 +59,7 @@ def estimate(model: nn.Module, *, budget: int, longest: int, tokens: int, recomp
         gradients=FP32 * trained,
         optimiser=2 * FP32 * trained,
         activations=activations,
-        scratch=3 * FP32 * min(CHUNK, budget * scorer.vocabulary) + layer,
+        scratch=3 * FP32 * min(CHUNK, budget * scorer.vocabulary),
         step_s=per_weight * parameters * tokens / flops,
     )
 
