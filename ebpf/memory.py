@@ -62,7 +62,7 @@ def listing(init_pid: int) -> Listing | None:
     try:
         mounts = [
             (number, device, _unescaped(point))
-            for number, device, point, kind in _mounts(Path(f"/proc/{init_pid}/mountinfo").read_text())
+            for number, device, point, kind in _mounts(os.fsdecode(Path(f"/proc/{init_pid}/mountinfo").read_bytes()))
             if kind in _KINDS
         ]
         if len(mounts) > MOUNTS_MOST:
@@ -85,10 +85,10 @@ def listing(init_pid: int) -> Listing | None:
 def _mounts(text: str) -> list[tuple[str, str, str, str]]:
     """Number, device, mount point and type of each line of a mountinfo."""
     found = []
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):  # the sandbox names directories: other ends of lines are part of names
         words, _, kinds = line.partition(" - ")
-        number, _, device, _, point, *_ = words.split()
-        found.append((number, device, point, kinds.split()[0]))
+        number, _, device, _, point, *_ = words.split(" ")
+        found.append((number, device, point, kinds.split(" ")[0]))
     return found
 
 

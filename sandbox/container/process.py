@@ -13,6 +13,7 @@ import errno
 import fcntl
 import functools
 import os
+import re
 import select
 import signal
 import struct
@@ -320,11 +321,11 @@ class Task:
 
 def task_of(pid: int) -> Task | None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else Task(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else Task(pid, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
 def started_by(root: int, candidates: list[int]) -> list[Task]:
@@ -423,12 +424,8 @@ def readers_first(root: int, tasks: list[Task]) -> list[Task]:
 
 
 def _ignores(pid: int, number: signal.Signals) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    mask = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")), 16)
-    return bool(mask >> (number - 1) & 1)
+    mask = status_of(pid, "SigIgn")
+    return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def host_pid(inner: int, pids: list[int]) -> int | None:
@@ -438,10 +435,20 @@ def host_pid(inner: int, pids: list[int]) -> int | None:
 
 def inner_pid(pid: int) -> int | None:
     """The number that a process has in the innermost namespace it is in; None when it is gone."""
+    numbers = status_of(pid, "NSpid")
+    return int(numbers.split()[-1]) if numbers else None
+
+
+def status_of(pid: int, what: str) -> str | None:
+    """A line of /proc/PID/status; None when the process is gone.
+
+    The name of a process stands there too. It is whatever bytes the process likes, but for line feeds, which the kernel
+    writes as ``\\n``: no other character that ends lines elsewhere may end one here.
+    """
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
+        status = Path(f"/proc/{pid}/status").read_bytes()
+        if found := re.search(rb"^%s:[ \t]*(.*)$" % what.encode(), status, re.M):
+            return found[1].decode("utf-8", "backslashreplace")
     return None
 
 

@@ -84,7 +84,7 @@ def _looked(directory: int, tid: str) -> set[Stuck]:
     with contextlib.suppress(PermissionError):
         call = _read(directory, f"{tid}/syscall").strip()
         place = _read(directory, f"{tid}/wchan").strip()
-    status = dict(line.split(":", 1) for line in _read(directory, f"{tid}/status").splitlines() if ":" in line)
+    status = dict(line.split(":", 1) for line in _read(directory, f"{tid}/status").split("\n") if ":" in line)
     switches = " ".join(value.strip() for key, value in status.items() if key.endswith("_ctxt_switches"))
     return {Stuck(int(status["Tgid"]), int(tid), name, fields[19], call, switches, place)}
 

@@ -11,11 +11,15 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 
 _SYS_PIDFD_GETFD = 438
 _SIOCUNIXFILE = 0x89E0
 _CONNECTED = b"03"
+_START = rb"^[0-9a-f]{16}: [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{4} "
+# A name ends where the next line begins: the kernel writes it as it is, line feeds too.
+_LINE = re.compile(_START + rb"([0-9A-F]{2}) +(\d+) ([^\n].*?)(?=\n\Z|\n" + _START[1:] + rb")", re.M | re.S)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -27,11 +31,10 @@ def named(pid: int) -> dict[int, str]:
     found: dict[int, str] = {}
     seen: set[bytes] = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/net/unix", "rb") as table:
-        for line in table.read().splitlines()[1:]:
-            _, _, _, _, _, state, inode, *name = line.split(None, 7)
-            if name and not name[0].startswith(b"@") and not (state == _CONNECTED and name[0] in seen):
-                seen.add(name[0])
-                found[int(inode)] = os.fsdecode(name[0])
+        for state, inode, name in _LINE.findall(table.read()):
+            if not name.startswith(b"@") and not (state == _CONNECTED and name in seen):
+                seen.add(name)
+                found[int(inode)] = os.fsdecode(name)
     return found
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sandbox.container.process import inner_pid
+from sandbox.container.process import inner_pid, status_of
 from sandbox.container.shim import Refused, going_first
 from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import Unstoppable, Watch, refusal
@@ -411,13 +411,8 @@ def _killed_meanwhile(container: Container, what: str) -> CheckpointFailed:
 
 def _identify(pid: int) -> tuple[int, str]:
     """Pid inside the sandbox and name of a host pid; (0, "ended") when it is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0, "ended"
-    numbers = re.search(r"^NSpid:\s*(.*)$", status, re.M)
-    name = re.search(r"^Name:\s*(.*)$", status, re.M)
-    return int(numbers[1].split()[-1]) if numbers else 0, name[1] if name else "?"
+    inner, name = inner_pid(pid), status_of(pid, "Name")
+    return (0, "ended") if inner is None or name is None else (inner, name)
 
 
 def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:

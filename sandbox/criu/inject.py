@@ -107,7 +107,7 @@ def _alive(pid: int) -> list[int]:
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for name in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
-            state = Path(f"/proc/{pid}/task/{name}/stat").read_text().rpartition(")")[2].split()[0]
+            state = Path(f"/proc/{pid}/task/{name}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
             if state not in "ZX":
                 found.append(int(name))
     return found
@@ -171,7 +171,7 @@ def _room(pid: int, stack: int, size: int) -> int:
 
 
 def _maps(pid: int) -> Iterator[tuple[int, int, str, str]]:
-    for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+    for line in Path(f"/proc/{pid}/maps").read_bytes().split(b"\n"):
         if (match := re.match(rb"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ *(.*)", line)) is not None:
             yield int(match[1], 16), int(match[2], 16), match[3].decode(), match[4].decode(errors="replace")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandbox.errors import Conflict, SandboxDead
+from sandbox.names import told
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 
 if TYPE_CHECKING:
@@ -42,14 +43,15 @@ def find(container: Container) -> list[str]:
     if not wanted:
         return []
     with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
-        return list(_search(root, [*near, "/"], wanted))
+        # CRIU's request takes no other names; it refuses these watches then.
+        return [path for path in _search(root, [*near, "/"], wanted) if told(path) == path]
     return []
 
 
 def watched(entries: Iterable[Any]) -> dict[str, int]:
     """Path in the sandbox -> inode number of what is watched by it, of the table of open files of a dump."""
     return {
-        "/" + os.fsdecode(watch.f_handle.path).lstrip("/"): watch.i_ino
+        told("/" + os.fsdecode(watch.f_handle.path).lstrip("/")): watch.i_ino
         for entry in entries
         if entry.HasField("ify")
         for watch in entry.ify.wd

@@ -32,6 +32,7 @@ import msgspec
 
 from sandbox.criu import bound
 from sandbox.errors import Conflict, Invalid, SandboxDead
+from sandbox.names import native, told
 from sandbox.tree.safe_path import ACROSS_MOUNTS, SandboxRoot, openat2
 
 Identity = tuple[int, int, int, int, int]  # inode, mode, size or device, mtime in ns, names
@@ -49,7 +50,7 @@ class Tasks(Protocol):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The fingerprint: path in the sandbox -> identity of what is held, and of what the path leads to now.
+    """The fingerprint: path in the sandbox, as it is told -> identity of what is held, and of what the path leads to.
 
     Without a path (those end in ``(deleted)`` and an inode number) the second is of the nearest that is there.
     `watched`: path in the sandbox -> inode number of what is watched by it.
@@ -97,7 +98,7 @@ def changed(container: Tasks, held: Held | None) -> list[str]:
     if held.watched:
         with container.inside.opened() as root:
             for path, inode in sorted(held.watched.items()):
-                if (at := _at(root, path)) is None or at[0] != inode:
+                if (at := _at(root, native(path))) is None or at[0] != inode:
                     found.append(f"{path}: changed while watched")
     return found
 
@@ -125,14 +126,14 @@ def _add(
     files: dict[str, tuple[Identity, Identity | None]], root: int, target: str, link: str, remark: str = ""
 ) -> None:
     """Note what `link` leads to, whose path is `target`."""
-    if target in files:
+    if told(target) in files:
         return
     found = os.stat(link)
     if target.endswith(GONE) or not found.st_nlink:
         path = target.removesuffix(GONE)
-        files[f"{path}{GONE} {found.st_ino}"] = (_identity(found), _nearest(root, path))
+        files[f"{told(path)}{GONE} {found.st_ino}"] = (_identity(found), _nearest(root, path))
     else:
-        files[target + remark] = (_identity(found), _at(root, target))
+        files[told(target + remark)] = (_identity(found), _at(root, target))
 
 
 @contextlib.contextmanager
@@ -153,8 +154,8 @@ def _links(pid: int, mapped: set[bytes]) -> Iterator[str]:
             yield f"{base}/fd/{name}"
     with contextlib.suppress(OSError):
         with open(f"{base}/maps", "rb", buffering=1 << 16) as maps:
-            lines = maps.read().splitlines()
-        for line in lines:
+            lines = maps.read().split(b"\n")  # the one character that the kernel escapes in names
+        for line in filter(None, lines):
             addresses, _, _, device, inode, *path = line.split(None, 5)
             # A library has a handful of mappings in each process: one link tells as much as all.
             if path and inode != b"0" and (file := b" ".join((device, inode, *path))) not in mapped:

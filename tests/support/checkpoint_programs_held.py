@@ -280,10 +280,34 @@ serve(check)
 """),
     CHECK,
 )
+STRANGE_NAMES = (
+    python_program(r"""
+libc = ctypes.CDLL(None)
+name = b'\xff\r0-1 rw-p\x0b\xe2\x80\xa8'
+libc.prctl(15, b'\xff\x0bNSpid:\t1', 0, 0, 0)  # PR_SET_NAME
+def make(path):
+    file = open(path, 'w+b', buffering=0); file.write(b'kept' * 1024); return file
+mapped = make(b'/t/mapped' + name); view = mmap.mmap(mapped.fileno(), 4096)
+gone = make(b'/t/gone' + name); os.unlink(b'/t/gone' + name)
+fifo = b'/t/fifo' + name
+os.path.exists(fifo) or os.mkfifo(fifo); pipe = os.open(fifo, os.O_RDWR); os.write(pipe, b'in')
+bound = socket.socket(socket.AF_UNIX); bound.bind(b'/t/socket\n0: 3 2 1\n' + name); bound.listen()
+memory = libc.memfd_create(name, 0); os.write(memory, b'kept')
+os.makedirs(b'/t/dir' + name, exist_ok=True); os.chdir(b'/t/dir' + name)
+def check():
+    got = os.read(pipe, 2); os.write(pipe, got)
+    with socket.socket(socket.AF_UNIX) as caller: caller.connect(bound.getsockname()); bound.accept()[0].close()
+    here = os.getcwdb() == b'/t/dir' + name and open('/proc/self/comm', 'rb').read() == b'\xff\x0bNSpid:\t1\n'
+    files = view[:4] == os.pread(gone.fileno(), 4, 0) == os.pread(memory, 4, 0) == b'kept'
+    return here and files and got == b'in'
+serve(check)
+"""),
+    CHECK,
+)
 ALL = {
     "empty epoll": EMPTY_EPOLL, "directories": DIRECTORIES, "segments": SEGMENTS, "replaced fifo": REPLACED_FIFO,
     "reused name": REUSED_NAME, "renamed over": RENAMED_OVER, "deleted directory": DELETED_DIRECTORY,
     "deleted directories": DELETED_DIRECTORIES, "working directory gone": WORKING_DIRECTORY_GONE,
     "linked place": LINKED_PLACE, "stopped": STOPPED, "locks": LOCKS,
-    "sqlite": SQLITE,
+    "sqlite": SQLITE, "strange names": STRANGE_NAMES,
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.checkpoint_programs_held import STRANGE_NAMES
 from tests.support.daemon_host import ASLEEP, Daemon
 
 HOOK = (
@@ -48,3 +49,19 @@ async def test_a_restore_soon_after_a_checkpoint_reads_the_raw_images(daemon: Da
         for packed, aside in hidden:
             aside.rename(packed)
     assert (await sb.exec("pgrep -c sleep")).text == "1\n"
+
+
+async def test_names_that_are_not_text_are_held_over_a_restore_and_in_a_fork(sb: Any) -> None:
+    """What processes hold is noted in the catalogue, and a turn of files alone is compared with it."""
+    start, check = STRANGE_NAMES
+    await sb.exec(start)
+    before = await sb.checkpoint()
+    await sb.exec("echo changed > /etc/motd")
+    assert (await sb.exec(check)).text == "good\n"
+    (child,) = await sb.fork()
+    try:
+        assert (await child.sandbox.exec(check)).text == "good\n"
+    finally:
+        await child.sandbox.remove()
+    await sb.restore(before, verify=True)
+    assert (await sb.exec(check)).text == "good\n"
