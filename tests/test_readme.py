@@ -88,6 +88,10 @@ def test_the_tour_of_the_command_line_runs_as_printed(local: Daemon, tmp_path: P
         if "--why" in line:
             assert "page" in done.stdout
     assert (tmp_path / "page").read_text() == "hello\n"
-    assert (
-        printed("from sandbox.sync import Client\nwith Client() as host:\n for s in host.sandboxes(): s.remove()") == ""
-    )
+    emptied = """
+from sandbox.sync import Client
+with Client() as host:
+    for each in host.sandboxes():
+        host.get(each.id).remove()
+"""
+    assert printed(emptied) == ""
