@@ -38,9 +38,9 @@ from bench.harness.mutate_images import Files, Mutator
 from bench.harness.watched_host import Seen, WatchedHost
 from sandbox import paths
 from sandbox.container.container import Container
-from sandbox.criu import gate
 from sandbox.criu import restore as restoring
-from sandbox.criu.image_rules import Images, Refusal
+from sandbox.criu.gate import gate
+from sandbox.criu.gate.images import Images, Refusal
 from sandbox.errors import PagurusError
 from sandbox.tree import btrfs
 

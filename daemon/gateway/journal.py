@@ -103,37 +103,16 @@ class Journal(Store):
 
         def write(database: sqlite3.Connection) -> tuple[int, int]:
             body, envelope = canonical(asked.body), self._squeeze.compress(canonical(asked.envelope))
+            whose = (sandbox, parent, checkpoint, turn, asked.key, asked.path, asked.main)
             number = database.execute(
                 "INSERT INTO exchanges (sandbox, parent, checkpoint, turn, key, path, main, state, started, open,"
                 " envelope, request_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, 'asked', ?, ?, ?, ?)",
-                (
-                    sandbox,
-                    parent,
-                    checkpoint,
-                    turn,
-                    asked.key,
-                    asked.path,
-                    asked.main,
-                    time.time(),
-                    _pack(list(open_)),
-                    envelope,
-                    len(body),
-                ),
+                (*whose, time.time(), _pack(list(open_)), envelope, len(body)),
             ).lastrowid
             assert number is not None
             size = ROW + len(envelope) + self._put_parts(database, number, asked.conversation)
             if copied is not None:
-                database.execute(
-                    "UPDATE exchanges SET (state, ended, status, headers, response, response_bytes) ="
-                    " (SELECT state, ?, status, headers, response, response_bytes FROM exchanges WHERE id = ?)"
-                    " WHERE id = ?",
-                    (time.time(), copied, number),
-                )
-                (copy,) = database.execute(
-                    "SELECT ifnull(length(response), 0) + ifnull(length(headers), 0) FROM exchanges WHERE id = ?",
-                    (number,),
-                ).fetchone()
-                size += copy
+                size += _copy_answer(database, copied, number)
             if asked.main:
                 place.tip = number
                 database.execute(
@@ -424,6 +403,20 @@ class Journal(Store):
 
 def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
+
+
+def _copy_answer(database: sqlite3.Connection, source: int, into: int) -> int:
+    """Give an exchange the answer of another one; returns the bytes that this added."""
+    database.execute(
+        "UPDATE exchanges SET (state, ended, status, headers, response, response_bytes) ="
+        " (SELECT state, ?, status, headers, response, response_bytes FROM exchanges WHERE id = ?)"
+        " WHERE id = ?",
+        (time.time(), source, into),
+    )
+    (size,) = database.execute(
+        "SELECT ifnull(length(response), 0) + ifnull(length(headers), 0) FROM exchanges WHERE id = ?", (into,)
+    ).fetchone()
+    return int(size)
 
 
 def _put_place(database: sqlite3.Connection, sandbox: str, place: Place) -> None:

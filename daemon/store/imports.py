@@ -37,7 +37,7 @@ from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import DumpFile
 from sandbox.content.pages import HASH, PAGE, ZERO, PageStore
 from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind
-from sandbox.criu import gate
+from sandbox.criu.gate import gate
 from sandbox.errors import Conflict, PagurusError, Protocol
 from sandbox.messages import CheckpointState
 from sandbox.tree import btrfs, hashing, safe_path, walk

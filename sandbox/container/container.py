@@ -22,9 +22,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sandbox import paths
 from sandbox.container import spawn
@@ -360,15 +361,10 @@ class Container:
                 outlet=outlet,
             )
 
-        launching = asyncio.ensure_future(launch_command())
         try:
-            command = await asyncio.shield(launching)
+            command = await _launched(launch_command())
         except spawn.Killed:  # by another command of the sandbox: its end is a result like any other
             return Completed(exit_code=128 + signal.SIGKILL, stdout=b"", stderr=b"", duration=time.monotonic() - began)
-        except asyncio.CancelledError:
-            with contextlib.suppress(PagurusError):  # what is being started must be ended, not lost
-                await (await launching).close()
-            raise
         try:
             if on_start is not None:
                 on_start(command)
@@ -565,3 +561,14 @@ def _passable(place: Path, top: Path) -> None:
         directory.chmod(0o711)
         if directory == top:
             return
+
+
+async def _launched(launch: Coroutine[Any, Any, Command]) -> Command:
+    """The command that is being started. Cancelled meanwhile, it is ended, not lost."""
+    launching = asyncio.ensure_future(launch)
+    try:
+        return await asyncio.shield(launching)
+    except asyncio.CancelledError:
+        with contextlib.suppress(PagurusError):
+            await (await launching).close()
+        raise

@@ -35,8 +35,10 @@ from sandbox.container.shim import Refused, going_first
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import StoredDump
 from sandbox.content.pages import Collected, PageStore
-from sandbox.criu import amend, dump, equality, gate, inject, inotify, locks, memory, prune, rewrite
+from sandbox.criu import dump, equality, inotify, prune, rewrite
 from sandbox.criu import restore as restoring
+from sandbox.criu.carried import amend, inject, locks, memory
+from sandbox.criu.gate import gate
 from sandbox.criu.open_files import Held, held_files
 from sandbox.criu.recent import Recent
 from sandbox.errors import CheckpointFailed, NotEqual, PagurusError, RestoreFailed, Unsupported

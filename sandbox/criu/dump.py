@@ -31,11 +31,13 @@ from sandbox.container.process import inner_pid, status_of
 from sandbox.container.shim import Refused, going_first
 from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import Unstoppable, Watch, refusal
-from sandbox.criu import gate, image_files, inotify, refusals, rpc, settings
-from sandbox.criu.image_rules import EXTERNAL_MOUNT
+from sandbox.criu import image_files, inotify, rpc
+from sandbox.criu.carried import settings
+from sandbox.criu.gate import gate, refusals
+from sandbox.criu.gate.images import EXTERNAL_MOUNT
+from sandbox.criu.gate.remedies import remedy_for
 from sandbox.criu.namespaces import Inside, look
 from sandbox.criu.open_files import Held, held_files
-from sandbox.criu.remedies import remedy_for
 from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 

@@ -11,7 +11,7 @@ directory, root, executable, mappings, every memory page by address; every descr
 object behind it (path, offset, flags, size; socket addresses, states, options, backlog, peers, queued data; pipe
 and FIFO content; epoll interest; eventfd, signalfd; terminals), sharing between descriptors included; deleted-but-
 open files with content; file locks; shared memory; System V IPC; host name; id mapping; what CRIU does not carry
-(:mod:`sandbox.criu.settings`).
+(:mod:`sandbox.criu.carried.settings`).
 
 Not compared, with the reason:
 
@@ -21,7 +21,7 @@ Not compared, with the reason:
 - 16 bytes of each thread's rseq area (cpu and node numbers): the kernel writes where the thread runs;
 - of a thread in a system call that was interrupted: how it is taken up again, in `ip`, `ax`, the register of a
   time-out and the 16 bytes that say what is left; the call and its other arguments are compared
-  (:mod:`sandbox.criu.waits`);
+  (:mod:`sandbox.criu.carried.waits`);
 - `orig_ax`: says that a system call was interrupted; its restart is encoded in `ip` and `ax`, which are compared;
 - `xstate_bv`: whether a register set is in its initial state because nobody used it or because somebody reset it;
   the registers themselves are compared;
@@ -56,7 +56,8 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from sandbox.criu import image_files, rpc, settings, waits
+from sandbox.criu import image_files, rpc
+from sandbox.criu.carried import settings, waits
 
 PAGE = 4096
 VMA_VDSO, VMA_ANON_PRIVATE, VMA_ANON_SHARED, VMA_SYSVIPC, VMA_VVAR = 1 << 3, 1 << 9, 1 << 8, 1 << 10, 1 << 12

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
-from sandbox.criu import amend, memory, namespaces, rpc, settings, sysv
-from sandbox.criu.image_rules import EXTERNAL_MOUNT
+from sandbox.criu import namespaces, rpc
+from sandbox.criu.carried import amend, memory, settings, sysv
+from sandbox.criu.gate.images import EXTERNAL_MOUNT
 from sandbox.criu.rewrite import Adapted
 from sandbox.errors import RestoreFailed
 
@@ -90,7 +91,7 @@ async def wait(container: Container, cache: Path, images: Path, notes: int | Non
     """A CRIU process beside the living container, for its next restore. Raises Refused where the shim is too old.
 
     It will find directories of images in `images`, which exists. `notes`: the map in which the inspector notes when
-    waits end (:mod:`sandbox.criu.waits`).
+    waits end (:mod:`sandbox.criu.carried.waits`).
     """
     return await _spawn(container, cache, images, SPARE_SINKS, notes, waits=True)
 

@@ -2,7 +2,7 @@
 
 Owns: the ids of a fork, the host name, the network namespace, the connections whose other end lies outside, and what
 the restore must know about the images beforehand. Does not own: running CRIU (:mod:`sandbox.criu.restore`), memory
-(:mod:`sandbox.criu.memory`).
+(:mod:`sandbox.criu.carried.memory`).
 Guarantee: the images that were given stay as they are; only files of the private copy are replaced. Every image is
 parsed at most once.
 """
@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sandbox.criu import image_files, locks, tcp
-from sandbox.criu.locks import Lock
-from sandbox.criu.memory import Fill
+from sandbox.criu import image_files, tcp
+from sandbox.criu.carried import locks
+from sandbox.criu.carried.locks import Lock
+from sandbox.criu.carried.memory import Fill
 
 O_ACCMODE = os.O_ACCMODE
 SHM_DEST = 0o1000

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.criu import gate, image_files
+from sandbox.criu import image_files
+from sandbox.criu.gate import gate
 from sandbox.errors import RestoreFailed
 from tests.support.checkpoint_support import Bench, shell
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.container.container import Bind, Container
-from sandbox.criu import gate
+from sandbox.criu.gate import gate
 from sandbox.errors import CheckpointFailed, PagurusError
 from tests.support.checkpoint_support import Bench, shell
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.criu.inject import standing
+from sandbox.criu.carried.inject import standing
 from sandbox.errors import RestoreFailed
 
 GETPID, FCNTL, MKDIR = 39, 72, 83

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox import paths
-from sandbox.criu import image_files, memory, rpc
-from sandbox.criu.memory import PAGE
+from sandbox.criu import image_files, rpc
+from sandbox.criu.carried import memory
+from sandbox.criu.carried.memory import PAGE
 from sandbox.errors import RestoreFailed
 from tests.support.checkpoint_programs import CHECK, python_program
 from tests.support.checkpoint_support import Bench, shell

@@ -14,7 +14,7 @@ import pytest
 
 from sandbox.container.container import Container
 from sandbox.criu import dump
-from sandbox.criu.remedies import remedy_for
+from sandbox.criu.gate.remedies import remedy_for
 from sandbox.errors import CheckpointFailed
 from tests.support.checkpoint_programs import CHECK, python_program
 from tests.support.checkpoint_support import Bench, shell

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sandbox.criu import datagrams, settings
-from sandbox.criu.socket_options import differing, put_back
+from sandbox.criu.carried import datagrams, settings
+from sandbox.criu.carried.socket_options import differing, put_back
 from tests.support.checkpoint_programs import CHECK, python_program
 from tests.support.checkpoint_support import Bench, shell
 

@@ -21,7 +21,7 @@ from daemon.verdict.judge import judge
 from ebpf.inspector import Inspector
 from sandbox import paths
 from sandbox.container.container import Container
-from sandbox.criu import waits
+from sandbox.criu.carried import waits
 from sandbox.errors import CheckpointFailed
 from sandbox.messages import Limits, Verdict
 from tests.support.checkpoint_support import Bench, shell, started

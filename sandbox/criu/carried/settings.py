@@ -1,7 +1,7 @@
 """What programs have set for themselves and CRIU does not carry: read while they are frozen, put back before they run.
 
 Owns: processors, priorities of input and output, slack and slices of tasks; options of sockets; exclusive terminals.
-Does not own: what can be neither carried nor put back (:mod:`sandbox.criu.refusals`).
+Does not own: what can be neither carried nor put back (:mod:`sandbox.criu.gate.refusals`).
 Guarantee: `read` changes nothing and sees only processes that still belong to the sandbox once a pidfd holds them.
 `put_back` sets what `read` found, of the sandbox's own objects alone, sockets without any privilege of ours: settings
 that came from another host set nothing that a program could not have set by itself.
@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 
 from sandbox.container.alive import is_doomed, is_readable
-from sandbox.criu import datagrams
-from sandbox.criu.datagrams import Datagram
-from sandbox.criu.socket_options import differing, put_back
+from sandbox.criu.carried import datagrams
+from sandbox.criu.carried.datagrams import Datagram
+from sandbox.criu.carried.socket_options import differing, put_back
 from sandbox.errors import CheckpointFailed
 
 FILE = "settings.img"

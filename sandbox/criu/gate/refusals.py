@@ -1,7 +1,7 @@
 """What CRIU would dump without a word and could not bring back: refused at the dump, with the remedy.
 
 Owns: the list. Does not own: CRIU's own refusals (:mod:`sandbox.criu.dump`), what is put back after a restore
-(:mod:`sandbox.criu.settings`), what a sandbox does not let a program have (native/confine.c).
+(:mod:`sandbox.criu.carried.settings`), what a sandbox does not let a program have (native/confine.c).
 Guarantee: what is said names the process, what it holds and what to do.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.criu import image_files
-from sandbox.criu.settings import Frozen
+from sandbox.criu.carried.settings import Frozen
 from sandbox.errors import CheckpointFailed
 
 _KCMP = 312

@@ -2,7 +2,7 @@
 
 Owns: looking up, in the tree that a restore will see, every path that CRIU will open, make, bind or remove; and
 refusing, while a dump is frozen, what could not come back. Does not own: what a field may say
-(:mod:`sandbox.criu.image_rules`), the private root in which CRIU then works (native/criu-root.c).
+(:mod:`sandbox.criu.gate.image_rules`), the private root in which CRIU then works (native/criu-root.c).
 Guarantee: of images that pass, every path is reached below the sandbox's root (``openat2`` with RESOLVE_BENEATH and
 RESOLVE_NO_SYMLINKS, so through real directories only) at a time when nothing of the sandbox runs that could change it.
 It is the same gate for images of this host, imported ones, restores in place and forks.
@@ -27,18 +27,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from sandbox import paths
-from sandbox.criu.image_rules import (
-    PAGE,
-    Images,
-    Named,
-    Refusal,
-    Wanted,
-    below,
-    check,
-    confined,
-    deleted,
-    printable,
-)
+from sandbox.criu.gate.image_rules import check, deleted
+from sandbox.criu.gate.images import PAGE, Images, Named, Refusal, Wanted, below, printable
+from sandbox.criu.gate.processes import confined
 
 __all__ = ["Images", "Refusal", "check", "imported", "look_up", "of_directory", "passes", "refuse_lost", "trees"]
 

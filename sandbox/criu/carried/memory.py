@@ -19,7 +19,8 @@ Chosen are runs of pages in private anonymous, readable and writable mappings, e
 
 - what processes share by fork: CRIU restores it once and keeps it shared;
 - stacks that grow, and pages with a thread's rseq area, which the kernel writes while the thread is being restored;
-- pages that a system call reads which is taken up again before the memory is written (:mod:`sandbox.criu.waits`);
+- pages that a system call reads which is taken up again before the memory is written
+(:mod:`sandbox.criu.carried.waits`);
 - everything, where it is too little to be worth it.
 """
 
@@ -42,7 +43,8 @@ from typing import Any
 import numpy as np
 
 from sandbox.container.shim import going_first
-from sandbox.criu import image_files, waits
+from sandbox.criu import image_files
+from sandbox.criu.carried import waits
 from sandbox.errors import RestoreFailed
 
 PAGE = 4096

@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.criu import image_files, inject
+from sandbox.criu import image_files
+from sandbox.criu.carried import inject
 from sandbox.errors import RestoreFailed
 
 _POSIX = 1  # CRIU's FL_POSIX

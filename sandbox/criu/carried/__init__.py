@@ -1,0 +1,1 @@
+"""What CRIU does not carry, or carries slowly: kept at the dump and brought back by us."""

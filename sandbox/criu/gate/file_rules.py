@@ -1,0 +1,265 @@
+"""What the images of a sandbox's processes may say of files, mounts, sockets and watches.
+
+Owns: the values that a file of ours can have, and the list of paths that the gate must look up. Does not own: whether a
+path leads to the right place in a tree (:mod:`sandbox.criu.gate.gate`). Guarantee: pure.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from sandbox.criu import image_files
+from sandbox.criu.gate.images import (
+    EXTERNAL_MOUNT,
+    FANOTIFY,
+    FIFO,
+    FILES_MOST,
+    IDS,
+    NAME_MOST,
+    NS,
+    OPEN_FLAGS,
+    PIDS,
+    REG,
+    TTY,
+    Images,
+    Named,
+    Refusal,
+    Wanted,
+    below,
+    need,
+    printable,
+    raw,
+)
+
+PATH_MOST = 4095  # bytes; CRIU holds paths in buffers of PATH_MAX
+GHOST_MOST = 1 << 30
+O_NOFOLLOW, O_PATH = 0o400000, 0o10000000
+S_IFMT, S_IFDIR, S_IFREG, S_IFIFO, S_IFLNK, S_IFSOCK = 0o170000, 0o40000, 0o100000, 0o10000, 0o120000, 0o140000
+GHOST, LINKED, PROCFS = 1, 0, 2
+CLONE_NEWNET = 0x40000000
+#: fd_types -> the field of file_entry that holds it. What is missing here is refused.
+KINDS = {
+    1: "reg",
+    2: "pipe",
+    3: "fifo",
+    4: "isk",
+    5: "usk",
+    6: "efd",
+    7: "epfd",
+    8: "ify",
+    9: "sgfd",
+    11: "tty",
+    13: "nlsk",
+    14: "nsf",
+    17: "tfd",
+    18: "memfd",
+    20: "pidfd",
+}
+#: Mount points below /proc that the shim covers (native/mounts.c).
+MASKED = frozenset(
+    f"/proc/{name}"
+    for name in re.findall(
+        r"\S+",
+        "acpi asound interrupts kcore keys latency_stats sched_debug scsi timer_list timer_stats"
+        " bus fs irq sys sysrq-trigger",
+    )
+)
+COVERS = frozenset({"/dev/null", "/.pagurus/empty"})
+PROC, DEVPTS, OVERLAY = 1, 6, 17  # fstype
+MOUNT_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048 | (1 << 21)  # ro, nosuid, nodev, noexec, noatime, nodiratime, relatime
+
+
+def _path(text: str | bytes, what: str) -> bytes:
+    """An absolute path without anything that could lead elsewhere."""
+    path = raw(text)
+    need(path[:1] == b"/" and b"\0" not in path and len(path) <= PATH_MOST, f"{what} has no path: {path[:80]!r}")
+    if path != b"/":
+        for part in path[1:].split(b"/"):
+            need(part not in (b"", b".", b"..") and len(part) <= NAME_MOST, f"{what} has a crooked path: {path[:80]!r}")
+    return path
+
+
+def check_mounts(images: Images, wanted: Wanted) -> dict[int, str]:
+    """Mount point of each mount: those that the shim makes, and no other."""
+    ((_, name),) = images.of("mountpoints")
+    entries = images.table(name, "mnt_entry")
+    points = {entry.mnt_id: raw(entry.mountpoint).decode("utf-8", "replace") for entry in entries}
+    need(len(points) == len(entries) == len(set(points.values())), "two mounts in one place")
+    roots = {point: number for number, point in points.items()}
+    need({"/", "/proc", "/dev/pts"} <= set(roots), "a mount is missing")
+    for entry in entries:
+        point = points[entry.mnt_id]
+        place = f"the mount at {point[:80]!r}"
+        _path(entry.mountpoint, place)
+        need(not entry.shared_id and not entry.master_id and not entry.internal_sharing, f"{place} is shared")
+        need(not entry.deleted and not entry.with_plugin and not entry.ext_mount, f"{place} is of no sandbox")
+        need(not entry.flags & ~MOUNT_FLAGS and not entry.sb_flags, f"{place} has flags {entry.flags:#x}")
+        root = raw(entry.root).decode("utf-8", "replace")
+        parent = roots["/proc" if point in MASKED else "/"]
+        key = entry.ext_key
+        if point == "/":
+            good = entry.fstype == OVERLAY and root == "/" and not key
+        elif point == "/proc":
+            good = entry.fstype == PROC and root == "/" and entry.parent_mnt_id == parent and not key
+        elif point == "/dev/pts":
+            good = entry.fstype == DEVPTS and root == "/" and entry.parent_mnt_id == parent and not key
+        elif point in MASKED:
+            same = entry.fstype == PROC and root == point.removeprefix("/proc")
+            good = (same or (entry.fstype == OVERLAY and root in COVERS)) and entry.parent_mnt_id == parent and not key
+        else:
+            good = isinstance(key, str) and re.fullmatch(EXTERNAL_MOUNT + r"\d{1,2}", key) is not None
+            wanted.mounts.append(point)
+        need(good, f"{place} is of no sandbox")
+    keys = [entry.ext_key for entry in entries if entry.ext_key]
+    need(sorted(keys) == sorted(f"{EXTERNAL_MOUNT}{number}" for number in range(len(keys))), "a mount of the host")
+    by_key = {entry.ext_key: points[entry.mnt_id] for entry in entries if entry.ext_key}
+    wanted.mounts = [by_key[f"{EXTERNAL_MOUNT}{number}"] for number in range(len(keys))]
+    return points
+
+
+def check_files(images: Images, mounts: Mapping[int, str], wanted: Wanted) -> dict[int, Any]:
+    """The table of open files, by id."""
+    entries = images.table("files.img", "file_entry")
+    need(len(entries) <= FILES_MOST, f"{len(entries)} open files")
+    files = {}
+    for entry in entries:
+        kind = KINDS.get(entry.type)
+        if kind is None:
+            raise Refusal(
+                f"an open file of a kind that is not restored ({entry.type})",
+                "close the fanotify group" if entry.type == FANOTIFY else "close it before the checkpoint",
+            )
+        need(entry.HasField(kind) and getattr(entry, kind).id == entry.id, f"file {entry.id} is no {kind}")
+        need(entry.id and entry.id not in files, f"two files of the id {entry.id}")
+        files[entry.id] = entry
+    remaps = _remaps(images, files)
+    for entry in entries:
+        if entry.type == REG:
+            _regular(entry.reg, mounts, remaps.get(entry.id), wanted)
+        elif entry.HasField("usk"):
+            _socket(entry.usk, mounts, wanted)
+        elif entry.HasField("ify"):
+            _watches(entry.ify, wanted)
+        elif entry.type in (FIFO, TTY):
+            holder = entry.fifo if entry.type == FIFO else entry.tty
+            need(not holder.HasField("regf_id") or _is(files, holder.regf_id, REG), "a FIFO or terminal without a file")
+        elif entry.type == NS:
+            need(entry.nsf.ns_cflag != CLONE_NEWNET, "a descriptor of a network namespace", "close it")
+    _ghosts_apart(wanted)
+    return files
+
+
+def _is(files: Mapping[int, Any], number: int, kind: int) -> bool:
+    return number in files and files[number].type == kind
+
+
+def _remaps(images: Images, files: Mapping[int, Any]) -> dict[int, Any]:
+    """What comes back in another way than by its path: file id -> (kind of remap, ghost's record)."""
+    found: dict[int, Any] = {}
+    for remap in images.table("remap-fpath.img", "remap_file_path_entry"):
+        need(_is(files, remap.orig_id, REG) and remap.orig_id not in found, "a deleted file that there is not")
+        need(remap.HasField("remap_type"), "images of an old CRIU")
+        ghost = None
+        if remap.remap_type == GHOST:
+            ghost = _ghost(images, f"ghost-file-{remap.remap_id:x}.img")
+        elif remap.remap_type == LINKED:
+            need(_is(files, remap.remap_id, REG) and remap.remap_id != remap.orig_id, "a link that there is not")
+        else:
+            need(remap.remap_type == PROCFS and 0 < remap.remap_id < PIDS, "a file of /proc")
+        found[remap.orig_id] = (remap.remap_type, ghost)
+    return found
+
+
+def _ghost(images: Images, name: str) -> Any:
+    """A deleted file: its record, whose content is all there."""
+    need(name in images, f"{name} is missing")
+    content = images.content(name)
+    kinds = image_files.messages()
+    try:
+        (size,) = struct.unpack_from("<I", content, 8)
+        need(12 + size <= len(content), f"{name} is cut short")
+        ghost = kinds.ghost_file_entry.FromString(content[12 : 12 + size])
+        at = 12 + size
+        form = ghost.mode & S_IFMT
+        need(form in (S_IFREG, S_IFDIR, S_IFIFO, S_IFLNK), "a deleted device node is open", "close it")
+        need(ghost.uid < IDS and ghost.gid < IDS, f"{name} belongs to nobody here")
+        need((form == S_IFLNK) == ghost.HasField("symlnk_target"), f"{name} is no link")
+        need(len(raw(ghost.symlnk_target)) <= PATH_MOST and b"\0" not in raw(ghost.symlnk_target), f"{name}: target")
+        need(not ghost.chunks or (ghost.HasField("size") and ghost.size < 1 << 62), f"{name} has no size")
+        filled = 0
+        while ghost.chunks and at < len(content):
+            (size,) = struct.unpack_from("<I", content, at)
+            chunk = kinds.ghost_chunk_entry.FromString(content[at + 4 : at + 4 + size])
+            at += 4 + size + chunk.len
+            filled += chunk.len
+            need(at <= len(content) and chunk.off + chunk.len <= ghost.size, f"{name} is cut short")
+        need(filled <= GHOST_MOST and (form == S_IFREG or at == len(content)), f"{name} is too large")
+    except (DecodeError, struct.error) as error:
+        raise Refusal(f"{name} cannot be read: {error}") from None
+    return ghost
+
+
+def _regular(file: Any, mounts: Mapping[int, str], remap: Any, wanted: Wanted) -> None:
+    what = f"file {file.id}"
+    path = _path(file.name, what)
+    need(not file.ext, f"{what} lies outside the sandbox", "close it")
+    need(not file.flags & ~OPEN_FLAGS, f"{what} is opened with flags {file.flags:#o}")
+    mount = mounts.get(file.mnt_id if file.mnt_id != -1 else 0, "/" if file.mnt_id == -1 else "")
+    need(mount and below(path, mount), f"{path[:80]!r} lies on no mount of the sandbox")
+    above = [point for point in mounts.values() if below(path, point) and len(point) > len(mount)]
+    need(not above or path == raw(above[0]) or remap is not None, f"{path[:80]!r} lies below another mount")
+    link = bool(file.flags & O_PATH and file.flags & O_NOFOLLOW)
+    named = Named(path, mount, file.id, file.mode, link)
+    kind, ghost = remap or (None, None)
+    if mount == "/proc" or mount in MASKED or mount == "/dev/pts":
+        need(kind in (None, PROCFS), f"a deleted file below {mount} is open", "close it")
+    elif ghost is not None:
+        wanted.ghosts.append(Named(path, mount, file.id, ghost.mode))
+    elif kind is None:
+        wanted.present.append(named)
+    else:
+        need(kind == LINKED, f"{path[:80]!r} is no file of /proc")
+        wanted.ghosts.append(Named(path, mount, file.id, S_IFREG))
+
+
+def _socket(socket: Any, mounts: Mapping[int, str], wanted: Wanted) -> None:
+    name = bytes(socket.name)
+    need(not socket.uflags and len(name) <= 108, f"socket {socket.id} leads outside the sandbox", "close it")
+    if not name.rstrip(b"\0") or name[:1] == b"\0":
+        return
+    path = name.rstrip(b"\0")
+    if path[:1] != b"/":
+        path = _path(socket.name_dir, f"the directory of socket {socket.id}").rstrip(b"/") + b"/" + path
+    need(b"\0" not in path, f"socket {socket.id} has no path")
+    mount = mounts.get(socket.mnt_id, "/")
+    need(mount != "/proc" and mount not in MASKED, f"socket {socket.id} lies in /proc")
+    if socket.HasField("file_perms"):
+        need(max(socket.file_perms.uid, socket.file_perms.gid) < IDS, f"socket {socket.id} belongs to nobody here")
+    wanted.sockets.append(Named(path, mount, socket.id, S_IFSOCK))
+
+
+def _watches(group: Any, wanted: Wanted) -> None:
+    """By handle CRIU would open any file of a file system, also of the host's below a mount."""
+    for watch in group.wd:
+        handle = watch.f_handle
+        need(handle.bytes <= 128 and len(handle.handle) <= 16, "a watch on a file without a name")
+        need(handle.path, "a watched file has no path in the sandbox", "close the watch, or watch a copy of the file")
+        path = b"/" + raw(handle.path).lstrip(b"/")
+        wanted.watched.append(Named(_path(path, "a watch"), "", group.id))
+
+
+def _ghosts_apart(wanted: Wanted) -> None:
+    """CRIU makes one deleted directory after the other and removes each: none may lie in another."""
+    directories = [ghost for ghost in wanted.ghosts if ghost.mode & S_IFMT == S_IFDIR]
+    for ghost in directories:
+        for other in directories:
+            need(
+                ghost.path == other.path or not below(ghost.path, other.path),
+                f"the deleted directory {printable(ghost.path)} and the one above it are both held",
+                "have the processes leave or close one of them (cd /), then checkpoint again",
+            )
