@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import bench.harness.kills as _kills
+from bench.harness import kills
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image, meminfo, pss, shims, tasks, ticks
 from daemon.app import PRECEDENCE
 from sandbox import Client, Limits, Sandbox
@@ -225,7 +225,7 @@ async def everything(options: argparse.Namespace, host: BenchHost) -> dict[str, 
     parts: dict[str, Callable[[BenchHost, argparse.Namespace], Awaitable[dict[str, Any]]]] = {
         "exec": exec_part,
         "idle": idle_part,
-        "kills": _kills.kills_part,
+        "kills": kills.kills_part,
     }
     result: dict[str, Any] = {"load": round(os.getloadavg()[0], 1), "cores": os.cpu_count()}
     await asyncio.to_thread(host.start)

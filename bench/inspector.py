@@ -6,12 +6,12 @@
     pagurus bench inspector --only CASE      one case, or all whose names hold CASE, with all that was seen
 
 runs every operation, every call of the matrix (call x outcome x actor x place) and N different random programs in
-real sandboxes and compares each verdict with the truth (_oracle); repeats a part with absurdly small maps and on every
+real sandboxes and compares each verdict with the truth; repeats a part with absurdly small maps and on every
 other tier that loads; counts 23 events of each kind; measures the verdict beside 30 noisy sandboxes, and a
-syscall-heavy workload with and without the inspector (_overhead).
+syscall-heavy workload with and without the inspector.
 
 Hypothesis draws the random programs, and makes the first ones that were missed small (`minimal`): it runs smaller and
-smaller ones until nothing more can be left out. What a run that was killed left is removed by the next (_leftovers).
+smaller ones until nothing more can be left out. What a run that was killed left is removed by the next run.
 
 `cases` counts cases and programs. A no-effect case is one after which nothing differs that a checkpoint holds; changes
 that the program itself set back (`set_back`) are not among them: capturing those is no mistake, and

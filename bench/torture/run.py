@@ -1,7 +1,7 @@
 """Runs cases and random programs in real sandboxes and compares each verdict with the truth.
 
 Owns: the sandboxes that cases run in, the order mark - program - verdict - truth, the comparison. Does not own: which
-cases there are (_torture_cases), the truth (_oracle), the figures that are reported (inspector).
+cases there are (:mod:`bench.torture.cases`), the truth (`oracle`), the figures that are reported (inspector).
 
 ::
 

@@ -478,7 +478,7 @@ from sandbox.tree.pool import Pool
 
 async def main():
     pool = Pool().ensure()
-    with _leftovers.run(pool) as place:
+    with leftovers.run(pool) as place:
         made = bench.Bench(argparse.Namespace(quick=True, json=False), place, pool)
         with bench.load() as inspector, made.arena(inspector) as arena:
             async with arena.sandbox() as container:
