@@ -216,11 +216,11 @@ def _files(writer: transfer.Writer, tree: _Tree, have: set[bytes]) -> Iterator[b
 
 def _pieces_of(fd: int) -> Iterator[tuple[int, bytes]]:
     """The data of a file, as aligned pieces: (offset, bytes)."""
-    done = 0
+    done, size = 0, os.fstat(fd).st_size
     for start, end in sparse.data_ranges(fd):
         first = start // transfer.PART_SIZE * transfer.PART_SIZE
         for offset in range(max(first, done), end, transfer.PART_SIZE):
-            yield offset, os.pread(fd, transfer.PART_SIZE, offset)
+            yield offset, os.pread(fd, min(transfer.PART_SIZE, size - offset), offset)
             done = offset + transfer.PART_SIZE
 
 

@@ -214,12 +214,8 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: _Froz
     files = image_files.read(directory / "files.img", image_files.messages().file_entry)
     entries = files.entries if files is not None else []
     _check_terminals(container, directory, entries)
-    if moved := frozen.held.moved():
-        raise CheckpointFailed(
-            f"the file of a Unix socket was moved, and would come back where it was: {', '.join(moved)}",
-            remedy="move it back, or bind the socket where it is wanted",
-            sandbox=container.spec.id,
-        )
+    if (wrong := frozen.held.unbindable()) is not None:
+        raise CheckpointFailed(wrong[0], remedy=wrong[1], sandbox=container.spec.id)
     refusals.check_images(directory, entries, container.spec.id)
     process.inside.complete(directory)
     settings.write(directory, frozen.settings)

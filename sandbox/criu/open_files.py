@@ -38,6 +38,17 @@ from sandbox.tree.safe_path import ACROSS_MOUNTS, SandboxRoot, openat2
 Identity = tuple[int, int, int, int, int]  # inode, mode, size or device, mtime in ns, names
 GONE = " (deleted)"
 BOUND_AS = " (bound as "
+OTHER_NAMES = " (with other names)"
+NO_DIRECTORY = " (no directory)"
+_UNBINDABLE = (
+    (BOUND_AS, "was moved, and would come back where it was", "move it back, or bind the socket where it is wanted"),
+    (OTHER_NAMES, "has several names, and only one of them would come back", "remove the others"),
+    (
+        NO_DIRECTORY,
+        "is gone with its directory, which would come back",
+        "make the directory again, or close the socket",
+    ),
+)
 
 
 class Tasks(Protocol):
@@ -78,9 +89,12 @@ class Held(msgspec.Struct, frozen=True):
             if names and GONE in path and stat.S_ISREG(mode)
         ]
 
-    def moved(self) -> list[str]:
-        """Paths of sockets that have another one than they were bound by."""
-        return sorted(path for path in self.files if BOUND_AS in path)
+    def unbindable(self) -> tuple[str, str] | None:
+        """How files of Unix sockets would not come back as they are, and what to do about it."""
+        for mark, what, remedy in _UNBINDABLE:
+            if paths := sorted(path for path in self.files if mark in path):
+                return f"the file of a Unix socket {what}: {', '.join(paths)}", remedy
+        return None
 
 
 def held_files(container: Tasks) -> Held:
@@ -116,9 +130,7 @@ def _held(tasks: list[int], root: int) -> dict[str, tuple[Identity, Identity | N
                 elif sockets and target.startswith("socket:[") and int(target[8:-1]) in sockets:
                     with _process(pid) as pidfd, bound.file_of(pidfd, int(link.rpartition("/")[2])) as file:
                         found = f"/proc/self/fd/{file}"
-                        name = sockets[int(target[8:-1])]
-                        away = name.startswith("/") and not _leads(root, name, os.fstat(file))
-                        _add(files, root, os.readlink(found), found, f"{BOUND_AS}{name})" if away else "")
+                        _add(files, root, os.readlink(found), found, _remark(root, sockets[int(target[8:-1])], file))
     return files
 
 
@@ -131,9 +143,23 @@ def _add(
     found = os.stat(link)
     if target.endswith(GONE) or not found.st_nlink:
         path = target.removesuffix(GONE)
-        files[f"{told(path)}{GONE} {found.st_ino}"] = (_identity(found), _nearest(root, path))
+        files[f"{told(path)}{GONE} {found.st_ino}{remark}"] = (_identity(found), _nearest(root, path))
     else:
         files[told(target + remark)] = (_identity(found), _at(root, target))
+
+
+def _remark(root: int, name: str, file: int) -> str:
+    """What keeps the socket that was bound as `name` to `file` from coming back as it is; "" where nothing does."""
+    found = os.fstat(file)
+    if not found.st_nlink:
+        path = name if name.startswith("/") else os.readlink(f"/proc/self/fd/{file}")
+        try:
+            os.close(openat2(root, os.path.dirname(path), os.O_PATH | os.O_DIRECTORY, resolve=ACROSS_MOUNTS))
+        except (OSError, Invalid):
+            return NO_DIRECTORY
+    elif name.startswith("/") and not _leads(root, name, found):
+        return f"{BOUND_AS}{name})"
+    return OTHER_NAMES if found.st_nlink > 1 else ""
 
 
 @contextlib.contextmanager

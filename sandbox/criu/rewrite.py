@@ -214,7 +214,7 @@ def _made_anew(directory: Path, table: image_files.Image) -> list[str]:
     for entry in table.entries:
         if entry.HasField("usk") and entry.usk.name.rstrip(b"\0") and not entry.usk.name.startswith(b"\0"):
             path = os.path.join("/", entry.usk.name_dir, os.fsdecode(entry.usk.name.rstrip(b"\0")))
-            paths |= {path, os.path.dirname(path)}
+            paths |= {path, os.path.join(os.path.dirname(path), ".")}  # the directory itself, where links lead to it
     remaps = image_files.read(directory / "remap-fpath.img", image_files.messages().remap_file_path_entry)
     remapped = {remap.orig_id for remap in remaps.entries} if remaps is not None else set()
     for entry in table.entries:

@@ -9,7 +9,7 @@ that hold anything, of where they lie and of the size. Of a hole nothing is ever
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import heapq
 import os
 import struct
@@ -24,6 +24,8 @@ STEP = 1 << 20  # bytes read at a time; an aligned piece of this size without da
 _ZEROS = bytes(STEP)
 _SPARSE = "pagurus 2026 content with holes"
 _RUN = struct.Struct("<QQ")
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.lseek.restype, _libc.lseek.argtypes = ctypes.c_int64, (ctypes.c_int, ctypes.c_int64, ctypes.c_int)
 
 
 def of_file(file: int, *, fresh: bool = False) -> bytes:
@@ -53,12 +55,15 @@ def same(one: int, other: int) -> bool:
 
 def data_ranges(file: int) -> Iterator[tuple[int, int]]:
     """Where a file holds data: (first byte, behind the last) of each range. Between them are holes."""
-    end = 0
-    with contextlib.suppress(OSError):  # ENXIO: no data behind here
-        while True:
-            start = os.lseek(file, end, os.SEEK_DATA)
-            end = os.lseek(file, start, os.SEEK_HOLE)
-            yield start, end
+    size, end = os.fstat(file).st_size, 0
+    while end < size:
+        # Not os.lseek: where data end with the last byte that a file can have, btrfs answers with a number below zero,
+        # of which os.lseek makes an exception that comes out of another call.
+        if (start := _libc.lseek(file, end, os.SEEK_DATA)) < 0:  # ENXIO: no data behind here
+            return
+        behind = _libc.lseek(file, start, os.SEEK_HOLE)
+        end = behind if start < behind < size else size
+        yield start, end
 
 
 def same_ranges(one: int, other: int) -> bool:

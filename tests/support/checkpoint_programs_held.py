@@ -304,10 +304,25 @@ serve(check)
 """),
     CHECK,
 )
+UNIX_LISTENERS = (
+    python_program("""
+os.makedirs('/t/d', exist_ok=True); os.makedirs('/t/real', exist_ok=True)
+os.path.lexists('/t/link') or os.symlink('real', '/t/link')
+held = {path: socket.socket(socket.AF_UNIX) for path in ('/t/socket', '/t/d/socket', '/t/link/socket')}
+for path, one in held.items(): one.bind(path); one.listen()
+def check():
+    for path, one in held.items():
+        if not os.path.exists(path): continue
+        with socket.socket(socket.AF_UNIX) as caller: caller.connect(path); one.accept()[0].close()
+    return [one.getsockname() for one in held.values()] == list(held)
+serve(check)
+"""),
+    CHECK,
+)
 ALL = {
     "empty epoll": EMPTY_EPOLL, "directories": DIRECTORIES, "segments": SEGMENTS, "replaced fifo": REPLACED_FIFO,
     "reused name": REUSED_NAME, "renamed over": RENAMED_OVER, "deleted directory": DELETED_DIRECTORY,
     "deleted directories": DELETED_DIRECTORIES, "working directory gone": WORKING_DIRECTORY_GONE,
     "linked place": LINKED_PLACE, "stopped": STOPPED, "locks": LOCKS,
-    "sqlite": SQLITE, "strange names": STRANGE_NAMES,
+    "sqlite": SQLITE, "strange names": STRANGE_NAMES, "unix listeners": UNIX_LISTENERS,
 }  # fmt: skip

@@ -251,6 +251,24 @@ def test_a_deep_and_sparse_snapshot_is_hashed_and_verified(pool: Pool) -> None:
             btrfs.delete_subvolume(path)
 
 
+def test_data_up_to_the_last_byte_that_a_file_can_have_are_found(pool: Pool) -> None:
+    most = (1 << 63) - 1
+    tree = pool.sandboxes / f"last-{secrets.token_hex(4)}"
+    pool.create_tree(tree)
+    try:
+        with (tree / "upper/file").open("w+b", buffering=0) as file:
+            file.truncate(most - 1)
+            os.pwrite(file.fileno(), b"x", most - 1)
+            os.fsync(file.fileno())
+            assert list(sparse.data_ranges(file.fileno())) == [(most // 4096 * 4096, most)]
+            assert sparse.same(file.fileno(), file.fileno())
+            first = sparse.of_file(file.fileno())
+            os.pwrite(file.fileno(), b"y", most - 1)
+            assert sparse.of_file(file.fileno()) != first
+    finally:
+        btrfs.delete_subvolume(tree)
+
+
 def _with_former_holes(made: hashing.Digest) -> hashing.Digest:
     """Other contents: each is found."""
     return hashing.Digest(made.inodes, made.attributes, made.contents ^ 1)
