@@ -99,6 +99,21 @@ def _told(directory: Path, entries: Sequence[Any]) -> Iterator[tuple[str, str]]:
                 "set the owner to a process with F_SETOWN",
             )
     yield from _of_others(directory, entries, processes)
+    yield from _too_large(directory)
+
+
+def _too_large(directory: Path) -> Iterator[tuple[str, str]]:
+    """System V segments that were made with SHM_NORESERVE, which CRIU makes without: the kernel would refuse them."""
+    swap = re.search(rb"^SwapTotal: *(\d+) kB$", Path("/proc/meminfo").read_bytes(), re.M)
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + (int(swap[1]) << 10 if swap else 0)
+    for path in directory.glob("ipcns-shm-*.img"):
+        image = image_files.read(path, image_files.messages().ipc_shm_entry)
+        for one in image.entries if image is not None else ():
+            if one.size > most:
+                yield (
+                    f"a System V segment of the sandbox (key {one.desc.key:#x}) is larger than the memory of the host",
+                    "make it smaller, or remove it (ipcrm)",
+                )
 
 
 def _owner(entry: Any) -> Any:

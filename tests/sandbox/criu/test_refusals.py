@@ -174,3 +174,14 @@ async def test_io_uring_is_not_to_be_had(bench: Bench) -> None:
 )
 def test_remedies(words: str, remedy: str) -> None:
     assert remedy in remedy_for(words)
+
+
+async def test_a_segment_that_the_kernel_would_not_make_again_is_refused(bench: Bench) -> None:
+    """It costs nothing while nobody writes to it. CRIU makes it without the flag that let it be made."""
+    sb = await bench.maker.create()
+    call = "python3 -c 'import ctypes; c = ctypes.CDLL(None); exit({} < 0)'"
+    await shell(sb, call.format("c.shmget(0x77, ctypes.c_size_t(1 << 38), 0o11600)"))
+    with pytest.raises(CheckpointFailed, match=r"key 0x77.*larger than the memory"):
+        await bench.save(sb)
+    await shell(sb, call.format("c.shmctl(c.shmget(0x77, 0, 0), 0, None)"))
+    await bench.save(sb)
