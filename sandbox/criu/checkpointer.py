@@ -405,7 +405,7 @@ class Checkpointer:
         try:
             await asyncio.to_thread(_lock, container, adapted.locks, hold)
             if verify is not None:
-                await self._verify(container, *verify, hold)
+                await self._verify(container, *verify, hold, adapted.made_anew)
             await asyncio.to_thread(amend.stop, container, adapted.stopped)
             if before_run is not None:
                 await asyncio.to_thread(before_run)
@@ -414,7 +414,10 @@ class Checkpointer:
             await container.kill()
             raise
 
-    async def _verify(self, container: Container, images: Path, reference: Path | None, hold: restoring.Hold) -> None:
+    async def _verify(
+        self, container: Container, images: Path, reference: Path | None, hold: restoring.Hold, touched: list[str]
+    ) -> None:
+        """`touched`: directories in which the dump for the comparison may make and remove links."""
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
@@ -422,7 +425,10 @@ class Checkpointer:
                 process = await self._start_dump(container, freezer=freezer)
             watched = await asyncio.to_thread(inotify.find, container)
             steps = {"network-lock": hold.seized, "query-ext-files": hold.seized}
+            times = await asyncio.to_thread(amend.times, container, touched)
             await dump.dump(container, again, process, on_frozen=None, steps=steps, watched=watched)
+            if (init := container.init_pid) is not None:
+                await asyncio.to_thread(amend.set_times, init, times)
             found = await asyncio.to_thread(_compare, images, again, reference, container.tree)
             if found:
                 raise NotEqual(

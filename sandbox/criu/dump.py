@@ -32,7 +32,7 @@ from sandbox.container.shim import Refused, going_first
 from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import Unstoppable, Watch, refusal
 from sandbox.criu import image_files, inotify, rpc
-from sandbox.criu.carried import settings
+from sandbox.criu.carried import other_names, settings
 from sandbox.criu.gate import gate, refusals
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
 from sandbox.criu.gate.remedies import remedy_for
@@ -286,6 +286,7 @@ class _Frozen:
         self.pids = self._container.tasks()
         self.excluded = frozenset(filter(None, map(inner_pid, self._container.excluded.pids())))
         _check_deleted(self._container, self._images, self.excluded)
+        other_names.take_away(self._container, self._images)
         if self._on_frozen is not None:
             self._on_frozen()
         self.held = held_files(self._container)

@@ -17,7 +17,7 @@ Held is what is open (O_PATH too), mapped, executed, worked in, what is the root
 to, and what is watched. CRIU finds all of it by path. It refuses to restore a process whose open file changed its size
 or whose working directory is gone, and restores one silently whose file was replaced. So a turn that only changed
 files, but one of these, must capture the processes too. A file that lost one of several names must be captured each
-time: CRIU gives it another name for the time of the dump, which only the snapshot of that dump has.
+time: the images name it by another of its names (:mod:`sandbox.criu.carried.other_names`), which a turn may move.
 """
 
 from __future__ import annotations

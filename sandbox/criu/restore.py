@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
 from sandbox.criu import namespaces, rpc
-from sandbox.criu.carried import amend, memory, settings, sysv
+from sandbox.criu.carried import amend, memory, other_names, settings, sysv
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
 from sandbox.criu.rewrite import Adapted
 from sandbox.errors import RestoreFailed
@@ -194,16 +194,22 @@ async def restore(
         pid = response.restore.pid
         await container.attach(pid)
     except rpc.CriuError as error:
-        await container.kill()
+        await _end(container, images)
         text = f"{error.words} {error.log}"
         remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text)), "")
         raise RestoreFailed(
             f"CRIU could not restore the processes: {error}", remedy=remedy, sandbox=container.spec.id
         ) from None
     except BaseException:
-        await container.kill()
+        await _end(container, images)
         raise
     return pid
+
+
+async def _end(container: Container, images: Adapted) -> None:
+    """Nothing of a restore that failed stays."""
+    await container.kill()
+    await asyncio.to_thread(other_names.drop, container, images.directory)
 
 
 def _notify(
@@ -215,6 +221,7 @@ def _notify(
     def namespaces(pid: int) -> None:
         nonlocal init, times
         init, times = pid, amend.times(container, images.made_anew)
+        other_names.link_again(container, images.directory)
         if images.own_network:
             _loopback(pid)
             moving = asyncio.run_coroutine_threadsafe(container.move_network(pid), loop)

@@ -314,16 +314,19 @@ def path_of(root: int, inode: int) -> bytes | None:
     """A path below the root of a subvolume that leads to an inode; None: there is none, or too long a one."""
     if inode == ROOT_INODE:
         return b""
+    path = next(iter(paths_of(root, inode)), None)
+    return path if path is None or len(path) <= PATH_MOST else None
+
+
+def paths_of(root: int, inode: int) -> list[bytes]:
+    """The paths below the root of a subvolume that lead to an inode, as many as the kernel tells at once."""
     buffer = ctypes.create_string_buffer(1 << 16)
     args = bytearray(struct.pack("=QQ32xQ", inode, len(buffer), ctypes.addressof(buffer)))
     try:
         fcntl.ioctl(root, _INO_PATHS, args)
     except FileNotFoundError:
-        return None
+        return []
     (count,) = struct.unpack_from("=I", buffer, 8)
-    if not count:
-        return None
-    (offset,) = struct.unpack_from("=Q", buffer, 16)  # relative to the first of the values
-    end = buffer.raw.index(b"\0", 16 + offset)
-    path = buffer.raw[16 + offset : end]
-    return path if len(path) <= PATH_MOST else None
+    offsets = struct.unpack_from(f"={count}Q", buffer, 16)  # relative to the first of them
+    content = buffer.raw
+    return [content[16 + at : content.index(b"\0", 16 + at)] for at in offsets]

@@ -319,10 +319,34 @@ serve(check)
 """),
     CHECK,
 )
+#: Open files that lost one of several names: by two descriptors, with the directory, by a mapping, of the image.
+HALF_NAMED = (
+    python_program("""
+os.makedirs('/t/deep/er', exist_ok=True); os.makedirs('/t/other', exist_ok=True)
+def make(path, *more):
+    file = open(path, 'w+'); file.write(path); file.flush()
+    for name in more: os.link(path, name)
+    return file
+one = make('/t/one', '/t/other/first', '/t/second'); again = open('/t/one'); os.unlink('/t/one')
+deep = make('/t/deep/er/two', '/t/two'); os.unlink('/t/deep/er/two'); os.rmdir('/t/deep/er')
+mapped = make('/t/three', '/t/other/three'); view = mmap.mmap(mapped.fileno(), 8); os.unlink('/t/three')
+os.link('/etc/passwd', '/etc/copied'); os.link('/etc/copied', '/t/image')
+image = open('/etc/copied'); os.unlink('/etc/copied')
+def check():
+    read = [file.seek(0) or file.read() for file in (one, again, deep)] == ['/t/one', '/t/one', '/t/deep/er/two']
+    linked = all(os.path.samestat(os.fstat(file.fileno()), os.stat(name)) for file, name in (
+        (one, '/t/second'), (again, '/t/other/first'), (deep, '/t/two'), (image, '/t/image'),
+        (mapped, '/t/other/three')))
+    extra = [name for top in ('/t', '/etc') for _, _, names in os.walk(top) for name in names if 'link_remap' in name]
+    return read and linked and not extra and view[:8] == b'/t/three'
+serve(check)
+"""),
+    CHECK,
+)
 ALL = {
     "empty epoll": EMPTY_EPOLL, "directories": DIRECTORIES, "segments": SEGMENTS, "replaced fifo": REPLACED_FIFO,
     "reused name": REUSED_NAME, "renamed over": RENAMED_OVER, "deleted directory": DELETED_DIRECTORY,
     "deleted directories": DELETED_DIRECTORIES, "working directory gone": WORKING_DIRECTORY_GONE,
     "linked place": LINKED_PLACE, "stopped": STOPPED, "locks": LOCKS,
-    "sqlite": SQLITE, "strange names": STRANGE_NAMES, "unix listeners": UNIX_LISTENERS,
+    "sqlite": SQLITE, "half named": HALF_NAMED, "strange names": STRANGE_NAMES, "unix listeners": UNIX_LISTENERS,
 }  # fmt: skip

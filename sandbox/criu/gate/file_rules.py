@@ -14,6 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from sandbox.criu import image_files
+from sandbox.criu.carried import other_names
 from sandbox.criu.gate.images import (
     EXTERNAL_MOUNT,
     FANOTIFY,
@@ -138,9 +139,10 @@ def check_files(images: Images, mounts: Mapping[int, str], wanted: Wanted) -> di
         need(entry.id and entry.id not in files, f"two files of the id {entry.id}")
         files[entry.id] = entry
     remaps = _remaps(images, files)
+    others = _others(images)
     for entry in entries:
         if entry.type == REG:
-            _regular(entry.reg, mounts, remaps.get(entry.id), wanted)
+            _regular(entry.reg, mounts, remaps.get(entry.id), wanted, others.get(entry.id))
         elif entry.HasField("usk"):
             _socket(entry.usk, mounts, wanted)
         elif entry.HasField("ify"):
@@ -204,7 +206,19 @@ def _ghost(images: Images, name: str) -> Any:
     return ghost
 
 
-def _regular(file: Any, mounts: Mapping[int, str], remap: Any, wanted: Wanted) -> None:
+def _others(images: Images) -> dict[int, bytes]:
+    """Links that will be made for the restore: file id -> another name of the file, from which each is made."""
+    if other_names.FILE not in images:
+        return {}
+    try:
+        names = other_names.decode(images.content(other_names.FILE))
+    except ValueError as error:
+        raise Refusal(f"{other_names.FILE} cannot be read: {error}") from None
+    remaps = images.table("remap-fpath.img", "remap_file_path_entry")
+    return {one.remap_id: names[one.remap_id] for one in remaps if one.remap_type == LINKED and one.remap_id in names}
+
+
+def _regular(file: Any, mounts: Mapping[int, str], remap: Any, wanted: Wanted, other: bytes | None) -> None:
     what = f"file {file.id}"
     path = _path(file.name, what)
     need(not file.ext, f"{what} lies outside the sandbox", "close it")
@@ -220,6 +234,10 @@ def _regular(file: Any, mounts: Mapping[int, str], remap: Any, wanted: Wanted) -
         need(kind in (None, PROCFS), f"a deleted file below {mount} is open", "close it")
     elif ghost is not None:
         wanted.ghosts.append(Named(path, mount, file.id, ghost.mode))
+    elif other is not None:
+        need(kind is None and mount == "/", f"{path[:80]!r} is linked to a file elsewhere")
+        wanted.present.append(Named(_path(other, f"another name of {what}"), mount, file.id))
+        wanted.ghosts.append(Named(path, mount, file.id, S_IFREG))
     elif kind is None:
         wanted.present.append(named)
     else:

@@ -22,7 +22,7 @@ FILES = re.compile(
     r"|ipcns-(?:var|shm|msg|sem))-\d{1,10}\.img"
     r"|(?:ghost-file|tcp-stream)-[0-9a-f]{1,8}\.img"
     r"|(?:files|inventory|pstree|remap-fpath|seccomp|memfd|tty-info|filelocks|cgroup|pipes-data|fifo-data|sk-queues"
-    r"|cpuinfo|waits|settings|tty-data)\.img"
+    r"|cpuinfo|waits|settings|other-names|tty-data)\.img"
 )
 
 

@@ -114,10 +114,25 @@ async def test_a_checkpoint_of_such_a_turn_can_be_restored(host: Client, held: s
         done = await sb.exec(act)
         assert done.exit_code == 0, done.stderr
         found = await sb.checkpoint(wait="durable")
-        for verify in (False, True) if held != LINKED else (False,):
+        for verify in (False, True):
             await sb.exec("true > /t/later")
             await sb.restore(found.id, verify=verify)
             assert (await sb.exec(CHECK)).stdout == b"good\n"
+
+
+async def test_no_checkpoint_has_the_link_that_criu_makes(host: Client) -> None:
+    async with host.create(IMAGE) as sb:
+        await sb.exec(python_program(HELD[LINKED][0] + SERVE))
+        first = await sb.checkpoint(wait="durable")
+        names = (await sb.exec("ls -A /t")).stdout
+        await sb.exec("true > /t/later")
+        second = await sb.checkpoint(wait="durable")
+        assert "/t/later" in {change.path for change in await sb.diff(first)}
+        for checkpoint in (first, second):
+            assert not [change for change in await sb.diff(checkpoint) if "link_remap" in change.path]
+        await sb.restore(first.id, verify=True)
+        assert (await sb.exec("ls -A /t")).stdout == names and b"twin" in names
+        assert (await sb.exec(CHECK)).stdout == b"good\n"
 
 
 #: what has become of something held, so that CRIU could not bring it back -> (the program, what a turn does to it)
