@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from trainer.distributed.worker import Result, WorkPlan
 from trainer.errors import RankLost
 
 POLL = 0.1
+KILL_PATIENCE = 30.0  # seconds for a killed rank to be gone
 # What torchrun writes of the first rank that failed.
 CAUSE = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
@@ -126,7 +128,8 @@ class Fleet:
 
 
 def _kill(pid: int, torchrun: int) -> None:
-    """Ends a rank: only a process that torchrun has started, so that a number used again hits nobody else."""
+    """Ends a rank and waits for its end: only a process that torchrun has started, so that a number used again hits
+    nobody else."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -135,6 +138,7 @@ def _kill(pid: int, torchrun: int) -> None:
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         if parent == torchrun:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
+            select.select([handle], [], [], KILL_PATIENCE)
     except (ProcessLookupError, FileNotFoundError):
         return
     finally:
