@@ -225,7 +225,13 @@ static void end(int stage, int result) {
         }
         if (!read_registers(one->tid, &now)) continue;
         struct saved here = {.nr = one->regs.orig_rax, .ip = one->regs.rip, .sp = one->regs.rsp};
-        if (is_untouched(one, &now) || is_at(&here, &now)) take_up(one);
+        if (!is_untouched(one, &now) && !is_at(&here, &now)) continue;
+        struct user_regs_struct stopped = one->regs;
+        take_up(one);
+        if ((int64_t)one->regs.orig_rax < 0) { /* its time was over meanwhile; what is restored ends it in its turn */
+            one->regs.orig_rax = stopped.orig_rax;
+            one->regs.rax = stopped.rax;
+        }
     }
     if (stage == STAGE_DUMP && result == 0) save();
     if (stage == STAGE_DUMP) freeze();
