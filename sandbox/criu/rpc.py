@@ -126,7 +126,7 @@ class Root:
 
     def program(self, *, cgroup_namespace: bool) -> list[str]:
         """The argument vector that starts CRIU; verbs are appended."""
-        plugins = paths.criu_plugins()
+        plugins = paths.criu_plugins().resolve()  # the private root has no link to it
         for needed in (launcher(), paths.criu(), plugins / "waits.so"):
             if not needed.exists():
                 raise Unsupported(f"{needed} is missing", remedy="run `make setup`")
