@@ -50,7 +50,7 @@ class Nobody(SimpleNamespace):
 
 
 CONTAINER = Nobody(cgroup=SimpleNamespace(id=7), layer=paths.runtime_layer())
-HELD = Held({"/work/log": ((7, 0o100644, 1, 2, 1), None)})
+HELD = Held({"/srv/log": ((7, 0o100644, 1, 2, 1), None)})
 
 
 @pytest.fixture
