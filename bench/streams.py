@@ -2,13 +2,14 @@
 
 ::
 
-    pagurus bench streams [--json] [--seconds S] [--mutations N] [--seed X]
+    pagurus bench streams [--json] [--seconds S] [--mutations N] [--seed X] [--image DIR]
 
-A child process takes the streams (bench/harness/mutations.py: structure-aware, with the right hashes), one after
-another, as the daemon would: settings by the rules of new sandboxes, files on btrfs, pages and dump files in a store.
-What is taken in is then read as the daemon reads it: verified, compared, exported again, removed. All of it lies on a
-file system of its own; the parent watches every other one for what the child opens for writing, creates, moves or
-removes (fanotify, tried out first by a file that the child does make), and compares sentinels beside the pool.
+A child process takes the streams (bench/harness/mutations.py: structure-aware, with the right hashes; half of them hold
+the processes of a real sandbox, whose images are changed field by field), one after another, as the daemon would:
+settings by the rules of new sandboxes, files on btrfs, pages and dump files in a store. What is taken in is then read as
+the daemon reads it: verified, compared, exported again, removed. All of it lies on a file system of its own; the parent
+watches every other one for what the child opens for writing, creates, moves or removes (fanotify, tried out first by a
+file that the child does make), and compares sentinels beside the pool.
 
 `mutations`, `taken`, `refused` (by error), `outside` (names touched elsewhere), `crashes` (exceptions that are no
 answer, each with the number of its mutation), `hangs` (beyond PATIENCE), `sentinels` (changed ones), `lost` (events of
@@ -18,6 +19,7 @@ the watcher), `descriptors` (left open at the end).
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import ctypes
 import json
@@ -35,12 +37,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from bench.checkpoint import Ours
+from bench.harness.mutate_images import Files
 from bench.harness.mutations import Stream, frames, mutate, seed
 from bench.harness.watcher import Watcher
 from daemon.checkpoints.capture import Places
 from daemon.host import create, mounts
 from daemon.store import exports
 from daemon.store.imports import Importer
+from sandbox import paths
+from sandbox.content.dumpfile import LEFT_OUT
 from sandbox.content.pages import PageStore
 from sandbox.content.transfer import Head
 from sandbox.errors import NotFound, PagurusError
@@ -55,6 +63,7 @@ DIGEST = "d" * 64
 REPORT_EVERY = 200  # mutations
 NEW_MOUNTS = 0x20000  # CLONE_NEWNS
 CONTROL = "pagurus-streams-control"
+DUMPED = "dumped"  # the file of the process images, beside the state
 
 
 class Hung(BaseException):
@@ -124,6 +133,7 @@ class Taker:
 def child(state: Path, options: argparse.Namespace) -> None:
     """Takes streams until its time is over. Prints one JSON object per REPORT_EVERY, the last with ``done``."""
     os.environ["TMPDIR"] = str(state)
+    dumped: Files = msgspec.msgpack.decode((state.parent / DUMPED).read_bytes())
     taker = Taker(state)
     print(json.dumps({"ready": os.getpid()}), flush=True)
     sys.stdin.readline()  # the watcher knows us by now
@@ -141,7 +151,7 @@ def child(state: Path, options: argparse.Namespace) -> None:
         number += 1
         try:
             signal.setitimer(signal.ITIMER_REAL, PATIENCE)
-            answers[one(taker, options.seed, number)] += 1
+            answers[one(taker, dumped, options.seed, number)] += 1
         except Hung:
             hangs += 1
             troubles.append(f"{number}: hung")
@@ -154,12 +164,12 @@ def child(state: Path, options: argparse.Namespace) -> None:
     report(number, answers, troubles, hangs, before, done=True)
 
 
-def one(taker: Taker, chosen: int, number: int) -> str:
+def one(taker: Taker, dumped: Files, chosen: int, number: int) -> str:
     """One mutation; the same for the same numbers."""
     chance = random.Random(f"{chosen}/{number}")
     checkpoint = f"c-{number:012x}"
     template = {"image": "debian", "image_digest": DIGEST}
-    stream: Stream = seed(chance, DIGEST, template, checkpoint)
+    stream: Stream = seed(chance, DIGEST, template, checkpoint, dumped)
     if not stream.images:
         stream.head["verdict"] = Verdict.FILES.value
     if number % 20:  # each twentieth is whole, and must be taken
@@ -184,6 +194,15 @@ def _hung(_number: int, _frame: object) -> None:
 
 
 # --------------------------------------------------------------------------- the parent
+
+
+async def dump(image: Path) -> Files:
+    """What a checkpoint of a small sandbox holds of its processes."""
+    with tempfile.TemporaryDirectory(prefix="pagurus-streams-", dir="/dev/shm") as name:
+        async with Ours(Path(name), image) as ours, ours.sandbox("sleep 1000 >/dev/null 2>&1 &") as container:
+            place = ours.checkpointer.captures / "dumped"
+            await ours.checkpointer.capture(container, place, processes=True, on_frozen=lambda: None)
+            return {path.name: path.read_bytes() for path in place.iterdir() if not path.name.endswith(LEFT_OUT)}
 
 
 @contextlib.contextmanager
@@ -275,7 +294,10 @@ def follow(process: subprocess.Popen[bytes], watcher: Watcher, control: str) -> 
             watcher.told.clear()
         else:
             last = said
-            print(f"{said['mutations']} mutations, {len(said['crashes'])} crashes", file=sys.stderr, flush=True)
+            newest = "".join(said["crashes"][-1:])
+            print(
+                f"{said['mutations']} mutations, {len(said['crashes'])} crashes {newest}", file=sys.stderr, flush=True
+            )
             continue
         process.stdin.write(b"go\n")
         process.stdin.flush()
@@ -287,6 +309,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--mutations", type=int, default=1 << 40)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
     parser.add_argument("--only", type=int, help="take this one mutation, and show what comes of it")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--control", help=argparse.SUPPRESS)
@@ -294,11 +317,13 @@ def main(argv: list[str] | None = None) -> int:
     if options.child is not None:
         child(options.child, options)
         return 0
+    dumped = asyncio.run(dump(options.image))
     with place() as folder:
+        (folder / DUMPED).write_bytes(msgspec.msgpack.encode(dumped))
         if options.only is not None:
             (folder / "state").mkdir(mode=0o700)
             taker = Taker(folder / "state")
-            print(one(taker, options.seed, options.only), taker.said)
+            print(one(taker, dumped, options.seed, options.only), taker.said)
             return 0
         found = run(options, folder)
     print(json.dumps(found))

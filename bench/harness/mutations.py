@@ -18,6 +18,7 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
+from bench.harness.mutate_images import Files, Mutator
 from sandbox.content import transfer
 from sandbox.content.pages import PAGE
 from sandbox.content.transfer import Entry, Head, ImageFile, Kind, PageList, Part
@@ -25,6 +26,8 @@ from sandbox.messages import Verdict
 from sandbox.tree import sparse
 
 MIB = 1 << 20
+ZEROS = bytes(PAGE)
+PAGES_MOST = 64  # in one frame
 CONTENTS = [b"x", b"one\n" * 500, bytes(range(256)) * 5000, bytes(3 * MIB) + b"end", b"{secret}"]
 NAMES = [b"a", b"..", b".", b"", b"/", b"a/b", b"../../../etc/passwd", b"a\0b", b"\xff\xfe", b"n" * 255, b"n" * 256,
          b".wh.a", b"work", b"upper", b"links", b"0", b"1", b"proc", b".pagurus", b"init"]  # fmt: skip
@@ -53,11 +56,12 @@ class Stream:
     lists: list[tuple[str, bytes]] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
     pages: list[bytes] = field(default_factory=list)
+    dumped: Files = field(default_factory=dict)  # the process images that it has, or may be given
     bombs: list[bytes] = field(default_factory=list)  # pages that are packed already
 
 
-def seed(chance: random.Random, image_digest: str, template: dict[str, Any], checkpoint: str) -> Stream:
-    """A stream in order: a small tree with one of everything, process images, pages."""
+def seed(chance: random.Random, image_digest: str, template: dict[str, Any], checkpoint: str, dumped: Files) -> Stream:
+    """A stream in order: a small tree with one of everything; half of them with the process images `dumped`."""
     contents = chance.sample(CONTENTS, chance.randint(1, len(CONTENTS)))
     entries = [_fields(Entry(parent=0, name=b"", kind="d", mode=0o755))]
     folders = [0]
@@ -81,22 +85,34 @@ def seed(chance: random.Random, image_digest: str, template: dict[str, Any], che
         id=checkpoint, sandbox="s-0123456789", verdict=Verdict.BOTH, image="debian", image_digest=image_digest,
         template=copy.deepcopy(template), ancestors=["c-aaaaaaaaaa"], files=True,
     )  # fmt: skip
-    stream = Stream(msgspec.to_builtins(head), entries)
+    stream = Stream(msgspec.to_builtins(head), entries, dumped=dumped)
     used = {entry["content"] for entry in entries}
     stream.parts = [part for content in contents if _hash(content) in used for part in _parts(content)]
     if chance.random() < 0.5:
-        _add_processes(stream, chance)
+        _put_processes(stream, dumped)
     return stream
 
 
-def _add_processes(stream: Stream, chance: random.Random) -> None:
-    pages = [bytes([number]) * PAGE for number in range(1, chance.randint(2, 6))]
-    images = {"inventory.img": b"inventory", "core-1.img": b"core" * 99, "files.img": bytes(40)}
+def _put_processes(stream: Stream, dumped: Files) -> None:
+    """Give the stream these process images, in the place of those that it has."""
     stream.head["processes"] = True
-    stream.images = [{"name": name, "size": len(data), "content": _hash(data)} for name, data in images.items()]
-    stream.parts += [part for data in images.values() for part in _parts(data)]
-    stream.lists = [("pages-1.img", b"".join(map(_hash, pages)) + bytes(32))]
-    stream.pages = [b"".join(pages)]
+    old = {image["content"] for image in stream.images}
+    stream.parts = [part for part in stream.parts if part["content"] not in old]
+    stream.images, stream.lists, stream.pages = [], [], []
+    for name, data in sorted(dumped.items()):
+        if name.startswith("pages-"):
+            each = [data[at : at + PAGE] for at in range(0, len(data), PAGE)]
+            stream.lists.append((name, b"".join(bytes(32) if page == ZEROS else _digest(page) for page in each)))
+            filled = [page for page in each if page != ZEROS]
+            stream.pages += [b"".join(filled[at : at + PAGES_MOST]) for at in range(0, len(filled), PAGES_MOST)]
+        else:
+            stream.images.append({"name": name, "size": len(data), "content": _digest(data)})
+            stream.parts += [{**part, "content": _digest(data)} for part in _parts(data)]
+
+
+@functools.lru_cache(4096)
+def _digest(data: bytes) -> bytes:
+    return blake3(data).digest()
 
 
 @functools.cache
@@ -209,7 +225,10 @@ def _of_settings(stream: Stream, chance: random.Random) -> None:
 
 def _of_images(stream: Stream, chance: random.Random) -> None:
     if not stream.images:
-        _add_processes(stream, chance)
+        _put_processes(stream, stream.dumped)
+    if chance.random() < 0.5:
+        _put_processes(stream, Mutator(chance, ["/", "/etc", "/proc/1/root", "{folder}"]).changed(stream.dumped))
+        return
     image = chance.choice(stream.images)
     name = chance.choice(list(image))
     names = ["../x.img", "pages-1.img", "/etc/x.img", "x", "", "a\0.img", "n" * 300 + ".img", "files.img", ".img"]
@@ -219,7 +238,7 @@ def _of_images(stream: Stream, chance: random.Random) -> None:
 
 def _of_pages(stream: Stream, chance: random.Random) -> None:
     if not stream.lists:
-        _add_processes(stream, chance)
+        _put_processes(stream, stream.dumped)
     match chance.randrange(4):
         case 0:
             names = ("pages-../1.img", "pages-.img", "pages-²1.img", "pages-9999999999.img", "x", "pages-2.img")
