@@ -6,10 +6,10 @@
 
 A child process takes the streams (bench/harness/mutations.py: structure-aware, with the right hashes; half of them hold
 the processes of a real sandbox, whose images are changed field by field), one after another, as the daemon would:
-settings by the rules of new sandboxes, files on btrfs, pages and dump files in a store. What is taken in is then read as
-the daemon reads it: verified, compared, exported again, removed. All of it lies on a file system of its own; the parent
-watches every other one for what the child opens for writing, creates, moves or removes (fanotify, tried out first by a
-file that the child does make), and compares sentinels beside the pool.
+settings by the rules of new sandboxes, files on btrfs, pages and dump files in a store. What is taken in is then read
+as the daemon reads it: verified, compared, exported again, removed. All of it lies on a file system of its own; the
+parent watches every other one for what the child opens for writing, creates, moves or removes (fanotify, tried out
+first by a file that the child does make), and compares sentinels beside the pool.
 
 `mutations`, `taken`, `refused` (by error), `outside` (names touched elsewhere), `crashes` (exceptions that are no
 answer, each with the number of its mutation), `hangs` (beyond PATIENCE), `sentinels` (changed ones), `lost` (events of

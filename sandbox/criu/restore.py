@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
-from sandbox.criu import namespaces, rpc
+from sandbox.criu import lingering, namespaces, rpc
 from sandbox.criu.carried import amend, memory, other_names, settings, sysv
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
 from sandbox.criu.rewrite import Adapted
@@ -47,7 +47,7 @@ REMEDIES: tuple[tuple[str, str], ...] = (
         r"bad size|bad mode|build-id|Can't open file|can't open file",
         "a file that a process holds differs from the checkpoint's: restore a checkpoint that captured both",
     ),
-    (r"Can't bind|Address already in use", "a port or socket path is taken"),
+    (r"Can't bind|Address already in use", "a port or socket path is taken: a port may be free again in a minute"),
     (r"fork|pids|Resource temporarily", "the sandbox's limits are too low for its processes"),
     (r"No space left|Cannot allocate", "not enough memory on the host"),
 )
@@ -184,6 +184,8 @@ async def restore(
     for key, number in process.inherited.items():
         options.inherit_fd.add(key=key, fd=number)
     try:
+        if images.ports and not own_network:
+            await asyncio.to_thread(lingering.end, container.netns, images.ports)
         response = await process.worker.call(
             protobuf.criu_req(type=protobuf.RESTORE, opts=options),
             notify=_notify(container, images, process, hold, before_run),

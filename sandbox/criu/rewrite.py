@@ -33,6 +33,7 @@ class Adapted:
 
     directory: Path  # for CRIU
     own_network: bool = False  # connections are restored, which repair mode does only in a namespace of their own
+    ports: set[int] = field(default_factory=set)  # of TCP, that its sockets are bound to
     pipes: list[int] = field(default_factory=list)  # see `outside_pipes`
     closed: list[str] = field(default_factory=list)  # other ends of the connections that come back closed
     made_anew: list[str] = field(default_factory=list)  # paths whose times CRIU does not bring back
@@ -75,6 +76,7 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
         table.write(directory / "files.img")
     kept, adapted.closed = _sever(directory, table)
     adapted.own_network = bool(kept)
+    adapted.ports = tcp.ports(table.entries)
     if kept:
         # With another id than the external one CRIU creates the namespace itself, below the user namespace.
         _change(directory / "inventory.img", kinds.inventory_entry, _detach_network)

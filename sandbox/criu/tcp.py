@@ -50,6 +50,12 @@ def is_connection(isk: Any) -> bool:
     return isk.proto == socket.IPPROTO_TCP and isk.dst_port != 0 and isk.state not in (LISTEN, CLOSE)
 
 
+def ports(entries: Sequence[Any]) -> set[int]:
+    """Local ports that TCP sockets among the records of files.img are bound to."""
+    found = (entry.isk for entry in entries if entry.HasField("isk"))
+    return {isk.src_port for isk in found if isk.proto == socket.IPPROTO_TCP and isk.src_port}
+
+
 def address(words: Sequence[int], port: int) -> Address:
     """An address to compare with: an IPv4 address in an IPv6 socket is that IPv4 address.
 

@@ -110,6 +110,39 @@ async def test_a_connection_to_the_outside_comes_back_closed(bench: Bench, outsi
         assert "answer two" in found
 
 
+# Listens without SO_REUSEADDR, and is the first to close: each connection leaves its port in TIME_WAIT.
+CLOSES_FIRST = """
+v4 = socket.socket(); v4.bind(('127.0.0.1', 7001)); v4.listen()
+v6 = socket.socket(socket.AF_INET6); v6.bind(('::1', 7002)); v6.listen()
+both = socket.socket(socket.AF_INET6); both.bind(('::', 7003)); both.listen()
+def check():
+    for listener, host in ((v4, '127.0.0.1'), (v6, '::1'), (both, '127.0.0.1')):
+        with socket.create_connection((host, listener.getsockname()[1])) as c:
+            listener.accept()[0].close()
+            if c.recv(1): return False
+    return True
+serve(check)
+"""
+
+
+async def test_a_port_is_bound_again_although_a_connection_has_just_ended_there(bench: Bench, outside: Listen) -> None:
+    sb = await bench.maker.create()
+    listener = outside(sb.netns)
+    await shell(sb, python_program(CLOSES_FIRST))
+    saved = await bench.save(sb)
+    namespace = os.stat(sb.netns).st_ino
+    for source in (saved.capture.dir, saved.dump):
+        assert await shell(sb, CHECK) == "good\n"
+        lingering = await asyncio.to_thread(inside, sb.netns, lambda: Path("/proc/thread-self/net/tcp").read_text())
+        assert ":1B59 " in lingering and " 06 " in lingering  # port 7001, TIME_WAIT
+        await bench.kill_and_restore(sb, saved, source)
+        assert os.stat(sb.netns).st_ino == namespace
+    assert await shell(sb, CHECK) == "good\n"
+    # What the host has there stays.
+    with await asyncio.to_thread(inside, sb.netns, lambda: socket.create_connection(("127.0.0.1", 7000))):
+        (await asyncio.to_thread(listener.accept))[0].close()
+
+
 async def until_answered(sb: Any) -> str:
     return await shell(sb, "while ! grep answer /t/said > /dev/null 2>&1; do sleep 0.02; done; cat /t/said")
 
