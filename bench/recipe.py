@@ -1,4 +1,6 @@
-"""Does the recipe learn? First fit and GRPO against the simulated twin, no sandboxes: ``pagurus bench recipe --json``.
+"""Does the recipe learn? GRPO against the simulated twin, no sandboxes: ``pagurus bench recipe --json``.
+
+It begins with the policy that lies in the tree, or with `--fit` with one that is fitted anew for each seed.
 
 Owns: a lockstep sampler over many twins, and the figures of docs/training.md. Does not own: the recipe (trainer).
 What it does not cover: sandboxes, the engine's process, asynchrony; the staleness of one step is imitated.
@@ -19,10 +21,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from examples.fix_the_service import WORDS, FixTheService, demonstrate
+from examples.fix_the_service import WORDS, FixTheService, fit
 from examples.fix_the_service.twin import Twin, immediate
-from rollout.engine.embedded.model import KVCache, Qwen3
-from trainer import sft
+from rollout.engine.embedded.model import KVCache, Qwen3, load_model
 from trainer.batches.sample import Sample
 from trainer.learner import Learner, Settings, learning_rate
 from trainer.models import policy
@@ -89,16 +90,13 @@ def sample(model: Qwen3, tokenizer: Tokenizer, seeds: Sequence[int], draw: torch
     return episodes
 
 
-def learn(seed: int, *, steps: int, held_out: int) -> dict[str, Any]:
+def learn(seed: int, *, steps: int, held_out: int, fitted: bool) -> dict[str, Any]:
     """The whole recipe for one seed; rewards on held-out seeds by step."""
     torch.manual_seed(seed)
     config = Config(task=Path("examples/fix_the_service"), seed=seed, steps=steps)
-    with tempfile.TemporaryDirectory() as folder:
-        model = policy.make(Path(folder), WORDS, seed=seed)
-        tokenizer = policy.load_tokenizer(Path(folder))
     began = time.process_time()
-    sft.fit(model, demonstrate, tokenizer, seed=seed)
-    fitted = time.process_time() - began
+    model, tokenizer = fresh_policy(seed) if fitted else (load_model(fit.START), policy.load_tokenizer(fit.START))
+    fit_s = time.process_time() - began
     learner = Learner(Scorer(model), named(config.objective), Settings(rate=config.rate))
     draw = torch.Generator().manual_seed(seed)
     rewards = {0: evaluate(model, tokenizer, held_out)}
@@ -113,11 +111,20 @@ def learn(seed: int, *, steps: int, held_out: int) -> dict[str, Any]:
             print(f"seed {seed}: held-out reward {rewards}", file=sys.stderr)
     return {
         "seed": seed,
-        "sft_cpu_s": round(fitted, 1),
+        "fit_cpu_s": round(fit_s, 1) if fitted else None,
         "reward": rewards,
         "before": rewards[0],
         "after": rewards[steps],
     }
+
+
+def fresh_policy(seed: int) -> tuple[Qwen3, Tokenizer]:
+    """One that was fitted for this seed, as the one in the tree was."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = policy.make(Path(folder), WORDS, seed=seed)
+        tokenizer = policy.load_tokenizer(Path(folder))
+    fit.fit(model, tokenizer, seed=seed)
+    return model, tokenizer
 
 
 def update(learner: Learner, episodes: list[Episode], config: Config, step: int) -> None:
@@ -145,10 +152,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=Config(task=Path()).steps)
     parser.add_argument("--held-out", type=int, default=256)
+    parser.add_argument("--fit", action="store_true", help="fit a policy anew for each seed, which takes minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    runs = [learn(seed, steps=options.steps, held_out=options.held_out) for seed in options.seeds]
+    runs = [learn(seed, steps=options.steps, held_out=options.held_out, fitted=options.fit) for seed in options.seeds]
     result = {
         "runs": runs,
         "before_max": max(run["before"] for run in runs),

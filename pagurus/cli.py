@@ -225,12 +225,13 @@ def diff(
 @application.command()
 def train(
     what: Annotated[Path, typer.Argument(help="A .toml file, or a folder such as examples/fix_the_service.")] = Path(),
+    model: Annotated[Path | None, typer.Option(help="The policy to begin with: a Hugging Face folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
     engine: Annotated[str | None, typer.Option(help="embedded or vllm.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps; with --resume, a new number of them.")] = None,
     groups: Annotated[int | None, typer.Option(help="Prompts of a step.")] = None,
     size: Annotated[int | None, typer.Option(help="Trajectories of a prompt.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Sandboxes at once.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Sandboxes at once; else by the cores that are free.")] = None,
     held_out: Annotated[int | None, typer.Option(help="Episodes of each evaluation.")] = None,
     objective: Annotated[str | None, typer.Option(help="grpo, dapo, gspo, ...: docs/training.md.")] = None,
     faults: Annotated[int | None, typer.Option(help="Sandboxes killed on purpose in the second half.")] = None,

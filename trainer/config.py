@@ -28,12 +28,13 @@ class Config:
     """What `pagurus train` takes. Keys of the TOML file are these names."""
 
     task: Path
+    model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face folder
     seed: int = 0
     engine: str = "embedded"  # or vllm
     steps: int = 9
     groups: int = 8
     size: int = 8  # trajectories per group
-    concurrency: int = 16  # sandboxes at once
+    concurrency: int | None = None  # sandboxes at once; None: by the cores that are free, see trainer.sizing
     held_out: int = 112  # episodes of each evaluation
     evaluate_every: int = 0  # steps between evaluations while it learns; 0: before and after only
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
@@ -43,7 +44,7 @@ class Config:
     updates: int = 1  # optimiser steps per batch
     stream: bool = False  # compute gradients of groups while their batch is sampled; sums then come in any order
     recompute: bool = False  # activations, for long trajectories
-    pace: float = 0.8  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
+    pace: float | None = None  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
     faults: int = 16  # sandboxes killed on purpose in the second half, about
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
@@ -51,7 +52,7 @@ class Config:
 
 
 KEYS = tuple(each.name for each in dataclasses.fields(Config) if each.name != "resume")
-POSITIVE = ("steps", "groups", "size", "concurrency", "held_out", "rate", "budget", "updates")
+POSITIVE = ("steps", "groups", "size", "held_out", "rate", "budget", "updates")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def read(path: Path) -> dict[str, Any]:
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.0)[0]
             raise Invalid(f"{path}: unknown key {key!r}", remedy=f"nearest: {near}; there are: {', '.join(KEYS)}")
-    for name in ("task", "out"):
+    for name in ("task", "out", "model"):
         if isinstance(content.get(name), str):
             content[name] = str((path.parent / content[name]).resolve())
     return content
@@ -80,6 +81,8 @@ def make(content: Mapping[str, Any]) -> Config:
         made = msgspec.convert(dict(content), Config, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise Invalid(f"configuration: {error}", remedy="see docs/training.md") from None
+    if made.concurrency is not None and made.concurrency <= 0:
+        raise Invalid("configuration: concurrency must be above 0", remedy="set concurrency, or leave it out")
     for name in POSITIVE:
         if getattr(made, name) <= 0:
             raise Invalid(f"configuration: {name} must be above 0, is {getattr(made, name)}", remedy=f"set {name}")
@@ -92,8 +95,14 @@ def open_run(config: Config, *, steps: int | None = None) -> tuple[Path, Config]
         raise Invalid(f"no engine {config.engine!r}", remedy="embedded or vllm")
     if config.resume is not None:
         return _resumed(config.resume, steps)
-    task.load(config.task)  # a wrong folder leaves no run behind
-    config = dataclasses.replace(config, task=config.task.resolve())
+    begin = config.model or task.load(config.task).start  # a wrong folder leaves no run behind
+    if begin is None:
+        raise Invalid(
+            f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER (a small Qwen3, say)"
+        )
+    if not (begin / "config.json").is_file():
+        raise NotFound(f"{begin} is no model: it has no config.json", remedy="name a Hugging Face folder")
+    config = _absolute(config)
     folder = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
     while folder.exists():
         folder = folder.with_name(folder.name + "b")
@@ -114,8 +123,12 @@ def unfinished(config: Config) -> Path | None:
     if not (folder / "rollout").exists():
         return None
     _, plan = _resumed(folder, None)
-    wanted = dataclasses.replace(config, task=config.task.resolve(), out=plan.out, resume=plan.resume)
+    wanted = dataclasses.replace(_absolute(config), out=plan.out, resume=plan.resume)
     return folder if plan == wanted else None
+
+
+def _absolute(config: Config) -> Config:
+    return dataclasses.replace(config, task=config.task.resolve(), model=config.model and config.model.resolve())
 
 
 def _resumed(run: Path, steps: int | None) -> tuple[Path, Config]:

@@ -1,7 +1,7 @@
 """What a person sees while a run goes: a few lines that stay in place.
 
 Owns: the live display. Does not own: any figure in it.
-Guarantee: works without a terminal too (one line per step, nothing that blinks).
+Guarantee: works without a terminal too: one line per step, one every ten seconds in between, nothing that blinks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 RATE_OVER = 10.0  # seconds over which turns per second are averaged
+SAY_EVERY = 10.0  # seconds between two lines where there is no terminal
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,6 +36,7 @@ class Display:
         self.verdicts: Counter[str] = Counter()
         self.figures: dict[str, Any] = {}
         self._turns: list[float] = []
+        self._stage, self._since, self._said = "starting", 0, time.monotonic()
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=2, transient=True)
 
     def __enter__(self) -> Display:
@@ -49,6 +51,7 @@ class Display:
     def stage(self, name: str, total: int | None = None) -> None:
         """A new stage begins."""
         self.bar.reset(self.task, description=name, total=total, completed=0)
+        self._stage, self._since = name, sum(self.verdicts.values())
         if not self.console.is_terminal:
             self.say(f"{name} ...")
 
@@ -63,6 +66,8 @@ class Display:
             self._turns = self._turns[-2048:]
         if verdict is not None:
             self.verdicts[verdict] += 1
+        if not self.console.is_terminal and now - self._said >= SAY_EVERY:
+            self.say(f"{self._stage}: {sum(self.verdicts.values()) - self._since} turns, {self.rate():.1f} a second")
 
     def step(self, number: int, reward: float, figures: dict[str, Any]) -> None:
         """An optimisation step has ended."""
@@ -74,6 +79,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """One line that stays."""
+        self._said = time.monotonic()
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def rate(self) -> float:

@@ -1,8 +1,9 @@
 """The figures of a run: counted while it goes, written at its end.
 
-Owns: the counters, `summary.json`, the table that a person reads. Does not own: measuring (turn records carry
-the times, the daemon's statistics the bytes), plots.
-Guarantee: every figure is a count or a sum over records of this run; none is assumed. Counters survive a resume.
+Owns: the counters, `summary.json`, the table that a person reads. Does not own: measuring (turn records carry the
+times and bytes), plots.
+Guarantee: every figure is a count or a sum over records of this run, whatever else its host does; none is assumed.
+Counters survive a resume. Bytes are those of checkpoints that were on the disk when their trajectory ended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import msgspec
 from rich.table import Table
 
 from rollout import Trajectory, TurnRecord
-from sandbox.messages import Statistics
 
 VERDICTS = ("none", "files", "processes", "both")
 
@@ -27,6 +27,7 @@ class Totals(msgspec.Struct, kw_only=True):
     reward_before: float | None = None
     reward_after: float | None = None
     wall_s: float = 0.0
+    first_rollout_s: float | None = None  # until the first turn had ended in a live sandbox
     turns: int = 0
     trajectories: int = 0
     trajectories_lost: int = 0  # that neither a restore nor another try could save
@@ -43,7 +44,7 @@ class Totals(msgspec.Struct, kw_only=True):
     killed: int = 0
     recovered_equal: int = 0
     lost_reasons: dict[str, int] = {}
-    wall_split_s: dict[str, float] = {}  # by part, see trainer.split; the first fit and evaluations besides
+    wall_split_s: dict[str, float] = {}  # by part, see trainer.split; evaluations besides
 
     @property
     def hidden_share(self) -> float | None:
@@ -71,8 +72,12 @@ class Totals(msgspec.Struct, kw_only=True):
             return  # nothing ran, or only a check of the environment's own: not judged
         self.turns += 1
         self.verdicts[turn.verdict] = self.verdicts.get(turn.verdict, 0) + 1
+        self.full_bytes += turn.full_bytes
         if not turn.checkpoint_started or not turn.checkpoint_captured:
             return
+        self.checkpoints += 1
+        self.checkpoints_by_kind[turn.verdict] = self.checkpoints_by_kind.get(turn.verdict, 0) + 1
+        self.stored_bytes += turn.stored_bytes
         span = max(0.0, turn.checkpoint_captured - turn.checkpoint_started)
         self.checkpoint_s += span
         self.frozen_s += turn.frozen_ms / 1000
@@ -80,15 +85,12 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class Meter:
-    """What others count, as growth since this process began, on top of what the run counted before it.
+    """What the controller counts, as growth since this process began, on top of what the run counted before it.
 
-    The daemon: checkpoints by kind, bytes stored, bytes of full dumps. The controller: deaths of sandboxes and what
-    became of them, those of trajectories that no batch took included.
+    Deaths of sandboxes and what became of them, those of trajectories that no batch took included.
     """
 
-    def __init__(self, begin: Statistics, totals: Totals):
-        self.begin = begin
-        self.base = (totals.checkpoints, dict(totals.checkpoints_by_kind), totals.stored_bytes, totals.full_bytes)
+    def __init__(self, totals: Totals):
         self.deaths = (totals.killed, totals.recovered_equal, totals.trajectories_lost, totals.trajectories_retried)
 
     def update_rollouts(self, totals: Totals, counts: Mapping[str, Any]) -> None:
@@ -98,22 +100,17 @@ class Meter:
         totals.trajectories_lost = lost + counts["trajectories_lost"]
         totals.trajectories_retried = retried + counts["trajectories_retried"]
 
-    def update(self, totals: Totals, now: Statistics) -> None:
-        checkpoints, kinds, stored, full = self.base
-        since = {kind: count - self.begin.checkpoints.get(kind, 0) for kind, count in now.checkpoints.items()}
-        totals.checkpoints = checkpoints + sum(since.values())
-        totals.checkpoints_by_kind = {kind: kinds.get(kind, 0) + count for kind, count in since.items()}
-        totals.stored_bytes = stored + now.stored_bytes - self.begin.stored_bytes
-        totals.full_bytes = full + now.full_bytes - self.begin.full_bytes
 
-
-def summary(totals: Totals, *, engine: str, seed: int, steps: int, version: int, pace: float) -> dict[str, Any]:
+def summary(
+    totals: Totals, *, engine: str, seed: int, steps: int, version: int, pace: float, concurrency: int, machine: str
+) -> dict[str, Any]:
     """The content of `summary.json`."""
     share = totals.hidden_share
     return {
         "reward_before": totals.reward_before,
         "reward_after": totals.reward_after,
         "wall_s": round(totals.wall_s, 1),
+        "first_rollout_s": None if totals.first_rollout_s is None else round(totals.first_rollout_s, 1),
         "wall_split_s": {name: round(seconds, 1) for name, seconds in totals.wall_split_s.items()},
         "verdicts": totals.verdicts,
         "checkpoints": totals.checkpoints,
@@ -128,6 +125,8 @@ def summary(totals: Totals, *, engine: str, seed: int, steps: int, version: int,
         "steps": steps,
         "policy_version": version,
         "seconds_per_answer_at_least": pace,
+        "concurrency": concurrency,
+        "machine": machine,
         "turns": totals.turns,
         "trajectories": totals.trajectories,
         "trajectories_retried": totals.trajectories_retried,
@@ -164,6 +163,8 @@ def table(content: dict[str, Any], folder: Path) -> Table:
         "reward on held-out seeds": f"{_share(content['reward_before'])} before GRPO, "
         f"{_share(content['reward_after'])} after {content['steps']} steps",
         "wall time": f"{content['wall_s']:.0f} s, engine {content['engine']}",
+        "sandboxes": f"{content['concurrency']} at once",
+        "machine": content["machine"],
         "of which": ", ".join(f"{seconds:.0f} s {part}" for part, seconds in content["wall_split_s"].items()),
         "turns": f"{content['turns']}: " + ", ".join(f"{count} {kind}" for kind, count in verdicts.items()),
         "checkpoints": f"{content['checkpoints']} ({kinds}); mean {content['checkpoint_ms_mean']} ms, "

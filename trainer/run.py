@@ -1,12 +1,12 @@
-"""One training run, from demonstrations to a summary.
+"""One training run, from a policy to begin with to a summary.
 
 Owns: the order of the stages and the run folder. Does not own: what the stages do (modules of their names).
 
 ::
 
-    demonstrate ──▶ fit (sft) ──▶ weights/v000000 ──▶ engine serves ──▶ held-out reward before
-                                                                              │
-         ┌────────────────────────────────────────────────────────────────────┘
+    policy to begin with ──▶ weights/v000000 ──▶ engine serves ──▶ held-out reward before
+                                                                         │
+         ┌───────────────────────────────────────────────────────────────┘
          ▼
     controller: prompts ─▶ sandboxes ⇄ engine ─▶ trajectories ─▶ groups ─▶ buffer     (never stops)
          ▲                                                                    │ batch of complete groups
@@ -41,19 +41,20 @@ from safetensors import SafetensorError
 
 from rollout import Batch, Environment, Faults, RolloutConfig, RolloutController, Trajectory, TurnRecord
 from rollout.engine.client import Sampling
-from rollout.engine.embedded.model import Qwen3, load_model, save_model
+from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model, save_model
 from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
 from rollout.store.lock import own
 from rollout.tokenizer import FolderTokenizer
 from sandbox import Client
-from sandbox.errors import EngineFailed, ImageNotFound, NoSpace, PagurusError
-from trainer import estimate, report, resume, sft, task
+from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, PagurusError
+from trainer import estimate, machine, report, resume, sizing, task
 from trainer.batches.sample import Sample
 from trainer.config import KEYS, Config, open_run, unfinished
 from trainer.labels import Labelled
 from trainer.learner import Learner, Settings, StepStats, learning_rate
 from trainer.metrics import Recorder
 from trainer.models import policy
+from trainer.models.load import take
 from trainer.models.scorer import Scorer
 from trainer.objectives import named, with_corrections
 from trainer.pace import Paced
@@ -64,7 +65,6 @@ from trainer.stream import Stream
 
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
 ACTION_TOKENS = 16  # longest action
-NICE = 5
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 
@@ -116,14 +116,16 @@ class Run:
     """One run folder and what happens in it."""
 
     def __init__(self, config: Config, console: Console, *, steps: int | None = None):
-        os.nice(NICE)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
         torch.set_num_threads(1)  # two threads make small matrix products many times slower
         self.console = console
         self.started = time.monotonic()
         self.folder, self.config = open_run(config, steps=steps)
+        wanted = self.config
+        self.sizing = sizing.choose(machine.cores(), machine.busy(), concurrency=wanted.concurrency, pace=wanted.pace)
+        os.nice(self.sizing.nice)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
         self.task = task.load(self.config.task)
         self.weights = self.folder / "weights"
-        self.base = self.folder / "policy"  # tokenizer and fresh weights
+        self.base = self.folder / "policy"  # what the run begins with, and its tokenizer
         self.saves = resume.Saves(self.folder / "resume")
         self.totals = report.Totals()
         self.wall_before = 0.0
@@ -143,8 +145,12 @@ class Run:
                 Display(steps=self.config.steps, console=self.console) as self.display,
             ):
                 self.display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
-                await self._load_or_fit()
-                self.meter = report.Meter(await host.statistics(), self.totals)
+                self.display.say(
+                    f"{self.sizing.reason}: {self.sizing.concurrency} sandboxes at once, {self.sizing.pace:g} s for an "
+                    f"answer at least, nice {self.sizing.nice} for trainer and engine ({machine.processor()})"
+                )
+                await self._load()
+                self.meter = report.Meter(self.totals)
                 await self._with_engine(host)
             content = await self._finish(host)
         self.console.print(report.table(content, self.folder))
@@ -160,13 +166,15 @@ class Run:
                 f"no image {wanted!r}; there are: {', '.join(sorted(there)) or 'none'}", remedy="pagurus image ls"
             )
 
-    async def _load_or_fit(self) -> None:
-        """Consumes demonstrations, or the resume state of an interrupted run. Produces model, optimiser, version."""
+    async def _load(self) -> None:
+        """Consumes the policy to begin with, or the resume state of an interrupted run. Produces model, optimiser."""
         state = await asyncio.to_thread(self.saves.newest)
         if state is None:
-            self.display.stage("writing a fresh policy")
-            self.model = await asyncio.to_thread(policy.make, self.base, self.task.words, seed=self.config.seed)
-            await self._fit()
+            start = self.config.model or self.task.start
+            assert start is not None, "open_run refuses a plan without"
+            await asyncio.to_thread(take, start, self.base)
+            self.display.say(f"begin with the policy of {start}")
+            self.model = await asyncio.to_thread(load_model, self.base)
             self.learner = self._learner(fresh=True)
             self.step = self.version = 0
             self.unsettled: list[str] = []
@@ -184,23 +192,6 @@ class Run:
             self.display.say(f"resumed after step {self.step}, policy version {self.version}")
         self.tokenizer = policy.load_tokenizer(self.base)
         await asyncio.to_thread(self._publish)
-
-    async def _fit(self) -> None:
-        recipe = sft.Recipe()
-        steps = recipe.clean_steps + recipe.sloppy_steps
-        self.display.stage("fitting to demonstrations", steps)
-        torch.manual_seed(self.config.seed)
-        seconds = await asyncio.to_thread(
-            sft.fit,
-            self.model,
-            self.task.demonstrate,
-            policy.load_tokenizer(self.base),
-            seed=self.config.seed,
-            recipe=recipe,
-            report=lambda step, _, __: self.display.advance(step),
-        )
-        self.totals.add_time({"first_fit": seconds})
-        self.display.say(f"fitted to {steps * recipe.batch} scripted episodes in {seconds:.0f} s")
 
     async def _with_engine(self, host: Labelled) -> None:
         """The part of a run that needs an engine: evaluate, learn, evaluate."""
@@ -267,7 +258,7 @@ class Run:
         self.totals.add(trajectories)
         self.totals.add_time({"evaluation": time.monotonic() - began})
         await asyncio.to_thread(self.recorder.turns, step, trajectories)
-        await self._measure(host)
+        self._measure()
         mean = sum(rewards) / len(rewards)
         self.recorder.step(step, {"reward_held_out": mean, "reward": mean, "held_out_episodes": len(rewards)})
         self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
@@ -277,7 +268,7 @@ class Run:
         """Consumes the files of the run. Produces the summary and the plots."""
         from trainer import plots  # matplotlib takes a second to import
 
-        await self._measure(host)
+        self._measure()
         await host.sweep()  # what was being created when the rollouts were told to stop
         self.totals.wall_s = self._wall()
         content = report.summary(
@@ -286,7 +277,9 @@ class Run:
             seed=self.config.seed,
             steps=self.step,
             version=self.version,
-            pace=self.config.pace,
+            pace=self.sizing.pace,
+            concurrency=self.sizing.concurrency,
+            machine=f"{machine.processor()}, {self.sizing.reason}",
         )
         await asyncio.to_thread(report.write_summary, self.folder, content)
         await asyncio.to_thread(plots.draw, self.folder)
@@ -296,7 +289,7 @@ class Run:
 
     def _controller(self, host: Labelled) -> RolloutController:
         config = self.config
-        image = config.image
+        image, end = config.image, self.model.config.eos_token_id
 
         def environment() -> Environment:
             made = self.task.environment()
@@ -307,14 +300,14 @@ class Run:
         return RolloutController(
             environment=environment,
             host=host,
-            engine=Paced(self.engine, seconds=config.pace),
+            engine=Paced(self.engine, seconds=self.sizing.pace),
             tokenizer=FolderTokenizer(self.tokenizer),
             config=RolloutConfig(
                 groups=config.groups,
                 size=config.size,
-                concurrency=config.concurrency,
+                concurrency=self.sizing.concurrency,
                 staleness=1,
-                sampling=Sampling(max_tokens=ACTION_TOKENS, temperature=1.0, stop_token_ids=[policy.END_ID]),
+                sampling=Sampling(max_tokens=ACTION_TOKENS, temperature=1.0, stop_token_ids=[end]),
                 seed=config.seed,
             ),
             folder=self.folder / "rollout",
@@ -329,6 +322,9 @@ class Run:
         return Faults(seed=self.config.seed, share=min(1.0, self.config.faults / half), turns=FAULT_TURNS)
 
     def _on_turn(self, turn: TurnRecord) -> None:
+        if self.totals.first_rollout_s is None:
+            self.totals.first_rollout_s = self._wall()
+            self.display.say(f"first turn in a live sandbox after {self.totals.first_rollout_s:.1f} s")
         self.display.turn(turn.verdict)
 
     def _learner(self, *, fresh: bool) -> Learner:
@@ -356,9 +352,8 @@ class Run:
         self.totals.add(trajectories)
         self.recorder.turns(self.step, trajectories)
 
-    async def _measure(self, host: Labelled) -> None:
+    def _measure(self) -> None:
         """Brings the counters up to date."""
-        self.meter.update(self.totals, await host.statistics())
         self.meter.update_rollouts(self.totals, self.controller.statistics())
 
     def _save(self, consumed: list[str]) -> None:
@@ -395,7 +390,7 @@ class Run:
         """Produces one line of metrics and one of display."""
         self.totals.add_time(parts)
         trajectories = batch.trajectories
-        await self._measure(host)
+        self._measure()
         age = staleness(trajectories, self.version - 1)
         reward = sum(trajectory.reward for trajectory in trajectories) / max(1, len(trajectories))
         turns = self.totals.turns - self.last_turns
@@ -469,11 +464,13 @@ def preview(config: Config) -> int:
     named(config.objective)
     with_corrections(named(config.objective), config.corrections)
     wanted = task.load(config.task)
-    words = policy.tokenizer(wanted.words).get_vocab_size()
+    start = config.model or wanted.start
+    if start is None:
+        raise Invalid(f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER")
     longest, flops = RolloutConfig().limits.max_length, estimate.measure_flops()
     with estimate.ghostly():
         found = estimate.estimate(
-            Qwen3(policy.configuration(words)),
+            Qwen3(ModelConfig.load(start)),
             budget=config.budget,
             longest=longest,
             tokens=config.groups * config.size * longest,

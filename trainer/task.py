@@ -1,46 +1,67 @@
-"""What `pagurus train FOLDER` finds in a folder: an environment, words, demonstrations.
+"""What `pagurus train` finds in a folder or a file: an environment, and perhaps a policy to begin with.
 
-Owns: loading the folder as a package and the errors for what it lacks. Does not own: what is in it.
+Owns: loading it as a package and the errors for what it lacks. Does not own: what is in it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from rollout import Environment
 from sandbox.errors import Invalid, NotFound
-from trainer.sft import Demonstration
+
+START = "start"  # the folder beside the environment with the policy that its runs begin with
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An example folder, loaded. Its `__init__.py` names ENVIRONMENT, WORDS and demonstrate."""
+    """An environment, loaded: what ENVIRONMENT names, or the only one that is defined there."""
 
     name: str
     environment: type[Environment]
-    words: Sequence[str]  # texts that deserve a token of their own
-    demonstrate: Demonstration
+    start: Path | None  # a policy in the Hugging Face layout
 
 
-def load(folder: Path) -> Task:
-    """The task of a folder. Example: ``load(Path("examples/fix_the_service")).name == "fix_the_service"``."""
-    folder = folder.resolve()
-    init = folder / "__init__.py"
-    if not folder.is_dir():
-        raise NotFound(f"no folder {folder}", remedy="name a folder such as examples/fix_the_service")
-    if not init.is_file():
-        raise Invalid(f"{folder} is no environment: it has no __init__.py", remedy="copy examples/fix_the_service")
-    name = f"pagurus_task_{folder.name}"
-    spec = importlib.util.spec_from_file_location(name, init, submodule_search_locations=[str(folder)])
-    assert spec is not None and spec.loader is not None
+def load(place: Path) -> Task:
+    """The task of a folder or file. Example: ``load(Path("examples/fix_the_service")).name == "fix_the_service"``."""
+    place = place.resolve()
+    if not place.exists():
+        raise NotFound(f"no folder {place}", remedy="name a folder such as examples/fix_the_service, or a .py file")
+    code = place if place.is_file() else place / "__init__.py"
+    if not code.is_file():
+        raise Invalid(f"{place} is no environment: it has no __init__.py", remedy="name its .py file, or add one")
+    name = place.stem
+    loaded = _module(f"pagurus_task_{name}", code, package=place.is_dir())
+    start = code.parent / START
+    return Task(name, _environment(loaded, code), start if (start / "config.json").is_file() else None)
+
+
+def _module(name: str, code: Path, *, package: bool) -> ModuleType:
+    folders = [str(code.parent)] if package else None
+    spec = importlib.util.spec_from_file_location(name, code, submodule_search_locations=folders)
+    if spec is None or spec.loader is None:
+        raise Invalid(f"{code} is no Python file", remedy="name a .py file or a folder with __init__.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    missing = [wanted for wanted in ("ENVIRONMENT", "WORDS", "demonstrate") if not hasattr(module, wanted)]
-    if missing:
-        raise Invalid(f"{init} does not define {', '.join(missing)}", remedy="copy examples/fix_the_service")
-    return Task(folder.name, module.ENVIRONMENT, module.WORDS, module.demonstrate)
+    return module
+
+
+def _environment(module: ModuleType, code: Path) -> type[Environment]:
+    named = getattr(module, "ENVIRONMENT", None)
+    found = [named] if named is not None else _defined(module)
+    if len(found) != 1 or not (isinstance(found[0], type) and issubclass(found[0], Environment)):
+        raise Invalid(
+            f"{code} defines {len(found)} environments",
+            remedy="derive one from rollout.Environment; name it ENVIRONMENT",
+        )
+    return found[0]
+
+
+def _defined(module: ModuleType) -> list[type[Environment]]:
+    own = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Environment)]
+    return [kind for kind in own if kind.__module__.startswith(module.__name__)]

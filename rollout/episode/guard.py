@@ -324,6 +324,13 @@ class GuardedSandbox:
                 log.warning("restore attempt %d: %s", attempt, error)
         raise AssertionError("unreachable")
 
+    async def stored(self) -> dict[str, CheckpointInfo]:
+        """Its checkpoints that are on the disk. None when the sandbox is gone, or its host is."""
+        try:
+            return {info.id: info for info in await self.sandbox.tree() if info.state is CheckpointState.DURABLE}
+        except PagurusError:
+            return {}
+
     async def _captured_last(self, refused: str | None) -> list[str | None]:
         whole = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
         known = [info.id for info in await self.sandbox.tree() if info.state in whole and info.id != refused]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ from rollout.episode.spec import EpisodeSpec, Limits, sampling_seed
 from rollout.messages import Trajectory, TurnRecord
 from rollout.store.journal import Key, TurnEntry
 from sandbox.errors import NotFound, PagurusError
-from sandbox.messages import SandboxState, Verdict
+from sandbox.messages import CheckpointInfo, SandboxState, Verdict
 
 EFFECTS_SHOWN = 4
 
@@ -206,7 +206,7 @@ class _Episode:
             await self._end(self._failure(error))
         finally:
             await self.guarded.close()
-            self.fill_turns()
+            self.fill_turns(await self.guarded.stored())
             trajectory.recoveries = self.guarded.recoveries
             trajectory.killed = self.guarded.deaths
             trajectory.own_s = self.clock.used
@@ -441,8 +441,11 @@ class _Episode:
         used, most = len(self.trajectory.tokens), self.limits.max_length
         return _ended(Phase.GENERATE, Cause.LENGTH, f"{used} of {most} tokens are used")
 
-    def fill_turns(self) -> None:
-        """Copy what commands and checkpoints did into the turns' records, as far as it is known by now."""
+    def fill_turns(self, stored: Mapping[str, CheckpointInfo] | None = None) -> None:
+        """Copy what commands and checkpoints did into the turns' records, as far as it is known by now.
+
+        `stored`: the checkpoints that the disk has by now.
+        """
         for record, done in self._turn_of:
             record.exec_start = record.exec_start or done.started
             record.exec_end = done.ended
@@ -458,8 +461,10 @@ class _Episode:
             if info is not None and result.verdict is not Verdict.NONE:
                 record.checkpoint_started = info.started_at or 0.0
                 record.checkpoint_captured = info.captured_at or 0.0
-                record.frozen_ms, record.stored_bytes = info.frozen_ms, info.stored_bytes
-                record.full_bytes = info.full_bytes
+                record.frozen_ms = info.frozen_ms
+            if (kept := (stored or {}).get(record.checkpoint or "")) is not None:
+                record.full_bytes = kept.full_bytes  # also of a turn that needed no checkpoint
+                record.stored_bytes = 0 if result.verdict is Verdict.NONE else kept.stored_bytes
 
 
 def _ended(phase: Phase, cause: Cause, message: str) -> Ended:

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 from rich.console import Console
 
 from rollout.store import decisions
@@ -24,7 +23,6 @@ from rollout.store.lock import own
 from rollout.store.samples import SampleStore
 from sandbox.errors import Conflict, ImageNotFound
 from tests.support.daemon_host import Daemon, missing
-from trainer import sft
 from trainer.metrics import read_lines
 from trainer.report import Totals
 from trainer.run import Config, Run, main
@@ -34,7 +32,6 @@ FIELDS = {
     *("reward_before", "reward_after", "wall_s", "verdicts", "checkpoints", "stored_bytes", "full_bytes"),
     *("hidden_share", "killed", "recovered_equal", "trajectories_lost", "engine"),
 }
-RECIPE = sft.Recipe(clean_steps=50, sloppy_steps=5, batch=16)  # enough for commands that end
 
 
 @pytest.fixture
@@ -51,13 +48,6 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
         host.clean()
 
 
-@pytest.fixture
-def short_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
-    fit = sft.fit
-    monkeypatch.setattr(sft, "fit", lambda *a, **k: fit(*a, **{**k, "recipe": RECIPE}))
-
-
 def small(out: Path, **changes: Any) -> Config:
     options: dict[str, Any] = {
         "task": EXAMPLE, "steps": 2, "groups": 2, "size": 2, "concurrency": 4, "held_out": 2, "faults": 2,
@@ -70,10 +60,8 @@ RUN = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from trainer import run, sft
-from tests.trainer.test_run import RECIPE, small
-fit = sft.fit
-sft.fit = lambda *a, **k: fit(*a, **{**k, "recipe": RECIPE})
+from trainer import run
+from tests.trainer.test_run import small
 run.os.nice = lambda _: 0
 out = Path(sys.argv[1])
 sys.exit(run.main(small(out, steps=3, pace=0.1, stream=True, resume=Path(sys.argv[2]) if len(sys.argv) > 2 else None)))
@@ -153,7 +141,7 @@ async def test_no_such_image_is_said_before_anything_is_spent(daemon: Daemon, tm
 
 
 def test_a_full_disk_stops_the_run_cleanly_and_it_can_go_on(
-    daemon: Daemon, tmp_path: Path, short_fit: None, capsys: pytest.CaptureFixture[str]
+    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
     out.mkdir()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rollout.engine.embedded.model import Qwen3, load_model, save_model
+from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model, save_model
 from sandbox.errors import Invalid, NotFound
 from trainer.models import attention
 
@@ -31,6 +31,7 @@ TOKENIZER: tuple[str, ...] = (
     "merges.txt",
 )
 TOKENIZER += ("vocab.json", "tokenizer.model")
+NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 CHANGED_LOGITS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -74,6 +75,24 @@ def load(folder: Path, *, lora: Lora | None = None) -> nn.Module:
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # the engine has none, and a step must not depend on chance
     return model.train()
+
+
+def take(start: Path, base: Path) -> None:
+    """Takes a policy into the run folder, so that nothing outside is needed from then on. Raises Invalid."""
+    try:
+        ModelConfig.load(start)
+    except (ValueError, TypeError) as error:
+        raise Invalid(f"a run cannot begin with {start}: {error}", remedy="name a small Qwen3 of one file") from None
+    for name in NEEDED:
+        if not (start / name).is_file():
+            raise NotFound(f"{start} has no {name}", remedy="name a Hugging Face folder of one model.safetensors")
+    aside = base.with_name(".policy.new")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for name in NEEDED:
+        shutil.copyfile(start / name, aside / name)
+    shutil.rmtree(base, ignore_errors=True)
+    aside.rename(base)
 
 
 def _load_transformers(folder: Path, content: Mapping[str, Any]) -> nn.Module:
