@@ -30,10 +30,11 @@ from bench.harness import own_internet as world
 from daemon.catalogue import SandboxRow
 from daemon.network.elements import Change, addressed, generation, named, permitted
 from daemon.network.networks import Networks
-from daemon.network.policy import POOL, compile_policy
+from daemon.network.policy import compile_policy
 from daemon.network.probe import fresh_namespace
 from sandbox import Client, Network, Sandbox
 from sandbox.container.container import Container
+from sandbox.criu.tcp import POOL
 from sandbox.messages import SandboxState
 
 NETWORK = Network.allow(names=["web.test", "*.wild.test"], cidrs=[f"{world.OTHER}:8080", f"{world.WEB}:7,9,80,udp/7"])

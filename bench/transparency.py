@@ -39,7 +39,6 @@ from bench.harness import languages
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from daemon.checkpoints.queue import quantile
 from sandbox import Client, Limits, Sandbox, paths
-from sandbox.criu import rpc
 from sandbox.errors import PagurusError
 
 SOURCE = Path(__file__).parent / "native" / "waits.c"
@@ -216,7 +215,7 @@ async def adds(tree: Path, rounds: int) -> dict[str, Any]:
                 async with ours.sandbox(start) as container:
                     for number in range(2 * rounds + 4):
                         which = ("with", "without", "without", "with")[number % 4]
-                        rpc.paths.criu_plugins = lambda which=which: plugins[which]  # type: ignore[misc, assignment]
+                        paths.criu_plugins = lambda which=which: plugins[which]  # type: ignore[misc, assignment]
                         await ours.checkpointer.forget(container)
                         await ours.checkpointer.warm(container)
                         await ours.checkpoint(container, Times() if number < 4 else times[which])

@@ -74,7 +74,7 @@ class Aside:
         )
         self._waiting[sandbox] = self._waiting.get(sandbox, 0) + 1
         try:
-            return await asyncio.shield(ticket.done)  # type: ignore[no-any-return]
+            return await asyncio.shield(ticket.done)
         except asyncio.CancelledError:
             ticket.cancel()
             raise
@@ -165,7 +165,7 @@ def _spawn(channel: socket.socket) -> subprocess.Popen[bytes]:
         return subprocess.Popen(program, stdin=channel.fileno(), stdout=channel.fileno(), start_new_session=True)
 
 
-def _packed(value: Any) -> bytes:
+def _packed(value: object) -> bytes:
     data = pickle.dumps(value)
     return len(data).to_bytes(LENGTH, "little") + data
 

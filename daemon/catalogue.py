@@ -7,20 +7,16 @@ Guarantee (I3): a change is one transaction, so a crash at any instant leaves th
 the new one. A change survives the death of the daemon when :meth:`Catalogue.write` has returned,
 and the loss of power when it was asked to be `durable`.
 
-One writer thread owns the connection, so nothing here blocks the event loop. Changes that arrive
-while it commits share the next transaction (group commit); each keeps its own savepoint, so one
-that is refused does not take the others with it. WAL with ``synchronous=NORMAL`` for what must
-survive the daemon, ``FULL`` for what must survive the power. The log is sequential: a durable
-change makes every earlier one durable.
+The thread that writes is :mod:`sandbox.database`'s, so nothing here blocks the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
+import contextlib
 import sqlite3
-import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +24,7 @@ import msgspec
 
 from sandbox import private
 from sandbox.criu.open_files import Held
-from sandbox.errors import NoSpace, PagurusError
+from sandbox.database import Change, Writer, connect
 from sandbox.messages import (
     AtEnd,
     CheckpointInfo,
@@ -242,14 +238,15 @@ def drop_checkpoint(checkpoint: str) -> Statement:
 LAZY = 0.01  # seconds for which a change that nobody waits for waits for others
 
 
-class _Change:
-    """One caller's statements, all or none."""
+@dataclass
+class Statements:
+    """What one caller writes."""
 
-    def __init__(self, statements: list[Statement], durable: bool, future: asyncio.Future[None] | None) -> None:
-        self.statements = statements
-        self.durable = durable
-        self.future = future
-        self.error: PagurusError | None = None
+    statements: list[Statement]
+
+    def __call__(self, database: sqlite3.Connection) -> None:
+        for statement, values in self.statements:
+            database.execute(statement, values)
 
 
 class Catalogue:
@@ -260,20 +257,16 @@ class Catalogue:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private.file(path)  # its journal gets the same mode
         self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
-        self._database = _open(path)
-        self._writer = threading.Thread(target=self._run, name="catalogue", daemon=True)
-        self._closed = False
-        self._lazy: list[_Change] = []
+        self._writer = Writer(connect(path, SCHEMA, version=SCHEMA_VERSION), "the catalogue")
+        self._lazy: list[Change[None]] = []
 
     def load(self) -> tuple[list[SandboxRow], list[CheckpointRow]]:
         """All sandboxes and checkpoints, oldest first. Once, before the first write."""
-        if self._writer.ident is not None:
+        if self._writer.started:
             raise RuntimeError("load() comes before the first write")
-        sandboxes = [
-            _sandbox(row) for (row,) in self._database.execute("SELECT row FROM sandboxes ORDER BY created_at")
-        ]
-        checkpoints = [_checkpoint(row) for (row,) in self._database.execute("SELECT row FROM checkpoints")]
+        read = self._writer.connection.execute
+        sandboxes = [_sandbox(row) for (row,) in read("SELECT row FROM sandboxes ORDER BY created_at")]
+        checkpoints = [_checkpoint(row) for (row,) in read("SELECT row FROM checkpoints")]
         checkpoints.sort(key=lambda row: row.number)
         return sandboxes, checkpoints
 
@@ -282,131 +275,38 @@ class Catalogue:
 
         Several that come close together wake the writer once.
         """
-        if self._closed:
-            raise RuntimeError("the catalogue is closed")
+        self._writer.need_open()
         if not self._lazy:
             self._loop.call_later(LAZY, self._flush)
-        self._lazy.append(_Change(list(statements), False, None))
+        self._lazy.append(Change(Statements(list(statements))))
 
     def _flush(self) -> None:
         changes, self._lazy = self._lazy, []
-        for change in changes:
-            self._queue.put(change)
-        if changes and self._writer.ident is None:
-            self._writer.start()
+        if changes:
+            self._writer.queue(changes)
 
     async def write(self, statements: Iterable[Statement], *, durable: bool = False) -> None:
         """Commit `statements` as one change. Raises NoSpace when the disk is full."""
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._enqueue(_Change(list(statements), durable, future))
-        await future
+        self._flush()
+        await self._writer.do(Statements(list(statements)), durable=durable)
 
     async def turns(self, sandbox: str, limit: int = 1000) -> list[TurnInfo]:
         """The last `limit` turns of a sandbox, oldest first, those queued before the call among them."""
-        if not self._closed and (self._lazy or self._writer.ident is not None):
+        if not self._writer.closed and (self._lazy or self._writer.started):
             await self.write([])  # also what left `_lazy` may still be with the writer
         return await asyncio.to_thread(_read_turns, self.path, sandbox, limit)
 
     async def close(self) -> None:
         """Commit what is queued, durably, and close. Idempotent."""
-        if self._closed:
-            return
-        self._flush()
-        if self._writer.ident is not None:
+        if self._lazy or (self._writer.started and not self._writer.closed):
             await self.write([], durable=True)
             self._flush()  # what came meanwhile
-            self._queue.put(None)
-            self._closed = True  # behind the None nothing is ever committed
-            await asyncio.to_thread(self._writer.join)
-        self._closed = True
-        self._database.close()
-
-    def _enqueue(self, change: _Change) -> None:
-        if self._closed:
-            raise RuntimeError("the catalogue is closed")
-        self._flush()
-        if self._writer.ident is None:
-            self._writer.start()
-        self._queue.put(change)
-
-    def _run(self) -> None:
-        while True:
-            batch = [self._queue.get()]
-            while not self._queue.empty():
-                batch.append(self._queue.get())
-            changes = [change for change in batch if change is not None]
-            if changes:
-                self._commit(changes)
-                if any(change.future is not None for change in changes):
-                    self._loop.call_soon_threadsafe(_settle, changes)
-            if len(changes) < len(batch):
-                return
-
-    def _commit(self, changes: list[_Change]) -> None:
-        durable = any(change.durable for change in changes)
-        database = self._database
-        try:
-            database.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            database.execute("BEGIN IMMEDIATE")
-            for change in changes:
-                _apply(database, change)
-            database.execute("COMMIT")
-        except sqlite3.Error as error:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            for change in changes:
-                change.error = change.error or _refused(error)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = FULL")
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version == 0:
-        database.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    elif version != SCHEMA_VERSION:
-        database.close()
-        raise PagurusError(
-            f"the catalogue {path} has schema {version}, this daemon reads {SCHEMA_VERSION}",
-            remedy="start the daemon that wrote it, or move the state directory away",
-        )
-    return database
-
-
-def _apply(database: sqlite3.Connection, change: _Change) -> None:
-    database.execute("SAVEPOINT change")
-    try:
-        for statement, values in change.statements:
-            database.execute(statement, values)
-    except sqlite3.IntegrityError as error:
-        database.execute("ROLLBACK TO change")
-        change.error = _refused(error)
-    database.execute("RELEASE change")
-
-
-def _refused(error: sqlite3.Error) -> PagurusError:
-    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
-        return NoSpace("the disk that holds the catalogue is full", remedy="free some space in the state directory")
-    return PagurusError(f"the catalogue refused a change: {error}")
-
-
-def _settle(changes: list[_Change]) -> None:
-    for change in changes:
-        if change.future is None or change.future.done():
-            continue
-        if change.error is not None:
-            change.future.set_exception(change.error)
-        else:
-            change.future.set_result(None)
+        await self._writer.close()
 
 
 def _read_turns(path: Path, sandbox: str, limit: int) -> list[TurnInfo]:
-    database = sqlite3.connect(path)
-    try:
+    with contextlib.closing(sqlite3.connect(path)) as database:
         rows = database.execute(
             "SELECT row FROM turns WHERE sandbox = ? ORDER BY turn DESC LIMIT ?", (sandbox, limit)
         ).fetchall()
-    finally:
-        database.close()
     return [_turn(row) for (row,) in reversed(rows)]

@@ -138,7 +138,7 @@ def load(file: Path | None, given: dict[str, Any], environment: Mapping[str, str
         raise Invalid(f"bad configuration: {error}") from None
 
 
-def _path(kind: type, value: Any) -> Any:
+def _path(kind: type, value: object) -> Path:
     if kind is Path and isinstance(value, str) and value:
         return Path(value).absolute()
     raise NotImplementedError(f"a {kind.__name__} from {value!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter as Count
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -137,7 +137,7 @@ def gateway_token_rejected() -> None:
 def exposition(host: Host) -> bytes:
     """The text that Prometheus reads."""
     scrape = CollectorRegistry()
-    scrape.register(_Host(host))  # type: ignore[arg-type]
+    scrape.register(_Host(host))
     return generate_latest(REGISTRY) + generate_latest(scrape)
 
 
@@ -177,8 +177,7 @@ class _Host:
 
 
 def _by(name: str, text: str, label: str, values: dict[str, int], *, counter: bool = False) -> Metric:
-    kind = CounterMetricFamily if counter else GaugeMetricFamily
-    family: Any = kind(name, text, labels=(label,))
+    family = (CounterMetricFamily if counter else GaugeMetricFamily)(name, text, labels=(label,))
     for key, value in values.items():
         family.add_metric((str(key),), value)
     return family

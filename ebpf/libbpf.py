@@ -15,8 +15,7 @@ _printed: list[str] = []
 _KEPT_LINES = 200
 
 
-@CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
-def _remember(level: int, template: bytes, arguments: int) -> int:
+def _remembered(level: int, template: bytes, arguments: int) -> int:
     buffer = ctypes.create_string_buffer(4096)
     length = _libc.vsnprintf(buffer, len(buffer), template, c_void_p(arguments))
     if level < 2:  # warnings and notices; debug lines are thousands
@@ -24,6 +23,8 @@ def _remember(level: int, template: bytes, arguments: int) -> int:
         del _printed[:-_KEPT_LINES]
     return int(length)
 
+
+_remember = CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)(_remembered)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.vsnprintf.argtypes = [c_char_p, c_size_t, c_char_p, c_void_p]

@@ -22,7 +22,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sandbox.sdk import client, files, gateway, handle, images, network, ports, processes, sessions, store, turns
 
@@ -47,6 +47,10 @@ __all__ = [
 ]
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
 class _Loop:
     """One event loop in a thread of its own, shared by all proxies of this process."""
 
@@ -54,18 +58,17 @@ class _Loop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, awaitable: Awaitable[Any]) -> Any:
+    def run(self, awaitable: Awaitable[T]) -> T:
         """Run to its end and return what it returned. Not from the loop's own thread."""
 
-        async def body() -> Any:
+        async def body() -> T:
             return await awaitable
 
         future = asyncio.run_coroutine_threadsafe(body(), self._started())
         try:
             return future.result()
-        except BaseException:
-            future.cancel()  # also on KeyboardInterrupt: nothing keeps running behind the caller
-            raise
+        finally:
+            future.cancel()  # where the wait was interrupted: nothing keeps running behind the caller
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -76,13 +79,14 @@ class _Loop:
 
 
 _loop = _Loop()
-_proxies: dict[type, type] = {}
+_proxies: dict[type, type[_Proxy]] = {}
 
 
 class _Proxy:
     """A synchronous view of `_original`."""
 
-    _original: Any
+    def __init__(self, original: object) -> None:
+        self._original: Any = original
 
     def __repr__(self) -> str:
         return repr(self._original)
@@ -93,12 +97,12 @@ class _Proxy:
         return _wrapped(getattr(self._original, name))
 
 
-def _wrapped(value: Any) -> Any:
+def _wrapped(value: object) -> Any:
     if type(value) in _proxies:
-        proxy: Any = object.__new__(_proxies[type(value)])
+        proxy = object.__new__(_proxies[type(value)])
         proxy._original = value
         return proxy
-    if type(value) in (list, tuple):
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(_wrapped(item) for item in value)
     if inspect.isawaitable(value):
         return _wrapped(_loop.run(value))
@@ -110,19 +114,15 @@ def _wrapped(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _entered(manager: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
+def _entered(manager: AbstractAsyncContextManager[object]) -> Iterator[Any]:
     """A context manager that is nobody's handle, such as a forwarded port."""
     entered = _loop.run(manager.__aenter__())
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.push(lambda *error: _loop.run(manager.__aexit__(*error)))
         yield _wrapped(entered)
-    except BaseException as error:
-        if not _loop.run(manager.__aexit__(type(error), error, error.__traceback__)):
-            raise
-    else:
-        _loop.run(manager.__aexit__(None, None, None))
 
 
-def _iterate(source: AsyncIterator[Any]) -> Iterator[Any]:
+def _iterate(source: AsyncIterator[object]) -> Iterator[Any]:
     try:
         while True:
             try:
@@ -142,9 +142,9 @@ def _next(self: _Proxy) -> Any:
         raise StopIteration from None
 
 
-def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+def _method(function: Callable[Concatenate[Any, P], object]) -> Callable[Concatenate[_Proxy, P], Any]:
     @functools.wraps(function)
-    def call(self: _Proxy, *args: Any, **kwargs: Any) -> Any:
+    def call(self: _Proxy, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         async def made() -> Any:  # on the loop: what it makes may look for the running loop
             result = function(self._original, *args, **kwargs)
             return await result if inspect.iscoroutine(result) else result
@@ -154,17 +154,17 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _proxy(original: type) -> type:
+def _proxy(original: type) -> type[_Proxy]:
     """The synchronous class of an asynchronous one."""
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: _Proxy, *args: object, **kwargs: object) -> None:
         self._original = original(*args, **kwargs)
 
-    def __enter__(self: Any) -> Any:
+    def __enter__(self: _Proxy) -> Any:
         entered = _loop.run(self._original.__aenter__())
         return self if entered is self._original else _wrapped(entered)
 
-    def __exit__(self: Any, *error: Any) -> None:
+    def __exit__(self: _Proxy, *error: object) -> None:
         _loop.run(self._original.__aexit__(*error))
 
     body: dict[str, Any] = {"__doc__": original.__doc__, "__init__": __init__, "__module__": __name__}
@@ -182,23 +182,23 @@ def _proxy(original: type) -> type:
     return made
 
 
-Sandbox: Any = _proxy(handle.Sandbox)
-Files: Any = _proxy(files.Files)
-Conversation: Any = _proxy(gateway.Conversation)
-Models: Any = _proxy(gateway.Models)
-Networking: Any = _proxy(network.Networking)
-Images: Any = _proxy(images.Images)
-Store: Any = _proxy(store.Store)
-Processes: Any = _proxy(processes.Processes)
-Process: Any = _proxy(processes.Process)
-Terminals: Any = _proxy(processes.Terminals)
-Terminal: Any = _proxy(processes.Terminal)
-Sessions: Any = _proxy(sessions.Sessions)
-Session: Any = _proxy(sessions.Session)
-Ports: Any = _proxy(ports.Ports)
-Turn: Any = _proxy(turns.Turn)
-Reader: Any = _proxy(asyncio.StreamReader)
-Writer: Any = _proxy(asyncio.StreamWriter)
-Fork: Any = _proxy(handle.Fork)
-Running: Any = _proxy(handle.Running)
-Client: Any = _proxy(client.Client)
+Sandbox = _proxy(handle.Sandbox)
+Files = _proxy(files.Files)
+Conversation = _proxy(gateway.Conversation)
+Models = _proxy(gateway.Models)
+Networking = _proxy(network.Networking)
+Images = _proxy(images.Images)
+Store = _proxy(store.Store)
+Processes = _proxy(processes.Processes)
+Process = _proxy(processes.Process)
+Terminals = _proxy(processes.Terminals)
+Terminal = _proxy(processes.Terminal)
+Sessions = _proxy(sessions.Sessions)
+Session = _proxy(sessions.Session)
+Ports = _proxy(ports.Ports)
+Turn = _proxy(turns.Turn)
+Reader = _proxy(asyncio.StreamReader)
+Writer = _proxy(asyncio.StreamWriter)
+Fork = _proxy(handle.Fork)
+Running = _proxy(handle.Running)
+Client = _proxy(client.Client)

@@ -465,7 +465,7 @@ class Client:
         method: str,
         path: str,
         answer: type[T],
-        body: Any = None,
+        body: object = None,
         *,
         timeout: float | None = None,
         keyed: bool | str = False,
@@ -500,7 +500,7 @@ class Client:
         """A new sandbox: ``sb = await host.create(...)``, or ``with host.create(...) as sb``."""
     def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> builtins.list[Fork]:
         """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
-    def frames(self, method: str, path: str, kind: type[T], body: Any = None) -> Generator[T]:
+    def frames(self, method: str, path: str, kind: type[T], body: object = None) -> Generator[T]:
         """One request whose answer is a stream of values, each behind its length."""
     @property
     def gateway(self) -> Models:
@@ -515,7 +515,7 @@ class Client:
         self,
         method: str,
         path: str,
-        data: Any,
+        data: bytes | AsyncIterator[bytes | memoryview] | None,
         kind: str,
         timeout: float | None = None,
         headers: dict[str, str] | None = None,
@@ -525,7 +525,7 @@ class Client:
         self,
         method: str,
         path: str,
-        data: Any,
+        data: bytes | AsyncIterator[bytes | memoryview] | None,
         kind: str,
         timeout: float | None = None,
         headers: dict[str, str] | None = None,

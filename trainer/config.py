@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer import task
 
@@ -145,9 +146,7 @@ def _resumed(run: Path, steps: int | None) -> tuple[Path, Config]:
 
 
 def _remember(folder: Path, config: Config) -> None:
-    aside = folder / ".plan.new"
-    aside.write_bytes(msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=1))
-    aside.rename(folder / "plan.json")
+    durable.publish(folder / "plan.json", msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=1))
 
 
 def _path(kind: type, value: object) -> object:

@@ -7,7 +7,6 @@ that an engine serves is among the ones kept.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from rollout.engine.embedded.model import Qwen3, save_model
 from rollout.engine.manifest import NAME as MANIFEST
 from rollout.engine.manifest import verify_folder, write_manifest
+from sandbox import durable
 from sandbox.errors import Conflict, Invalid, NotFound
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -44,7 +44,7 @@ def publish(model: Qwen3, weights: Path, version: int, *, tokenizer: Path, keep:
     write_manifest(aside, version)
     shutil.rmtree(target, ignore_errors=True)  # a resumed run publishes its version again
     aside.rename(target)
-    sync_folder(weights)
+    durable.sync(weights)
     for old in versions(weights)[:-keep]:
         shutil.rmtree(path_of(weights, old), ignore_errors=True)
     return target
@@ -76,11 +76,3 @@ def export_newest(run: Path, folder: Path) -> int:
 def versions(weights: Path) -> list[int]:
     """Published versions, oldest first."""
     return sorted(int(path.name[1:]) for path in weights.glob("v[0-9]*"))
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,6 @@ Counters survive a resume. Bytes are those of checkpoints that were on the disk 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import msgspec
 from rich.table import Table
 
 from rollout import Trajectory, TurnRecord
+from sandbox import durable
 
 VERDICTS = ("none", "files", "processes", "both")
 
@@ -144,12 +144,7 @@ def _mean_ms(seconds: float, totals: Totals) -> float | None:
 
 def write_summary(folder: Path, content: dict[str, Any]) -> None:
     """`summary.json`, complete or absent."""
-    aside = folder / "summary.json.new"
-    with aside.open("wb") as out:
-        out.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-        out.flush()
-        os.fsync(out.fileno())
-    aside.rename(folder / "summary.json")
+    durable.publish(folder / "summary.json", msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def table(content: dict[str, Any], folder: Path) -> Table:

@@ -29,12 +29,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from rollout.engine.manifest import verify_folder, write_manifest
+from sandbox import durable
 from sandbox.errors import EngineFailed
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
 from trainer.learner import Learner, local
 from trainer.publish import need_finite
-from trainer.publish import sync_folder as sync
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # alone there is no group, and none needed
 KEEP = 2
@@ -130,11 +130,11 @@ class Saves:
     def _show(self, state: State) -> None:
         aside, target = self.folder / ".new", self.folder / f"step-{state.step:06d}"
         for path in aside.iterdir():
-            sync(path)
+            durable.sync(path)
         write_manifest(aside, state.step)
         shutil.rmtree(target, ignore_errors=True)  # a save of the same step, by a run that went on from before it
         aside.rename(target)
-        sync(self.folder)
+        durable.sync(self.folder)
         for old in saves_in(self.folder)[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
 

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from daemon.catalogue import SCHEMA, CheckpointRow, _apply, _Change
+from daemon.catalogue import SCHEMA, CheckpointRow, Statements
+from sandbox.database import Change
 from sandbox.messages import CheckpointState
 from sandbox.tree.hashing import Digest
 
@@ -103,7 +104,7 @@ class Ledger:
         try:
             for begun, committed, durable, changes in _records(trace):
                 for statements in changes:
-                    _apply(database, _Change([(sql, values) for sql, values in statements], durable, None))
+                    Change(Statements([(sql, values) for sql, values in statements])).apply(database, "the catalogue")
                 found.append(Transaction(begun, committed, durable, mark(database)))
         finally:
             database.close()

@@ -15,26 +15,36 @@ from typing import Any
 
 import msgspec
 
-from daemon import catalogue
+from daemon.catalogue import Statements
+from sandbox import database
 
 TRACE, LOG = "PAGURUS_BENCH_TRACE", "PAGURUS_BENCH_LOG"
 
 
 def follow(trace: Path, log: Path) -> None:
     """Have every commit of this process recorded."""
-    commit = catalogue.Catalogue._commit
+    commit = database.Writer._commit
 
-    def traced(self: catalogue.Catalogue, changes: list[Any]) -> None:
+    def traced(self: database.Writer, changes: list[database.Change[Any]]) -> None:
         begun = log.stat().st_size
         commit(self, changes)
-        if all(change.error is not None for change in changes):
+        ours: list[Any] = [change for change in changes if isinstance(change.work, Statements)]
+        if all(change.error is not None for change in ours):
             return  # nothing of it was committed
-        durable = any(change.durable for change in changes)
-        packed = msgspec.msgpack.encode((begun, log.stat().st_size, durable, [each.statements for each in changes]))
+        durable = any(change.durable for change in ours)
+        statements = [change.work.statements for change in ours]
+        packed = msgspec.msgpack.encode(
+            (
+                begun,
+                log.stat().st_size,
+                durable,
+                statements,
+            )
+        )
         with open(trace, "ab") as file:
             file.write(len(packed).to_bytes(4, "little") + packed)
 
-    catalogue.Catalogue._commit = traced  # type: ignore[method-assign]
+    database.Writer._commit = traced  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Literal
 import msgspec
 
 from sandbox import private
+from sandbox.database import connect
 from sandbox.errors import Conflict, Interrupted, Invalid
 
 Repeat = Literal["once", "again", "anew"]
@@ -108,14 +109,11 @@ class Answers:
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
         private.file(path)
-        self._database = sqlite3.connect(path, isolation_level=None)
         # A tmpfs, and a killed process loses nothing that it wrote: no call here waits for a disk.
+        pragmas = ("locking_mode = EXCLUSIVE", "busy_timeout = 5000", "synchronous = OFF", "mmap_size = 0")
         try:
-            for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = OFF", "mmap_size = 0"):
-                self._database.execute(f"PRAGMA {pragma}")
-            self._database.executescript(SCHEMA)
+            self._database = connect(path, SCHEMA, pragmas=pragmas)
         except sqlite3.OperationalError as error:
-            self._database.close()
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                 raise
             raise Conflict(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -183,7 +183,7 @@ async def _typed(socket: web.WebSocketResponse, seat: Seat) -> None:
             await seat.input(message.data)
         elif message.type is WSMsgType.TEXT:
             with contextlib.suppress(msgspec.DecodeError):
-                size: Any = msgspec.json.decode(message.data, type=_Size)
+                size = msgspec.json.decode(message.data, type=_Size)
                 await seat.resize(size.rows, size.columns)
 
 

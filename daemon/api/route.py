@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -24,7 +24,7 @@ NAME_MOST = 200  # characters of a name in a path
 class Stream:
     """An answer of many values of one type, one after another (see :func:`daemon.api.wire.frame`)."""
 
-    of: Any
+    of: type
 
 
 class WebSocket:
@@ -45,8 +45,8 @@ class Route:
     method: str
     path: str
     handler: Handler
-    answer: Any = None
-    body: Any = None
+    answer: type | Stream | WebSocket | None = None
+    body: type | None = None
     query: type[msgspec.Struct] | None = None
     status: int = 200
     scope: Scope = "read"
@@ -70,4 +70,4 @@ class Route:
         """A route that was declared without saying who may call it is for administrators."""
         if isinstance(route, Route):
             return route
-        return cls(route.method, route.path, route.handler, scope="admin", body=bytes, body_most=256 << 20)  # type: ignore[arg-type]
+        return cls(route.method, route.path, route.handler, scope="admin", body=bytes, body_most=256 << 20)

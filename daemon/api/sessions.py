@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -66,7 +65,7 @@ async def _turn(request: web.Request) -> web.StreamResponse:
         await socket.prepare(request)
         asked = await socket.receive()  # anything but this text is the end of the client
     if asked.type is WSMsgType.TEXT and group.result is not None:
-        encoded: Any = msgspec.msgpack.encode(group.result)
+        encoded = msgspec.msgpack.encode(group.result)
         with contextlib.suppress(ConnectionError):
             await socket.send_bytes(encoded)
     with contextlib.suppress(ConnectionError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -102,7 +102,7 @@ def packed(request: web.Request) -> bool:
     return request.headers.get("Accept", "") == MSGPACK
 
 
-def reply(request: web.Request, value: Any, status: int = 200) -> web.Response:
+def reply(request: web.Request, value: object, status: int = 200) -> web.Response:
     if packed(request):
         return web.Response(body=msgspec.msgpack.encode(value), status=status, content_type=MSGPACK)
     return web.Response(body=msgspec.json.encode(value), status=status, content_type=JSON)
@@ -113,7 +113,7 @@ def streaming(request: web.Request) -> web.StreamResponse:
     return web.StreamResponse(headers={"Content-Type": MSGPACK if packed(request) else "application/x-ndjson"})
 
 
-def frame(request: web.Request, value: Any) -> bytes:
+def frame(request: web.Request, value: object) -> bytes:
     """One value of a stream: behind its length in four bytes (MessagePack), or on a line of its own (JSON)."""
     if packed(request):
         data = msgspec.msgpack.encode(value)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import datetime
 import hashlib
 import ipaddress
-import os
 import socket
 import ssl
 from pathlib import Path
 from typing import Any
 
+from sandbox import durable
 from sandbox.errors import Invalid
 
 YEARS = 5
@@ -44,8 +44,8 @@ def self_signed(directory: Path, host: str) -> tuple[Path, Path]:
         return certificate, key
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     private, public = _make(host)
-    _write(key, private)
-    _write(certificate, public)
+    durable.publish(key, private, mode=0o600)
+    durable.publish(certificate, public, mode=0o600)
     return certificate, key
 
 
@@ -53,6 +53,7 @@ def _make(host: str) -> tuple[bytes, bytes]:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     key = ec.generate_private_key(ec.SECP256R1())
     named = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pagurus")])
@@ -79,7 +80,7 @@ def _make(host: str) -> tuple[bytes, bytes]:
         .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -103,13 +104,3 @@ def _names(host: str) -> list[Any]:
             if not address.is_unspecified:
                 found.append(x509.IPAddress(address))
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    aside = path.with_suffix(".new")
-    aside.unlink(missing_ok=True)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

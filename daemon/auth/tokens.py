@@ -8,7 +8,6 @@ holds what all before it did.
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import msgspec
 from daemon.auth import access
 from daemon.auth.access import Caller, Grant
 from daemon.auth.quota import Quota
+from sandbox import durable
 from sandbox.errors import NotFound, PagurusError
 
 NO_QUOTA = Quota()
@@ -96,19 +96,8 @@ class Tokens:
         return access.identify(secret, self._grants.get(number), self._clock())
 
     def _write(self, grants: dict[str, Grant]) -> None:
-        """Under the lock: of two writers the later one has the later list, and the name aside is free."""
-        aside = self._path.with_suffix(".new")
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(_File([*grants.values()])))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        """Under the lock: of two writers the later one has the later list."""
+        durable.publish(self._path, msgspec.json.encode(_File([*grants.values()])), mode=0o600)
 
 
 def _pruned(grants: dict[str, Grant]) -> dict[str, Grant]:

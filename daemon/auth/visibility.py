@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Protocol, TypeVar
 
 from daemon.auth.access import CALLER, sees
 from daemon.auth.quota import excess, usage
@@ -24,12 +24,21 @@ MEMORY_LEAST = 1 << 20  # bytes; pid 1 and a first command fit in
 KEY: contextvars.ContextVar[str] = contextvars.ContextVar("key", default="")  # of the call under way; "": it has none
 
 
+class Owned(Protocol):
+    """A sandbox, as far as it matters here."""
+
+    row: SandboxRow
+
+
+T = TypeVar("T", bound=Owned)
+
+
 def visible(owner: str) -> bool:
     """Whether something of `owner` exists for the call under way."""
     return sees(CALLER.get(), owner)
 
 
-def find(live_sandboxes: Mapping[str, Any], sandbox: str) -> Any | None:
+def find(live_sandboxes: Mapping[str, T], sandbox: str) -> T | None:
     """The turn loop of this id or name that the call under way sees. Names are unique for each owner only."""
     found = live_sandboxes.get(sandbox)
     if found is not None and visible(found.row.owner):
@@ -44,7 +53,7 @@ def find(live_sandboxes: Mapping[str, Any], sandbox: str) -> Any | None:
 class Making:
     """Sandboxes that are being made: they have names and count against quotas before they are published."""
 
-    def __init__(self, live_sandboxes: Mapping[str, Any]) -> None:
+    def __init__(self, live_sandboxes: Mapping[str, Owned]) -> None:
         self._live_sandboxes = live_sandboxes
         self._rows: dict[str, SandboxRow] = {}
 

@@ -42,6 +42,7 @@ from daemon.catalogue import CheckpointRow
 from daemon.verdict.assess import look
 from daemon.verdict.ignore import NOTHING, Rules
 from daemon.verdict.judge import judge
+from sandbox import durable
 from sandbox.container import unstoppable
 from sandbox.container.unstoppable import HELD_PATIENCE
 from sandbox.content import dumpfile
@@ -54,7 +55,7 @@ from sandbox.errors import CheckpointFailed, NoSpace, SandboxDead
 from sandbox.messages import Verdict
 from sandbox.tree import btrfs, hashing
 from sandbox.tree.extents import added_bytes
-from sandbox.tree.pool import Pool, sync
+from sandbox.tree.pool import Pool
 
 if TYPE_CHECKING:
     from ebpf.inspector import Inspector
@@ -247,7 +248,7 @@ class Capturer:
 
     async def hash(self, row: CheckpointRow) -> HashedImages:
         """Hash the process images of `row`: the first half of storing them."""
-        return await self.checkpointer.hash(self.places.dump(row.id))  # type: ignore[no-any-return]
+        return await self.checkpointer.hash(self.places.dump(row.id))
 
     async def pack(self, row: CheckpointRow, hashed: HashedImages) -> None:
         """Store the process images of `row`; durable on return."""
@@ -267,8 +268,8 @@ class Capturer:
             dumpfile.verify(packed, self.checkpointer.pages)
         except CheckpointFailed as error:
             return f"its process images {dump} are damaged: {error.message}"
-        sync(packed)  # whoever packed it may have died before its name was on the disk
-        sync(packed.parent)
+        durable.sync(packed)  # whoever packed it may have died before its name was on the disk
+        durable.sync(packed.parent)
         return ""
 
     async def sync_files(self, row: CheckpointRow, parent: CheckpointRow) -> None:
@@ -288,7 +289,7 @@ class Capturer:
 
     async def collect_pages(self) -> Collected:
         """Free the pages to which no packed dump refers."""
-        return await self.checkpointer.collect([self.places.stored])  # type: ignore[no-any-return]
+        return await self.checkpointer.collect([self.places.stored])
 
     def process_images(self, dump: str) -> Path:
         """Where the process images of `dump` are best read from."""

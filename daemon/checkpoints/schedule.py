@@ -215,7 +215,7 @@ class Schedule:
         for name in [name for name, each in self._strikes.items() if now > each.until + FORGIVEN]:
             del self._strikes[name]
         count = self._strikes[sandbox].count + 1 if sandbox in self._strikes else 1
-        wait = min(STRUCK_MOST, STRUCK * 2 ** min(count - 1, 10))
+        wait: float = min(STRUCK_MOST, STRUCK * 2 ** min(count - 1, 10))
         self._strikes[sandbox] = _Strikes(count, now + wait)
         return wait
 

@@ -155,7 +155,7 @@ def is_open(request: web.BaseRequest) -> bool:
 def cut(request: web.BaseRequest) -> None:
     """Break the connection, so that nobody takes what it got for the whole."""
     if request.transport is not None:
-        request.transport.abort()  # type: ignore[attr-defined]
+        request.transport.abort()
 
 
 async def pump(answer: Answer, response: aiohttp.ClientResponse, keep: Callable[[], Awaitable[None]]) -> None:

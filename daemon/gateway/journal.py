@@ -3,7 +3,7 @@
 Owns: the rows of exchanges, their content, the commands of agents outside, tokens, upstreams, and how far each sandbox
 has come. Does not own: what any of it means (:mod:`daemon.gateway.conversation`).
 
-Guarantee: that of :class:`daemon.gateway.database.Store`. Conversations are kept as parts that exchanges share: one
+Guarantee: that of :mod:`sandbox.database`. Conversations are kept as parts that exchanges share: one
 that grows by a message a turn takes linear space.
 """
 
@@ -21,12 +21,32 @@ import blake3
 import msgspec
 import zstandard
 
-from daemon.gateway.database import Store
 from daemon.gateway.replay import Step
 from daemon.gateway.wire import ANSWER_MOST, BODY_MOST, Asked, canonical
+from sandbox import private
+from sandbox.database import Writer, connect
 from sandbox.errors import NotFound
 from sandbox.messages import Exchange, ExchangeInfo, ExecResult, Upstream
 
+VERSION = 1
+SCHEMA = """
+CREATE TABLE exchanges (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, sandbox TEXT NOT NULL, parent INTEGER, checkpoint TEXT, turn INTEGER NOT NULL,
+    key BLOB NOT NULL, path TEXT NOT NULL, main INTEGER NOT NULL, state TEXT NOT NULL, started REAL NOT NULL,
+    ended REAL, status INTEGER, asked INTEGER NOT NULL DEFAULT 0, answered INTEGER NOT NULL DEFAULT 0,
+    recorded INTEGER NOT NULL DEFAULT 0, open BLOB NOT NULL, headers BLOB, envelope BLOB NOT NULL, response BLOB,
+    request_bytes INTEGER NOT NULL DEFAULT 0, response_bytes INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX exchanges_of ON exchanges (sandbox, id);
+CREATE TABLE parts (exchange INTEGER NOT NULL, position INTEGER NOT NULL, hash BLOB NOT NULL,
+    PRIMARY KEY (exchange, position)) WITHOUT ROWID;
+CREATE TABLE texts (hash BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE commands (id INTEGER PRIMARY KEY AUTOINCREMENT, sandbox TEXT NOT NULL, before INTEGER,
+    position INTEGER NOT NULL, key BLOB NOT NULL, tree TEXT NOT NULL, request BLOB NOT NULL, result BLOB);
+CREATE INDEX commands_of ON commands (sandbox, before, position);
+CREATE TABLE lines (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE tokens (sandbox TEXT PRIMARY KEY, hash BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE upstreams (name TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
+"""
 ROW = 1024  # bytes that an exchange takes beside its content: its row, its place in indexes and in memory
 PART = 64  # bytes of a mention of a part
 _COLUMNS = (
@@ -72,11 +92,15 @@ _pack = msgspec.msgpack.Encoder().encode
 _result = msgspec.msgpack.Decoder(ExecResult).decode
 
 
-class Journal(Store):
+class Journal:
     """The journal at `path`, created when missing."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.file(path)  # conversations are nobody else's business
+        self._writer = Writer(connect(path, SCHEMA, version=VERSION), "the gateway's journal")
+        self._do = self._writer.do
+        self.close = self._writer.close
         self._squeeze = zstandard.ZstdCompressor(level=1)
         self._expand = zstandard.ZstdDecompressor()
 

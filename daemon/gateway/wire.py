@@ -232,7 +232,7 @@ def _parts(body: Mapping[str, Any], route: Route) -> list[Any]:
     return said if isinstance(said, list) else [said]
 
 
-def _texts(part: Any, depth: int = 0) -> list[str]:
+def _texts(part: object, depth: int = 0) -> list[str]:
     if isinstance(part, str):
         return [part]
     if depth > 4:

@@ -28,11 +28,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from daemon.network.namespace import within
-from daemon.network.policy import POOL
+from sandbox.criu.tcp import POOL
 from sandbox.errors import Conflict, Unsupported
+
+if TYPE_CHECKING:
+    from pyroute2.netlink.exceptions import NetlinkError
 
 ROUTER = POOL[1]  # the host's end of every link, seen from inside
 FIRST, LAST = 16, POOL.num_addresses - 2  # numbers of addresses in the pool that sandboxes get
@@ -240,7 +243,7 @@ def _switch(setting: str, value: str) -> None:
             raise
 
 
-def _unable(what: str, error: Any) -> Exception:
+def _unable(what: str, error: NetlinkError) -> Exception:
     if error.code == errno.EEXIST:
         return Conflict(f"the sandbox has a device {INSIDE} that is not ours", remedy="restore the sandbox")
     return Unsupported(f"cannot {what}: {os.strerror(error.code)}", remedy="see `pagurus doctor`")

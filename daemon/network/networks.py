@@ -36,11 +36,12 @@ from daemon.network import links
 from daemon.network.elements import Change, Element, addressed, generation, named, permitted, service
 from daemon.network.links import Link
 from daemon.network.names import TTL_MOST, open_seconds
-from daemon.network.policy import POOL, Policy, compile_policy, judge_answer, judge_name, why_refused
+from daemon.network.policy import Policy, compile_policy, judge_answer, judge_name, why_refused
 from daemon.network.refusals import Listener, Memory, Packet
 from daemon.network.resolver import KEPT, Resolver, Upstream
 from daemon.network.table import Table
 from daemon.network.watch import Watch
+from sandbox.criu.tcp import POOL
 from sandbox.errors import Conflict, PagurusError, Unsupported
 from sandbox.messages import Network, NetworkCounters, NetworkStatistics, NetworkStatus
 

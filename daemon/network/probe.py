@@ -21,8 +21,9 @@ from typing import Any
 from daemon.network import links
 from daemon.network.elements import Change, addressed, generation, permitted
 from daemon.network.namespace import CLONE_NEWNET, within
-from daemon.network.policy import POOL, compile_policy
+from daemon.network.policy import compile_policy
 from daemon.network.table import Table, nft
+from sandbox.criu.tcp import POOL
 from sandbox.errors import Unsupported
 from sandbox.messages import Network
 

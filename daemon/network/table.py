@@ -31,11 +31,14 @@ import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daemon.network.elements import BY_ADDRESS, INTERVALS, Change, Element, statements
 from daemon.network.ruleset import ruleset, version
 from sandbox.errors import Unsupported
+
+if TYPE_CHECKING:
+    from pyroute2.netlink import nlmsg
 
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_CREATE = 0x1, 0x4, 0x400
 NLMSG_ERROR = 2
@@ -306,7 +309,7 @@ def _value(data: bytes) -> dict[str, Any]:
     return {"attrs": [("NFTA_DATA_VALUE", data)]}
 
 
-def _stored(name: str, key: bytes, message: Any) -> Element:
+def _stored(name: str, key: bytes, message: nlmsg) -> Element:
     """An element as it was read; of a map with its value."""
     end = message.get_nested("NFTA_SET_ELEM_KEY_END", "NFTA_DATA_VALUE")
     value = message.get_nested("NFTA_SET_ELEM_DATA", "NFTA_DATA_VALUE")

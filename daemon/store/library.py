@@ -303,7 +303,7 @@ class Store:
 
     @property
     def _pages(self) -> PageStore:
-        return self._host.services.capturer.checkpointer.pages  # type: ignore[no-any-return]
+        return self._host.services.capturer.checkpointer.pages
 
 
 async def _streamed(function: Callable[..., T], *arguments: Any) -> T:

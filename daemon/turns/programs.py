@@ -37,6 +37,7 @@ from sandbox.messages import (
     ProgramKind,
     ProgramState,
     SandboxState,
+    SessionRequest,
     TerminalRequest,
 )
 from sandbox.tree.safe_path import SandboxRoot
@@ -163,9 +164,15 @@ class Programs:
         return await self.info(row.id)
 
     async def launch(
-        self, kind: ProgramKind, argv: list[str], request: Any, *, excluded: bool = False, **more: Any
+        self,
+        kind: ProgramKind,
+        argv: list[str],
+        request: ProcessRequest | TerminalRequest | SessionRequest,
+        *,
+        excluded: bool = False,
+        **more: Any,
     ) -> ProgramRow:
-        """Start a program with its attendant, and have a row for it. Behind the gate. `excluded`: see daemon.apart."""
+        """Start a program with its supervisor, and have a row for it. Behind the gate."""
         live = self._live
         live.need_alive()
         await self._make_room()

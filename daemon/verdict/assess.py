@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,6 +35,8 @@ from sandbox.criu.open_files import Held, changed
 from sandbox.messages import Effects, Verdict
 
 if TYPE_CHECKING:
+    from ebpf.effects import SurvivorSeen
+
     from ebpf.inspector import Inspector
     from sandbox.container.container import Container
 
@@ -146,7 +148,7 @@ def _paths(reasons: list[str]) -> list[str]:
     return list(dict.fromkeys(match[1] for match in found if match is not None))
 
 
-def _task(seen: Any, rules: Rules) -> Task:
+def _task(seen: SurvivorSeen, rules: Rules) -> Task:
     program = ""
     if rules.programs:
         with contextlib.suppress(OSError):  # it ended meanwhile

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from sandbox import durable
+
 
 class Named(msgspec.Struct, kw_only=True):
     """One role of a run, as it was last started. In ``roles/NAME.json`` of the run folder."""
@@ -38,9 +40,7 @@ def started(pid: int) -> int | None:
 def write(folder: Path, role: Named) -> None:
     """Whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{role.name}.new"
-    aside.write_bytes(msgspec.json.encode(role))
-    os.replace(aside, folder / f"{role.name}.json")
+    durable.publish(folder / f"{role.name}.json", msgspec.json.encode(role), durable=False)
 
 
 def read(folder: Path, name: str) -> Named | None:

@@ -8,13 +8,13 @@ returns only when every file is bit-identical to what was sealed (I9). No torch:
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
+from sandbox import durable
 from sandbox.errors import EngineFailed
 
 NAME = "manifest.json"
@@ -45,17 +45,7 @@ def write_manifest(folder: Path | str, version: int) -> Manifest:
     for path in sorted(folder.glob("*.safetensors")):
         tensors.update(tensor_hashes(path))
     manifest = Manifest(version=version, files=files, tensors=tensors)
-    aside = folder / (NAME + ".new")
-    with aside.open("wb") as out:
-        out.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-        out.flush()
-        os.fsync(out.fileno())
-    aside.rename(folder / NAME)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    durable.publish(folder / NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     return manifest
 
 

@@ -7,7 +7,6 @@ process loses no turn. It need not survive a loss of power: no sandbox does.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from pathlib import Path
 
@@ -15,10 +14,10 @@ import msgspec
 import zstandard
 
 from rollout.messages import Recovery, TurnRecord
+from sandbox.database import connect
 
 NAME = "journal.sqlite"
 LEVEL = 1  # of zstandard
-BUSY = 30.0  # seconds
 
 SCHEMA = """
 create table if not exists turns (
@@ -67,10 +66,7 @@ class Journal:
         self.path = Path(folder) / NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY)
-        self._db.execute("pragma journal_mode=wal")
-        self._db.execute("pragma synchronous=off")  # a killed process loses nothing that it wrote
-        self._db.executescript(SCHEMA)
+        self._db = connect(self.path, SCHEMA, pragmas=["synchronous = OFF"])  # a killed process loses nothing it wrote
 
     def close(self) -> None:
         with self._lock:

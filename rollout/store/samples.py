@@ -28,11 +28,11 @@ import msgspec
 import zstandard
 
 from rollout.messages import Batch, Group, Trajectory
+from sandbox.database import connect, transaction
 from sandbox.errors import Conflict, Invalid, NotFound
 
 NAME = "samples.sqlite"
 LEVEL = 3  # of zstandard
-BUSY = 30.0  # seconds to wait for another process's transaction
 
 SCHEMA = """
 create table if not exists owners (name text primary key, generation integer not null) without rowid;
@@ -104,10 +104,7 @@ class SampleStore:
         self.path = Path(folder) / NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY)
-        self._db.execute("pragma journal_mode=wal")
-        self._db.execute("pragma synchronous=full")
-        self._db.executescript(SCHEMA)
+        self._db = connect(self.path, SCHEMA)
 
     def close(self) -> None:
         with self._lock:
@@ -300,21 +297,15 @@ class SampleStore:
     @contextmanager
     def _write(self, fence: Fence | None = None) -> Iterator[sqlite3.Connection]:
         """One transaction, refused when `fence` is not the newest of its owner."""
-        with self._lock:
-            self._db.execute("begin immediate")
-            try:
-                if fence is not None:
-                    row = self._db.execute("select generation from owners where name=?", (fence.owner,)).fetchone()
-                    if row is None or row[0] != fence.generation:
-                        raise Fenced(
-                            f"another process is the {fence.owner} of {self.path.parent} now",
-                            remedy="let it work; `pagurus roles` shows it",
-                        )
-                yield self._db
-            except BaseException:
-                self._db.execute("rollback")
-                raise
-            self._db.execute("commit")
+        with self._lock, transaction(self._db):
+            if fence is not None:
+                row = self._db.execute("select generation from owners where name=?", (fence.owner,)).fetchone()
+                if row is None or row[0] != fence.generation:
+                    raise Fenced(
+                        f"another process is the {fence.owner} of {self.path.parent} now",
+                        remedy="let it work; `pagurus roles` shows it",
+                    )
+            yield self._db
 
 
 def _lease(row: tuple[str, int, int, int]) -> Lease:

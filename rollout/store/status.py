@@ -5,7 +5,6 @@ Owns: the struct and its file, replaced every second. Does not own: what it says
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from rollout.decide.view import Wait
 from rollout.messages import Trajectory
 from rollout.store.samples import Account
+from sandbox import durable
 from sandbox.errors import NotFound
 
 NAME = "status.json"
@@ -69,9 +69,7 @@ class Status(msgspec.Struct, kw_only=True):
 
 def write_status(folder: Path, status: Status) -> None:
     """Whole or not at all."""
-    aside = folder / (NAME + ".new")
-    aside.write_bytes(msgspec.json.encode(status) + b"\n")
-    os.replace(aside, folder / NAME)
+    durable.publish(folder / NAME, msgspec.json.encode(status) + b"\n", durable=False)
 
 
 def read_status(folder: Path) -> Status:

@@ -1,42 +1,40 @@
-"""Blocking work at one end of a pipe, the event loop at the other.
+"""Blocking work on threads of its own, the event loop or another thread waiting for it.
 
-Owns: threads that may wait for a pipe. Guarantee: they are threads of their own, so that they cannot take
-the worker that would fill or empty their pipe.
+Owns: threads that may wait for a pipe, and threads that enter a place from which no thread comes back. Guarantee:
+nobody else's work lands on one of them, so that none takes the worker that would fill or empty its pipe.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
-from typing import IO, Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def in_thread(function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+def in_thread(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> asyncio.Future[T]:
     """Run `function` in a new thread; the future has its result or what it raised."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, failure: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if failure is not None:
-            future.set_exception(failure)
-        else:
-            future.set_result(result)
+    future: Future[T] = Future()
 
     def run() -> None:
-        result, failure = None, None
+        future.set_running_or_notify_cancel()
         try:
-            result = function(*args)
-        except BaseException as error:  # noqa: BLE001  handed to whoever waits
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, failure)
+            future.set_result(function(*args, **named))
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            future.set_exception(error)
 
     threading.Thread(target=run, name=function.__name__, daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)
+
+
+def own_thread(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """What `function` returns or raises, on a thread that ends with it. Blocks."""
+    with ThreadPoolExecutor(1) as own:
+        return own.submit(function, *args, **named).result()
 
 
 def put(out: IO[bytes], part: bytes) -> None:

@@ -24,8 +24,9 @@ import numpy as np
 import zstandard
 from blake3 import blake3
 
+from sandbox import durable
 from sandbox.content.pages import PAGE, Hashed, PageStore, hash_pages
-from sandbox.content.segments import sync_directory
+from sandbox.database import is_full
 from sandbox.errors import CheckpointFailed, NoSpace
 
 SUFFIX = ".dump"
@@ -97,7 +98,8 @@ def pack(source: Path | HashedImages, into: Path, store: PageStore, *, reserve: 
     try:
         return _pack(given, into, store, reserve)
     except (OSError, sqlite3.OperationalError) as error:
-        if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "full" not in str(error):
+        full = is_full(error) if isinstance(error, sqlite3.Error) else error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not full:
             raise
         raise _full(into.parent, given.raw_bytes, reserve) from error
 
@@ -136,7 +138,7 @@ def _pack(given: HashedImages, into: Path, store: PageStore, reserve: int) -> St
 def publish(into: Path, dump: DumpFile) -> int:
     """Write a dump file whose pages are stored; durable on return. The caller is `store.writing`. Returns its size."""
     packed = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(dump))
-    publish_bytes(into, blake3(packed).digest() + packed)
+    durable.publish(into, blake3(packed).digest() + packed)
     return len(packed) + 32
 
 
@@ -211,18 +213,3 @@ def _chunks(path: Path) -> Iterator[memoryview]:
         view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
     for first in range(0, len(view), READ_STEP):
         yield view[first : first + READ_STEP]
-
-
-def publish_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that it is there as a whole, durably, or not at all."""
-    aside = path.with_name(path.name + ".new")
-    try:
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-    except BaseException:  # a full disk, mostly: what is half written takes no space
-        aside.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)

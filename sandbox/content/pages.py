@@ -36,6 +36,7 @@ import zstandard
 from blake3 import blake3
 
 from sandbox.content.segments import Hole, Segments
+from sandbox.database import connect, transaction
 from sandbox.errors import CheckpointFailed, Conflict
 
 PAGE = 4096
@@ -121,7 +122,7 @@ class PageStore:
                 f"{directory} is in use by another process", remedy="only one daemon may own a state directory"
             ) from None
         try:
-            self._db = _open_index(directory / "index.sqlite")
+            self._db = connect(directory / "index.sqlite", SCHEMA)
         except sqlite3.Error as error:
             os.close(self._guard)
             raise CheckpointFailed(
@@ -226,7 +227,7 @@ class PageStore:
                 pages.extend((number * SLOTS + slot, digest) for slot, (digest, _) in enumerate(chunk))
                 written += len(packed)
             end.sync()
-            with self._lock, self._transaction():
+            with self._lock, transaction(self._db):
                 self._db.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", blocks)
                 self._db.executemany("INSERT INTO pages VALUES (?, ?)", pages)
                 self._db.execute("INSERT OR REPLACE INTO segments VALUES (?, ?)", (segment, start + written))
@@ -237,18 +238,6 @@ class PageStore:
             for digest, number in made.items():
                 self._remember(digest, number)
         return written, made
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Durable when it ends well, without a trace when not (a commit may fail too: the disk is full)."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:  # nothing of it may be committed by the next one
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def _segment(self) -> tuple[int, int]:
         """The segment to append to and its recorded end; bytes after that were never committed."""
@@ -330,7 +319,7 @@ class PageStore:
             self._blocks.pop(block, None)
             for (digest,) in self._db.execute("SELECT hash FROM pages WHERE id BETWEEN ? AND ?", span).fetchall():
                 self._hashes.pop(digest, None)
-            with contextlib.suppress(sqlite3.Error), self._transaction():  # a full disk: tried again at the next read
+            with contextlib.suppress(sqlite3.Error), transaction(self._db):  # a full disk: tried again at the next read
                 self._db.execute("INSERT OR REPLACE INTO lost SELECT * FROM pages WHERE id BETWEEN ? AND ?", span)
                 self._db.execute("DELETE FROM pages WHERE id BETWEEN ? AND ?", span)
 
@@ -412,7 +401,7 @@ class PageStore:
         with self._append:
             with self._lock:
                 rows = [self._db.execute(columns, (b,)).fetchone() for b in blocks if b not in self._met]
-                with self._transaction():
+                with transaction(self._db):
                     for block, *_ in rows:
                         span = (block * SLOTS, block * SLOTS + SLOTS - 1)
                         for (digest,) in self._db.execute("SELECT hash FROM pages WHERE id BETWEEN ? AND ?", span):
@@ -451,17 +440,3 @@ class PageStore:
             lost = self._db.execute("SELECT COUNT(*) FROM lost").fetchone()[0]
             blocks, size = self._db.execute("SELECT COUNT(*), COALESCE(SUM(length), 0) FROM blocks").fetchone()
         return {"pages": pages, "blocks": blocks, "stored_bytes": size, "lost_pages": lost}
-
-
-def _open_index(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("PRAGMA synchronous=FULL")
-        database.executescript(SCHEMA)
-        if "hash" not in {row[1] for row in database.execute("PRAGMA table_info(blocks)")}:
-            database.execute("ALTER TABLE blocks ADD COLUMN hash BLOB")  # of a version in which blocks had none
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from sandbox import durable
+
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate
 
 
@@ -43,7 +45,7 @@ class End:
     def sync(self) -> None:
         os.fdatasync(self._fd)
         if self._start == 0:
-            sync_directory(self._directory)
+            durable.sync(self._directory)
 
 
 class Segments:
@@ -90,12 +92,3 @@ class Segments:
                 for hole in found:
                     where = ctypes.c_long(hole.offset), ctypes.c_long(hole.length)
                     libc.fallocate(file.fileno(), _KEEP_SIZE | _PUNCH_HOLE, *where)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive power loss."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

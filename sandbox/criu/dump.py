@@ -128,7 +128,7 @@ async def ready(
     if outside:
         inside.joined = tuple(name for name in inside.joined if name != "ipc")
 
-    async def spawn(argv: Any, fds: Any) -> int:
+    async def spawn(argv: Sequence[str], fds: Sequence[int]) -> int:
         async def attempt() -> int:
             return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net", *inside.joined))
 
@@ -344,7 +344,7 @@ def _check_complete(container: Container, directory: Path, pids: list[int]) -> i
     while it read them.
     """
     known, alive = set(), 0
-    for entry in load(directory / "pstree.img"):
+    for entry in rpc.load(directory / "pstree.img"):
         pid = entry["pid"]
         known.add(pid)
         if not (directory / f"mm-{pid}.img").exists():
@@ -468,16 +468,10 @@ def _watches(pid: int) -> list[tuple[str, str]]:
     return [(fd, name) for fd, target in _links(pid) if target == "anon_inode:inotify"]
 
 
-def load(path: Path) -> list[dict[str, Any]]:
-    """Entries of an image as dictionaries."""
-    with open(path, "rb") as file:
-        return rpc.images().load(file)["entries"]
-
-
 def stats(directory: Path) -> dict[str, int]:
     """CRIU's own measurements of a dump, in microseconds."""
     try:
-        return load(directory / "stats-dump")[0]["dump"]
+        return dict(rpc.load(directory / "stats-dump")[0]["dump"])
     except (OSError, KeyError, IndexError):
         return {}
 

@@ -104,7 +104,7 @@ def _flags(value: int) -> int:
     return value & ~(os.O_TMPFILE | O_LARGEFILE)  # O_DIRECTORY is a part of O_TMPFILE
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 200 else text[:197] + "..."
 
@@ -148,8 +148,7 @@ class _Canonical:
         path = self._directory / name
         if not path.exists():
             return []
-        with open(path, "rb") as file:
-            return rpc.images().load(file)["entries"]
+        return rpc.load(path)
 
     # ---- per process
 
@@ -409,7 +408,7 @@ def _continues(last: dict[str, Any], vma: dict[str, Any]) -> bool:
         return False
     if vma["status"] & VMA_ANON_PRIVATE:
         return True
-    return last.get("pgoff", 0) + last["end"] - last["start"] == vma.get("pgoff", 0)
+    return bool(last.get("pgoff", 0) + last["end"] - last["start"] == vma.get("pgoff", 0))
 
 
 def _within(address: int, ranges: list[tuple[int, int]]) -> bool:
@@ -475,5 +474,5 @@ def _not_of_timers(queue: dict[str, Any]) -> list[Any]:
     return kept
 
 
-def _hash(value: Any) -> str:
+def _hash(value: object) -> str:
     return blake3(repr(value).encode()).hexdigest()

@@ -9,14 +9,14 @@ Guarantee: `write` of what `read` returned gives the same bytes; a private copy 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-from sandbox.criu import rpc
+from sandbox.criu import Record, rpc
 from sandbox.errors import CheckpointFailed
 
 _SIZE = struct.Struct("<I")
@@ -27,9 +27,7 @@ _COMMON_MAGICS = {0x54564319, 0x55105940}  # of images and of service files: a s
 def messages() -> ModuleType:
     """pycriu's message classes, by their protobuf names."""
     rpc.images()
-    from pycriu.images import pb
-
-    return pb  # type: ignore[no-any-return]
+    return importlib.import_module("pycriu.images.pb")
 
 
 @dataclass
@@ -37,7 +35,7 @@ class Image:
     """An image in memory: `entries` may be changed."""
 
     magic: bytes
-    entries: list[Any] = field(default_factory=list)
+    entries: list[Record] = field(default_factory=list)
 
     def content(self) -> bytes:
         parts = [self.magic]
@@ -52,7 +50,7 @@ class Image:
         path.write_bytes(self.content())
 
 
-def new(kind: str, *entries: Any) -> Image:
+def new(kind: str, *entries: Record) -> Image:
     """An image of a kind, by the name of its magic number, without the service files' second one."""
     rpc.images()
     from pycriu.images import magic
@@ -61,7 +59,7 @@ def new(kind: str, *entries: Any) -> Image:
     return Image(_SIZE.pack(by_name["IMG_COMMON"]) + _SIZE.pack(by_name[kind]), list(entries))
 
 
-def parse(content: bytes, *kinds: Any) -> Image:
+def parse(content: bytes, *kinds: type[Record]) -> Image:
     """The records of an image; the first is of ``kinds[0]``, the next of ``kinds[1]`` and so on, the last repeats."""
     size = 8 if _SIZE.unpack_from(content)[0] in _COMMON_MAGICS else 4
     image = Image(content[:size])
@@ -77,7 +75,7 @@ def parse(content: bytes, *kinds: Any) -> Image:
     return image
 
 
-def read(path: Path, *kinds: Any) -> Image | None:
+def read(path: Path, *kinds: type[Record]) -> Image | None:
     """The image at `path`, or None where there is none."""
     try:
         content = path.read_bytes()

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sandbox.criu import image_files
+from sandbox.container.pipes import own_thread
+from sandbox.criu import Record, image_files
 
 IDS = {
     "net": 0x40000000,
@@ -47,25 +47,15 @@ def inside(fd: int, kinds: int, function: Callable[[], Result]) -> Result:
     It runs on a thread that ends in that place: no other work can land there. Raises OSError when they cannot be
     entered, and what the function raises.
     """
-    result: list[Result] = []
-    failed: list[BaseException] = []
     libc = ctypes.CDLL(None, use_errno=True)
 
-    def enter() -> None:
-        try:
-            if libc.setns(fd, kinds):
-                number = ctypes.get_errno()
-                raise OSError(number, f"setns: {os.strerror(number)}")
-            result.append(function())
-        except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
-            failed.append(error)
+    def enter() -> Result:
+        if libc.setns(fd, kinds):
+            number = ctypes.get_errno()
+            raise OSError(number, f"setns: {os.strerror(number)}")
+        return function()
 
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return result[0]
+    return own_thread(enter)
 
 
 @dataclass
@@ -75,7 +65,7 @@ class Inside:
     joined: tuple[str, ...]  # the namespaces that CRIU is in
     hostname: str
     domainname: str
-    limits: Any  # ipc_var_entry; None: CRIU is not in that of IPC
+    limits: Record | None  # ipc_var_entry; None: CRIU is not in that of IPC
     objects: list[int]  # descriptors of the lists of System V objects
 
     def has_objects(self) -> bool:
@@ -97,6 +87,7 @@ class Inside:
             image_files.new("UTSNS", names).write(directory / f"utsns-{own.uts_ns_id}.img")
         if outside.ipc_ns_id == own.ipc_ns_id:
             outside.ipc_ns_id += ANOTHER
+            assert self.limits is not None
             image_files.new("IPC_VAR", self.limits).write(directory / f"ipcns-var-{own.ipc_ns_id}.img")
         inventory.write(directory / "inventory.img")
 
@@ -129,7 +120,7 @@ def _look() -> Inside:
     return found
 
 
-def _limits() -> Any:
+def _limits() -> Record:
     """The variables of this IPC namespace, as CRIU's record."""
     kernel = {
         "msg_ctlmax": "msgmax",
@@ -154,7 +145,7 @@ def _limits() -> Any:
         values |= {name: int(_sysctl(f"fs/mqueue/{path}")) for name, path in queues.items()}
     except FileNotFoundError:  # a kernel without POSIX queues; the first three are not optional
         values |= dict.fromkeys(("mq_queues_max", "mq_msg_max", "mq_msgsize_max"), 0)
-    record = image_files.messages().ipc_var_entry(sem_ctls=map(int, _sysctl("kernel/sem").split()))
+    record: Record = image_files.messages().ipc_var_entry(sem_ctls=map(int, _sysctl("kernel/sem").split()))
     for name, value in values.items():
         if value != UNSET:
             setattr(record, name, value)

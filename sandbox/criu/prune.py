@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox.criu import image_files, rpc
+from sandbox.criu import Record, image_files, rpc
 from sandbox.errors import CheckpointFailed
 
 INIT = 1
@@ -71,7 +71,7 @@ def prune(directory: Path, numbers: Iterable[int]) -> None:
         _remove_images(directory, process, tables)
 
 
-def _process(directory: Path, entry: Any) -> _Process:
+def _process(directory: Path, entry: Record) -> _Process:
     kinds = image_files.messages()
     pid = entry.pid
     found = _Process(pid, sorted({pid, *entry.threads}) if (directory / f"mm-{pid}.img").exists() else [pid])
@@ -88,7 +88,7 @@ def _process(directory: Path, entry: Any) -> _Process:
     return found
 
 
-def _entries(path: Path, kind: Any) -> list[Any]:
+def _entries(path: Path, kind: type[Record]) -> list[Record]:
     image = image_files.read(path, kind)
     return [] if image is None else image.entries
 
@@ -137,13 +137,13 @@ def _files(directory: Path, closed: set[int], gone: frozenset[int]) -> None:
         remaps.write(directory / "remap-fpath.img")
 
 
-def _name(entry: Any) -> int:
+def _name(entry: Record) -> int:
     """The record of the name by which a FIFO or a terminal was opened; 0: it is none."""
     one = entry.fifo if entry.HasField("fifo") else entry.tty if entry.HasField("tty") else None
     return 0 if one is None else int(one.regf_id)
 
 
-def _forget(entry: Any, lost: set[int], gone: frozenset[int]) -> None:
+def _forget(entry: Record, lost: set[int], gone: frozenset[int]) -> None:
     """Let the record of a file that stays know nothing of the sockets and processes that do not."""
     for _, one in entry.ListFields():
         owner = getattr(one, "fown", None)
@@ -181,7 +181,7 @@ def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
         rpc.images().dump({**image, "entries": left}, file)
 
 
-def _hang_up(directory: Path, files: list[Any], closed: set[int]) -> None:
+def _hang_up(directory: Path, files: list[Record], closed: set[int]) -> None:
     """Forget terminals that nobody has any more; the other side of one is then known as hung up."""
     table = image_files.read(directory / "tty-info.img", image_files.messages().tty_info_entry)
     if not closed or table is None:

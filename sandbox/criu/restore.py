@@ -21,10 +21,10 @@ import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
@@ -135,7 +135,7 @@ async def _spawn(
         for _ in range(sinks):
             fds.append(await container.sink())
 
-        async def spawn(argv: Any, passed: Any) -> int:
+        async def spawn(argv: Sequence[str], passed: Sequence[int]) -> int:
             # One that waits is outside the group, whose namespace it must have: pid 1's.
             join = ("cgroup",) if waits else ()
             return await container.spawn_host(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
@@ -193,7 +193,7 @@ async def restore(
             log=images.directory / LOG,
             kill_on_cancel=True,
         )
-        pid = response.restore.pid
+        pid = int(response.restore.pid)
         await container.attach(pid)
     except rpc.CriuError as error:
         await _end(container, images)

@@ -15,9 +15,8 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from sandbox.criu import image_files, tcp
+from sandbox.criu import Record, image_files, tcp
 from sandbox.criu.carried import locks
 from sandbox.criu.carried.locks import Lock
 from sandbox.criu.carried.memory import Fill
@@ -88,7 +87,7 @@ def wake(directory: Path) -> dict[int, int]:
     """Have the stopped processes of a private copy restored as if they ran; returns what stopped them. Blocks."""
     stopped: dict[int, int] = {}
 
-    def change(entry: Any) -> bool:
+    def change(entry: Record) -> bool:
         if entry.tc.task_state != TASK_STOPPED:
             return False
         stopped[pid] = entry.tc.stop_signo or signal.SIGSTOP
@@ -129,14 +128,14 @@ def _keep_apart(table: image_files.Image, pipes: list[int]) -> bool:
     return bool(found)
 
 
-def _change(path: Path, kind: Any, change: Callable[[Any], bool]) -> None:
+def _change(path: Path, kind: type[Record], change: Callable[[Record], bool]) -> None:
     """Change the first record of an image; `change` says whether it did."""
     image = image_files.read(path, kind)
     if image is not None and image.entries and change(image.entries[0]):
         image.write(path)
 
 
-def _shift(entry: Any, uid_base: int) -> bool:
+def _shift(entry: Record, uid_base: int) -> bool:
     extents = [*entry.uid_map, *entry.gid_map]
     if not extents or extents[0].lower_first == uid_base:
         return False
@@ -146,14 +145,14 @@ def _shift(entry: Any, uid_base: int) -> bool:
     return True
 
 
-def _rename(entry: Any, hostname: str, machine: str) -> bool:
+def _rename(entry: Record, hostname: str, machine: str) -> bool:
     if (entry.nodename, entry.domainname) == (hostname, machine):
         return False
     entry.nodename, entry.domainname = hostname, machine
     return True
 
 
-def _detach_network(entry: Any) -> bool:
+def _detach_network(entry: Record) -> bool:
     entry.root_ids.net_ns_id += 1000
     return True
 
@@ -175,7 +174,7 @@ def _sever(directory: Path, table: image_files.Image) -> tuple[int, list[str]]:
     return len(found) - len(closed), [tcp.readable(one.remote) for one in closed]
 
 
-def connections(directory: Path, entries: Sequence[Any]) -> list[tcp.Connection]:
+def connections(directory: Path, entries: Sequence[Record]) -> list[tcp.Connection]:
     """The TCP connections of an image directory, whose table of files has these entries."""
     found = []
     for isk in tcp.of(entries):

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import ctypes
 import functools
+import importlib
 import os
 import re
 import shlex
@@ -32,6 +33,7 @@ from typing import Any
 
 from sandbox import paths
 from sandbox.container.shim import going_first
+from sandbox.criu import Record
 from sandbox.errors import Unsupported
 
 PACKET = 1 << 20  # CRIU's responses are far smaller
@@ -63,21 +65,24 @@ class CriuError(Exception):
 def messages() -> ModuleType:
     """pycriu's rpc_pb2, from the Python path or from CRIU's private prefix."""
     _find_pycriu()
-    from pycriu import rpc_pb2
-
-    return rpc_pb2
+    return importlib.import_module("pycriu.rpc_pb2")
 
 
 @functools.cache
 def images() -> ModuleType:
     """pycriu's image parser."""
     _find_pycriu()
-    import pycriu.images
-
-    return pycriu.images
+    return importlib.import_module("pycriu.images")
 
 
-def as_dictionary(message: Any) -> dict[str, Any]:
+def load(path: Path) -> list[dict[str, Any]]:
+    """The entries of an image file as dictionaries, slowly."""
+    with open(path, "rb") as file:
+        entries: list[dict[str, Any]] = images().load(file)["entries"]
+    return entries
+
+
+def as_dictionary(message: Record) -> dict[str, Any]:
     """A message of an image as pycriu's parser gives it."""
     _find_pycriu()
     from pycriu.images import pb2dict
@@ -210,13 +215,13 @@ class Worker:
 
     async def call(
         self,
-        request: Any,
+        request: Record,
         *,
         notify: Notify,
         timeout: float,
         log: Path,
         kill_on_cancel: bool,
-    ) -> Any:
+    ) -> Record:
         """Send `request`, answer every NOTIFY, return the response.
 
         When the caller is cancelled, a restore is killed; a dump is waited for, since killing CRIU while its
@@ -239,11 +244,11 @@ class Worker:
         finally:
             self.close()
 
-    def _exchange(self, request: Any, notify: Notify, timeout: float) -> Any:
+    def _exchange(self, request: Record, notify: Notify, timeout: float) -> Record:
         with going_first():
             return self._speak(request, notify, timeout)
 
-    def _speak(self, request: Any, notify: Notify, timeout: float) -> Any:
+    def _speak(self, request: Record, notify: Notify, timeout: float) -> Record:
         rpc = messages()
         self._socket.settimeout(timeout)
         failed: BaseException | None = None
@@ -253,7 +258,7 @@ class Worker:
                 packet = self._socket.recv(PACKET)
                 if not packet:
                     raise CriuError("CRIU died without an answer") from failed
-                response = rpc.criu_resp()
+                response: Record = rpc.criu_resp()
                 response.ParseFromString(packet)
                 if response.type != rpc.NOTIFY:
                     break

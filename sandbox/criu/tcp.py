@@ -18,7 +18,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any
+
+from sandbox.criu import Record
 
 #: Addresses of sandboxes, from the block for benchmarks (RFC 2544). Each has one of its own.
 POOL = IPv4Network("198.18.0.0/15")
@@ -41,16 +42,16 @@ class Connection:
     unsent: int = 0  # bytes written that the other end had no room for
 
 
-def of(entries: Sequence[Any]) -> list[Any]:
+def of(entries: Sequence[Record]) -> list[Record]:
     """The connections among the records of files.img."""
     return [entry.isk for entry in entries if entry.HasField("isk") and is_connection(entry.isk)]
 
 
-def is_connection(isk: Any) -> bool:
+def is_connection(isk: Record) -> bool:
     return isk.proto == socket.IPPROTO_TCP and isk.dst_port != 0 and isk.state not in (LISTEN, CLOSE)
 
 
-def ports(entries: Sequence[Any]) -> set[int]:
+def ports(entries: Sequence[Record]) -> set[int]:
     """Local ports that TCP sockets among the records of files.img are bound to."""
     found = (entry.isk for entry in entries if entry.HasField("isk"))
     return {isk.src_port for isk in found if isk.proto == socket.IPPROTO_TCP and isk.src_port}
@@ -78,14 +79,14 @@ def to_close(connections: Sequence[Connection]) -> list[Connection]:
     ]
 
 
-def close(isk: Any) -> None:
+def close(isk: Record) -> None:
     """Make a socket's record one of a closed connection: unbound, unconnected, at its end."""
     isk.state, isk.src_port, isk.dst_port, isk.shutdown = CLOSE, 0, 0, SHUT_READ
     for words in (isk.src_addr, isk.dst_addr):
         words[:] = [0] * len(words)
 
 
-def readdress(entries: Sequence[Any], present: str | None) -> bool:
+def readdress(entries: Sequence[Record], present: str | None) -> bool:
     """Sockets of a sandbox that had another address get the present one; returns whether any did.
 
     Without a network now, what was bound to the former address is bound to loopback, and a UDP socket that was

@@ -103,7 +103,7 @@ def _from_index(layout: Path) -> tuple[dict[str, Any], list[Path]]:
     return _document(_blob(layout, document.get("config"))), layers
 
 
-def _chosen(manifests: Any) -> Any:
+def _chosen(manifests: object) -> dict[str, Any]:
     """The manifest for this machine."""
     wanted = ARCHITECTURES.get(platform.machine(), platform.machine())
     offered = [entry for entry in _list(manifests) if isinstance(entry, dict)]
@@ -157,13 +157,13 @@ def _document(path: Path, kind: type = dict) -> Any:
     return found
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[Any]:
     if not isinstance(value, list):
         raise Invalid("a list is missing in the image's manifest")
     return value
 
 
-def _blob(layout: Path, descriptor: Any) -> Path:
+def _blob(layout: Path, descriptor: object) -> Path:
     """A blob by its descriptor, checked."""
     name = descriptor.get("digest") if isinstance(descriptor, dict) else None
     match = _BLOB.fullmatch(name) if isinstance(name, str) else None
@@ -178,7 +178,7 @@ def _blob(layout: Path, descriptor: Any) -> Path:
     return path
 
 
-def _inside(layout: Path, name: Any) -> Path:
+def _inside(layout: Path, name: object) -> Path:
     if not isinstance(name, str) or ".." in Path(name).parts or name.startswith("/"):
         raise Invalid(f"not a name in the image archive: {str(name)[:80]!r}")
     path = layout / name

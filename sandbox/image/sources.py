@@ -16,7 +16,6 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sandbox.errors import ImageNotFound, Invalid, NoSpace, Unsupported
 from sandbox.image import oci
@@ -67,7 +66,7 @@ def docker(reference: str, tree: Path) -> ImageConfig | None:
     from docker.errors import ImageNotFound as NoSuchImage
 
     try:
-        engine: Any = sdk.from_env()
+        engine = sdk.from_env()
     except DockerException as error:
         raise Unsupported(
             f"no Docker Engine answers: {error}", remedy="start dockerd, or import an archive, or use debootstrap"

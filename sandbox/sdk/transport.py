@@ -97,7 +97,7 @@ class Transport:
         method: str,
         path: str,
         answer: type[T],
-        body: Any = None,
+        body: object = None,
         *,
         timeout: float | None = None,
         keyed: bool | str = False,
@@ -117,7 +117,7 @@ class Transport:
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise Protocol(f"{method} {path}: the daemon's answer cannot be read: {error}") from error
 
-    async def frames(self, method: str, path: str, kind: type[T], body: Any = None) -> AsyncGenerator[T, None]:
+    async def frames(self, method: str, path: str, kind: type[T], body: object = None) -> AsyncGenerator[T, None]:
         """One request whose answer is a stream of values, each behind its length."""
         data = None if body is None else msgspec.msgpack.encode(body)
         async with self.request(method, path, data, MSGPACK) as response:
@@ -152,7 +152,7 @@ class Transport:
         self,
         method: str,
         path: str,
-        data: Any,
+        data: bytes | AsyncIterator[bytes | memoryview] | None,
         kind: str,
         timeout: float | None = None,
         headers: dict[str, str] | None = None,
@@ -166,7 +166,7 @@ class Transport:
         self,
         method: str,
         path: str,
-        data: Any,
+        data: bytes | AsyncIterator[bytes | memoryview] | None,
         kind: str,
         timeout: float | None = None,
         headers: dict[str, str] | None = None,

@@ -29,11 +29,11 @@ async def errors(request: web.Request, handler: Callable[[web.Request], Any]) ->
         return reply(missing.body(), missing.status)
 
 
-def reply(value: Any, status: int = 200) -> web.Response:
+def reply(value: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.msgpack.encode(value), status=status, content_type=MSGPACK)
 
 
-def frame(value: Any) -> bytes:
+def frame(value: object) -> bytes:
     """One value of a stream, behind its length."""
     data = msgspec.msgpack.encode(value)
     return len(data).to_bytes(4, "big") + data

@@ -164,7 +164,7 @@ class _Header(tarfile.TarInfo):
     _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        meter: _Metered = archive.fileobj.fileobj  # type: ignore[union-attr, attr-defined]
+        meter: _Metered = archive.fileobj.fileobj  # type: ignore[attr-defined]
         if self.size < 0 or (self.type in (*self._EXTENDED, tarfile.GNUTYPE_LONGLINK) and self.size > HEADER_MOST):
             raise tarfile.ReadError(f"a header of a size of {self.size} bytes")
         meter.shared += self.size if self.type == tarfile.XGLTYPE else 0
@@ -196,7 +196,7 @@ def unpack(stream: IO[bytes], directory: int, *, limit: int, layer: bool = False
     try:
         with tarfile.open(fileobj=_Metered(stream), mode="r|", tarinfo=_Header) as archive:  # type: ignore[call-overload]
             for count, member in enumerate(archive):
-                archive.members = []  # type: ignore[attr-defined]  # a long stream is not kept in memory
+                archive.members = []  # a long stream is not kept in memory
                 if count >= ENTRIES_MOST:
                     raise Invalid(f"the archive has more than {ENTRIES_MOST} entries")
                 total += member.size if member.isreg() else 0

@@ -6,11 +6,13 @@ Guarantee: no process is started; each call is one system call on a directory de
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
@@ -44,20 +46,20 @@ _QGROUP_LIMIT = _read_ioctl(43, 48)
 _LIMIT_REFERENCED = 1
 _MAX = (1 << 64) - 1
 _GET_SUBVOL_INFO = _read_ioctl(60, _INFO)
+_TREE_SEARCH_V2 = (3 << 30) | (112 << 16) | (0x94 << 8) | 17
+_KEY = struct.Struct("=QQQQQQQIIII32xQ")  # key, then buf_size
+_HEADER = struct.Struct("=QQQII")  # transid, objectid, offset, type, len
+_BUFFER = 1 << 16
 
 
-class _Directory:
-    """An open directory descriptor."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __enter__(self) -> int:
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return self.fd
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor of the directory `path`."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _translate(error: OSError, doing: str, path: Path) -> Exception:
@@ -87,7 +89,7 @@ def is_btrfs(path: Path) -> bool:
     buffer = ctypes.create_string_buffer(256)
     if libc.statfs(os.fsencode(path), buffer) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    return struct.unpack_from("=q", buffer)[0] & 0xFFFFFFFF == MAGIC
+    return int(struct.unpack_from("=q", buffer)[0]) & 0xFFFFFFFF == MAGIC
 
 
 def is_subvolume(path: Path) -> bool:
@@ -95,7 +97,7 @@ def is_subvolume(path: Path) -> bool:
 
 
 def create_subvolume(path: Path) -> None:
-    with _Directory(path.parent) as parent:
+    with opened(path.parent) as parent:
         try:
             fcntl.ioctl(parent, _SUBVOL_CREATE, bytearray(struct.pack("=q", 0) + _name(path, 4088)))
         except OSError as error:
@@ -104,7 +106,7 @@ def create_subvolume(path: Path) -> None:
 
 def snapshot(source: Path, target: Path, *, readonly: bool) -> None:
     """Snapshot of the subvolume `source` as `target`. Takes what a writer has already finished writing."""
-    with _Directory(source) as taken, _Directory(target.parent) as parent:
+    with opened(source) as taken, opened(target.parent) as parent:
         args = struct.pack("=qQQ32x", taken, 0, _READ_ONLY if readonly else 0) + _name(target, 4040)
         try:
             fcntl.ioctl(parent, _SNAP_CREATE_V2, bytearray(args))
@@ -113,7 +115,7 @@ def snapshot(source: Path, target: Path, *, readonly: bool) -> None:
 
 
 def set_readonly(path: Path, readonly: bool) -> None:
-    with _Directory(path) as fd:
+    with opened(path) as fd:
         flags = bytearray(8)
         fcntl.ioctl(fd, _SUBVOL_GETFLAGS, flags)
         value = struct.unpack("=Q", flags)[0]
@@ -124,7 +126,7 @@ def set_readonly(path: Path, readonly: bool) -> None:
 def delete_subvolume(path: Path) -> None:
     """Delete a subvolume, read-only or not. Missing is fine. The space comes back seconds later."""
     try:
-        with _Directory(path.parent) as parent:
+        with opened(path.parent) as parent:
             fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(struct.pack("=q", 0) + _name(path, 4088)))
     except FileNotFoundError:
         return
@@ -132,16 +134,57 @@ def delete_subvolume(path: Path) -> None:
 
 def generation(path: Path) -> int:
     """Grows with every committed change of the subvolume: equal means unchanged."""
-    with _Directory(path) as fd:
-        info = bytearray(_INFO)
+    return _number(path, 280)
+
+
+def created_in(path: Path) -> int:
+    """The transaction that made this snapshot."""
+    return _number(path, 352)
+
+
+def tree_of(path: Path) -> int:
+    """The number of a subvolume's tree."""
+    return _number(path, 0)
+
+
+def _number(path: Path, offset: int) -> int:
+    """A field of struct btrfs_ioctl_get_subvol_info_args."""
+    info = bytearray(_INFO)
+    with opened(path) as fd:
         fcntl.ioctl(fd, _GET_SUBVOL_INFO, info)
-    # u64 treeid, name[256], u64 parent_id, u64 dirid, u64 generation
-    return struct.unpack_from("=Q", info, 8 + 256 + 16)[0]
+    return int(struct.unpack_from("=Q", info, offset)[0])
+
+
+def items(fd: int, *, tree: int = 0, since: int = 0) -> Iterator[tuple[int, int, int, memoryview]]:
+    """(number, kind, offset, data) of the items of a tree in order; 0: the tree that `fd` lies in.
+
+    Of blocks that were changed since a generation: the kernel skips the others, so the cost follows the change.
+    """
+    number, kind, offset = 0, 0, 0
+    while True:
+        args = bytearray(_KEY.size + _BUFFER)
+        _KEY.pack_into(args, 0, tree, number, _MAX, offset, _MAX, since, _MAX, kind, 255, 1 << 20, 0, _BUFFER)
+        fcntl.ioctl(fd, _TREE_SEARCH_V2, args)
+        (count,) = struct.unpack_from("=I", args, 64)
+        if not count:
+            return
+        position = _KEY.size
+        for _ in range(count):
+            _, number, offset, kind, size = _HEADER.unpack_from(args, position)
+            position += _HEADER.size
+            yield number, kind, offset, memoryview(args)[position : position + size]
+            position += size
+        if offset < _MAX:
+            offset += 1
+        elif kind < 255:
+            kind, offset = kind + 1, 0
+        else:
+            number, kind, offset = number + 1, 0, 0
 
 
 def enable_quota(path: Path) -> None:
     """Account for bytes by the subvolume that wrote them (simple quotas, Linux 6.7). Snapshots cost nothing more."""
-    with _Directory(path) as fd:
+    with opened(path) as fd:
         try:
             fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=QQ", _ENABLE_SIMPLE_QUOTA, 0)))
         except OSError as error:
@@ -156,7 +199,7 @@ def limit(path: Path, size: int | None, *, group: int = 0) -> None:
     `group`: a quota group on the same file system instead (:mod:`sandbox.tree.quota`).
     """
     flags, value = (_LIMIT_REFERENCED, size) if size is not None else (_LIMIT_REFERENCED, _MAX)
-    with _Directory(path) as fd:
+    with opened(path) as fd:
         try:
             fcntl.ioctl(fd, _QGROUP_LIMIT, bytearray(struct.pack("=QQQQQQ", group, flags, value, 0, 0, 0)))
         except OSError as error:
@@ -168,13 +211,13 @@ def limit(path: Path, size: int | None, *, group: int = 0) -> None:
 
 def sync(path: Path) -> None:
     """Commit the whole file system of `path` to disk."""
-    with _Directory(path) as fd:
+    with opened(path) as fd:
         fcntl.ioctl(fd, _SYNC)
 
 
 def flush(path: Path) -> None:
     """Write out dirty pages of the file system of `path` (syncfs)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with _Directory(path) as fd:
+    with opened(path) as fd:
         if libc.syncfs(fd) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))

@@ -31,10 +31,10 @@ import numpy as np
 import zstandard
 from blake3 import blake3
 
-from sandbox.content.dumpfile import publish_bytes
+from sandbox import durable
 from sandbox.errors import CheckpointFailed, Invalid
 from sandbox.names import told
-from sandbox.tree import safe_path, sparse
+from sandbox.tree import btrfs, safe_path, sparse
 from sandbox.tree.walk import Step, walk
 
 SUFFIX = ".tree"
@@ -49,16 +49,8 @@ PATH_MOST = 4000  # bytes of a path by which an inode is reached; the kernel tel
 WALK_FROM = 512  # changed inodes from which one walk is cheaper than asking for each path
 SIZE_MOST = 1 << 30  # bytes of an unpacked digest
 
-_TREE_SEARCH_V2 = (3 << 30) | (112 << 16) | (0x94 << 8) | 17
-_KEY = struct.Struct("=QQQQQQQIIII32xQ")
-_HEADER = struct.Struct("=QQQII")  # transid, objectid, offset, type, len
-_BUFFER = 1 << 18
 _INODE_ITEM = 1
-_MOST = (1 << 64) - 1
 _INO_PATHS = (3 << 30) | (56 << 16) | (0x94 << 8) | 35
-_SUBVOLUME_INFO = 504
-_GET_SUBVOL_INFO = (2 << 30) | (_SUBVOLUME_INFO << 16) | (0x94 << 8) | 60
-_CREATED_IN = 352  # offset of otransid: the transaction that made the snapshot
 
 
 class _File(msgspec.Struct):
@@ -83,7 +75,7 @@ class Digest:
         """Publish as `path`; durable on return. Returns its size."""
         raw = _File(FORMAT, self.inodes.tobytes(), self.attributes.tobytes(), self.contents.tobytes())
         packed = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(raw))
-        publish_bytes(path, blake3(packed).digest() + packed)
+        durable.publish(path, blake3(packed).digest() + packed)
         return len(packed) + CONTENT
 
     @classmethod
@@ -117,9 +109,8 @@ def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = HA
     """
     if before is not None and before[1].former:
         before = None
-    since = _created_in(before[0]) + 1 if before is not None else 0
-    root = os.open(snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    since = btrfs.created_in(before[0]) + 1 if before is not None else 0
+    with btrfs.opened(snapshot) as root:
         present = np.fromiter((number for number, _ in _inodes(root, 0)), dtype=np.uint64)
         changed = {number for number, touched in _inodes(root, since) if touched >= since} if since else None
         records: dict[int, tuple[bytes, bytes]] = {}
@@ -131,8 +122,6 @@ def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = HA
             facts, content, size = _record(place, budget)
             budget -= size
             records[place.number] = facts, content
-    finally:
-        os.close(root)
     kept = np.isin(old.inodes, present) & ~np.isin(old.inodes, np.fromiter(records, dtype=np.uint64))
     inodes = np.concatenate([old.inodes[kept], np.fromiter(records, dtype=np.uint64)])
     attributes = np.concatenate([old.attributes[kept], _rows((each[0] for each in records.values()), ATTRIBUTES)])
@@ -169,7 +158,7 @@ def _trouble(place: _Place, expected: Digest) -> str:
         return "was not there"
     known = expected.contents[at].tobytes()
     try:
-        attributes, content, _ = _record(place, _MOST, fresh=True)
+        attributes, content, _ = _record(place, WHOLE, fresh=True)
         if expected.attributes[at].tobytes() != attributes:
             return "has other attributes"
         if known in (UNHASHED, content) or (expected.former and known == _former_hash(place)):
@@ -253,41 +242,13 @@ def _hash_directory(place: _Place) -> bytes:
 # ---------------------------------------------------------------------------- what btrfs knows
 
 
-def _created_in(snapshot: Path) -> int:
-    fd = os.open(snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        info = bytearray(_SUBVOLUME_INFO)
-        fcntl.ioctl(fd, _GET_SUBVOL_INFO, info)
-    finally:
-        os.close(fd)
-    return int(struct.unpack_from("=Q", info, _CREATED_IN)[0])
-
-
 def _inodes(root: int, since: int) -> Iterator[tuple[int, int]]:
     """Inode numbers of a subvolume and the transaction that last changed each, out of blocks newer than `since`."""
-    inode, kind, offset = 0, 0, 0
-    while True:
-        args = bytearray(_KEY.size + _BUFFER)
-        _KEY.pack_into(args, 0, 0, inode, _MOST, offset, _MOST, since, _MOST, kind, 255, 1 << 20, 0, _BUFFER)
-        fcntl.ioctl(root, _TREE_SEARCH_V2, args)
-        (count,) = struct.unpack_from("=I", args, 64)
-        if not count:
-            return
-        position = _KEY.size
-        for _ in range(count):
-            _, inode, offset, kind, size = _HEADER.unpack_from(args, position)
-            position += _HEADER.size
-            if kind == _INODE_ITEM and inode >= 256:
-                (links,) = struct.unpack_from("<I", args, position + 40)
-                if links:  # without: deleted, and still open when the snapshot was taken
-                    yield inode, struct.unpack_from("<Q", args, position + 8)[0]
-            position += size
-        if offset < _MOST:
-            offset += 1
-        elif kind < 255:
-            kind, offset = kind + 1, 0
-        else:
-            inode, kind, offset = inode + 1, 0, 0
+    for inode, kind, _, data in btrfs.items(root, since=since):
+        if kind == _INODE_ITEM and inode >= ROOT_INODE:
+            (links,) = struct.unpack_from("<I", data, 40)
+            if links:  # without: deleted, and still open when the snapshot was taken
+                yield inode, struct.unpack_from("<Q", data, 8)[0]
 
 
 def _places(root: int, inodes: Iterable[int]) -> Iterator[_Place]:

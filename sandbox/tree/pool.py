@@ -29,7 +29,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox import paths, private
+from sandbox import durable, paths, private
 from sandbox.errors import NoSpace, Unsupported
 from sandbox.tree import btrfs
 
@@ -116,9 +116,9 @@ class Pool:
         mixed = ["--mixed"] if size < MIXED_BELOW else []
         _run("mkfs.btrfs", "-q", "-f", *mixed, "--metadata", "single", "--data", "single", str(unfinished))
         for path in (unfinished, self.state):
-            sync(path)
+            durable.sync(path)
         unfinished.rename(self.file)
-        sync(self.state)
+        durable.sync(self.state)
 
     def _mount(self) -> None:
         # Discards give the space of deleted checkpoints back to the host's disk.
@@ -233,15 +233,6 @@ class Pool:
                     fcntl.ioctl(fd, _LOOP_SET_CAPACITY)
                 finally:
                     os.close(fd)
-
-
-def sync(path: Path) -> None:
-    """A file's content, or a directory's names, survive the loss of power."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _spaces(fd: int) -> list[tuple[int, int, int]]:

@@ -14,18 +14,13 @@ import errno
 import fcntl
 import hashlib
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from sandbox.tree import btrfs
 
 _LEVEL = 48  # bits of a number below the level
 _ASSIGN, _CREATE = (1 << 30) | (24 << 16) | (0x94 << 8) | 41, (1 << 30) | (16 << 16) | (0x94 << 8) | 42
-_TREE_SEARCH_V2 = (3 << 30) | (112 << 16) | (0x94 << 8) | 17
-_KEY = struct.Struct("=QQQQQQQIIII32xQ")
-_HEADER = struct.Struct("=QQQII")  # transid, objectid, offset, type, len
-_BUFFER = 1 << 18
-_MOST = (1 << 64) - 1
 _ROOTS, _QUOTAS = 1, 8  # numbers of trees
 _ROOT_ITEM, _GROUP_INFO = 132, 242
 _USED = struct.Struct("=4Q")  # bytes referred to and exclusive, each also compressed
@@ -39,9 +34,8 @@ def group(sandbox: str) -> int:
 
 def join(path: Path, sandbox: str) -> None:
     """Count what is written into the subvolume `path` for this sandbox. Idempotent. Blocks."""
-    with btrfs._Directory(path) as fd:
-        number = _number(fd)
-    with btrfs._Directory(path.parent) as fd:  # asked of a subvolume that is full, it would be refused
+    number = btrfs.tree_of(path)
+    with btrfs.opened(path.parent) as fd:  # asked of a subvolume that is full, it would be refused
         while True:
             try:
                 _call(fd, _CREATE, 1, group(sandbox), allowed=errno.EEXIST)
@@ -66,9 +60,9 @@ def sweep(path: Path, sandboxes: Collection[str]) -> int:
     """
     gone = 0
     keep = {group(name) for name in sandboxes}
-    with btrfs._Directory(path) as fd:
-        living = {number for number, kind, _, _ in _items(fd, _ROOTS) if kind == _ROOT_ITEM}
-        groups = [(offset, data) for _, kind, offset, data in list(_items(fd, _QUOTAS)) if kind == _GROUP_INFO]
+    with btrfs.opened(path) as fd:
+        living = {number for number, kind, _, _ in btrfs.items(fd, tree=_ROOTS) if kind == _ROOT_ITEM}
+        groups = [(offset, data) for _, kind, offset, data in btrfs.items(fd, tree=_QUOTAS) if kind == _GROUP_INFO]
         members = {number for number, data in groups if not number >> _LEVEL and not any(_USED.unpack_from(data, 8))}
         for number in members - living:
             gone += _forget(fd, number)
@@ -93,33 +87,3 @@ def _call(fd: int, request: int, *words: int, allowed: int) -> None:
     except OSError as error:
         if error.errno != allowed:
             raise
-
-
-def _number(fd: int) -> int:
-    info = bytearray(btrfs._INFO)
-    fcntl.ioctl(fd, btrfs._GET_SUBVOL_INFO, info)
-    return int(struct.unpack_from("=Q", info, 0)[0])
-
-
-def _items(fd: int, tree: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """(number, kind, offset, data) of the items of a tree of the file system, in order."""
-    number, kind, offset = 0, 0, 0
-    while True:
-        args = bytearray(_KEY.size + _BUFFER)
-        _KEY.pack_into(args, 0, tree, number, _MOST, offset, _MOST, 0, _MOST, kind, 255, 1 << 20, 0, _BUFFER)
-        fcntl.ioctl(fd, _TREE_SEARCH_V2, args)
-        (count,) = struct.unpack_from("=I", args, 64)
-        if not count:
-            return
-        position = _KEY.size
-        for _ in range(count):
-            _, number, offset, kind, size = _HEADER.unpack_from(args, position)
-            position += _HEADER.size
-            yield number, kind, offset, bytes(args[position : position + size])
-            position += size
-        if offset < _MOST:
-            offset += 1
-        elif kind < 255:
-            kind, offset = kind + 1, 0
-        else:
-            number, kind, offset = number + 1, 0, 0

@@ -209,7 +209,7 @@ def openat2(root: int, path: str, flags: int, mode: int = 0, *, resolve: int = I
     flags |= os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY)
     how = struct.pack("=QQQ", flags, mode if flags & os.O_CREAT else 0, resolve)
     for _ in range(64):  # EAGAIN: a rename raced with the resolution
-        file = _libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how))
+        file: int = _libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how))
         if file >= 0:
             return file
         if ctypes.get_errno() != errno.EAGAIN:

@@ -23,7 +23,7 @@ from daemon.catalogue import (
     put_turn,
 )
 from sandbox.criu.open_files import Held
-from sandbox.errors import PagurusError
+from sandbox.errors import Closed, PagurusError
 from sandbox.messages import CheckpointState, Effects, SandboxState, TurnInfo, Verdict
 
 
@@ -121,7 +121,7 @@ async def test_close_is_idempotent_and_final(tmp_path: Path) -> None:
     catalogue = Catalogue(tmp_path / "c.sqlite")
     await catalogue.close()
     await catalogue.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         catalogue.later([])
 
 

@@ -8,13 +8,13 @@ infinite by its own fault; a batch that was written is read back equal, or the r
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import zstandard
 
+from sandbox import durable
 from sandbox.errors import NotFound
 
 
@@ -82,13 +82,7 @@ class SampleLog:
 
     def write(self, step: int, samples: Sequence[Sample]) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = zstandard.compress(msgspec.msgpack.encode(list(samples)), 3)
-        aside = self.folder / f".batch-{step:06d}.new"
-        with aside.open("wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        return aside.rename(self.path(step))
+        return durable.publish(self.path(step), zstandard.compress(msgspec.msgpack.encode(list(samples)), 3))
 
     def read(self, step: int) -> list[Sample]:
         try:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from sandbox import durable
+
 INTERVAL = 0.5  # seconds between signs
 
 
@@ -91,9 +93,8 @@ class Heart:
 
     def _write(self) -> None:
         with self._lock:
-            aside = self.path.with_suffix(".new")
-            aside.write_bytes(msgspec.json.encode(msgspec.structs.replace(self._beat, at=time.time())))
-            aside.rename(self.path)
+            beat = msgspec.structs.replace(self._beat, at=time.time())
+            durable.publish(self.path, msgspec.json.encode(beat), durable=False)
 
 
 def read(folder: Path) -> list[Beat]:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer.batches.sample import Sample, SampleLog
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
@@ -145,9 +146,7 @@ class Worker:
             return
         folder = self.folder / "results"
         folder.mkdir(exist_ok=True)
-        aside = folder / ".new"
-        aside.write_bytes(msgspec.json.encode(result))
-        aside.rename(folder / f"step-{result.step:06d}.json")
+        durable.publish(folder / f"step-{result.step:06d}.json", msgspec.json.encode(result), durable=False)
 
 
 def main(argv: list[str]) -> int:

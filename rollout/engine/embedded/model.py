@@ -11,7 +11,6 @@ Shapes: B rows, T positions of a batch, N packed tokens, H heads, G key/value he
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from sandbox import durable
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [..., H, D], k and v [..., G, D] -> [..., H, D]
 
@@ -330,8 +331,4 @@ def save_model(
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        durable.sync(path)

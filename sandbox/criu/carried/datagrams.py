@@ -194,7 +194,7 @@ def _packet(sender: bytes, target: bytes, datagram: Datagram, port: int) -> byte
 
 def _checksum(data: bytes) -> int:
     data += b"\0" * (len(data) % 2)
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF

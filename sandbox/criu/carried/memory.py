@@ -38,12 +38,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sandbox.container.shim import going_first
-from sandbox.criu import image_files
+from sandbox.criu import Record, image_files
 from sandbox.criu.carried import waits
 from sandbox.errors import RestoreFailed
 
@@ -146,12 +145,12 @@ def split(directory: Path, lean: Path) -> Fill | None:
     return fill
 
 
-def _pagemap_kinds() -> tuple[Any, Any]:
+def _pagemap_kinds() -> tuple[type[Record], type[Record]]:
     kinds = image_files.messages()
     return kinds.pagemap_head, kinds.pagemap_entry
 
 
-def _eligible(vma: Any) -> bool:
+def _eligible(vma: Record) -> bool:
     wanted = REGULAR | ANON_PRIVATE
     return (
         vma.status & wanted == wanted
@@ -202,10 +201,10 @@ def _kernel_written(directory: Path, pid: int) -> set[int]:
 
 
 def divide(
-    entries: Sequence[Any], ranges: Sequence[tuple[int, int]], without: set[int]
-) -> tuple[list[tuple[Any, tuple[int, int]]], list[Run]]:
+    entries: Sequence[Record], ranges: Sequence[tuple[int, int]], without: set[int]
+) -> tuple[list[tuple[Record, tuple[int, int]]], list[Run]]:
     """Divide a pagemap into what CRIU restores, each record with its (offset, size) in the pages, and runs for us."""
-    kept: list[tuple[Any, tuple[int, int]]] = []
+    kept: list[tuple[Record, tuple[int, int]]] = []
     runs: list[Run] = []
     excepted = sorted(without)
     ends = [end for _, end in ranges]
@@ -278,7 +277,7 @@ def _pieces(
         yield at, last, False
 
 
-def _part(entry: Any, start: int, end: int) -> Any:
+def _part(entry: Record, start: int, end: int) -> Record:
     part = type(entry)()
     part.CopyFrom(entry)
     part.vaddr = start
@@ -293,7 +292,7 @@ def _map(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
 
 
-def _write_rest(path: Path, pages: mmap.mmap, kept: Sequence[tuple[Any, tuple[int, int]]]) -> None:
+def _write_rest(path: Path, pages: mmap.mmap, kept: Sequence[tuple[Record, tuple[int, int]]]) -> None:
     with memoryview(pages) as view, open(path, "wb", buffering=0) as file:
         for _, (offset, size) in kept:
             with view[offset : offset + size] as part:

@@ -16,7 +16,6 @@ import ctypes
 import ipaddress
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 import msgspec
 
 from sandbox.container.alive import is_doomed, is_readable
+from sandbox.container.pipes import own_thread
 from sandbox.criu.carried import datagrams
 from sandbox.criu.carried.datagrams import Datagram
 from sandbox.criu.carried.socket_options import differing, put_back
@@ -288,7 +288,7 @@ def put_all_back(directory: Path, numbers: dict[int, int]) -> list[str]:
     if not settings:
         return []
     packets: list[datagrams.Packet] = []
-    failed = _in_a_thread(lambda: _put_back(settings, numbers, packets))
+    failed = own_thread(lambda: _put_back(settings, numbers, packets))
     if packets:
         datagrams.deliver(next(iter(numbers.values())), packets)
     return failed
@@ -361,22 +361,3 @@ def _give_up_rights() -> None:
     _called(_CAPGET, header, sets)
     sets[0] = sets[3] = 0  # the effective ones
     _called(_CAPSET, header, sets)
-
-
-def _in_a_thread(work: Callable[[], list[str]]) -> list[str]:
-    """On a thread of its own, whose rights nobody needs afterwards."""
-    done: list[list[str]] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised by the caller's thread
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from sandbox.criu import image_files
+from sandbox.criu import Record, image_files, namespaces
 from sandbox.criu.carried import other_names
 from sandbox.criu.gate.images import (
     EXTERNAL_MOUNT,
@@ -42,7 +41,6 @@ GHOST_MOST = 1 << 30
 O_NOFOLLOW, O_PATH = 0o400000, 0o10000000
 S_IFMT, S_IFDIR, S_IFREG, S_IFIFO, S_IFLNK, S_IFSOCK = 0o170000, 0o40000, 0o100000, 0o10000, 0o120000, 0o140000
 GHOST, LINKED, PROCFS = 1, 0, 2
-CLONE_NEWNET = 0x40000000
 #: fd_types -> the field of file_entry that holds it. What is missing here is refused.
 KINDS = {
     1: "reg",
@@ -123,7 +121,7 @@ def check_mounts(images: Images, wanted: Wanted) -> dict[int, str]:
     return points
 
 
-def check_files(images: Images, mounts: Mapping[int, str], wanted: Wanted) -> dict[int, Any]:
+def check_files(images: Images, mounts: Mapping[int, str], wanted: Wanted) -> dict[int, Record]:
     """The table of open files, by id."""
     entries = images.table("files.img", "file_entry")
     need(len(entries) <= FILES_MOST, f"{len(entries)} open files")
@@ -151,18 +149,23 @@ def check_files(images: Images, mounts: Mapping[int, str], wanted: Wanted) -> di
             holder = entry.fifo if entry.type == FIFO else entry.tty
             need(not holder.HasField("regf_id") or _is(files, holder.regf_id, REG), "a FIFO or terminal without a file")
         elif entry.type == NS:
-            need(entry.nsf.ns_cflag != CLONE_NEWNET, "a descriptor of a network namespace", "close it")
+            need(entry.nsf.ns_cflag != namespaces.IDS["net"], "a descriptor of a network namespace", "close it")
     _ghosts_apart(wanted)
     return files
 
 
-def _is(files: Mapping[int, Any], number: int, kind: int) -> bool:
+def _is(files: Mapping[int, Record], number: int, kind: int) -> bool:
     return number in files and files[number].type == kind
 
 
-def _remaps(images: Images, files: Mapping[int, Any]) -> dict[int, Any]:
-    """What comes back in another way than by its path: file id -> (kind of remap, ghost's record)."""
-    found: dict[int, Any] = {}
+Remap = tuple[
+    int, Record | None
+]  # how a file comes back in another way than by its path: kind of remap, ghost's record
+
+
+def _remaps(images: Images, files: Mapping[int, Record]) -> dict[int, Remap]:
+    """What comes back in another way than by its path, by the id of the file."""
+    found: dict[int, Remap] = {}
     for remap in images.table("remap-fpath.img", "remap_file_path_entry"):
         need(_is(files, remap.orig_id, REG) and remap.orig_id not in found, "a deleted file that there is not")
         need(remap.HasField("remap_type"), "images of an old CRIU")
@@ -177,7 +180,7 @@ def _remaps(images: Images, files: Mapping[int, Any]) -> dict[int, Any]:
     return found
 
 
-def _ghost(images: Images, name: str) -> Any:
+def _ghost(images: Images, name: str) -> Record:
     """A deleted file: its record, whose content is all there."""
     need(name in images, f"{name} is missing")
     content = images.content(name)
@@ -185,7 +188,7 @@ def _ghost(images: Images, name: str) -> Any:
     try:
         (size,) = struct.unpack_from("<I", content, 8)
         need(12 + size <= len(content), f"{name} is cut short")
-        ghost = kinds.ghost_file_entry.FromString(content[12 : 12 + size])
+        ghost: Record = kinds.ghost_file_entry.FromString(content[12 : 12 + size])
         at = 12 + size
         form = ghost.mode & S_IFMT
         need(form in (S_IFREG, S_IFDIR, S_IFIFO, S_IFLNK), "a deleted device node is open", "close it")
@@ -218,7 +221,7 @@ def _others(images: Images) -> dict[int, bytes]:
     return {one.remap_id: names[one.remap_id] for one in remaps if one.remap_type == LINKED and one.remap_id in names}
 
 
-def _regular(file: Any, mounts: Mapping[int, str], remap: Any, wanted: Wanted, other: bytes | None) -> None:
+def _regular(file: Record, mounts: Mapping[int, str], remap: Remap | None, wanted: Wanted, other: bytes | None) -> None:
     what = f"file {file.id}"
     path = _path(file.name, what)
     need(not file.ext, f"{what} lies outside the sandbox", "close it")
@@ -245,7 +248,7 @@ def _regular(file: Any, mounts: Mapping[int, str], remap: Any, wanted: Wanted, o
         wanted.ghosts.append(Named(path, mount, file.id, S_IFREG))
 
 
-def _socket(socket: Any, mounts: Mapping[int, str], wanted: Wanted) -> None:
+def _socket(socket: Record, mounts: Mapping[int, str], wanted: Wanted) -> None:
     name = bytes(socket.name)
     need(not socket.uflags and len(name) <= 108, f"socket {socket.id} leads outside the sandbox", "close it")
     if not name.rstrip(b"\0") or name[:1] == b"\0":
@@ -261,7 +264,7 @@ def _socket(socket: Any, mounts: Mapping[int, str], wanted: Wanted) -> None:
     wanted.sockets.append(Named(path, mount, socket.id, S_IFSOCK))
 
 
-def _watches(group: Any, wanted: Wanted) -> None:
+def _watches(group: Record, wanted: Wanted) -> None:
     """By handle CRIU would open any file of a file system, also of the host's below a mount."""
     for watch in group.wd:
         handle = watch.f_handle

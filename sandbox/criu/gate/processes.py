@@ -7,8 +7,8 @@ Guarantee: pure. Of images that pass, CRIU makes ids and restrictions as our own
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+from sandbox.criu import Record
 from sandbox.criu.gate.images import FILES_MOST, IDS, OPEN_FLAGS, PAGE, PIDS, REG, Images, need, raw
 
 TASKS_MOST = 1 << 15
@@ -81,7 +81,7 @@ def check_namespaces(images: Images, tasks: Iterable[int]) -> None:
         need(all(number == first.ipc_ns_id for number, _ in images.of(stem)), "another IPC namespace")
 
 
-def check_task(images: Images, pid: int, threads: list[int], files: Mapping[int, Any]) -> None:
+def check_task(images: Images, pid: int, threads: list[int], files: Mapping[int, Record]) -> None:
     core = images.one(f"core-{pid}.img", "core_entry")
     need(core.mtype == 1 and core.HasField("tc"), f"process {pid} is of another kind of machine")
     need(core.tc.personality in PERSONALITIES, f"process {pid} has personality {core.tc.personality:#x}")
@@ -110,7 +110,7 @@ def check_task(images: Images, pid: int, threads: list[int], files: Mapping[int,
         need(entry.fd < FILES_MOST, f"descriptor {entry.fd} of process {pid}")
 
 
-def _thread(thread: int, core: Any) -> None:
+def _thread(thread: int, core: Record) -> None:
     who = f"thread {thread}"
     need(core.HasField("creds"), f"{who} has no credentials")
     creds = core.creds
@@ -125,7 +125,7 @@ def _thread(thread: int, core: Any) -> None:
     need(core.sched_policy & ~RESET_ON_FORK in POLICIES and not core.sched_prio, f"{who} has real-time scheduling")
 
 
-def _memory(pid: int, memory: Any, files: Mapping[int, Any]) -> None:
+def _memory(pid: int, memory: Record, files: Mapping[int, Record]) -> None:
     end = 0
     for area in memory.vmas:
         start, status = area.start, area.status
@@ -179,9 +179,9 @@ def confined(images: Images, program: bytes) -> None:
             need(good, f"thread {thread} is not held by the filter of system calls")
 
 
-def chain_of(core: Any, filters: list[Any]) -> list[Any]:
+def chain_of(core: Record, filters: list[Record]) -> list[Record]:
     """The filters of a thread, its first one last; [] when it has none of its own."""
-    chain: list[Any] = []
+    chain: list[Record] = []
     place = core.seccomp_filter if core.seccomp_mode == SECCOMP_FILTER else -1
     while 0 <= place < len(filters) and len(chain) <= len(filters):
         chain.append(filters[place])

@@ -14,9 +14,8 @@ import re
 import select
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from sandbox.criu import image_files
+from sandbox.criu import Record, image_files
 from sandbox.criu.carried.settings import Frozen
 from sandbox.errors import CheckpointFailed
 
@@ -72,13 +71,13 @@ def _is_semaphore(pid: int, descriptor: int) -> bool:
 # ---------------------------------------------------------------------------- in the images
 
 
-def check_images(directory: Path, entries: Sequence[Any], sandbox: str) -> None:
+def check_images(directory: Path, entries: Sequence[Record], sandbox: str) -> None:
     """Likewise for what the images tell, after the thaw; `entries` are those of files.img. Blocks."""
     for what, remedy in _told(directory, entries):
         raise CheckpointFailed(what, remedy=remedy, sandbox=sandbox)
 
 
-def _told(directory: Path, entries: Sequence[Any]) -> Iterator[tuple[str, str]]:
+def _told(directory: Path, entries: Sequence[Record]) -> Iterator[tuple[str, str]]:
     kinds = image_files.messages()
     tree = image_files.read(directory / "pstree.img", kinds.pstree_entry)
     processes = [entry.pid for entry in tree.entries] if tree is not None else []
@@ -116,15 +115,16 @@ def _too_large(directory: Path) -> Iterator[tuple[str, str]]:
                 )
 
 
-def _owner(entry: Any) -> Any:
+def _owner(entry: Record) -> Record | None:
     """Whom the kernel signals about a file: of whatever kind it is."""
     for descriptor, value in entry.ListFields():
         if descriptor.message_type is not None and "fown" in descriptor.message_type.fields_by_name:
-            return value.fown
+            owner: Record = value.fown
+            return owner
     return None
 
 
-def _of_others(directory: Path, entries: Sequence[Any], processes: list[int]) -> Iterator[tuple[str, str]]:
+def _of_others(directory: Path, entries: Sequence[Record], processes: list[int]) -> Iterator[tuple[str, str]]:
     """Files below /proc/PID that another process than that one holds: at a restore they may not be there yet."""
     kinds = image_files.messages()
     found = {}

@@ -95,8 +95,8 @@ def test_groups_of_what_is_no_more_are_forgotten(place: Path) -> None:
 
 
 def groups(place: Path) -> set[int]:
-    with btrfs._Directory(place) as fd:
-        return {offset for _, kind, offset, _ in quota._items(fd, quota._QUOTAS) if kind == 242 and offset >> 48}
+    with btrfs.opened(place) as fd:
+        return {offset for _, kind, offset, _ in btrfs.items(fd, tree=quota._QUOTAS) if kind == 242 and offset >> 48}
 
 
 def cleaned(place: Path) -> None:

@@ -1,0 +1,37 @@
+"""Files that are there as a whole or not at all, and names that survive the loss of power.
+
+Owns: the order of it: written aside, flushed, renamed, the directory flushed. Does not own: what is written, nor that
+only one process at a time publishes a path.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def publish(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = True) -> Path:
+    """Replace the file `path`. Not `durable`: a loss of power may leave it empty; a killed process never does."""
+    aside = path.with_name(path.name + ".new")
+    aside.unlink(missing_ok=True)  # of a process that was killed
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        aside.rename(path)
+    finally:
+        aside.unlink(missing_ok=True)  # of a full disk: what is half written takes no space
+    if durable:
+        sync(path.parent)
+    return path
+
+
+def sync(path: Path) -> None:
+    """A file's content, or a directory's names, survive the loss of power from now on."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
