@@ -2,17 +2,19 @@
 
 ::
 
-    pagurus bench transparency [--json] [--seconds N] [--calls WORD,...] [--row N] [--languages WORD,...] [--image NAME]
+    pagurus bench transparency [--json] [--seconds N] [--calls WORD,...] [--row N] [--pace N] [--languages WORD,...]
 
 Through the whole daemon: groups of blocking calls (native/waits.c: timed and not, with and without signal masks, each
 by the main thread of a process and by another one) and programs in several languages wait for N seconds in a sandbox.
 In the middle it is checkpointed. What is told in the end by the sandbox that ran on is `live`, by a fork of that
 checkpoint `forked`, and by the sandbox once it was restored to that checkpoint `restored`. Then the calls wait through
---row turns, each of which is checkpointed with its processes: `in a row`.
+--row turns, one every --pace seconds, each of which is checkpointed with its processes: `in a row`. A sandbox beside
+each of these, in which the same waits at the same time and nothing is dumped, is the `control`.
 
 Of each of these: `calls` (outcomes told), `returned_early` (before their time, or with another result), `late_ms`,
-`standstill_ms` (for how long that sandbox was frozen, or the restore took), `beyond_ms` (how much later than that).
-From how late a call is, what it is late outside any sandbox is taken away: time-outs of sockets are coarse.
+`standstill_ms` (for how long that sandbox was frozen, in total, or the restore took as well), `beyond_ms` (how much
+later than that). docs/checkpoints.md says what late is. From how late a call is, what its twin in the control was late
+is taken away: time-outs of sockets are coarse, and so is a busy machine.
 `missing` are calls that a sandbox does not have, and languages that could not be fetched (`ran`: those that could);
 `named` are calls that may return early after a restore, as docs/checkpoints.md says; `failures` names all others.
 `adds_ms` is what it adds to the frozen window, in interleaved dumps with the plugin and with an empty one.
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -30,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,14 +42,17 @@ from bench.checkpoint import Ours, Times
 from bench.harness import languages
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from daemon.checkpoints.queue import quantile
-from sandbox import Client, Limits, Sandbox, paths
+from sandbox import Client, ExecResult, Limits, Sandbox, paths
 from sandbox.errors import PagurusError
 
 SOURCE = Path(__file__).parent / "native" / "waits.c"
 LIMITS = Limits(memory="2GiB", processes=2000)
 GROUP = 8  # calls that wait in one sandbox
+ROW_GROUP = 24  # likewise, through checkpoints in a row
+ROW_MARGIN = 10.0  # seconds by which such a wait is longer than the row
 EARLY_MS = {"bash": 20.0}  # it measures by /proc/uptime; all others by the clock itself:
 EARLY_ELSE_MS = 1.5  # time-outs in milliseconds
+BEYOND_MOST_MS = 5.0  # by which a call may be later than its sandbox stood still: `slow` names those that were
 PATIENCE = 60.0
 #: Calls that may be done early after a restore: a restored socket takes less of the room for what is queued.
 ROOM_AGAIN = frozenset({"send", "send_timed"})
@@ -71,46 +78,82 @@ class Tally:
     standstill_ms: list[float] = field(default_factory=list)
     beyond_ms: list[float] = field(default_factory=list)
     named: list[str] = field(default_factory=list)
+    slow: dict[str, float] = field(default_factory=dict)  # later than that, in milliseconds
 
     def summary(self) -> dict[str, Any]:
         found: dict[str, Any] = {"calls": self.calls, "returned_early": len(self.early)}
         for name in ("late_ms", "standstill_ms", "beyond_ms"):
             values = getattr(self, name)
             found |= {f"{name}_p{n}": round(quantile(values, n / 100), 1) for n in (50, 99)} if values else {}
-        return found
+        return found | {"slow": self.slow}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One line of native/waits.c."""
+
+    name: str
+    place: str
+    expected: str
+    error: int
+    lasted_ms: float
+    ended_ms: float  # by CLOCK_REALTIME, of a wait for an instant of it; else 0
+
+    @classmethod
+    def read(cls, line: str) -> Outcome:
+        name, place, expected, error, lasted, *ended = line.split()
+        return cls(name, place, expected, int(error), int(lasted) / 1e3, int(ended[0]) / 1e3 if ended else 0.0)
+
+    @property
+    def who(self) -> str:
+        return f"{self.name} {self.place}"
+
+    def late_ms(self, seconds: float, resumed: float) -> float:
+        """`resumed`: when it ran again after a restore, in seconds of CLOCK_REALTIME; 0: it lived on."""
+        late = self.lasted_ms - 1e3 * seconds
+        return min(late, max(0.0, self.ended_ms - 1e3 * resumed)) if self.ended_ms and resumed else late
 
 
 class Results:
-    """All outcomes. `reference`: how late a call is on this host without a sandbox."""
+    """All outcomes."""
 
-    def __init__(self, reference: dict[str, float]) -> None:
-        self.reference = reference
-        self.ways: dict[str, Tally] = {way: Tally() for way in ("live", "forked", "restored", "in a row")}
+    def __init__(self) -> None:
+        self.ways: dict[str, Tally] = {way: Tally() for way in ("live", "forked", "restored", "in a row", "control")}
         self.failures: list[str] = []
         self.missing: dict[str, str] = {}
         self.ran: set[str] = set()
 
-    def add(self, way: str, text: str, seconds: float, standstill: float) -> None:
+    def control(self, text: str, seconds: float) -> dict[str, float]:
+        """How late each call is where nothing is dumped, in milliseconds."""
+        found = [Outcome.read(line) for line in text.splitlines()]
+        self.add("control", text, seconds, 0.0, {})
+        return {one.who: max(0.0, one.late_ms(seconds, 0.0)) for one in found}
+
+    def add(
+        self, way: str, text: str, seconds: float, standstill: float, usual: dict[str, float], resumed: float = 0.0
+    ) -> None:
+        """`standstill` in milliseconds; `usual`: of the control; `resumed`: see :meth:`Outcome.late_ms`."""
         tally = self.ways[way]
-        for line in text.splitlines():
-            name, place, expected, error, lasted = line.split()
-            who = f"{name} {place}"
-            if expected == "2":
-                self.missing[name] = os.strerror(int(error))
+        for one in map(Outcome.read, text.splitlines()):
+            if one.expected == "2":
+                self.missing[one.name] = os.strerror(one.error)
                 continue
             tally.calls += 1
-            late = int(lasted) / 1e3 - 1e3 * seconds
-            if expected != "1" or late < -EARLY_MS.get(name.partition("_")[0], EARLY_ELSE_MS):
-                if way in ("forked", "restored") and name in ROOM_AGAIN:
-                    tally.named.append(who)
+            late = one.late_ms(seconds, resumed)
+            if one.expected != "1" or late < -EARLY_MS.get(one.name.partition("_")[0], EARLY_ELSE_MS):
+                if way in ("forked", "restored") and one.name in ROOM_AGAIN:
+                    tally.named.append(one.who)
                     continue
-                tally.early.append(who)
-                self.failures.append(f"{way}: {who}: expected {expected}, errno {error}, after {int(lasted) / 1e3} ms")
+                tally.early.append(one.who)
+                said = f"expected {one.expected}, errno {one.error}, after {one.lasted_ms} ms"
+                self.failures.append(f"{way}: {one.who}: {said}")
                 continue
-            late = max(0.0, late - max(0.0, self.reference.get(who, 0.0)))
+            late = max(0.0, late - usual.get(one.who, 0.0))
             tally.late_ms.append(late)
             tally.standstill_ms.append(standstill)
             tally.beyond_ms.append(max(0.0, late - standstill))
+            if late > standstill + BEYOND_MOST_MS:
+                tally.slow[one.who] = round(late - standstill, 1)
 
     def figures(self) -> dict[str, Any]:
         return {
@@ -127,17 +170,6 @@ class Results:
 def calls() -> list[str]:
     """The names of all calls of native/waits.c."""
     return re.findall(r"\bT\((?!name\))(\w+)\)", SOURCE.read_text())
-
-
-def reference(names: list[str]) -> dict[str, float]:
-    """How late each call is on this host, in milliseconds. Blocks."""
-    with tempfile.TemporaryDirectory(prefix="pagurus-waits-") as name:
-        program, results = f"{name}/waits", f"{name}/results"
-        subprocess.run(["cc", "-O2", "-static", "-pthread", "-o", program, SOURCE], check=True)
-        seconds = 3.0  # as long as below: the kernel rounds longer time-outs more
-        subprocess.run([program, str(seconds), results, *names], check=True, timeout=PATIENCE)
-        lines = [line.split() for line in Path(results).read_text().splitlines()]
-    return {f"{call} {place}": int(lasted) / 1e3 - 1e3 * seconds for call, place, _, _, lasted in lines}
 
 
 async def until(sandbox: Sandbox, test: str) -> None:
@@ -168,36 +200,60 @@ def script(programs: list[str], seconds: float, names: list[str]) -> str:
     return f"( {running} & wait; {rest} touch {RESULTS}.done ) >/dev/null 2>&1 & {ready}"
 
 
+@contextlib.asynccontextmanager
+async def waiting(
+    client: Client, results: Results, seconds: float, names: list[str], programs: list[str]
+) -> AsyncIterator[tuple[Sandbox, ExecResult, Callable[[], Awaitable[dict[str, float]]]]]:
+    """A sandbox in which these wait, the turn that started them, and what tells how late those of the control are."""
+    command = script(programs, seconds, names)
+    async with client.create(IMAGE, limits=LIMITS) as control, client.create(IMAGE, limits=LIMITS) as sandbox:
+        await control.exec(command, timeout=PATIENCE, ends_turn=False)
+        started = await sandbox.exec(command, timeout=PATIENCE)
+
+        async def usual() -> dict[str, float]:
+            return results.control(await told(control), seconds)
+
+        yield sandbox, started, usual
+
+
 async def one_group(client: Client, results: Results, seconds: float, names: list[str], programs: list[str]) -> None:
     """Wait in a sandbox that is checkpointed, in a fork of the checkpoint, and in the sandbox once it is restored."""
-    async with client.create(IMAGE, limits=LIMITS) as sandbox:
-        started = await sandbox.exec(script(programs, seconds, names), timeout=PATIENCE)
+    async with waiting(client, results, seconds, names, programs) as (sandbox, started, usual):
         after_turn = await sandbox.captured(started) if started.checkpoint else None
         middle = await sandbox.checkpoint()
         began = time.monotonic()
         (forked,) = await client.fork(middle)
-        took = 1e3 * (time.monotonic() - began)
+        took, resumed = 1e3 * (time.monotonic() - began), time.time()
         frozen = middle.frozen_ms + (after_turn.frozen_ms if after_turn is not None else 0.0)
         async with forked.sandbox as child:
-            results.add("live", await told(sandbox), seconds, frozen)
-            results.add("forked", await told(child), seconds, frozen + took)
+            late = await usual()
+            results.add("live", await told(sandbox), seconds, frozen, late)
+            results.add("forked", await told(child), seconds, frozen + took, late, resumed)
         restored = await sandbox.restore(middle)
-        results.add("restored", await told(sandbox), seconds, frozen + restored.total_ms)
+        resumed = time.time()
+        results.add("restored", await told(sandbox), seconds, frozen + restored.total_ms, late, resumed)
 
 
-async def in_a_row(client: Client, results: Results, row: int, names: list[str]) -> dict[str, Any]:
-    """Wait through many turns, each checkpointed with its processes."""
-    seconds = 10.0 + row * 0.4
+async def in_a_row(client: Client, results: Results, row: int, pace: float, names: list[str]) -> dict[str, Any]:
+    """Wait through many turns, one every `pace` seconds, each checkpointed with its processes."""
+    seconds = round(row * pace + ROW_MARGIN)
     frozen: list[float] = []
-    async with client.create(IMAGE, limits=LIMITS) as sandbox:
+    async with waiting(client, results, seconds, names, []) as (sandbox, _, usual):
         began = time.monotonic()
-        await sandbox.exec(script([], seconds, names), timeout=PATIENCE)
-        while len(frozen) < row and time.monotonic() - began < seconds - 2:
+        while len(frozen) < row and time.monotonic() - began < seconds - ROW_MARGIN / 2:
             turn = await sandbox.exec(TURN)
             if turn.checkpoint:
                 frozen.append((await sandbox.captured(turn)).frozen_ms)
-        results.add("in a row", await told(sandbox), seconds, max(frozen))
-    return {"checkpoints": len(frozen), "seconds": seconds, "frozen_ms_p50": round(statistics.median(frozen), 1)}
+            await asyncio.sleep(began + pace * len(frozen) - time.monotonic())
+        late = await usual()
+        results.add("in a row", await told(sandbox), seconds, sum(frozen), late)
+    return {
+        "waits": 2 * len(names),
+        "checkpoints": len(frozen),
+        "seconds": seconds,
+        "frozen_ms_p50": round(statistics.median(frozen), 1),
+        "frozen_ms_total": round(sum(frozen), 1),
+    }
 
 
 async def adds(tree: Path, rounds: int) -> dict[str, Any]:
@@ -234,7 +290,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     names = [name for name in calls() if any(word in name for word in words)]
     base = await asyncio.to_thread(image, options.image)
     tree, missing = await asyncio.to_thread(languages.image, base)
-    results = Results(await asyncio.to_thread(reference, names))
+    results = Results()
     results.missing |= missing
     programs = [name for name in options.languages.split(",") if name in languages.COMMANDS and name not in missing]
     results.ran |= set(programs) | {"c"}
@@ -249,7 +305,10 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
             for group, commands in [*groups, *(([], [languages.COMMANDS[name]]) for name in programs)]:
                 await _attempt(one_group(client, results, options.seconds, group, commands), results, group or commands)
             lasting = [name for name in names if name != "nanosleep_read_only"]  # whose seconds are a constant
-            row = await in_a_row(client, results, options.row, lasting) if options.row else {}
+            row = [
+                await in_a_row(client, results, options.row, options.pace, lasting[at : at + ROW_GROUP])
+                for at in range(0, len(lasting) if options.row else 0, ROW_GROUP)
+            ]
     finally:
         await asyncio.to_thread(host.clean)
     return {
@@ -276,6 +335,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="that each call waits: whole ones")
     parser.add_argument("--calls", default="", help="only those whose name holds one of these words (commas between)")
     parser.add_argument("--row", type=int, default=100, help="checkpoints in a row; 0: none")
+    parser.add_argument("--pace", type=float, default=1.0, help="seconds from one to the next")
     parser.add_argument("--rounds", type=int, default=20, help="dumps with and without, for what it adds")
     parser.add_argument("--languages", default=",".join(languages.COMMANDS), help="only these; empty: none")
     parser.add_argument("--image", default="debian")

@@ -125,7 +125,7 @@ int BPF_PROG(on_sys_exit, struct pt_regs *regs, long result)
 
 	if (is_nobodys(p))
 		return 0;
-	if (result == -ERESTART_RESTARTBLOCK)
+	if (goes_on_later(regs->orig_ax, result))
 		interrupted_wait(p, regs);
 	c = this_processor();
 	if (!c)

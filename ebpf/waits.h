@@ -9,6 +9,7 @@
 #include "../sandbox/native/wait.h"
 
 #define NR_POLL 7
+#define NR_SELECT 23
 #define NR_NANOSLEEP 35
 #define NR_RT_SIGTIMEDWAIT 128
 #define NR_FUTEX 202
@@ -16,9 +17,12 @@
 #define NR_SEMTIMEDOP 220
 #define NR_CLOCK_NANOSLEEP 230
 #define NR_EPOLL_WAIT 232
+#define NR_PSELECT6 270
+#define NR_PPOLL 271
 #define NR_EPOLL_PWAIT 281
 #define NR_IO_PGETEVENTS 333
 #define NR_EPOLL_PWAIT2 441
+#define ERESTARTNOHAND 514
 #define ERESTART_RESTARTBLOCK 516
 
 struct {
@@ -143,11 +147,23 @@ static __always_inline u64 end_of(struct task_struct *p, u64 nr)
 		if (BPF_CORE_READ(p, restart_block.poll.has_timeout))
 			return BPF_CORE_READ(p, restart_block.poll.tv_sec) * 1000000000ull +
 			       BPF_CORE_READ(p, restart_block.poll.tv_nsec);
+		break;
+	case NR_SELECT:
+	case NR_PSELECT6:
+	case NR_PPOLL: /* whoever waits has been told what is left of it now */
+		return bpf_ktime_get_ns();
 	}
 	return 0;
 }
 
-/* A call was interrupted that the kernel takes up again by restart_syscall, which tells no number of its own. */
+static __always_inline bool goes_on_later(u64 nr, long result)
+{
+	return result == -ERESTART_RESTARTBLOCK ||
+	       (result == -ERESTARTNOHAND && (nr == NR_SELECT || nr == NR_PSELECT6 || nr == NR_PPOLL));
+}
+
+/* A call was interrupted that the kernel takes up again: by restart_syscall, which tells no number of its own, or with
+ * what it told the program. */
 static __noinline int interrupted_wait(struct task_struct *p, struct pt_regs *regs)
 {
 	u32 number = thread_number(p);

@@ -5,12 +5,12 @@
  * Each call is made in a process of its own, by its main thread and by another one, and is to last SECONDS: that is its
  * time-out, or then a helper does what it waits for. When it returns, a line is added to RESULTS:
  *
- *     CALL PLACE EXPECTED ERROR MICROSECONDS
+ *     CALL PLACE EXPECTED ERROR MICROSECONDS END
  *
- * PLACE is main or thread. EXPECTED is 1 when the call returned what it should
- * have, 0 when it did not, 2 when it cannot be made here. RESULTS.ready is made when all
- * processes wait. CLOCK_MONOTONIC of the sandbox measures, which goes on in a restore where it was; CLOCK_REALTIME where
- * the call waits for an instant of it.
+ * PLACE is main or thread. EXPECTED is 1 when the call returned what it should have, 0 when it did not, 2 when it cannot
+ * be made here. END is when it returned, by CLOCK_REALTIME in microseconds, of a call that waits for an instant of that
+ * clock; 0 of all others. RESULTS.ready is made when all processes wait. CLOCK_MONOTONIC of the sandbox measures, which
+ * goes on in a restore where it was; CLOCK_REALTIME where the call waits for an instant of it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -60,6 +60,7 @@ static char folder[PATH_ROOM / 2];
 /* One wait, in memory that it shares with its helper. */
 struct run {
     long long began, lasted; /* 0: not yet */
+    long long ended;         /* by CLOCK_REALTIME, where that measures */
     clockid_t clock;         /* that measures */
     long long first;         /* what it said at the beginning */
     int word, other;        /* for futexes */
@@ -97,8 +98,8 @@ static int milliseconds(void) { return (int)(length / 1000000); }
 
 static void add_line(struct run *run, int expected, int error) {
     char line[256];
-    int size = snprintf(line, sizeof line, "%s %s %d %d %lld\n", run->name, run->place, expected, error,
-                        run->lasted / 1000);
+    int size = snprintf(line, sizeof line, "%s %s %d %d %lld %lld\n", run->name, run->place, expected, error,
+                        run->lasted / 1000, run->ended / 1000);
     int fd = open(results, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (fd < 0 || write(fd, line, (size_t)size) != size) _exit(4);
     close(fd);
@@ -130,6 +131,7 @@ static void check(bool good, const char *what) {
 static long timed(struct run *run, long returned) {
     int error = errno;
     run->lasted = now_on(run->clock) - run->first;
+    if (run->clock == CLOCK_REALTIME) run->ended = run->first + run->lasted;
     errno = error;
     return returned;
 }

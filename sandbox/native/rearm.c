@@ -4,6 +4,8 @@
  *
  *   how the kernel left it                        how it goes on
  *   ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND   the same registers: the kernel enters it again, or a signal ends it
+ *   of these select, pselect6, ppoll              the kernel has told the program what is left, and reads it there again:
+ *                                                 a program that lives is told less, by how long it stood still
  *   ERESTART_RESTARTBLOCK: nanosleep, poll,       the kernel has forgotten the rest, which it keeps outside the program.
  *   futex                                         The thread enters the call with what is left and is interrupted at
  *                                                 once: then the kernel knows it again
@@ -12,8 +14,8 @@
  *   EINTR: sockets with a time-out                as ERESTARTNOHAND. Until the call is entered, what is left is the
  *                                                 socket's time-out
  *
- * Guarantee: beside the register of the last line nothing of the program is changed. Memory that is written for a call to
- * read is written back; what a register is led to lies below the red zone of the stack, where nobody may have anything.
+ * Guarantee: beside what is told and the register of a replaced time-out nothing of the program is changed. Other memory
+ * that is written for a call to read is written back; what a register is led to lies below the red zone of the stack, where nobody may have anything.
  * A signal that came meanwhile is delivered when the thread is let go, and ends the call as it would have without us.
  */
 #define _GNU_SOURCE
@@ -212,6 +214,24 @@ static int64_t told_rest(struct waiting *one, int64_t whole) {
     return time.tv_sec * SECOND + time.tv_nsec;
 }
 
+/* Where the kernel has told what is left of a call that it enters again; 0: it has not. */
+static uint64_t place_told(const struct user_regs_struct *regs) {
+    if ((int64_t)regs->rax != -RESTARTNOHAND) return 0;
+    if (regs->orig_rax == SYS_select || regs->orig_rax == SYS_pselect6) return regs->r8;
+    return regs->orig_rax == SYS_ppoll ? regs->rdx : 0;
+}
+
+/* How many nanoseconds the second word of what is told counts. */
+static int64_t unit_told(const struct user_regs_struct *regs) { return regs->orig_rax == SYS_select ? 1000 : 1; }
+
+static int64_t due_as_told(const struct waiting *one, int64_t interrupted) {
+    struct timespec told;
+    uint64_t place = place_told(&one->regs);
+    if (!place || !peek(one->tid, place, &told, sizeof told)) return FOREVER;
+    if (told.tv_sec < 0 || told.tv_sec > FOREVER / SECOND / 2) return FOREVER;
+    return interrupted + told.tv_sec * SECOND + told.tv_nsec * unit_told(&one->regs);
+}
+
 bool find_rest(struct waiting *one) {
     struct wait note = {0};
     bool noted = access_note(BPF_MAP_LOOKUP_ELEM, one->tid, &note) && note.ip == one->regs.rip && note.sp == one->regs.rsp;
@@ -221,8 +241,11 @@ bool find_rest(struct waiting *one) {
     }
     one->left = FOREVER;
     one->socket = -1;
+    one->runs = (int64_t)one->regs.rax == -RESTART_BLOCK;
     const struct timed *call = timed_call(&one->regs);
     int64_t whole = call ? time_out(one, call) : FOREVER;
+    bool knows_when = noted && note.nr == one->regs.orig_rax && note.ends;
+    one->due = due_as_told(one, knows_when ? (int64_t)note.ends : now_on(CLOCK_MONOTONIC));
     if (whole == FOREVER) return !call || !is_of_socket(call); /* a socket that has none is no reason for EINTR */
     noted = noted && note.nr == one->regs.orig_rax;
     int64_t left = whole, now = now_on(clock_of(&one->regs));
@@ -243,6 +266,7 @@ bool find_rest(struct waiting *one) {
 }
 
 void wait_from_now(struct waiting *one) {
+    one->due = FOREVER; /* what was told holds */
     int64_t now = now_on(clock_of(&one->regs));
     const struct timed *call = timed_call(&one->regs);
     one->socket = -1;
@@ -396,6 +420,14 @@ static void shorten(struct waiting *one, const struct timed *call) {
     access_note(BPF_MAP_UPDATE_ELEM, one->tid, &note);
 }
 
+/* The kernel will read again what it told: that it is less by now. */
+static void tell_less(const struct waiting *one) {
+    int64_t left = rest(one), unit = unit_told(&one->regs);
+    struct timespec told = {left / SECOND, (left % SECOND + unit - 1) / unit};
+    if (told.tv_nsec * unit == SECOND) told = (struct timespec){told.tv_sec + 1, 0};
+    poke(one->tid, place_told(&one->regs), &told, sizeof told);
+}
+
 bool is_untouched(const struct waiting *one, const struct user_regs_struct *now) {
     return now->rip == one->regs.rip && now->rsp == one->regs.rsp && now->rax == one->regs.rax &&
            (int64_t)now->orig_rax >= 0;
@@ -410,6 +442,7 @@ void take_up(struct waiting *one) {
     bool memory = timed && call->form == TIMESPEC, shown = memory && show_memory(one, true);
     if (forgotten && timed) arm(one, call);
     if (timed && call->result != -RESTART_BLOCK) shorten(one, call);
+    if (place_told(&one->regs) && one->due != FOREVER) tell_less(one);
     if (shown) show_memory(one, false);
     if (forgotten && timed) {
         set_registers(one->tid, &one->regs);

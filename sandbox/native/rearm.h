@@ -21,6 +21,7 @@ struct waiting {
     pid_t pid, tid;               /* and here */
     int socket;                   /* a descriptor of the socket that it waits for, which has a time-out; or -1 */
     bool receives;                /* which of its two time-outs */
+    bool runs;                    /* it is taken up by running for a moment */
     struct user_regs_struct regs; /* as the kernel left the call: its number and its result among them */
     int64_t left;                 /* nanoseconds that it was still to wait when it was stopped; or FOREVER */
     int64_t due;                  /* that instant, of the clock that it waits by; as the host has it */

@@ -12,7 +12,8 @@ struct wait {
 	unsigned long long ip, sp;  /* and where: behind its instruction */
 	unsigned long long entered; /* when, of calls that the kernel does not take up again by itself */
 	unsigned long long entries; /* how many of these there were */
-	unsigned long long ends;    /* when the call ends that was interrupted last and that the kernel takes up again */
+	unsigned long long ends;    /* when the call ends that was interrupted last and that the kernel takes up again; or,
+				     * where it told the program what is left of it, when it was interrupted */
 	unsigned long long due;	    /* when the call ends in truth: each dump adds a little to what the kernel knows */
 	unsigned long long of;	    /* the call that `due` is about: its `ends`, or its number among the entries */
 	unsigned long long whole;   /* the time-out of the socket that this call waits for */

@@ -213,27 +213,33 @@ static void freeze(void) {
     }
 }
 
+static void take_up_live(struct waiting *one) {
+    struct user_regs_struct now;
+    if (!read_registers(one->tid, &now)) return;
+    struct saved here = {.nr = one->regs.orig_rax, .ip = one->regs.rip, .sp = one->regs.rsp};
+    if (!is_untouched(one, &now) && !is_at(&here, &now)) return;
+    struct user_regs_struct stopped = one->regs;
+    take_up(one);
+    if ((int64_t)one->regs.orig_rax < 0) { /* its time was over meanwhile; what is restored ends it in its turn */
+        one->regs.orig_rax = stopped.orig_rax;
+        one->regs.rax = stopped.rax;
+    }
+}
+
 /* A dump has ended, well or not, and its threads are still stopped; or a restore has, and they run. */
 static void end(int stage, int result) {
     if (stage == STAGE_DUMP && result != 0 && !all_stopped) note_tracees();
     for (size_t i = 0; i < count; i++) {
-        struct waiting *one = &found[i];
-        struct user_regs_struct now;
         if (result == 0) {
-            one->thread = number_within(one->tid, "\nNSpid:");
-            one->process = number_within(one->tid, "\nNStgid:");
-        }
-        if (!read_registers(one->tid, &now)) continue;
-        struct saved here = {.nr = one->regs.orig_rax, .ip = one->regs.rip, .sp = one->regs.rsp};
-        if (!is_untouched(one, &now) && !is_at(&here, &now)) continue;
-        struct user_regs_struct stopped = one->regs;
-        take_up(one);
-        if ((int64_t)one->regs.orig_rax < 0) { /* its time was over meanwhile; what is restored ends it in its turn */
-            one->regs.orig_rax = stopped.orig_rax;
-            one->regs.rax = stopped.rax;
+            found[i].thread = number_within(found[i].tid, "\nNSpid:");
+            found[i].process = number_within(found[i].tid, "\nNStgid:");
         }
     }
+    for (size_t i = 0; i < count; i++)
+        if (found[i].runs) take_up_live(&found[i]);
     if (stage == STAGE_DUMP && result == 0) save();
+    for (size_t i = 0; i < count; i++) /* the later, the more exactly: these are told how long, the others until when */
+        if (!found[i].runs) take_up_live(&found[i]);
     if (stage == STAGE_DUMP) freeze();
     restore_sockets();
 }

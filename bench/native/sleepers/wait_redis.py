@@ -21,6 +21,7 @@ while True:
 began = time.time()
 client.sendall(f"BLPOP nothing {SECONDS:g}\r\n".encode())
 good = client.recv(100) == b"*-1\r\n"
-lasted = int(1e6 * (time.time() - began))
+ended = time.time()
+lasted = int(1e6 * (ended - began))
 file = os.open(RESULTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-os.write(file, f"redis_blpop main {int(good)} 0 {lasted}\n".encode())
+os.write(file, f"redis_blpop main {int(good)} 0 {lasted} {int(1e6 * ended)}\n".encode())

@@ -92,7 +92,7 @@ async def outcome(container: Container, seconds: float = SECONDS) -> dict[str, s
     await until(container, "/tmp/r.done")
     found = {}
     for line in (await shell(container, "cat /tmp/r")).splitlines():
-        name, place, expected, error, lasted = line.split()
+        name, place, expected, error, lasted, _end = line.split()
         early = int(lasted) < seconds * 1e6 - EARLY
         found[f"{name} {place}"] = "" if expected == "1" and not early else f"errno {error} after {lasted} us"
     return found
