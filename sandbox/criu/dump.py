@@ -222,7 +222,7 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: _Froz
     times = stats(directory)
     return Dumped(
         directory=directory,
-        frozen_ms=(times.get("freezing_time", 0) + times.get("frozen_time", 0)) / 1e3,  # since the first one stood still
+        frozen_ms=(times.get("freezing_time", 0) + times.get("frozen_time", 0)) / 1e3,  # since the first stood still
         total_ms=(time.monotonic() - began) * 1e3,
         on_frozen_ms=frozen.took_ms,
         tasks=tasks,
