@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from daemon.wording import plain
 from sandbox.errors import Invalid
 
 
@@ -135,7 +136,7 @@ def load(file: Path | None, given: dict[str, Any], environment: Mapping[str, str
     try:
         return msgspec.convert({**known, **settings, **given}, Config, dec_hook=_path, strict=False)
     except msgspec.ValidationError as error:
-        raise Invalid(f"bad configuration: {error}") from None
+        raise Invalid(f"the configuration cannot be taken: {plain(error)}") from None
 
 
 def _path(kind: type, value: object) -> Path:

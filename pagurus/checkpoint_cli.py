@@ -6,21 +6,22 @@ Owns: names, arguments, what is printed. Does not own: behaviour. ``pagurus chec
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 from typer.core import TyperGroup
 
 from pagurus import output
-from pagurus.common import CheckpointName, Json, SandboxName, call, checkpoint_ids, each
-from sandbox import Client
+from pagurus.common import CheckpointName, Json, SandboxName, call, checkpoint_ids, each, sandbox_names
 from sandbox.errors import Invalid
-from sandbox.messages import CheckpointInfo
-from sandbox.messages.store import CheckpointReport, Imported
+
+if TYPE_CHECKING:
+    from sandbox import Client
+    from sandbox.messages import CheckpointInfo
+    from sandbox.messages.store import CheckpointReport, Imported
 
 CHUNK = 1 << 20
 
@@ -47,14 +48,17 @@ application = typer.Typer(
 @application.command()
 def take(
     sandbox: SandboxName,
-    label: Annotated[str | None, typer.Argument(help="A label for people.")] = None,
+    text: Annotated[str | None, typer.Argument(help="The same as --label.", metavar="[LABEL]")] = None,
+    label: Annotated[str | None, typer.Option("--label", "-l", help="What people call it.")] = None,
     durable: Annotated[bool, typer.Option("--durable", help="Wait until it survives the loss of power.")] = False,
     json: Json = False,
 ) -> None:
     """Capture the state of a sandbox as it is now."""
+    if text is not None and label is not None:
+        raise Invalid(f"two labels: {text!r} and {label!r}", remedy="give one")
 
     async def work(host: Client) -> CheckpointInfo:
-        return await (await host.get(sandbox)).checkpoint(label, wait="durable" if durable else "captured")
+        return await (await host.get(sandbox)).checkpoint(label or text, wait="durable" if durable else "captured")
 
     info = call(work)
     if json:
@@ -63,16 +67,31 @@ def take(
         print(info.id)
 
 
-@application.command("list")
-def list_(json: Json = False) -> None:
-    """All checkpoints of the host, the oldest first."""
-    infos = call(lambda host: host.store.checkpoints())
+@application.command("ls")
+def list_(
+    sandbox: Annotated[
+        str | None, typer.Argument(help="Only of this sandbox.", metavar="[SANDBOX]", autocompletion=sandbox_names)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The checkpoints of the host, or those of a sandbox and what they descend from; the oldest first."""
+
+    async def work(host: Client) -> list[CheckpointInfo]:
+        return await (host.store.checkpoints() if sandbox is None else (await host.get(sandbox)).tree())
+
+    infos = call(work)
     if json:
         output.as_json(infos)
         return
     output.table(
-        ("checkpoint", "sandbox", "turn", "state", "verdict", "stored", "label", "error"),
-        [(i.id, i.sandbox, i.turn, i.state, i.verdict, output.size(i.stored_bytes), i.label, i.error) for i in infos],
+        ("checkpoint", "sandbox", "turn", "state", "verdict", "stored", "created", "label", "error"),
+        [
+            (
+                *(i.id, i.sandbox, i.turn, i.state, i.verdict),
+                *(output.size(i.stored_bytes), output.when(i.created_at), i.label, i.error),
+            )
+            for i in infos
+        ],
     )
 
 
@@ -154,6 +173,8 @@ def export(
     with output.progress(f"export {checkpoint}", None) as advanced:
 
         async def work(host: Client) -> None:
+            import asyncio
+
             sent = 0
             async for part in host.store.stream(checkpoint, since=since, have=known):
                 await asyncio.to_thread(_write, part)
@@ -207,6 +228,8 @@ def pull(
 
 
 async def _parts(source: BinaryIO, advanced: Callable[[int], None]) -> AsyncIterator[bytes]:
+    import asyncio
+
     sent = 0
     while part := await asyncio.to_thread(source.read, CHUNK):
         yield part

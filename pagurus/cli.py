@@ -10,12 +10,12 @@ import contextlib
 import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.tree import Tree
 
 from pagurus import (
+    VERSION,
     checkpoint_cli,
     command_cli,
     copy_cli,
@@ -24,30 +24,29 @@ from pagurus import (
     network_cli,
     output,
     rollouts_cli,
-    shell,
+    run_cli,
+    shell_cli,
+    state_cli,
     token_cli,
     top,
 )
-from pagurus.common import (
-    PASSED_ON,
-    Json,
-    SandboxName,
-    SandboxNames,
-    call,
-    checkpoint_ids,
-    each,
-    needs_training,
-    sources,
-)
-from sandbox import Client
-from sandbox.errors import NotFound
-from sandbox.messages import CheckpointInfo
+from pagurus.common import PASSED_ON, Json, SandboxNames, call, each, needs_training
+from sandbox.errors import Invalid, NotFound
+
+if TYPE_CHECKING:
+    from sandbox import Client
 
 IN_ORDER = {"allow_interspersed_args": False}  # what follows the first argument is the command's
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pagurus {VERSION}")
+        raise typer.Exit()
+
+
 application = typer.Typer(
     name="pagurus",
-    help="Agent sandboxes that can be checkpointed, forked and rolled back, and the training that feeds on them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -57,10 +56,16 @@ application.add_typer(checkpoint_cli.application, name="checkpoint")
 application.add_typer(token_cli.application, name="token")
 application.add_typer(gateway_cli.application, name="gateway")
 application.add_typer(rollouts_cli.application, name="rollouts")
-shell.register(application)
-application.command("cp")(copy_cli.copy)
-application.command("top")(top.top)
-application.command("net")(network_cli.net)
+
+
+@application.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Agent sandboxes that can be checkpointed, forked and rolled back, and the training that feeds on them."""
+
 
 # --------------------------------------------------------------------------- the host
 
@@ -92,131 +97,56 @@ def daemon(context: typer.Context) -> None:
 # --------------------------------------------------------------------------- sandboxes
 
 
-application.command(context_settings=IN_ORDER)(command_cli.run)
+application.command(context_settings=IN_ORDER)(run_cli.run)
 application.command("exec", context_settings=IN_ORDER)(command_cli.execute)
+application.command("shell", context_settings=IN_ORDER)(shell_cli.shell)
+application.command("port-forward")(shell_cli.port_forward)
+application.command("cp")(copy_cli.copy)
+application.command("top")(top.top)
+application.command("net")(network_cli.net)
+application.command()(state_cli.restore)
+application.command()(state_cli.fork)
+application.command()(state_cli.tree)
+application.command()(state_cli.diff)
 
 
 @application.command("ls")
-def list_sandboxes(json: Json = False) -> None:
+def list_sandboxes(
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", help="Only those with this label.", metavar="NAME[=VALUE]")
+    ] = None,
+    json: Json = False,
+) -> None:
     """The sandboxes of this host."""
-    found = call(lambda host: host.sandboxes())
+    wanted = {name: value if equals else None for name, equals, value in (each.partition("=") for each in label or ())}
+    found = call(lambda host: host.sandboxes(wanted))
     if json:
         output.as_json(found)
         return
     output.table(
-        ("sandbox", "name", "image", "state", "turns", "head", "created"),
-        [(s.id, s.name, s.image, s.state, s.turn, s.head, output.when(s.created_at)) for s in found],
+        ("sandbox", "name", "image", "state", "turns", "head", "created", "labels"),
+        [(s.id, s.name, s.image, s.state, s.turn, s.head, output.when(s.created_at), _labels(s.labels)) for s in found],
     )
 
 
+def _labels(labels: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in labels.items())
+
+
 @application.command()
-def rm(sandboxes: SandboxNames) -> None:
+def rm(
+    sandboxes: SandboxNames = None,
+    every: Annotated[bool, typer.Option("--all", help="All that you may see.")] = False,
+) -> None:
     """Remove sandboxes with their checkpoints, but for what forks of them need."""
+    if every == bool(sandboxes):
+        raise Invalid("remove which?", remedy="name sandboxes, or say --all")
 
     async def remove(host: Client, name: str) -> None:
         await (await host.get(name)).remove()
 
-    each(sandboxes, remove)
-
-
-# --------------------------------------------------------------------------- checkpoints
-
-
-@application.command()
-def restore(
-    sandbox: SandboxName,
-    to: Annotated[
-        str | None, typer.Argument(help="Checkpoint id; the latest when left out.", autocompletion=checkpoint_ids)
-    ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare the restored state with the checkpoint.")] = False,
-    json: Json = False,
-) -> None:
-    """Take a sandbox back to a checkpoint, in place. Also revives a dead one."""
-
-    async def work(host: Client) -> Any:
-        return await (await host.get(sandbox)).restore(to, verify=verify)
-
-    with output.working(f"restore {sandbox}", quiet=json):
-        result = call(work)
-    if json:
-        output.as_json(result)
-    else:
-        print(f"{result.checkpoint} in {result.total_ms:.0f} ms" + (", verified equal" if result.verified else ""))
-
-
-@application.command()
-def fork(
-    source: Annotated[str, typer.Argument(help="A sandbox, or the id of a checkpoint.", autocompletion=sources)],
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
-    json: Json = False,
-) -> None:
-    """Start new sandboxes that continue from a checkpoint or from a sandbox as it is now."""
-
-    async def work(host: Client) -> list[Any]:
-        children = await (host.fork(source, count) if source.startswith("c-") else (await host.get(source)).fork(count))
-        return [child.sandbox.info if child.error is None else {"error": child.error} for child in children]
-
-    with output.working(f"fork {source}", quiet=json):
-        children = call(work)
-    if json:
-        output.as_json(children)
-    failed = [child["error"] for child in children if isinstance(child, dict)]
-    if not json:
-        for child in children:
-            if not isinstance(child, dict):
-                print(child.id)
-    for line in failed:
-        output.complain(f"a child failed: {line}")
-    raise typer.Exit(1 if failed else 0)
-
-
-@application.command()
-def tree(sandbox: SandboxName, json: Json = False) -> None:
-    """The checkpoints of a sandbox and how they descend from one another."""
-
-    async def work(host: Client) -> tuple[str | None, list[CheckpointInfo]]:
-        found = await host.get(sandbox)
-        return found.info.head, await found.tree()
-
-    head, infos = call(work)
-    if json:
-        output.as_json(infos)
-        return
-    nodes: dict[str | None, Tree] = {None: Tree(output.plain(sandbox))}
-    for info in infos:
-        text = f"{info.id} turn {info.turn} {info.verdict} {info.state} {output.size(info.stored_bytes)}"
-        if info.label:
-            text += f" “{info.label}”"
-        parent = nodes.get(info.parent, nodes[None])
-        nodes[info.id] = parent.add(output.plain(text) + (" [bold]← head[/bold]" if info.id == head else ""))
-    output.console.print(nodes[None])
-
-
-@application.command()
-def diff(
-    sandbox: SandboxName,
-    since: Annotated[
-        str | None,
-        typer.Argument(
-            help="Id of a checkpoint; without one its oldest.", metavar="CHECKPOINT", autocompletion=checkpoint_ids
-        ),
-    ] = None,
-    why: Annotated[bool, typer.Option("--why", help="Also which process did it, by which call.")] = False,
-    json: Json = False,
-) -> None:
-    """How the file tree of a sandbox differs from a checkpoint: without one, what has changed since it was made."""
-
-    async def work(host: Client) -> Any:
-        found = await host.get(sandbox)
-        return await found.diff(since or (await found.tree())[0].id, why=why)
-
-    changes = call(work)
-    if json:
-        output.as_json(changes)
-        return
-    for change in changes:
-        reason = f"  ({output.line(change.why)})" if change.why else ""
-        print(f"{ {'added': 'A', 'modified': 'M', 'removed': 'D'}[change.kind] } {output.line(change.path)}{reason}")
+    named = sandboxes or [found.id for found in call(lambda host: host.sandboxes())]
+    each(named, remove)
 
 
 # --------------------------------------------------------------------------- training and benches
@@ -326,7 +256,7 @@ def _benches(incomplete: str) -> list[str]:
 @application.command(context_settings=PASSED_ON, add_help_option=False)
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of a bench; `list` shows them.", autocompletion=_benches)] = "list",
+    name: Annotated[str, typer.Argument(help="Name of a bench; `ls` shows them.", autocompletion=_benches)] = "ls",
 ) -> None:
     """Run a bench: `pagurus bench NAME [--json] ...`. With --json one JSON object is printed last."""
     import bench as benches
@@ -334,7 +264,7 @@ def bench(
     known, words = benches.names(), [name, *context.args]
     if name in known:
         raise typer.Exit(importlib.import_module(f"bench.{name}").main(context.args))
-    if name != "list" and not name.startswith("-"):
+    if name != "ls" and not name.startswith("-"):
         output.complain(f"no bench {name!r}; there are: {', '.join(known)}")
         raise typer.Exit(2)
     if "--json" in words:

@@ -1,4 +1,4 @@
-"""``pagurus exec`` and ``pagurus run``: a command in a sandbox, as if it ran here.
+"""``pagurus exec``: a command in a sandbox, as if it ran here. ``pagurus run`` uses the same.
 
 Owns: its input, its outputs as they come, signals that end it, exit codes. Does not own: the command (the daemon).
 Guarantee: outputs are passed on byte by byte, each to its own stream, at the pace of the reader; Ctrl-C, SIGTERM and a
@@ -7,7 +7,6 @@ reader that goes away end the command in the sandbox, not only this program.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -16,15 +15,19 @@ import signal
 import stat
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pagurus import network_cli, output
-from pagurus.common import ImageName, Json, SandboxName, WhoOption, call, exit_codes
-from sandbox import Client, Limits, Network, Running, Sandbox
+from pagurus import output
+from pagurus.common import Json, SandboxName, WhoOption, call, exit_codes
 from sandbox.errors import Invalid, NotFound, PagurusError, Protocol
-from sandbox.messages import ExecResult
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from sandbox import Client, Running, Sandbox
+    from sandbox.messages import ExecResult
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE = 0.1  # seconds between two looks for a command that is being started
@@ -34,55 +37,26 @@ StdinOption = Annotated[
     bool,
     typer.Option("--stdin", "-i", help="Read stdin to its end and give it to the command, whatever stdin is."),
 ]
+TerminalOption = Annotated[
+    bool, typer.Option("--tty", "-t", help="At a terminal, as `pagurus shell` has it; for `-it`.", show_default=False)
+]
 EnvOption = Annotated[
     list[str] | None,
     typer.Option("--env", "-e", help="A variable of its environment. May be repeated.", metavar="NAME=VALUE"),
 ]
 
 
-def run(
-    image_name: ImageName,
-    command: Annotated[list[str] | None, typer.Argument(help="Run this, then remove the sandbox.")] = None,
-    name: Annotated[str | None, typer.Option(help="A name for the sandbox.")] = None,
-    cpus: Annotated[float | None, typer.Option(help="Cores.")] = None,
-    memory: Annotated[str, typer.Option(help="Memory, such as 512MiB.")] = "1GiB",
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox after the command.")] = False,
-    user: WhoOption = None,
-    env: EnvOption = None,
-    interactive: StdinOption = False,
-    network: network_cli.Mode = None,
-    allow: network_cli.Allow = None,
-) -> None:
-    """Start a sandbox; with a command, run it there. Without one, print the id and leave it running."""
-    with exit_codes():
-        limits, variables = Limits(cpus=cpus, memory=memory), _variables(env)
-        reach = network_cli.policy(network, allow) or Network.none()
-        stdin = given(interactive) if command else b""
-
-        async def start(host: Client) -> ExecResult | None:
-            sandbox = await host.create(image_name, name=name, limits=limits, network=reach, user=user, env=variables)
-            if not command:
-                print(sandbox.id)
-                return None
-            try:
-                return await carry_out(sandbox, command, stdin=stdin, user=user)
-            finally:
-                if not keep:
-                    await sandbox.remove()
-
-        result = call(start)
-    if result is not None:
-        _conclude(result)
-
-
 def execute(
     sandbox: SandboxName,
     command: Annotated[list[str], typer.Argument(help="The program and its arguments.")],
     timeout: Annotated[float | None, typer.Option(help="Seconds after which it is killed.")] = None,
-    cwd: Annotated[str | None, typer.Option(help="Directory to run it in.")] = None,
+    cwd: Annotated[
+        str | None, typer.Option("--cwd", "--workdir", "-w", help="Directory to run it in.", metavar="DIRECTORY")
+    ] = None,
     user: WhoOption = None,
     env: EnvOption = None,
     interactive: StdinOption = False,
+    terminal: TerminalOption = False,
     json: Json = False,
 ) -> None:
     """Run a command in a sandbox and end the turn. Exits with the command's code. "a | b" in quotes runs in a shell.
@@ -91,27 +65,43 @@ def execute(
     with -i, and without it when it is a file, or a pipe that holds something.
     """
     with exit_codes():
-        variables, stdin = _variables(env), given(interactive)
+        need_no_options(command, "the sandbox", f"pagurus exec {command[0]} {sandbox} ...")
+        variables = pairs(env, "--env")
+        if terminal:
+            import asyncio
 
-        async def work(host: Client) -> ExecResult:
+            from pagurus.shell import visit
+
+            raise typer.Exit(asyncio.run(visit(sandbox, meant(command), user=user, env=variables, cwd=cwd)))
+        stdin = given(interactive)
+
+        async def work(host: Client) -> tuple[ExecResult, str | int | None]:
             found = await host.get(sandbox)
-            return await carry_out(
+            result = await carry_out(
                 found, command, env=variables, stdin=stdin, timeout=timeout, cwd=cwd, user=user, collect=json
             )
+            return result, found.info.limits.memory
 
-        result = call(work)
+        result, memory = call(work)
     if json:
         output.as_json(result)
         raise typer.Exit(_exit_code(result))
-    _conclude(result)
+    conclude(result, memory)
 
 
-def _conclude(result: ExecResult) -> None:
+def conclude(result: ExecResult, memory: str | int | None = None) -> None:
+    """Say what the command itself cannot, and exit with its code. `memory`: its limit, where it is known."""
     dropped = result.stdout_dropped + result.stderr_dropped
     if dropped:
         output.complain(f"{dropped} bytes of output were beyond the limit and dropped")
     if result.timed_out:
         output.complain("the command reached its time limit and was killed")
+    if result.oom_killed:
+        limit = "" if memory is None else f" of {output.size(memory) if isinstance(memory, int) else memory}"
+        output.complain(
+            f"out of memory: at the sandbox's limit{limit} the kernel killed a process "
+            "(start one with more: pagurus run --memory)"
+        )
     raise typer.Exit(_exit_code(result))
 
 
@@ -119,11 +109,18 @@ def _exit_code(result: ExecResult) -> int:
     return 124 if result.timed_out else result.exit_code
 
 
-def _variables(given: list[str] | None) -> dict[str, str]:
+def pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    """What an option of the form NAME=VALUE was given."""
     for text in given or ():
         if not text.partition("=")[0] or "=" not in text:
-            raise Invalid(f"not a variable: {text!r}", remedy="write --env NAME=VALUE")
+            raise Invalid(f"{option} {text!r} has no value", remedy=f"write {option} NAME=VALUE")
     return {name: value for name, _, value in (text.partition("=") for text in given or ())}
+
+
+def need_no_options(command: Sequence[str] | None, what: str, right: str) -> None:
+    """Refuse options of ours where those of the command begin. Raises Invalid."""
+    if command and command[0].startswith("-") and command[0] != "--":
+        raise Invalid(f"options go before {what}: {command[0]} stands behind it", remedy=f"write {right}")
 
 
 def given(wanted: bool) -> bytes:
@@ -160,6 +157,8 @@ async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool =
     The first signal that asks us to end is passed on to the command, the second one kills it. With the third, or when
     nobody reads any more, we leave, and the daemon ends it.
     """
+    import asyncio
+
     running = sandbox.stream(meant(command), **named)
     work = asyncio.ensure_future(_collected(running) if collect else _shown(running))
     loop, sending = asyncio.get_running_loop(), list[asyncio.Task[None]]()
@@ -189,6 +188,8 @@ async def carry_out(sandbox: Sandbox, command: Sequence[str], *, collect: bool =
 
 
 async def _shown(running: Running) -> ExecResult:
+    import asyncio
+
     targets = {"stdout": 1, "stderr": 2}
     async with contextlib.aclosing(running) as chunks:
         async for chunk in chunks:
@@ -226,6 +227,8 @@ def _write(fd: int, data: bytes) -> None:
 
 async def _pass_on(running: Running, number: signal.Signals, work: asyncio.Future[ExecResult]) -> None:
     """Send a signal to the command, which may still be on its way into the sandbox; where that fails, leave it."""
+    import asyncio
+
     while not work.done():
         try:
             await running.signal(number)

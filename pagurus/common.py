@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from pagurus import output
-from sandbox import Client
 from sandbox.errors import CommandNotFound, PagurusError, Unsupported
+
+if TYPE_CHECKING:
+    from sandbox import Client
 
 T = TypeVar("T")
 
@@ -22,12 +23,15 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def client() -> Client:
     """The daemon of PAGURUS_HOST (a socket or an address), with PAGURUS_TOKEN and PAGURUS_CA; else the local one."""
+    from sandbox import Client
+
     known = os.environ
     return Client(known.get(HOST) or None, token=known.get(TOKEN) or None, ca=known.get(AUTHORITY) or None)
 
 
 def call(work: Callable[[Client], Awaitable[T]]) -> T:
     """Run one piece of work against the daemon."""
+    import asyncio
 
     async def connected() -> T:
         async with client() as host:
@@ -129,10 +133,11 @@ def sources(incomplete: str) -> list[str]:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SandboxName = Annotated[
-    str, typer.Argument(help="Id or name of a sandbox.", metavar="SANDBOX", autocompletion=sandbox_names)
+    str, typer.Argument(help="Its name, its id or how that begins.", metavar="SANDBOX", autocompletion=sandbox_names)
 ]
 SandboxNames = Annotated[
-    list[str], typer.Argument(help="Ids or names.", metavar="SANDBOX...", autocompletion=sandbox_names)
+    list[str] | None,
+    typer.Argument(help="Names, ids or how their ids begin.", metavar="[SANDBOX...]", autocompletion=sandbox_names),
 ]
 WhoOption = Annotated[
     str | None,
@@ -141,5 +146,6 @@ WhoOption = Annotated[
 ImageName = Annotated[str, typer.Argument(metavar="IMAGE", help="Name of an image.", autocompletion=image_names)]
 NewImage = Annotated[str, typer.Argument(metavar="NAME", help="Name of the new image.")]
 CheckpointName = Annotated[
-    str, typer.Argument(help="Id of a checkpoint.", metavar="CHECKPOINT", autocompletion=checkpoint_ids)
+    str,
+    typer.Argument(help="Its id, how that begins, or its label.", metavar="CHECKPOINT", autocompletion=checkpoint_ids),
 ]

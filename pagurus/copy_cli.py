@@ -8,18 +8,19 @@ from __future__ import annotations
 import os
 import posixpath
 import secrets
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pagurus import output
 from pagurus.common import call
-from sandbox import Client, Sandbox
 from sandbox.errors import Invalid, NotFound
+
+if TYPE_CHECKING:
+    from sandbox import Client, Sandbox
 
 Place = Annotated[str, typer.Argument(help="A local path, or SANDBOX:PATH.")]
 
@@ -96,6 +97,8 @@ async def _upload(sandbox: Sandbox, source: str, target: str, advanced: Callable
 
 
 async def _download(sandbox: Sandbox, source: str, target: str, advanced: Callable[[int], None]) -> int:
+    import tempfile
+
     kind = await _kind(sandbox, source)
     if kind is None:
         raise NotFound(f"there is no {source} in the sandbox")

@@ -6,14 +6,16 @@ Owns: names, arguments, what is printed. Does not own: the gateway (:mod:`daemon
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pagurus import output
 from pagurus.common import Json, SandboxName, call
-from sandbox import Client
-from sandbox.messages import Exchange, ExchangeInfo, TokenInfo, Upstream
+
+if TYPE_CHECKING:
+    from sandbox import Client
+    from sandbox.messages import Exchange, ExchangeInfo, TokenInfo
 
 application = typer.Typer(help="Models behind the gateway, and what agents said to them.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Name of an upstream.", metavar="NAME")]
@@ -40,6 +42,8 @@ def set_upstream(
     timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 600.0,
 ) -> None:
     """Make or change an upstream."""
+    from sandbox.messages import Upstream
+
     key = None if key_file is None else str(key_file.absolute())
     call(lambda host: host.gateway.put(name, Upstream(url=url, key_file=key, timeout=timeout)))
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pagurus import output
 from pagurus.common import CheckpointName, ImageName, Json, NewImage, call
-from sandbox import Client, Network
 from sandbox.errors import Invalid
-from sandbox.messages import ImageInfo, StepInfo
+
+if TYPE_CHECKING:
+    from sandbox import Client
+    from sandbox.messages import ImageInfo, StepInfo
 
 application = typer.Typer(help="Images that sandboxes start from.", no_args_is_help=True)
 Replace = Annotated[bool, typer.Option("--replace", help="Let the name point to the new image when it exists.")]
 
 
-@application.command("list")
+@application.command("ls")
 def list_images(json: Json = False) -> None:
     """The images of this host."""
 
@@ -41,9 +43,6 @@ def list_images(json: Json = False) -> None:
     if steps:
         size = output.size(sum(step.size for step in steps))
         print(f"kept steps of builds: {len(steps)}, {size} (pagurus image steps, pagurus image prune)")
-
-
-application.command("ls", hidden=True)(list_images)
 
 
 @application.command()
@@ -137,6 +136,8 @@ def build(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the output.")] = False,
 ) -> None:
     """Build a Dockerfile, every step in a sandbox. Needs no Docker Engine."""
+    from sandbox.messages import Network
+
     pairs = {given.partition("=")[0]: given.partition("=")[2] for given in argument or []}
     if network not in ("none", "open"):
         raise Invalid(f"--network is none or open, not {network!r}")

@@ -6,15 +6,17 @@ Owns: names, arguments, what is printed. Does not own: behaviour.
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pagurus import output
 from pagurus.common import Json, SandboxName, call
-from sandbox import Client
 from sandbox.errors import Invalid
-from sandbox.messages import Network, NetworkStatus
+
+if TYPE_CHECKING:
+    from sandbox import Client
+    from sandbox.messages import Network, NetworkStatus
 
 Mode = Annotated[str | None, typer.Option("--network", help="none, allow or open.", metavar="MODE")]
 Allow = Annotated[
@@ -27,8 +29,12 @@ Allow = Annotated[
 
 def policy(mode: str | None, allow: list[str] | None) -> Network | None:
     """The policy that the options describe; None when there are none. ``--allow`` alone means mode allow."""
+    from sandbox.messages import Network
+
     if mode is None and not allow:
         return None
+    if mode not in (None, "none", "allow", "open"):
+        raise Invalid(f"there is no network {mode}", remedy="--network is none, allow or open")
     named = [each for each in allow or () if not is_address(each)]
     cidrs = [each for each in allow or () if is_address(each)]
     if mode == "none" and not allow:

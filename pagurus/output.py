@@ -8,31 +8,51 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
 
-console = Console()
+
+def console() -> Console:
+    """What tables are drawn on. rich is loaded where something is drawn: not for ``--help``."""
+    from rich.console import Console
+
+    return Console()
 
 
 def as_json(value: Any) -> None:
-    """One JSON document on stdout. What a terminal would obey is escaped: it only occurs inside strings."""
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    """One JSON document on stdout. What a terminal would obey is escaped: it only occurs inside strings.
+
+    Bytes that are text are told as text, others in base64 under a name that says so.
+    """
+    import msgspec
+
+    told = _readable(msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True))
+    text = msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
     sys.stdout.write("".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text) + "\n")
+
+
+def _readable(value: Any) -> Any:
+    """The same with text instead of bytes.
+
+    >>> _readable({"stdout": b"hello", "stderr": b"\xff"})
+    {'stdout': 'hello', 'stderr_base64': b'\xff'}
+    """
+    if isinstance(value, dict):
+        return dict(_readable_entry(name, inner) for name, inner in value.items())
+    return [_readable(each) for each in value] if isinstance(value, list) else value
+
+
+def _readable_entry(name: str, value: Any) -> tuple[str, Any]:
+    if not isinstance(value, bytes):
+        return name, _readable(value)
+    try:
+        return name, value.decode()
+    except UnicodeDecodeError:
+        return f"{name}_base64", value
 
 
 def _escaped(char: str) -> str:
@@ -52,10 +72,12 @@ def say(text: str) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
     """A table; cells are plain text."""
+    from rich.table import Table
+
     shown = Table(*columns, title=title, box=None, pad_edge=False, title_justify="left")
     for row in rows:
         shown.add_row(*(plain("" if cell is None else str(cell)) for cell in row))
-    console.print(shown)
+    console().print(shown)
 
 
 @contextlib.contextmanager
@@ -64,15 +86,20 @@ def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[C
 
     Nothing is drawn where stderr is no terminal, or with `quiet`.
     """
+    if quiet or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich import progress as parts
+    from rich.console import Console
+
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        parts.TextColumn("{task.description}"),
+        parts.BarColumn(),
+        parts.DownloadColumn(binary_units=True),
+        parts.TransferSpeedColumn(),
+        parts.TimeRemainingColumn(),
     )
-    hidden = quiet or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
+    with parts.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(plain(what), total=total)
         yield lambda done: bar.update(task, completed=done)
 
@@ -80,9 +107,14 @@ def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[C
 @contextlib.contextmanager
 def working(what: str, *, quiet: bool = False) -> Iterator[None]:
     """The same for work that does not tell how far it is: a bar that moves, and the time that it took so far."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    hidden = quiet or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich import progress as parts
+    from rich.console import Console
+
+    columns = (parts.TextColumn("{task.description}"), parts.BarColumn(), parts.TimeElapsedColumn())
+    with parts.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         bar.add_task(plain(what), total=None)
         yield
 
@@ -98,7 +130,9 @@ def line(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The same for what reads markup: tables, trees, bars."""
+    """The same for what reads markup: tables and bars."""
+    from rich.markup import escape
+
     return escape(line(text))
 
 
@@ -114,4 +148,4 @@ def size(count: int) -> str:
 
 def when(seconds: float | None) -> str:
     """Epoch seconds as local time."""
-    return "" if not seconds else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+    return "" if not seconds else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -15,14 +15,14 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import typer
-
-from pagurus.common import SandboxName, WhoOption, client, exit_codes
-from sandbox import Terminal
+from pagurus.common import client
 from sandbox.errors import Invalid, PagurusError
+
+if TYPE_CHECKING:
+    from sandbox import Terminal
 
 READ = 1 << 16
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
@@ -78,7 +78,16 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-async def visit(sandbox: str, command: list[str], user: str | None, attach: str | None, keep: bool) -> int:
+async def visit(
+    sandbox: str,
+    command: str | Sequence[str] | None,
+    *,
+    user: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    attach: str | None = None,
+    keep: bool = False,
+) -> int:
     """Sit at a terminal of `sandbox` with the terminal that we have, if it is one."""
     source, target = sys.stdin.fileno(), sys.stdout.fileno()
     person = os.isatty(source)
@@ -90,7 +99,12 @@ async def visit(sandbox: str, command: list[str], user: str | None, attach: str 
         else:
             environment = {"TERM": os.environ["TERM"]} if os.environ.get("TERM") else {}
             terminal = await found.terminals.open(
-                command or None, env=environment, user=user, rows=max(1, size.lines), columns=max(1, size.columns)
+                command,
+                env={**environment, **(env or {})},
+                cwd=cwd,
+                user=user,
+                rows=max(1, size.lines),
+                columns=max(1, size.columns),
             )
         with contextlib.ExitStack() as restored:
             if person:
@@ -160,30 +174,3 @@ def ports(text: str) -> tuple[int, int]:
     if not (0 <= pair[0] <= 65_535 and 1 <= pair[1] <= 65_535):
         raise Invalid(f"no such port: {text!r}")
     return pair
-
-
-def register(application: typer.Typer) -> None:
-    """Add the verbs of this module."""
-
-    @application.command(context_settings={"allow_interspersed_args": False})
-    def shell(
-        sandbox: SandboxName,
-        command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell.")] = None,
-        user: WhoOption = None,
-        attach: Annotated[str | None, typer.Option(help="Sit down at a terminal that is there already.")] = None,
-        keep: Annotated[bool, typer.Option("--keep", help="Keep the terminal and its log after its end.")] = False,
-    ) -> None:
-        """A terminal in a sandbox. Exits with the code of the shell; what was done is a turn."""
-        with exit_codes():
-            code = asyncio.run(visit(sandbox, command or [], user, attach, keep))
-        raise typer.Exit(code)
-
-    @application.command("port-forward")
-    def port_forward(
-        sandbox: SandboxName,
-        pair: Annotated[str, typer.Argument(help="LOCAL:REMOTE, or REMOTE for any free port here.", metavar="PORTS")],
-        address: Annotated[str, typer.Option(help="Address of this machine to listen on.")] = "127.0.0.1",
-    ) -> None:
-        """Lead a port of this machine to a port of a sandbox, until interrupted."""
-        local, remote = ports(pair)
-        asyncio.run(forward(sandbox, local, remote, address))

@@ -5,15 +5,16 @@ Owns: names, arguments, what is printed. Does not own: what a token may do (:mod
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pagurus import output
 from pagurus.common import Json, call
-from sandbox import Client
-from sandbox.container.cgroup import parse_bytes
-from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
+
+if TYPE_CHECKING:
+    from sandbox import Client
+    from sandbox.messages.tokens import ApiToken
 
 application = typer.Typer(help="Tokens that callers over TCP show.", no_args_is_help=True)
 
@@ -33,6 +34,9 @@ def create(
     json: Json = False,
 ) -> None:
     """Make a token. It is printed this once and kept nowhere."""
+    from sandbox.container.cgroup import parse_bytes
+    from sandbox.messages.tokens import NewToken, TokenQuota, TokenRequest
+
     request = TokenRequest(
         name=name,
         scope=scope,
@@ -57,6 +61,8 @@ def create(
 @application.command("ls")
 def list_tokens(json: Json = False) -> None:
     """The tokens of this host."""
+    from sandbox.messages.tokens import ApiToken
+
     found = call(lambda host: host.call("GET", "/v1/tokens", list[ApiToken]))
     if json:
         output.as_json(found)
@@ -73,6 +79,8 @@ def list_tokens(json: Json = False) -> None:
 @application.command("revoke")
 def revoke(tokens: Annotated[list[str], typer.Argument(help="Ids as listed.", metavar="TOKEN...")]) -> None:
     """Refuse tokens from now on. Their sandboxes stay."""
+
+    from sandbox.messages.tokens import ApiToken
 
     async def work(host: Client) -> None:
         for each in tokens:

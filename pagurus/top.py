@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.table import Table
 
 from pagurus import output
 from pagurus.common import Json, call
-from sandbox import Client
 from sandbox.errors import PagurusError
-from sandbox.messages import SandboxInfo, SandboxState, Statistics
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from sandbox import Client
+    from sandbox.messages import SandboxInfo, Statistics
 
 ROWS_MOST = 200  # sandboxes shown; the busiest first
 
@@ -27,12 +27,17 @@ def top(
 ) -> None:
     """A live view of the sandboxes: what they use, what their turns did. Ctrl-C ends it."""
 
+    import asyncio
+
+    from rich.live import Live
+
     async def work(host: Client) -> None:
         before: dict[str, tuple[float, float]] = {}
         if json:
             output.as_json(await _look(host, before))
             return
-        with Live(console=output.console, screen=output.console.is_terminal, auto_refresh=False) as live:
+        console = output.console()
+        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
             looks = 0
             while count is None or looks < count:
                 live.update(_drawn(await _look(host, before)), refresh=True)
@@ -48,11 +53,15 @@ def top(
 
 async def _look(host: Client, before: dict[str, tuple[float, float]]) -> dict[str, Any]:
     """The host's counts and a row for each sandbox. `before` holds CPU seconds and when, by sandbox."""
+    import asyncio
+
     statistics, infos = await host.statistics(), await host.sandboxes()
     return {"host": statistics, "sandboxes": await asyncio.gather(*(_row(host, info, before) for info in infos))}
 
 
 async def _row(host: Client, info: SandboxInfo, before: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    from sandbox.messages import SandboxState
+
     row: dict[str, Any] = {
         "id": info.id,
         "name": info.name,
@@ -75,6 +84,9 @@ async def _row(host: Client, info: SandboxInfo, before: dict[str, tuple[float, f
 
 
 def _drawn(look: dict[str, Any]) -> Group:
+    from rich.console import Group
+    from rich.table import Table
+
     host: Statistics = look["host"]
     saved = 1 - host.stored_bytes / host.full_bytes if host.full_bytes else 0.0
     verdicts = " ".join(f"{name} {number}" for name, number in sorted(host.verdicts.items()))

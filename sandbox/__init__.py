@@ -11,67 +11,74 @@
             await sb.exec("rm /greeting")
             await sb.restore(before)
 
-The synchronous twin is :mod:`sandbox.sync`. Importing this package loads neither torch nor BPF.
+The synchronous twin is :mod:`sandbox.sync`. Importing this package loads none of its modules: each
+name is loaded when it is first used.
 """
 
-from sandbox.errors import (
-    CheckpointFailed,
-    Closed,
-    CommandNotFound,
-    Conflict,
-    ConnectionBroken,
-    EngineFailed,
-    Forbidden,
-    ImageNotFound,
-    Interrupted,
-    Invalid,
-    NoDaemon,
-    NoSpace,
-    NotEqual,
-    NotFound,
-    PagurusError,
-    Protocol,
-    RestoreFailed,
-    SandboxDead,
-    Timeout,
-    TooMany,
-    Unauthorized,
-    Unsupported,
-)
-from sandbox.messages import (
-    AtEnd,
-    Change,
-    CheckpointInfo,
-    CheckpointState,
-    Chunk,
-    Effects,
-    ExecResult,
-    FileInfo,
-    Limits,
-    LogChunk,
-    Logs,
-    Metrics,
-    Mount,
-    Network,
-    NetworkCounters,
-    NetworkStatus,
-    ProcessInfo,
-    ProgramState,
-    Refusal,
-    RestoreResult,
-    Retention,
-    SandboxInfo,
-    SandboxState,
-    Statistics,
-    TurnInfo,
-    Verdict,
-)
-from sandbox.sdk.client import Client
-from sandbox.sdk.files import Files
-from sandbox.sdk.handle import Creation, Fork, Running, Sandbox
-from sandbox.sdk.processes import Process, Terminal
-from sandbox.sdk.sessions import Session
-from sandbox.sdk.turns import Turn
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sandbox.errors import (
+        CheckpointFailed,
+        Closed,
+        CommandNotFound,
+        Conflict,
+        ConnectionBroken,
+        EngineFailed,
+        Forbidden,
+        ImageNotFound,
+        Interrupted,
+        Invalid,
+        NoDaemon,
+        NoSpace,
+        NotEqual,
+        NotFound,
+        PagurusError,
+        Protocol,
+        RestoreFailed,
+        SandboxDead,
+        Timeout,
+        TooMany,
+        Unauthorized,
+        Unsupported,
+    )
+    from sandbox.messages import (
+        AtEnd,
+        Change,
+        CheckpointInfo,
+        CheckpointState,
+        Chunk,
+        Effects,
+        ExecResult,
+        FileInfo,
+        Limits,
+        LogChunk,
+        Logs,
+        Metrics,
+        Mount,
+        Network,
+        NetworkCounters,
+        NetworkStatus,
+        ProcessInfo,
+        ProgramState,
+        Refusal,
+        RestoreResult,
+        Retention,
+        SandboxInfo,
+        SandboxState,
+        Statistics,
+        TurnInfo,
+        Verdict,
+    )
+    from sandbox.sdk.client import Client
+    from sandbox.sdk.files import Files
+    from sandbox.sdk.handle import Creation, Fork, Running, Sandbox
+    from sandbox.sdk.processes import Process, Terminal
+    from sandbox.sdk.sessions import Session
+    from sandbox.sdk.turns import Turn
 
 __all__ = [
     "AtEnd",
@@ -133,3 +140,18 @@ __all__ = [
     "Unsupported",
     "Verdict",
 ]
+
+_HOMES = ("errors", "messages", "sdk.client", "sdk.files", "sdk.handle", "sdk.processes", "sdk.sessions", "sdk.turns")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for home in _HOMES:
+            if (found := getattr(importlib.import_module(f"{__name__}.{home}"), name, None)) is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -342,8 +342,8 @@ async def _escapes(scene: ApiScene) -> str:
     evil, me = "".join(OBEYED), scene.attacker.id
     saved = await scene.attacker.checkpoint(f"label {evil}")
     first = (await scene.attacker.tree())[0].id
-    shown = [["diff", me, first], ["ls"], ["tree", me], ["checkpoint", "list"], ["image", "list"], ["net", me]]
-    shown += [["diff", "--json", me, first], ["tree", "--json", me], ["checkpoint", "list", "--json"]]
+    shown = [["diff", me, first], ["ls"], ["tree", me], ["checkpoint", "ls"], ["image", "ls"], ["net", me]]
+    shown += [["diff", "--json", me, first], ["tree", "--json", me], ["checkpoint", "ls", "--json"]]
     refused = [
         ["cp", f"{me}:/tmp/{evil}", "/tmp"],
         ["exec", me, f"/tmp/{evil}"],

@@ -20,6 +20,7 @@ from aiohttp import web
 from daemon.api.route import Handler, Route, Stream, WebSocket
 from daemon.auth.tokens import Tokens
 from daemon.host.host import Host
+from daemon.wording import plain
 from sandbox.errors import Invalid, PagurusError, Timeout
 
 __all__ = [
@@ -179,7 +180,7 @@ async def body(request: web.Request, kind: type[T]) -> T:
             return msgspec.msgpack.decode(raw, type=kind)
         return msgspec.json.decode(raw or b"{}", type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"bad {kind.__name__}: {error}") from None
+        raise Invalid(f"the request cannot be taken: {plain(error)}") from None
 
 
 def parameters(request: web.Request, kind: type[T]) -> T:
@@ -189,7 +190,7 @@ def parameters(request: web.Request, kind: type[T]) -> T:
     try:
         return msgspec.convert(dict(request.query), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Invalid(f"bad query: {error}") from None
+        raise Invalid(f"the query cannot be taken: {plain(error)}") from None
 
 
 def query(request: web.Request, name: str) -> str:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 from daemon.auth.access import CALLER, sees
 from daemon.auth.quota import excess, usage
-from daemon.catalogue import SandboxRow
+from daemon.catalogue import CheckpointRow, SandboxRow
 from daemon.host import budget
 from sandbox.container.cgroup import parse_bytes, process_budget
 from sandbox.errors import Conflict, Invalid, TooMany
 
 MEMORY_LEAST = 1 << 20  # bytes; pid 1 and a first command fit in
+NAMED = 5  # of those that are meant by the same word, in a message
 KEY: contextvars.ContextVar[str] = contextvars.ContextVar("key", default="")  # of the call under way; "": it has none
 
 
@@ -39,7 +40,10 @@ def visible(owner: str) -> bool:
 
 
 def find(live_sandboxes: Mapping[str, T], sandbox: str) -> T | None:
-    """The turn loop of this id or name that the call under way sees. Names are unique for each owner only."""
+    """The sandbox of this id or name, or whose id alone begins so, that the call under way sees.
+
+    Names are unique for each owner only.
+    """
     found = live_sandboxes.get(sandbox)
     if found is not None and visible(found.row.owner):
         return found
@@ -47,7 +51,36 @@ def find(live_sandboxes: Mapping[str, T], sandbox: str) -> T | None:
     own = [live for live in named if live.row.owner == CALLER.get().owner]
     if len(own or named) > 1:
         raise Conflict(f"several owners have a sandbox named {sandbox}", remedy="use its id")
-    return next(iter(own or named), None)
+    if named:
+        return (own or named)[0]
+    begun = {id: live for id, live in live_sandboxes.items() if begins(id, sandbox) and visible(live.row.owner)}
+    return _only(begun, f"begin with {sandbox}")
+
+
+def find_checkpoint(rows: Iterable[CheckpointRow], checkpoint: str) -> CheckpointRow | None:
+    """Of these, the checkpoint whose id alone begins so, or that alone has this label, if the call sees it."""
+    seen = {row.id: row for row in rows if visible(row.owner)}
+    begun = {id: row for id, row in seen.items() if begins(id, checkpoint)}
+    labelled = {id: row for id, row in seen.items() if row.label == checkpoint}
+    return _only(begun, f"begin with {checkpoint}") or _only(labelled, f"have the label {checkpoint!r}")
+
+
+def begins(full: str, start: str) -> bool:
+    """Whether `start` is the beginning of this id, with a part that tells it from others.
+
+    >>> begins("s-4f1c00aa12", "s-4f"), begins("s-4f1c00aa12", "s-"), begins("s-4f1c00aa12", "4f")
+    (True, False, False)
+    """
+    return len(start) > len("s-") and full.startswith(start)
+
+
+def _only(found: Mapping[str, Any], alike: str) -> Any | None:
+    """The one that there is, by its id; None without any. Raises Conflict, which names them, where there are more."""
+    if len(found) > 1:
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        names = ", ".join(sorted(found)[:NAMED])
+        raise Conflict(f"{len(found)} {alike}: {names}{more}", remedy="use more of the id of the one you mean")
+    return next(iter(found.values()), None)
 
 
 class Making:

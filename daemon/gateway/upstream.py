@@ -31,6 +31,7 @@ import msgspec
 
 from daemon.config import is_loopback
 from daemon.gateway.wire import Asked, credential, forwarded
+from daemon.wording import plain
 from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
 from sandbox.messages import Upstream, UpstreamInfo
 
@@ -58,7 +59,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         try:
             config = msgspec.convert(tomllib.loads(path.read_text()), cls)
         except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-            raise Invalid(f"the gateway's configuration {path} cannot be read: {error}") from None
+            raise Invalid(f"the gateway's configuration {path} cannot be read: {plain(error)}") from None
         for name, upstream in config.upstreams.items():
             checked(name, upstream)
         config.check()

@@ -7,6 +7,7 @@ whether mounts are possible here (:mod:`daemon.host.mounts`), making it (:mod:`d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,14 @@ from daemon.catalogue import Template
 from daemon.host.budget import bounded
 from daemon.network.policy import compile_policy
 from daemon.verdict import ignore
+from daemon.wording import plain
 from sandbox import paths
 from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid
 from sandbox.image.store import NAME, Image
 from sandbox.messages import CreateRequest, Limits, Mount
 
+SANDBOX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SETTINGS_MOST = 1 << 20  # bytes of the settings of an imported checkpoint: as much as a request may have
 
 
@@ -55,6 +58,21 @@ def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> T
     )
 
 
+def need_sense(request: CreateRequest, memory: int) -> None:
+    """Refuse what only a slip can mean. `memory`: bytes that this host has. Raises Invalid."""
+    if request.name is not None and SANDBOX_NAME.fullmatch(request.name) is None:
+        fitting = re.sub(r"[^A-Za-z0-9._-]+", "-", request.name).strip("-._")[:64] or "web"
+        raise Invalid(
+            f"{request.name[:80]!r} is no name for a sandbox",
+            remedy=f"use up to 64 letters, digits, dots, dashes and underscores, such as {fitting}",
+        )
+    if request.limits.memory is not None and parse_bytes(request.limits.memory) > memory:
+        raise Invalid(
+            f"{request.limits.memory} of memory are more than this host has: {memory / (1 << 30):.1f} GiB",
+            remedy="ask for less, or for no limit (None)",
+        )
+
+
 def imported(settings: Mapping[str, Any], image: Image, *, host_mounts: bool) -> Template:
     """The settings of a checkpoint that comes from elsewhere, held to the rules of a new sandbox. Raises Invalid.
 
@@ -65,7 +83,7 @@ def imported(settings: Mapping[str, Any], image: Image, *, host_mounts: bool) ->
         asked = {name: value for name, value in msgspec.to_builtins(said).items() if name in _REQUESTED}
         request = msgspec.convert({**asked, "user": said.user or None}, CreateRequest)
     except msgspec.ValidationError as error:
-        raise Invalid(f"the settings for forks cannot be read: {error}") from None
+        raise Invalid(f"the settings for forks cannot be read: {plain(error)}") from None
     if len(msgspec.json.encode(said)) > SETTINGS_MOST:
         raise Invalid(f"the settings for forks are longer than {SETTINGS_MOST} bytes")
     if NAME.fullmatch(said.image) is None:

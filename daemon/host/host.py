@@ -17,6 +17,7 @@ import asyncio
 import collections
 import contextlib
 import logging
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -164,14 +165,22 @@ class Host:
     def sandboxes(self) -> list[SandboxInfo]:
         return [live.row.info() for live in self.live_sandboxes.values() if visibility.visible(live.row.owner)]
 
-    def checkpoint(self, checkpoint: str) -> CheckpointRow:
+    def checkpoint(self, checkpoint: str, *, sandbox: str | None = None) -> CheckpointRow:
+        """The checkpoint of this id, whose id begins so, or that has this label: of `sandbox`'s first, then of all."""
         row = self.services.checkpoints.get(checkpoint)
-        if row is None or not visibility.visible(row.owner):
+        if row is not None and visibility.visible(row.owner):
+            return row
+        found = visibility.find_checkpoint(self._tree(sandbox), checkpoint) if sandbox is not None else None
+        found = found or visibility.find_checkpoint(self.services.checkpoints.values(), checkpoint)
+        if found is None:
             raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
-        return row
+        return found
 
     def tree(self, sandbox: str) -> list[CheckpointInfo]:
         """All checkpoints of a sandbox and those that it descends from, oldest first."""
+        return [row.info() for row in self._tree(sandbox)]
+
+    def _tree(self, sandbox: str) -> list[CheckpointRow]:
         rows = {row.id: row for row in self.services.checkpoints.values() if row.sandbox == self.live(sandbox).row.id}
         pending = list(rows.values())
         while pending:
@@ -179,14 +188,14 @@ class Host:
             if parent is not None and parent.id not in rows:
                 rows[parent.id] = parent
                 pending.append(parent)
-        return [row.info() for row in sorted(rows.values(), key=lambda row: row.number)]
+        return sorted(rows.values(), key=lambda row: row.number)
 
     async def wait_checkpoint(
         self, checkpoint: str, wait: Literal["captured", "durable"] | None, timeout: float
     ) -> CheckpointInfo:
         """The checkpoint, once it is captured or durable (or failed), or as it is after `timeout` seconds."""
         row = self.checkpoint(checkpoint)
-        inflight = self.services.inflights.get(checkpoint)
+        inflight = self.services.inflights.get(row.id)
         if wait is not None and inflight is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
@@ -222,6 +231,7 @@ class Host:
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """A new sandbox from an image, running. All or nothing."""
+        create.need_sense(request, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         image = await asyncio.to_thread(self.images.resolve, request.image)
         template = create.template(request, image, await mounts.admitted(request.mounts, self.private))
         row = self._new_row(template, name=request.name)
@@ -380,7 +390,7 @@ class Host:
         began = time.monotonic()
         async with live.exclusive:
             await live.captured()
-            target = await self.restorable(request.checkpoint or live.row.head)
+            target = await self.restorable(request.checkpoint or live.row.head, sandbox=live.row.id)
             live.step(states.Event.RESTORE)
             try:
                 with self.collector.pin(target):
@@ -405,9 +415,9 @@ class Host:
             differences=differences,
         )
 
-    async def restorable(self, checkpoint: str) -> CheckpointRow:
+    async def restorable(self, checkpoint: str, *, sandbox: str | None = None) -> CheckpointRow:
         """The checkpoint, captured by now, or why it cannot be restored."""
-        row = self.checkpoint(checkpoint)
+        row = self.checkpoint(checkpoint, sandbox=sandbox)
         if (inflight := self.services.inflights.get(row.id)) is not None:
             await inflight.settled(durable=False)
         if row.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE) and not row.damaged:
@@ -451,7 +461,7 @@ class Host:
 
     async def _changes(self, sandbox: str, checkpoint: str) -> list[Change]:
         live = self.live(sandbox)
-        target = await self.restorable(checkpoint)
+        target = await self.restorable(checkpoint, sandbox=live.row.id)
         image = self.restorer.tree_below(live.row)
         row = live.row
         async with self.restorer.uppers(row, target) as (old, new):

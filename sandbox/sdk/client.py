@@ -38,7 +38,7 @@ from sandbox.sdk.gateway import Models
 from sandbox.sdk.handle import Creation, Fork, Sandbox, checkpoint_id, forks
 from sandbox.sdk.images import Images
 from sandbox.sdk.store import Store
-from sandbox.sdk.transport import Transport, encoded
+from sandbox.sdk.transport import Transport, encoded, part
 
 POLL = 60.0  # seconds of one long poll; a longer wait polls again
 PAUSE = 0.05  # seconds between polls that end at once
@@ -112,8 +112,8 @@ class Client(Transport):
         return Models(self)
 
     async def get(self, sandbox: str) -> Sandbox:
-        """The sandbox with this id or name."""
-        return Sandbox(self, await self.call("GET", f"/v1/sandboxes/{sandbox}", SandboxInfo))
+        """The sandbox with this id or name, or whose id alone begins so (``"s-4f"``)."""
+        return Sandbox(self, await self.call("GET", f"/v1/sandboxes/{part(sandbox)}", SandboxInfo))
 
     async def sandboxes(self, labels: dict[str, str | None] | None = None) -> list[SandboxInfo]:
         """All, or those with these labels (None: with any value)."""
@@ -133,7 +133,7 @@ class Client(Transport):
         self, checkpoint: str | CheckpointInfo, *, wait: Literal["captured", "durable"] | None = None
     ) -> CheckpointInfo:
         """A checkpoint as it is now, or once it is captured or durable; raises if it failed."""
-        path = f"/v1/checkpoints/{checkpoint_id(checkpoint)}"
+        path = f"/v1/checkpoints/{part(checkpoint_id(checkpoint))}"
         if wait is None:
             return await self.call("GET", path, CheckpointInfo)
         done = {CheckpointState.DURABLE} | ({CheckpointState.CAPTURED} if wait == "captured" else set())
@@ -147,5 +147,5 @@ class Client(Transport):
 
     async def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> list[Fork]:
         """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
-        path = f"/v1/checkpoints/{checkpoint_id(checkpoint)}/fork"
+        path = f"/v1/checkpoints/{part(checkpoint_id(checkpoint))}/fork"
         return forks(self, await self.call("POST", path, list[ForkEntry], ForkRequest(count=count), keyed=True))

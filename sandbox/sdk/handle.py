@@ -38,6 +38,7 @@ from sandbox.sdk.network import Networking
 from sandbox.sdk.ports import Ports
 from sandbox.sdk.processes import Processes, Terminal, Terminals, signal_number
 from sandbox.sdk.sessions import Sessions
+from sandbox.sdk.transport import encoded
 from sandbox.sdk.turns import Turn
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ class Sandbox:
 
     async def diff(self, since: CheckpointInfo | str, *, why: bool = False) -> list[Change]:
         """How the file tree differs from a checkpoint. `why`: with the call that changed each, where it is known."""
-        asked = f"checkpoint={checkpoint_id(since)}&why={str(why).lower()}"
+        asked = encoded(checkpoint=checkpoint_id(since), why=str(why).lower())
         return await self._client.call("GET", f"{self._path}/diff?{asked}", list[Change])
 
     # ----------------------------------------------------------------- ending

@@ -72,7 +72,7 @@ class Images:
         """Make an image of the files of a checkpoint. `config`: None keeps that of the image below it."""
         number = checkpoint if isinstance(checkpoint, str) else checkpoint.id
         request = CommitRequest(name=name, config=config, replace=replace)
-        return await self._client.call("POST", f"/v1/checkpoints/{number}/image", ImageInfo, request)
+        return await self._client.call("POST", f"/v1/checkpoints/{quote(number, safe='')}/image", ImageInfo, request)
 
     async def build(
         self,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.store import CheckpointReport, Imported, LabelRequest, PullRequest, VerifyRequest
 from sandbox.sdk.handle import checkpoint_id
-from sandbox.sdk.transport import Transport, encoded
+from sandbox.sdk.transport import Transport, encoded, part
 
 BYTES = "application/octet-stream"
 CHUNK = 1 << 18
@@ -96,4 +96,4 @@ class Store:
 
     @staticmethod
     def _path(checkpoint: str | CheckpointInfo, act: str = "") -> str:
-        return f"/v1/checkpoints/{checkpoint_id(checkpoint)}{act}"
+        return f"/v1/checkpoints/{part(checkpoint_id(checkpoint))}{act}"

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import aiohttp
 import msgspec
@@ -261,6 +261,11 @@ def _broken(method: str, path: str, error: Exception) -> ConnectionBroken:
 
 def encoded(**query: str) -> str:
     return urlencode(query)
+
+
+def part(name: str) -> str:
+    """A name or label as one part of a path."""
+    return quote(name, safe="")
 
 
 def decoded_error(status: int, raw: bytes, where: str) -> PagurusError:

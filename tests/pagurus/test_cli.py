@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import typer
 
+from pagurus import VERSION
 from pagurus.cli import application
 from pagurus.copy_cli import Copy, placed
 from sandbox.errors import Invalid
 from tests.support.daemon_host import Daemon, missing
 
+ROOT = Path(__file__).parent.parent.parent
 needs_host = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
@@ -130,8 +132,8 @@ VERBS = {
     *("tree", "diff", "net", "train", "export", "roles", "attach", "bench"),
 }
 GROUPS = {
-    "image": {"list", "import", "docker", "debootstrap", "upload", "build", "commit", "rm", "steps", "prune"},
-    "checkpoint": {"take", "list", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
+    "image": {"ls", "import", "docker", "debootstrap", "upload", "build", "commit", "rm", "steps", "prune"},
+    "checkpoint": {"take", "ls", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
     "token": {"create", "ls", "revoke"},
     "gateway": {"ls", "set", "rm", "token", "log"},
     "rollouts": {"why", "account", "replay", "show"},
@@ -146,18 +148,18 @@ def test_the_table_of_verbs() -> None:
         assert {each for each, verb in table.commands[name].commands.items() if not verb.hidden} == verbs
 
 
-LISTINGS = ("ls", "top", "tree", "diff", "net", "doctor", "bench list", "image list", "image steps", "checkpoint list")
+LISTINGS = ("ls", "top", "tree", "diff", "net", "doctor", "bench ls", "image ls", "image steps", "checkpoint ls")
 
 
 @pytest.mark.parametrize("listing", [*LISTINGS, "checkpoint verify", "token ls", "gateway ls", "gateway log"])
 def test_every_listing_takes_json(listing: str) -> None:
     verb: Any = typer.main.get_command(application)
-    if listing != "bench list":  # which passes its words on
+    if listing != "bench ls":  # which passes its words on
         for word in listing.split():
             verb = verb.commands[word]
         assert "--json" in {option for parameter in verb.params for option in parameter.opts}
         return
-    named = json.loads(pagurus("bench", "list", "--json").stdout)
+    named = json.loads(pagurus("bench", "ls", "--json").stdout)
     assert {"name": "isolation"} in named and named == json.loads(pagurus("bench", "--json").stdout)
 
 
@@ -166,9 +168,25 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert pagurus("bench", "no-such-bench").returncode == 2
 
 
-def test_the_program_loads_neither_torch_nor_bpf() -> None:
-    check = "import sys, pagurus.cli; sys.exit(any(m in sys.modules for m in ('torch', 'ebpf', 'trainer', 'daemon')))"
-    assert subprocess.run([sys.executable, "-c", check], cwd=Path("/"), check=False).returncode == 0
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--version"], 0), (["--help"], 0), (["exec", "--help"], 0), (["exec"], 2)]
+)
+def test_the_start_of_the_program_loads_only_what_it_needs(words: list[str], code: int) -> None:
+    """Neither torch nor BPF, nor what only a call of the daemon or a table takes."""
+    program = (
+        "import atexit, os, sys\n"
+        "heavy = {'torch', 'ebpf', 'trainer', 'daemon', 'rollout', 'aiohttp', 'asyncio', 'rich', 'ssl', 'docker'}\n"
+        f"sys.argv = ['pagurus', *{words!r}]\n"
+        "atexit.register(lambda: print('loaded', *sorted(heavy & set(sys.modules))))\n"
+        "from pagurus.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "loaded"), done.stderr
+
+
+def test_the_version() -> None:
+    assert pagurus("--version").stdout.decode() == f"pagurus {VERSION}\n"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +245,7 @@ def test_images_are_listed_built_and_removed(host: Daemon, tmp_path: Path) -> No
     (tmp_path / "Dockerfile").write_text("FROM debian\nRUN echo built > /built\n")
     built = pagurus("image", "build", "mine", str(tmp_path), host=host)
     assert built.returncode == 0, built.stderr
-    images = json.loads(pagurus("image", "list", "--json", host=host).stdout)
+    images = json.loads(pagurus("image", "ls", "--json", host=host).stdout)
     assert [image["name"] for image in images] == ["debian", "mine"]
     assert pagurus("run", "mine", "cat", "/built", host=host).stdout == b"built\n"
     (step,) = json.loads(pagurus("image", "steps", "--json", host=host).stdout)
@@ -235,7 +253,7 @@ def test_images_are_listed_built_and_removed(host: Daemon, tmp_path: Path) -> No
     assert b"kept steps of builds: 1, " in pagurus("image", "ls", host=host).stdout
     assert json.loads(pagurus("image", "prune", "--json", host=host).stdout)["steps"] == 1
     assert pagurus("image", "rm", "mine", host=host).returncode == 0
-    assert b"mine" not in pagurus("image", "list", host=host).stdout
+    assert b"mine" not in pagurus("image", "ls", host=host).stdout
 
 
 @needs_host

@@ -110,6 +110,18 @@ async def test_a_real_terminal(daemon: Daemon, sb: Sandbox) -> None:
     assert (await sb.exec("ls /typed")).exit_code == 0
 
 
+@pytest.mark.parametrize("words", [["exec", "-it"], ["run", "-it"]])
+async def test_it_means_a_terminal(daemon: Daemon, sb: Sandbox, words: list[str]) -> None:
+    def use() -> None:
+        with person(daemon, *words, sb.id if words[0] == "exec" else "debian", "bash", "--norc") as me:
+            me.sees(b"# ")
+            me.types(b"tty; exit 7\n")
+            me.sees(b"/dev/pts/")
+            assert me.ends() == 7
+
+    await asyncio.to_thread(use)
+
+
 async def test_without_a_terminal(daemon: Daemon, sb: Sandbox) -> None:
     environment = {**os.environ, "PAGURUS_RUN": str(daemon.run)}
     command = [

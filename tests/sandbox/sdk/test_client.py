@@ -84,7 +84,7 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_importing_the_sdk_loads_neither_torch_nor_bpf_nor_the_daemon() -> None:
-    program = "import sandbox, sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    program = "from sandbox import *; import sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "ebpf", "daemon", "rollout", "trainer", "numpy"} & set(loaded)
 

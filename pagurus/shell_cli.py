@@ -1,0 +1,44 @@
+"""``pagurus shell`` and ``pagurus port-forward``.
+
+Owns: names, arguments. Does not own: what they do (:mod:`pagurus.shell`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pagurus.command_cli import meant
+from pagurus.common import SandboxName, WhoOption, exit_codes
+
+
+def shell(
+    sandbox: SandboxName,
+    command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell.")] = None,
+    user: WhoOption = None,
+    attach: Annotated[str | None, typer.Option(help="Sit down at a terminal that is there already.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the terminal and its log after its end.")] = False,
+) -> None:
+    """A terminal in a sandbox. Exits with the code of the shell; what was done is a turn."""
+    import asyncio
+
+    from pagurus.shell import visit
+
+    with exit_codes():
+        code = asyncio.run(visit(sandbox, meant(command or []) or None, user=user, attach=attach, keep=keep))
+    raise typer.Exit(code)
+
+
+def port_forward(
+    sandbox: SandboxName,
+    pair: Annotated[str, typer.Argument(help="LOCAL:REMOTE, or REMOTE for any free port here.", metavar="PORTS")],
+    address: Annotated[str, typer.Option(help="Address of this machine to listen on.")] = "127.0.0.1",
+) -> None:
+    """Lead a port of this machine to a port of a sandbox, until interrupted."""
+    import asyncio
+
+    from pagurus.shell import forward, ports
+
+    local, remote = ports(pair)
+    asyncio.run(forward(sandbox, local, remote, address))

@@ -1,0 +1,136 @@
+"""``pagurus restore``, ``fork``, ``tree`` and ``diff``: the states of a sandbox, and going between them.
+
+Owns: names, arguments, what is printed. Does not own: behaviour.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pagurus import output
+from pagurus.common import Json, SandboxName, call, checkpoint_ids, sources
+from pagurus.descent import drawn
+from sandbox.errors import NotFound
+
+if TYPE_CHECKING:
+    from sandbox import Client
+    from sandbox.messages import CheckpointInfo
+
+SIGNS = {"added": "A", "modified": "M", "removed": "D"}
+
+
+def restore(
+    sandbox: SandboxName,
+    to: Annotated[
+        str | None,
+        typer.Argument(help="Id or label of a checkpoint; the latest when left out.", autocompletion=checkpoint_ids),
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the restored state with the checkpoint.")] = False,
+    json: Json = False,
+) -> None:
+    """Take a sandbox back to a checkpoint, in place. Also revives a dead one."""
+
+    async def work(host: Client) -> Any:
+        return await (await host.get(sandbox)).restore(to, verify=verify)
+
+    with output.working(f"restore {sandbox}", quiet=json):
+        result = call(work)
+    if json:
+        output.as_json(result)
+    else:
+        print(f"{result.checkpoint} in {result.total_ms:.0f} ms" + (", verified equal" if result.verified else ""))
+
+
+def fork(
+    source: Annotated[str, typer.Argument(help="A sandbox, or a checkpoint by id or label.", autocompletion=sources)],
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
+    json: Json = False,
+) -> None:
+    """Start new sandboxes that continue from a checkpoint or from a sandbox as it is now."""
+
+    async def work(host: Client) -> list[Any]:
+        return [
+            child.sandbox.info if child.error is None else {"error": child.error}
+            for child in await _forks(host, source, count)
+        ]
+
+    with output.working(f"fork {source}", quiet=json):
+        children = call(work)
+    if json:
+        output.as_json(children)
+    failed = [child["error"] for child in children if isinstance(child, dict)]
+    if not json:
+        for child in children:
+            if not isinstance(child, dict):
+                print(child.id)
+    for line in failed:
+        output.complain(f"a child failed: {line}")
+    raise typer.Exit(1 if failed else 0)
+
+
+async def _forks(host: Client, source: str, count: int) -> list[Any]:
+    try:
+        sandbox = await host.get(source)
+    except NotFound:
+        try:
+            return await host.fork(source, count)
+        except NotFound:
+            raise NotFound(
+                f"no sandbox and no checkpoint is called {source}", remedy="`pagurus ls` and `pagurus tree` list them"
+            ) from None
+    return await sandbox.fork(count)
+
+
+def tree(sandbox: SandboxName, json: Json = False) -> None:
+    """The checkpoints of a sandbox and how they descend from one another, each with when, what and how large."""
+
+    async def work(host: Client) -> tuple[str | None, list[CheckpointInfo]]:
+        found = await host.get(sandbox)
+        return found.info.head, await found.tree()
+
+    head, infos = call(work)
+    if json:
+        output.as_json(infos)
+        return
+    parents = {info.id: info.parent for info in infos}
+    for line in drawn(parents, {info.id: _told(info, info.id == head) for info in infos}):
+        output.say(line)
+
+
+def _told(info: CheckpointInfo, head: bool) -> str:
+    told = (
+        f"{info.id}  {output.when(info.created_at)}  turn {info.turn}  {info.verdict}  {info.state}  "
+        f"{output.size(info.stored_bytes)} in {info.total_ms:.0f} ms"
+    )
+    label = f"  “{output.line(info.label)}”" if info.label else ""
+    return told + label + ("  ← head" if head else "")
+
+
+def diff(
+    sandbox: SandboxName,
+    since: Annotated[
+        str | None,
+        typer.Argument(
+            help="Id or label of a checkpoint; without one its oldest.",
+            metavar="CHECKPOINT",
+            autocompletion=checkpoint_ids,
+        ),
+    ] = None,
+    why: Annotated[bool, typer.Option("--why", help="Also which process did it, by which call.")] = False,
+    json: Json = False,
+) -> None:
+    """How the file tree of a sandbox differs from a checkpoint: without one, what has changed since it was made."""
+
+    async def work(host: Client) -> Any:
+        found = await host.get(sandbox)
+        return await found.diff(since or (await found.tree())[0].id, why=why)
+
+    changes = call(work)
+    if json:
+        output.as_json(changes)
+        return
+    for change in changes:
+        reason = f"  ({output.line(change.why)})" if change.why else ""
+        print(f"{SIGNS[change.kind]} {output.line(change.path)}{reason}")

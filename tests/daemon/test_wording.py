@@ -1,0 +1,52 @@
+"""Refusals of bad input: in words, for every pattern that a body or query may be held to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from daemon.api import routes
+from daemon.wording import FORMS, plain
+from sandbox.messages import CommitRequest, CreateRequest, ForkRequest
+
+KINDS = [kind for route in routes() for kind in (route.body, route.query) if kind not in (None, bytes)]
+
+
+def patterns(schema: Any) -> set[str]:
+    if isinstance(schema, list):
+        return set().union(*map(patterns, schema))
+    if not isinstance(schema, dict):
+        return set()
+    own = {schema["pattern"]} if isinstance(schema.get("pattern"), str) else set()
+    return own.union(*map(patterns, schema.values()))
+
+
+def test_every_pattern_has_words() -> None:
+    known = patterns(msgspec.json.schema_components(KINDS)[1])
+    assert known and known <= FORMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "said"),
+    [
+        (CreateRequest, b"{}", "the field image is missing"),
+        (CreateRequest, b'{"image":3}', "image must be text, not a whole number"),
+        (CreateRequest, b'{"image":"d","limits":{"cpus":0}}', "limits.cpus must be at least 0.01"),
+        (CreateRequest, b'{"image":"d","limits":{"mem":1}}', "limits: there is no field mem"),
+        (CreateRequest, b'{"image":"d","user":"a\\u0000"}', "user must be text without NUL characters"),
+        (CreateRequest, b'{"image":"d","mounts":[{"target":1}]}', "mounts[0].target must be text, not a whole number"),
+        (ForkRequest, b'{"count":null}', "count must be a whole number, not null"),
+        (
+            CommitRequest,
+            b'{"name":"A"}',
+            "name must be small letters, digits, dots, dashes and underscores, beginning ",
+        ),
+    ],
+)
+def test_refusals_are_in_words(kind: type, sent: bytes, said: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.json.decode(sent, type=kind)
+    assert plain(refused.value).startswith(said)
+    assert not {"`", "$", "^"} & set(plain(refused.value))
