@@ -2,17 +2,19 @@
 
 SEED ?= 0
 TESTS ?= tests
+WORKERS ?= 2
 BENCH ?= list
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native image setup-vllm setup-agents demo test lint bench lock clean
+.PHONY: help setup setup-train native image setup-vllm setup-agents demo test test-long lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
 	@echo "make setup-train torch and what training needs beside it; demo and test ask for it"
 	@echo "make demo        train an agent in real sandboxes (SEED=$(SEED), ARGS='--engine vllm' ...)"
 	@echo "make test        lint, types and the tests (TESTS='tests/test_one_turn.py -x')"
+	@echo "make test-long   the tortures that are too long for every day"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
@@ -40,8 +42,15 @@ setup-vllm: setup-train
 demo: setup-train
 	@$(ROOT) bash scripts/demo.sh $(SEED) $(ARGS)
 
+# Files of tests go to workers. Compiled modules are kept whatever the environment says: each daemon of a test starts
+# from them.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(ROOT) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=10
+
 test: setup-train lint
-	@$(ROOT) $(BIN)/python -m pytest $(TESTS)
+	@$(PYTEST) $(TESTS)
+
+test-long: setup-train
+	@$(PYTEST) -m long $(TESTS)
 
 lint: setup-train
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,4 +1,7 @@
-"""Fixtures that several test modules share, and how hypothesis runs here.
+"""Fixtures that several test modules share, how tests run side by side, and how hypothesis runs here.
+
+The files of the suite are spread over worker processes (`make test`). A test that is marked `alone` waits until no
+other test runs, and lets none begin before it has ended.
 
 Examples are derived from the test itself, so that a run on one machine is the run on every other; no time limit is
 put on one, for a busy machine would be taken for a slow program. `--hypothesis-profile=search` looks for new ones.
@@ -6,7 +9,11 @@ put on one, for a busy machine would be taken for a slow program. `--hypothesis-
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,25 +31,56 @@ settings.register_profile(
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
+HERE = Path(__file__).parent
+STARTED = pytest.StashKey[bool]()  # of a session in which a daemon has started
+
+
+@contextlib.contextmanager
+def locked(path: Path, how: int) -> Iterator[None]:
+    """A lock that all workers of this checkout share."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, how)
+        yield
+    finally:
+        os.close(handle)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Many tests at a time, or one that is `alone`: it holds the door while those that run come to their end."""
+    alone = item.get_closest_marker("alone") is not None
+    with contextlib.ExitStack() as room:
+        with locked(HERE, fcntl.LOCK_EX):  # the door
+            room.enter_context(locked(HERE / "conftest.py", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        return (yield)
+
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One daemon for all tests of a module."""
-    yield from _running(tmp_path_factory)
+    yield from _running(request.session, tmp_path_factory)
 
 
 @pytest.fixture
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon of one test alone: it may be killed, filled up, counted."""
-    yield from _running(tmp_path_factory)
+    yield from _running(request.session, tmp_path_factory)
 
 
-def _running(factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def _running(session: pytest.Session, factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     if reason := missing():
         pytest.skip(reason)
     daemon = Daemon(factory.mktemp("host"))
     try:
-        yield daemon.start()
+        try:
+            daemon.start()
+        except RuntimeError as error:
+            if STARTED not in session.stash:
+                session.shouldstop = f"no daemon starts on this host, so no more is tried: {error}"
+            raise
+        session.stash[STARTED] = True
+        yield daemon
     finally:
         daemon.clean()
 

@@ -119,7 +119,9 @@ class Recorder(Tally):
 # --------------------------------------------------------------------------- every call
 
 
-@pytest.mark.parametrize("outcomes", [{"changed", "created"}, {"zero", "failed"}], ids=str)
+@pytest.mark.parametrize(
+    "outcomes", [{"changed", "created"}, {"zero", "failed"}], ids=["changed+created", "failed+zero"]
+)
 async def test_no_call_is_missed(arena: Arena, image: Path, outcomes: set[str]) -> None:
     found = calls(image)
     chosen = each_call_once(found, outcomes)
@@ -177,15 +179,16 @@ async def test_calls_that_a_read_only_mount_refuses_are_no_effect(arena: Arena, 
     assert tally.false_negatives == tally.unexpected == []
 
 
+@pytest.mark.parametrize("programs", [15, pytest.param(60, marks=pytest.mark.long)])
 def test_random_programs_over_all_places_and_actors(
-    pool: Pool, image: Path, inspector: Inspector, tmp_path: Path
+    pool: Pool, image: Path, inspector: Inspector, tmp_path: Path, programs: int
 ) -> None:
     """Whatever of a program is missed, what fails here in the end is the smallest one."""
     arena = Arena(pool, image, tmp_path, inspector)
     lane = Lane(arena)
     with asyncio.Runner() as runner:
 
-        @settings(max_examples=60)
+        @settings(max_examples=programs)
         @given(serieses(Vocabulary.of(calls(image))))
         def nothing_is_missed(series: Series) -> None:
             tally = Tally()

@@ -95,12 +95,13 @@ async def test_no_effect_is_missed(arena: Arena, section: str) -> None:
     assert not tally.false_positives
 
 
-async def test_no_effect_of_random_programs_is_missed(arena: Arena, image: Path) -> None:
+@pytest.mark.parametrize("count", [20, pytest.param(80, marks=pytest.mark.long)])
+async def test_no_effect_of_random_programs_is_missed(arena: Arena, image: Path, count: int) -> None:
     tally = Tally()
-    for number, series in enumerate(drawn(Vocabulary.of(calls(image)), seed=7, count=80)):
+    for number, series in enumerate(drawn(Vocabulary.of(calls(image)), seed=7, count=count)):
         await arena.run_cases(series.cases(number), tally)
     assert not tally.false_negatives
-    assert tally.no_effect_cases > 10
+    assert tally.no_effect_cases > count / 8
 
 
 async def test_counting_is_exact(arena: Arena) -> None:

@@ -25,7 +25,8 @@ from sandbox.messages import Limits
 from sandbox.tree import btrfs
 from sandbox.tree.pool import Pool
 
-BASE = 20_000_000  # uids of test sandboxes, away from those of a daemon on this machine
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+BASE = 20_000_000 + 2_000_000 * WORKER  # uids of test sandboxes, away from those of daemons and of other workers
 
 
 def base_image() -> Path:

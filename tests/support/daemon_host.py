@@ -101,12 +101,14 @@ class Daemon:
 
     def clean(self) -> None:
         """End the daemon and everything that it ever made below its directories."""
+        hung = False
         if self.process is not None:
-            self.kill()
-        if self.state.exists():
-            self.start("--stop-sandboxes")
-            self.stop()
-            Pool(self.state).close()
+            try:
+                self.stop()
+            except subprocess.TimeoutExpired:
+                hung = True
+                self.kill()
+        self._end_sandboxes()
         for line in Path("/proc/self/mounts").read_text().splitlines():
             mount = Path(line.split()[1])
             if mount.is_relative_to(self.root) or mount.is_relative_to(self.run):
@@ -114,6 +116,15 @@ class Daemon:
         shutil.rmtree(self.root)
         if self.run.exists():
             shutil.rmtree(self.run)
+        assert not hung, "the daemon does not end when it is told to"
+
+    def _end_sandboxes(self) -> None:
+        """With the help of another daemon, if there are any, and close the pool."""
+        places = self.run / "sandboxes"
+        if places.exists() and any(place.name != "empty" for place in places.iterdir()):
+            self.start("--stop-sandboxes")
+            self.stop()
+        Pool(self.state).close()
 
 
 def tasks_of(sandbox: str) -> list[int]:
