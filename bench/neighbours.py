@@ -6,30 +6,37 @@
 
 A neighbour takes turns: a command that changes a file and replaces a process, then its checkpoint, until that is
 captured. It does so beside each attack of :mod:`bench.hostile.starving` and without it, in rounds (without, with, with,
-without), so that what else the machine does falls on both. All sandboxes belong to the same owner, which is the
+without), so that what else the machine does falls on both. The attacker is a process of its own: what its program does
+with answers is not taken for what the neighbour waits for. All sandboxes belong to the same owner, which is the
 hardest case: no quota of a token separates them.
 
 Of each attack: `without` and `with` (p50, p95, p99 and the longest turn in milliseconds, and how many), `ratio_p99`,
 `failed` (turns of the neighbour that were not captured), and what the attack saw. `worst_ratio_p99` is the largest.
+`phases` says where the turns went, the mean of all and of the slowest tenth: `find` (connect, and look the sandbox up),
+`ask` (the answer's way and the daemon's own), `gate` (for the last turn), `command`, `verdict`, `queue` (for a slot),
+`capture` (of which `frozen`), `told` (until the neighbour knew that it was captured).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from bench.harness.own_daemon import IMAGE, BenchHost, image
-from bench.hostile.starving import ATTACKS, Attack, Ground, free_port
+from bench.hostile.starving import ATTACKS, BEGUN, free_port
 from daemon.checkpoints.queue import quantile
 from sandbox import Limits
 from sandbox.errors import PagurusError
+from sandbox.messages import CheckpointInfo, ExecResult
 
 LIMITS = Limits(memory="512MiB", processes=64, disk="512MiB")
 TURN = "kill $(cat /run/job) 2>/dev/null; sleep 9999 >/dev/null 2>&1 & echo $! > /run/job; date > /root/now"
@@ -44,6 +51,7 @@ class Times:
     def __init__(self) -> None:
         self.ms: list[float] = []
         self.failures: list[str] = []
+        self.phases: list[tuple[float, dict[str, float]]] = []  # of turns that were captured, with the whole
 
     async def take(self, host: BenchHost, neighbour: str, turns: int) -> None:
         for _ in range(turns):
@@ -51,9 +59,16 @@ class Times:
             try:
                 async with asyncio.timeout(PATIENCE), host.client() as client:  # connects anew, as a program does
                     sandbox = await client.get(neighbour)
-                    made = await sandbox.captured(await sandbox.exec(TURN, timeout=60))
+                    found = time.monotonic()
+                    done = await sandbox.exec(TURN, timeout=60)
+                    answered = time.monotonic()
+                    made = await sandbox.captured(done)
                     if made.error:
                         self.failures.append(made.error)
+                    else:
+                        known = time.time()
+                        phases = _phases(1000 * (found - began), 1000 * (answered - found), done, made, known)
+                        self.phases.append((1000 * (time.monotonic() - began), phases))
             except (PagurusError, TimeoutError) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
             took = time.monotonic() - began if len(self.failures) == failed else PATIENCE
@@ -64,15 +79,41 @@ class Times:
         found = {f"p{n}": round(quantile(self.ms, n / 100), 1) for n in (50, 95, 99)}
         return {**found, "max": round(max(self.ms), 1), "turns": len(self.ms)}
 
+    def where(self) -> dict[str, dict[str, float]]:
+        """Mean milliseconds of each phase: of all turns, and of the slowest tenth."""
+        ordered = [phases for _, phases in sorted(self.phases, key=lambda each: each[0])]
+        chosen = {"all": ordered, "slowest": ordered[-max(1, len(ordered) // 10) :]}
+        return {
+            name: {phase: round(sum(each[phase] for each in turns) / len(turns), 1) for phase in turns[0]}
+            for name, turns in chosen.items()
+            if turns
+        }
 
-async def measure(host: BenchHost, attack: Attack, ground: Ground, neighbour: str, turns: int, rounds: int) -> Any:
+
+def _phases(find: float, ask: float, done: ExecResult, made: CheckpointInfo, known: float) -> dict[str, float]:
+    """Where one turn went. The daemon's clock and ours are the same."""
+    inside = 1000 * done.duration + done.waited_ms + (done.verdict_ms or 0.0)
+    return {
+        "find": find,
+        "ask": ask - inside,
+        "gate": done.waited_ms,
+        "command": 1000 * done.duration,
+        "verdict": done.verdict_ms or 0.0,
+        "queue": 1000 * ((made.started_at or 0.0) - made.created_at),
+        "capture": made.total_ms,
+        "frozen": made.frozen_ms,
+        "told": 1000 * (known - (made.captured_at or known)),
+    }
+
+
+async def measure(host: BenchHost, attack: str, port: int, neighbour: str, turns: int, rounds: int) -> Any:
     """The neighbour's turns with and without one attack, interleaved."""
-    times = {False: Times(), True: Times()}
+    times, saw = {False: Times(), True: Times()}, set[str]()
     began = time.monotonic()
     await Times().take(host, neighbour, 5)  # the first are slower
     for _ in range(rounds):
         await times[False].take(host, neighbour, turns)
-        async with attack(ground):
+        async with attacked(host, attack, port, saw):
             await times[True].take(host, neighbour, 2 * turns)
         await asyncio.sleep(SETTLED)  # what the attack leaves to do is not the neighbour's quiet
         await times[False].take(host, neighbour, turns)
@@ -82,24 +123,42 @@ async def measure(host: BenchHost, attack: Attack, ground: Ground, neighbour: st
         "with": under,
         "ratio_p99": round(under["p99"] / quiet["p99"], 2),
         "failed": times[False].failures + times[True].failures,
-        "saw": ground.saw,
+        "phases": {"without": times[False].where(), "with": times[True].where()},
+        "saw": sorted(saw),
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
+@contextlib.asynccontextmanager
+async def attacked(host: BenchHost, attack: str, port: int, saw: set[str]) -> AsyncIterator[None]:
+    """While the block runs, a process of its own attacks the host."""
+    program = [sys.executable, "-m", "bench.hostile.starving", str(host.socket), IMAGE, str(port), attack]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, start_new_session=True)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        if await process.stdout.readline() != BEGUN:
+            raise RuntimeError(f"the attack {attack!r} does not begin")
+        yield
+        process.stdin.close()
+        saw.update(json.loads(await process.stdout.readline()))
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
 async def everything(options: argparse.Namespace) -> dict[str, Any]:
     words = options.attacks.split(",") if options.attacks else [""]
-    chosen = {name: one for name, one in ATTACKS.items() if any(word in name for word in words)}
+    chosen = [name for name in ATTACKS if any(word in name for word in words)]
     tree = await asyncio.to_thread(image, options.image)
     host = BenchHost(Path(tempfile.mkdtemp(prefix="pagurus-neighbours-", dir="/var/tmp")), tree)
     port, load, results = free_port(), os.getloadavg()[0], {}
     try:
         await asyncio.to_thread(host.start, "--listen", f"127.0.0.1:{port}", "--plain")
         print("   ratio   p99 with   without", file=sys.stderr)
-        for name, attack in chosen.items():
+        for name in chosen:
             async with host.client() as client, client.create(IMAGE, limits=LIMITS) as neighbour:
-                ground = Ground(client, IMAGE, port)
-                found = await measure(host, attack, ground, neighbour.id, options.turns, options.rounds)
+                found = await measure(host, name, port, neighbour.id, options.turns, options.rounds)
             print(_line(name, found), file=sys.stderr, flush=True)
             results[name] = found
         complaints = await asyncio.to_thread(host.complaints)

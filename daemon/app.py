@@ -39,6 +39,7 @@ log = logging.getLogger("pagurus.app")
 WORKERS = 16  # threads for what blocks
 SWITCH = 0.0005  # seconds after which a thread that computes lets the event loop go on
 PRECEDENCE = -10  # nice value of the event loop
+GROUP_PRECEDENCE = -5  # of the whole daemon, where the kernel shares processors out by session first (sched(7))
 
 RUN = ("answers.sqlite", "captures", "criu", "pagurus.sock", "sandboxes")  # of which one lies in a run directory
 
@@ -127,6 +128,9 @@ def _take_precedence() -> None:
     loop.set_default_executor(ThreadPoolExecutor(WORKERS, "worker", initializer=ordinary))
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRECEDENCE)
+        with contextlib.suppress(FileNotFoundError):  # a kernel without such groups
+            if os.getsid(0) == os.getpid():  # else the group is also somebody else's
+                Path("/proc/self/autogroup").write_text(str(GROUP_PRECEDENCE))
     except PermissionError:
         log.info("no CAP_SYS_NICE: the daemon competes with its sandboxes for the processors")
 

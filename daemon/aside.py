@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 
 from daemon.checkpoints.queue import CheckpointQueue
 from daemon.checkpoints.schedule import Stage
+from sandbox.container.cgroup import step_aside
 from sandbox.errors import PagurusError, TooMany
 
 T = TypeVar("T")
@@ -205,6 +206,8 @@ def _step_back() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal or a service: the daemon says when it is over
         signal.signal(number, signal.SIG_IGN)
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    with contextlib.suppress(OSError, KeyError, PagurusError):  # no such controller, or not ours: nice alone
+        step_aside()
     libc.syscall(_IOPRIO_SET, _IOPRIO_PROCESS, 0, _IOPRIO_LOWEST)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")

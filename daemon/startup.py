@@ -53,7 +53,7 @@ from sandbox.tree.pool import OURS, Pool
 
 log = logging.getLogger("pagurus.recovery")
 
-LIMITS = {Stage.DUMP: 2, Stage.SNAPSHOT: 4, Stage.HASH: 1, Stage.COMPRESS: 1, Stage.READ: AT_ONCE}
+LIMITS = {Stage.DUMP: 3, Stage.SNAPSHOT: 4, Stage.HASH: 1, Stage.COMPRESS: 1, Stage.READ: AT_ONCE}
 RATES = {Stage.COMPRESS: 256e6}  # bytes of process images a second: the rest of the disk belongs to the sandboxes
 DRAIN = 10.0  # seconds that a stop waits for checkpoints under way
 

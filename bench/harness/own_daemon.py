@@ -48,7 +48,7 @@ def launch(
         }
         with log.open("ab") as said:
             program = [sys.executable, "-m", module, *options]
-            process = subprocess.Popen(program, env=known, stdout=said, stderr=said)
+            process = subprocess.Popen(program, env=known, stdout=said, stderr=said, start_new_session=True)
         deadline = time.monotonic() + READY
         while process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError):

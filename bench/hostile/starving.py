@@ -3,15 +3,21 @@
 Owns: the attacks of :mod:`bench.neighbours`. Does not own: measuring. Each is a block of code: what it prepares comes
 before its ``yield``, what it does goes on until the block is left, and nothing of it is left behind then. It says what
 it saw, so that an attack that did nothing is no success.
+
+As a program, ``python -m bench.hostile.starving SOCKET IMAGE PORT NAME`` carries one out: it prints a line when the
+attack goes on, ends it when its standard input ends, and then prints what it saw.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sandbox import Client, Limits, PagurusError, Sandbox
@@ -23,6 +29,7 @@ FILES = 40_000
 DEPTH = 600
 DIFFS = 24
 CONNECTIONS = 2100
+BEGUN = b"begun\n"
 NEVER_EXEC = (
     "import ctypes, time\n"
     "if ctypes.CDLL(None).syscall(56, 0x4000 | 17, 0, 0, 0, 0) == 0:\n"  # CLONE_VFORK: its parent waits for an exec
@@ -140,7 +147,7 @@ async def _threads(ground: Ground) -> AsyncIterator[None]:
         "try:\n"
         " for n in range(1000): threading.Thread(target=time.sleep, args=(9999,), daemon=True).start()\n"
         "except RuntimeError: pass\n"
-        "time.sleep(9999)"
+        "while True: time.sleep(0.01)"  # so that each checkpoint has processes to dump
     )
     limits = Limits(memory="512MiB", processes=400, cpus=0.25, disk="512MiB")
     async with ground.attackers(4, limits) as made:
@@ -238,3 +245,18 @@ def free_port() -> int:
     """A port of this host that nobody has."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+async def carry_out(path: Path, image: str, port: int, name: str) -> list[str]:
+    """One attack on the daemon at `path`, until standard input ends."""
+    async with Client(path, patience=60.0) as client:
+        ground = Ground(client, image, port)
+        async with ATTACKS[name](ground):
+            sys.stdout.buffer.write(BEGUN)
+            sys.stdout.flush()
+            await asyncio.to_thread(sys.stdin.buffer.read)
+    return ground.saw
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(carry_out(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]))))

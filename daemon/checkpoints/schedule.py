@@ -17,9 +17,10 @@ overdue ones, which start at once and are paid for afterwards. In each stage the
 A slot is held until its job has ended, so nobody may hold all of them. Of a stage's slots (where it has more than
 one) all but one are the most that jobs of one sharer take at a time. The sharer of a job is the owner of the token
 that its sandbox belongs to, or else its sandbox. In DUMP and SNAPSHOT all sandboxes of which it is not known that
-they hold slots for a moment only (of their last two jobs in the stage one took no longer than HEAVY, and they were not
-struck lately) are one sharer together. A sandbox whose processes did not stop is struck: its next job waits for a while
-that doubles with each strike.
+they hold slots for a moment only are one sharer together. A moment is up to QUICK, or up to a third of what the slots
+are mostly held for, which a busy host makes longer for all, but never more than HEAVY; a sandbox that was struck lately
+is not known to be quick. A sandbox whose processes did not stop is struck: its next job waits for a while that doubles
+with each strike.
 
 Guarantees: no stage runs more jobs than its limit; a stage with a free slot, no debt and a queued job whose sharer
 has a part left and which waits for no strike starts one; among the jobs that may start, one whose deadline has passed
@@ -46,7 +47,9 @@ class Stage(enum.StrEnum):
 
 PROVING = (Stage.DUMP, Stage.SNAPSHOT)  # stages whose jobs take a moment, or else are in others' way
 BURST = 1.0  # seconds of its share that an idle stage may save up
-HEAVY = 0.5  # seconds in a slot up to which a sandbox counts as one that holds it for a moment only
+QUICK, HEAVY = 0.2, 0.5  # seconds in a slot that are a moment in any case, and in none
+SLOWER = 3  # how many times as long slots are mostly held as what is a moment
+LOOKED_BACK = 3.0  # seconds of slots after which what they were held for before counts little
 STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
 _UNPROVEN = "\0unproven"  # the sharer that all other sandboxes are
@@ -93,7 +96,8 @@ class _Lane:
         self.parked: dict[
             str, dict[str, None]
         ] = {}  # jobs of sharers that have their part, in the order in which they came
-        self.light: dict[str, bool] = {}  # sandboxes that hold slots for a moment; whether the last time was longer
+        self.usual: dict[str, float] = {}  # sandbox -> seconds that it holds a slot, the latest time counting half
+        self.mostly = 0.0  # seconds of a job to which, of late, most of the time in slots belonged
         self.queued: dict[str, Job] = {}
         self.urgent: list[tuple[float, int, str]] = []
         self.fair: list[tuple[float, float, int, str]] = []
@@ -102,7 +106,8 @@ class _Lane:
         self.finish_tags: dict[str, float] = {}
 
     def add(self, job: Job) -> None:
-        unproven = self.proving and job.sandbox not in self.light
+        moment = min(HEAVY, max(QUICK, self.mostly / SLOWER))
+        unproven = self.proving and self.usual.get(job.sandbox, HEAVY + 1) > moment
         job.sharer = _UNPROVEN if unproven else job.owner or job.sandbox
         job.tag = max(self.virtual, self.finish_tags.get(job.sandbox, 0.0))
         self.finish_tags[job.sandbox] = job.tag + job.cost
@@ -169,10 +174,8 @@ class _Lane:
         if not self.taken[job.sharer]:
             del self.taken[job.sharer]
         if self.proving and took is not None:
-            if took <= HEAVY or self.light.get(job.sandbox) is False:  # once, on a busy host, says nothing
-                self.light[job.sandbox] = took > HEAVY
-            else:
-                self.light.pop(job.sandbox, None)
+            self.usual[job.sandbox] = (took + self.usual.get(job.sandbox, took)) / 2
+            self.mostly += (took - self.mostly) * min(1.0, took / LOOKED_BACK)
         for name in self.parked.pop(job.sharer, ()):
             if (waiting := self.queued.get(name)) is not None:
                 self._enter(waiting)
@@ -205,7 +208,7 @@ class Schedule:
         job.order = self._arrivals
         self._jobs[job.id] = job
         if (strikes := self._strikes.get(job.sandbox)) is not None:
-            self._lanes[job.stage].light.pop(job.sandbox, None)
+            self._lanes[job.stage].usual.pop(job.sandbox, None)
             heapq.heappush(self._held, (strikes.until, job.order, job.id))
         else:
             self._lanes[job.stage].add(job)
@@ -231,7 +234,7 @@ class Schedule:
         """The sandbox is gone."""
         self._strikes.pop(sandbox, None)
         for lane in self._lanes.values():
-            lane.light.pop(sandbox, None)
+            lane.usual.pop(sandbox, None)
 
     def promote(self, name: str) -> None:
         """Somebody waits for this job. Unknown, running or promoted already: no effect."""

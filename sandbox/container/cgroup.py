@@ -25,6 +25,9 @@ from sandbox.messages import Limits
 
 PARENT = "pagurus"
 SHIMS = "_shims"
+ASIDE = "_aside"  # of the host's own long work on behalf of sandboxes
+ASIDE_WEIGHT = 10  # of its processor time; a sandbox has 100
+_SHARES = 1024  # what the kernel gives a group of v1, and an ordinary process
 CONTROLLERS = ("memory", "cpu", "pids", "devices")
 V2_CONTROLLERS = ("memory", "cpu", "pids")
 CPU_PERIOD = 100_000  # microseconds
@@ -115,6 +118,12 @@ def _write(path: Path, value: str | int) -> None:
     path.write_text(f"{value}\n")
 
 
+def _weight(cpus: float | None) -> float:
+    """What a sandbox weighs where processors are short: as much as it may use, in ordinary processes."""
+    cores = os.cpu_count() or 1
+    return min(cpus or cores, cores)
+
+
 def process_budget() -> int:
     """Processes and threads that all sandboxes may have together: three quarters of what this host can have."""
     kernel = Path("/proc/sys/kernel")
@@ -136,6 +145,10 @@ def prepare_host() -> None:
         (mount / PARENT).mkdir(exist_ok=True)
     if "pids" in host.v1:
         _write(host.v1["pids"] / PARENT / "pids.max", process_budget())
+    if "cpu" in host.v1:  # as much as an ordinary process on each processor: v1 gives it as much as one on all
+        _write(host.v1["cpu"] / PARENT / "cpu.shares", _SHARES * (os.cpu_count() or 1))
+        (host.v1["cpu"] / PARENT / ASIDE).mkdir(exist_ok=True)
+        _write(host.v1["cpu"] / PARENT / ASIDE / "cpu.shares", _SHARES * ASIDE_WEIGHT // 100)
     if host.pure:
         wanted = set(V2_CONTROLLERS)
         for group in (host.unified, host.unified / PARENT):
@@ -147,7 +160,16 @@ def prepare_host() -> None:
                 _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted)))
         if "pids" in wanted:
             _write(host.unified / PARENT / "pids.max", process_budget())
-        (host.unified / PARENT / SHIMS).mkdir(exist_ok=True)
+        for name in (SHIMS, ASIDE):
+            (host.unified / PARENT / name).mkdir(exist_ok=True)
+        _write(host.unified / PARENT / ASIDE / "cpu.weight", ASIDE_WEIGHT)
+
+
+def step_aside() -> None:
+    """From now on this process has a tenth of a sandbox's part of the processors, where they are short."""
+    host = hierarchy()
+    prepare_host()
+    _write((host.unified if host.pure else host.v1["cpu"]) / PARENT / ASIDE / "cgroup.procs", os.getpid())
 
 
 def _remount(point: Path, options: str) -> None:
@@ -210,16 +232,18 @@ class Cgroup:
         """Set all limits. After a restore, never before: CRIU needs more than the sandbox."""
         memory = None if limits.memory is None else parse_bytes(limits.memory)
         quota = None if limits.cpus is None else max(1000, int(limits.cpus * CPU_PERIOD))
+        weight = _weight(limits.cpus)
         if self.pure:
             _write(self.path / "memory.max", memory or "max")
             if (self.path / "memory.swap.max").exists():
                 _write(self.path / "memory.swap.max", 0 if memory else "max")
             _write(self.path / "cpu.max", f"{quota or 'max'} {CPU_PERIOD}")
+            _write(self.path / "cpu.weight", min(max(1, int(100 * weight)), 10_000))
             _write(self.path / "pids.max", limits.processes or "max")
             return
-        self._apply_v1(limits, memory, quota)
+        self._apply_v1(limits, memory, quota, weight)
 
-    def _apply_v1(self, limits: Limits, memory: int | None, quota: int | None) -> None:
+    def _apply_v1(self, limits: Limits, memory: int | None, quota: int | None, weight: float) -> None:
         if path := self.v1.get("memory"):
             swap = path / "memory.memsw.limit_in_bytes"
             steps = [path / "memory.limit_in_bytes", *([swap] if swap.exists() else [])]
@@ -231,6 +255,7 @@ class Cgroup:
         if path := self.v1.get("cpu"):
             _write(path / "cpu.cfs_period_us", CPU_PERIOD)
             _write(path / "cpu.cfs_quota_us", quota or -1)
+            _write(path / "cpu.shares", min(max(2, int(_SHARES * weight)), 1 << 18))
         if path := self.v1.get("pids"):
             _write(path / "pids.max", "max" if limits.processes is None else limits.processes + SHIM_TASKS)
 

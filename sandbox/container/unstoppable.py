@@ -76,6 +76,17 @@ def stuck(pids: Iterable[int]) -> set[Stuck]:
     return found
 
 
+def stuck_task(tid: int) -> set[Stuck]:
+    """This task alone, if it is in an uninterruptible wait now. Blocks, for some microseconds."""
+    with contextlib.suppress(OSError):  # it has ended
+        directory = os.open(f"/proc/{tid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return _looked(directory, str(tid))
+        finally:
+            os.close(directory)
+    return set()
+
+
 def _looked(directory: int, tid: str) -> set[Stuck]:
     name, fields = _stat(_read(directory, f"{tid}/stat"))
     if fields[0] != "D":
@@ -164,12 +175,12 @@ class Watch:
 
     def look(self) -> Stuck | None:
         """The task for which it waits in vain, once that has lasted. Blocks for some microseconds."""
-        pid = awaited(self._waiter)
-        now = {each for each in stuck([pid]) if each.vforked and each.tid == pid} if pid is not None else set()
+        tid = awaited(self._waiter)
+        now = {each for each in stuck_task(tid) if each.vforked} if tid is not None else set()
         if not now or not (now & self._last):
             self._last, self._since = now, time.monotonic()
             return None
         found = next(iter(now))
-        if found.pid not in self._container.tasks() or awaited(self._waiter) != pid:
+        if found.pid not in self._container.tasks() or awaited(self._waiter) != tid:
             return None
         return found if time.monotonic() - self._since > HELD_PATIENCE else None

@@ -17,6 +17,7 @@ from daemon import aside
 from daemon.aside import Aside
 from daemon.checkpoints.queue import CheckpointQueue
 from daemon.checkpoints.schedule import Stage
+from sandbox.container.cgroup import ASIDE
 from sandbox.errors import NotFound, PagurusError, TooMany
 
 LIMITS = {Stage.READ: 2}
@@ -54,6 +55,7 @@ async def test_answers_and_errors_come_back(work: Aside) -> None:
     assert await work.run(os.path.basename, "/a/b", sandbox="s") == "b"
     first = await work.run(os.getpid, sandbox="s")
     assert first == await work.run(os.getpid, sandbox="s") != os.getpid()  # one process, and not ours
+    assert f"/pagurus/{ASIDE}\n" in read(f"/proc/{first}/cgroup")  # behind sandboxes for the processors
     with pytest.raises(FileNotFoundError):
         await work.run(os.stat, "/nothing/here", sandbox="s")
     with pytest.raises(NotFound, match="no such thing") as caught:

@@ -277,22 +277,36 @@ def test_long_work_has_nothing_to_prove() -> None:
     assert started(schedule) == ["a", "b"]
 
 
-def test_what_held_a_slot_long_shares_with_its_like() -> None:
-    schedule = proven("a", "b", "c")
-    for name in "abab":  # twice: once says nothing
-        schedule.submit(Job(f"{name}1", Stage.DUMP, name, 1.0))
-        schedule.submit(Job(f"other{name}", Stage.DUMP, "c", 1.0))
-        assert started(schedule) == [f"{name}1", f"other{name}"]
-        schedule.finish(f"other{name}", took=0.1)
-        schedule.finish(f"{name}1", took=3.0)
-    for name in "abc":
-        schedule.submit(Job(f"{name}2", Stage.DUMP, name, 1.0, waited=True))
-    assert started(schedule) == ["a2", "c2"]
-    schedule.finish("a2", took=0.1)  # it is light again
-    assert started(schedule) == ["b2"]
-    schedule.submit(Job("a3", Stage.DUMP, "a", 1.0))
-    schedule.finish("c2", took=0.1)
-    assert started(schedule) == ["a3"]
+@pytest.mark.parametrize(
+    ("others", "moment"),
+    [
+        pytest.param([0.05] * 9, 0.2, id="what is short anyway"),
+        pytest.param([0.9] * 9, 0.3, id="a third of what slots are mostly held for"),
+        pytest.param([1.5, *[0.05] * 9] * 9, 0.37, id="jobs that are many and short say little"),
+        pytest.param([20.0], 0.5, id="whatever the slowest take"),
+        pytest.param([20.0, *[0.3] * 99], 0.2, id="what was long ago is forgotten"),
+    ],
+)
+def test_what_holds_a_slot_long_shares_with_its_like(others: list[float], moment: float) -> None:
+    schedule = Schedule(TWO)
+    for name, took in [("short", 0.9 * moment), ("long", 1.2 * moment), *(("other", each) for each in others)]:
+        schedule.submit(Job(name, Stage.DUMP, name, 1.0))
+        assert started(schedule) == [name]
+        schedule.finish(name, took)
+    for name in ("new", "long", "short"):
+        schedule.submit(Job(name, Stage.DUMP, name, 1.0, waited=True))
+    assert started(schedule) == ["new", "short"]
+
+
+def test_half_of_what_a_sandbox_was_like_is_forgotten_each_time() -> None:
+    schedule = Schedule(TWO)
+    for took, quick in ((0.2, False), (0.4, True), (0.2, False), (0.1, False), (0.1, True)):
+        schedule.submit(Job("new", Stage.DUMP, "new", 0.0, waited=True))
+        schedule.submit(Job("a", Stage.DUMP, "a", 1.0, waited=True))
+        assert started(schedule) == (["new", "a"] if quick else ["new"])
+        schedule.finish("new")
+        started(schedule)
+        schedule.finish("a", took)
 
 
 def test_a_cancelled_job_of_a_sharer_at_its_most_never_starts() -> None:

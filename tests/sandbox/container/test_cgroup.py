@@ -118,20 +118,24 @@ def test_pure_host_without_controllers_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_pure_host_gets_v2_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "pagurus" / "one"
     folder.mkdir(parents=True)
-    for name in ("memory.max", "memory.swap.max", "cpu.max", "pids.max", "memory.events"):
+    for name in ("memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max", "memory.events"):
         (folder / name).write_text("")
     monkeypatch.setattr(cgroup, "hierarchy", lambda: Hierarchy(tmp_path))
     made = Cgroup("one")
     assert made.joined() == [tmp_path / "pagurus" / "_shims"]
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     made.apply(Limits(cpus=1.5, memory="1MiB", processes=7))
-    values = {name: (folder / name).read_text() for name in ("memory.max", "memory.swap.max", "cpu.max", "pids.max")}
+    names = ("memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max")
+    values = {name: (folder / name).read_text() for name in names}
     assert values == {
         "memory.max": "1048576\n",
         "memory.swap.max": "0\n",
         "cpu.max": "150000 100000\n",
+        "cpu.weight": "150\n",
         "pids.max": "7\n",
     }
     made.lift()
     assert (folder / "memory.max").read_text() == "max\n"
+    assert (folder / "cpu.weight").read_text() == "400\n"  # of a host of four processors
     (folder / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
     assert made.oom_kills() == 2
