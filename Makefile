@@ -2,7 +2,8 @@
 
 SEED ?= 0
 TESTS ?= tests
-WORKERS ?= 2
+# Tests mostly wait: one worker more than there are cores.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 BENCH ?= list
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
