@@ -15,7 +15,8 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ class Module:
     path: str
     text: str
     package: bool
-    tree: ast.Module = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.tree = ast.parse(self.text, self.path)
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
 
     @property
     def lines(self) -> int:
@@ -49,6 +50,7 @@ class Module:
         return "/".join(parts[:2]) if parts and parts[0] in SPLIT else parts[0] if parts else "."
 
 
+@cache
 def modules(revision: str = "") -> list[Module]:
     """Every Python file that git knows, in the working tree or at `revision`."""
     listing = ["ls-tree", "-r", "--name-only", revision] if revision else ["ls-files", "-co", "--exclude-standard"]
