@@ -29,6 +29,7 @@ from pagurus import (
     state_cli,
     token_cli,
     top,
+    weights_cli,
 )
 from pagurus.common import PASSED_ON, Json, SandboxNames, call, each, needs_training
 from sandbox.errors import Invalid, NotFound
@@ -56,6 +57,7 @@ application.add_typer(checkpoint_cli.application, name="checkpoint")
 application.add_typer(token_cli.application, name="token")
 application.add_typer(gateway_cli.application, name="gateway")
 application.add_typer(rollouts_cli.application, name="rollouts")
+application.add_typer(weights_cli.application, name="weights")
 
 
 @application.callback()

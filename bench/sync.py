@@ -1,0 +1,508 @@
+"""Weights from a trainer to its engines: what a version costs, and whether it always arrives as it was.
+
+::
+
+    python -m bench.sync [--json] [--parts delta,slices,link,versions,kills] [--model FOLDER]
+
+delta     SmolLM2-135M (``make setup-models``) under real optimiser steps, published in bfloat16. By optimiser and rate:
+          `changed_share` of the 16-bit words, `bytes_ratio` of a step to all bytes; `encode_mb_s` of weights compared,
+          encoded and hashed; `pull_ms` (fetch, write into the mirror, check), `pause_ms` (writing the changes into the
+          weights of an engine in float32 and in bfloat16) and `reload_ms` (loading all of the folder), interleaved.
+slices    two trainer ranks' layout read by two tensor-parallel readers: `slice_shares` of the whole that each fetched.
+link      eight readers over one line of 1 Gbit/s and 20 ms: whole images straight from the origin, whole images
+          through a relay, steps through a relay. `slow_link_copies`, `whole_time_ratio`, `step_time_ratio`. Readers
+          fetch and check content; they do not write it, since eight hosts would not share two cores for that.
+versions  200 versions of a small model by HTTP, with skipped versions, readers, publishers and relays that are
+          killed, and flipped bytes in the relay's cache: `bit_identical`.
+kills     200 times a publisher, a relay or a reader is killed at a random instant: after each the store lists whole
+          versions, and the reader has one of them bit for bit: `torn` is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from bench.harness.slow_link import slow_link
+from rollout.engine.embedded.apply import prepare
+from rollout.weights.mirror import Mirror
+from rollout.weights.puller import Puller
+from rollout.weights.relay import Relay, serve
+from rollout.weights.source import FolderSource, HttpSource, Source
+from rollout.weights.store import VersionStore
+from rollout.weights.versions import VersionRef
+from sandbox.errors import PagurusError
+from sandbox.paths import prefix
+from trainer.weights import Publisher
+
+MODEL = prefix() / "models" / "SmolLM2-135M-Instruct"
+READERS, BITS, DELAY = 8, 1e9, 0.020
+FILES = {"config.json": b"{}"}
+Figures = dict[str, Any]
+
+
+def sealed(store: VersionStore, folder: Path, name: str = "reader") -> Puller:
+    return Puller(FolderSource(store), Mirror(folder), name=name)
+
+
+# ---------------------------------------------------------------------- delta
+
+
+def optimisers(model: nn.Module) -> dict[str, Callable[[], list[torch.optim.Optimizer]]]:
+    """By name: the update of a weight has about the size of the rate with each of them."""
+    matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
+    others = [each for name, each in model.named_parameters() if each.ndim != 2 or "embed" in name]
+
+    def adamw(rate: float, weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def muon() -> list[torch.optim.Optimizer]:
+        muon = torch.optim.Muon(matrices, lr=1e-6, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        return [muon, adamw(1e-6, others)]
+
+    return {
+        "adamw 1e-6": lambda: [adamw(1e-6, [*model.parameters()])],
+        "adamw 1e-5": lambda: [adamw(1e-5, [*model.parameters()])],
+        "muon 1e-6": muon,
+    }
+
+
+def policy_step(model: nn.Module, optimisers: list[torch.optim.Optimizer], batch: Tensor) -> None:
+    """One step of REINFORCE: half of the trajectories [B, T] were good, half were bad."""
+    logprobs = torch.log_softmax(model(batch[:, :-1]).logits.float(), dim=-1)
+    taken = logprobs.gather(2, batch[:, 1:, None])[..., 0]
+    advantage = torch.tensor([1.0, -1.0]).repeat(len(batch) // 2)
+    (-(advantage[:, None] * taken).mean()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimiser in optimisers:
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    state = dict(model.state_dict())
+    if model.config.tie_word_embeddings:  # type: ignore[union-attr]
+        state.pop("lm_head.weight", None)
+    return state
+
+
+async def delta(folder: Path, root: Path, rounds: int) -> Figures:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    text = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.parent.glob("docs/*.md")))
+    ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids[0]
+    found: Figures = {}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for number, name in enumerate(optimisers(model)):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        store = VersionStore(root / f"store{number}")
+        publisher, puller = Publisher(store, whole_every=1000), sealed(store, root / f"mirror{number}")
+        publisher.publish(0, state_of(model), FILES)
+        await puller.pull()
+        engines = {dtype: {key: value.to(dtype, copy=True) for key, value in state_of(model).items()}
+                   for dtype in (torch.float32, torch.bfloat16)}  # fmt: skip
+        for engine in engines.values():  # as the mirror has them
+            for key, value in load_file(root / f"mirror{number}" / "model.safetensors").items():
+                engine[key].copy_(value)
+        optimise = optimisers(model)[name]()
+        rows: list[Figures] = []
+        for step in range(1, rounds + 3):  # of which the first two warm the optimiser up
+            start = torch.randint(0, len(ids) - 129, (4,))
+            policy_step(model, optimise, torch.stack([ids[at : at + 128] for at in start.tolist()]))
+            publisher.publish(step, state_of(model), FILES)
+            row = await follow(puller, engines, root / f"mirror{number}")
+            spent = publisher.seconds
+            size = spent.words * 2
+            row |= {
+                "changed_share": spent.changed / spent.words,
+                "bytes_ratio": row.pop("bytes") / size,
+                "encode_mb_s": size / 1e6 / spent.encode_s,
+                "copy_ms": spent.copy_s * 1000,
+            }
+            if step > 2:
+                rows.append(row)
+        found[name] = {key: rounded(statistics.median(row[key] for row in rows)) for key in rows[0]}
+        await puller.close()
+        publisher.close()
+    return found
+
+
+async def follow(puller: Puller, engines: dict[torch.dtype, dict[str, Tensor]], mirror: Path) -> Figures:
+    """Pull the newest version and bring engines of both dtypes to it; beside it, what a full reload takes."""
+    began = time.perf_counter()
+    pulled = await puller.pull()
+    row: Figures = {"pull_ms": (time.perf_counter() - began) * 1000, "bytes": pulled.spent.bytes}
+    assert pulled.writes is not None
+    dtypes = dict.fromkeys(engines[torch.float32], "BF16")
+    for dtype, engine in engines.items():
+        label = "" if dtype == torch.float32 else "_bf16"
+        began = time.perf_counter()
+        ready = prepare(engine, dtypes, pulled.writes)
+        row[f"prepare{label}_ms"] = (time.perf_counter() - began) * 1000
+        began = time.perf_counter()
+        ready.apply()
+        row[f"pause{label}_ms"] = (time.perf_counter() - began) * 1000
+        began = time.perf_counter()
+        whole = load_file(mirror / "model.safetensors")
+        other = {key: torch.empty_like(value) for key, value in engine.items()}
+        allocated = time.perf_counter() - began
+        began = time.perf_counter() - allocated / 2
+        for key, value in whole.items():
+            other[key].copy_(value)
+        row[f"reload{label}_ms"] = (time.perf_counter() - began) * 1000
+        if any(not torch.equal(engine[key], other[key]) for key in other):
+            raise SystemExit("the engine's weights differ from the published ones")
+    return row
+
+
+# ---------------------------------------------------------------------- slices
+
+
+async def slices(folder: Path, root: Path) -> Figures:
+    """What each of two tensor-parallel readers fetches of a version that two ranks wrote."""
+    store = VersionStore(root / "sliced")
+    publisher = Publisher(store, slots=2)
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    publisher.publish(0, tensors, FILES)
+    spent = []
+    for part, parts in ((0, 1), (0, 2), (1, 2)):
+        puller = Puller(FolderSource(store), Mirror(root / f"part{part}{parts}", part=part, parts=parts), name="p")
+        spent.append((await puller.pull()).spent.bytes)
+        await puller.close()
+    publisher.close()
+    return {"slice_shares": [rounded(each / spent[0]) for each in spent[1:]]}
+
+
+# ---------------------------------------------------------------------- link
+
+
+class Sink:
+    """A reader's host without its mirror: fetches a version and checks the hashes of its content."""
+
+    def __init__(self, url: str):
+        self.source = HttpSource(url)
+
+    async def fetch(self, store: VersionStore, ref: VersionRef, *, whole: bool) -> None:
+        manifest = store.manifest(ref)
+        refs = [each for each in (manifest.whole if whole else manifest.steps) or [] if each is not None]
+        await self.source.chunk(ref.manifest)
+        slots = asyncio.Semaphore(4)
+
+        async def one(number: int) -> None:
+            async with slots:
+                await self.source.chunk(refs[number])
+
+        await asyncio.gather(*(one(number) for number in range(len(refs))))
+
+
+@contextmanager
+def forked(act: Callable[[], None]) -> Iterator[int]:
+    """`act` in a process of its own, killed at the end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    try:
+        yield pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def relay_process(folder: Path, port: int, upstream: str | None = None) -> Callable[[], None]:
+    """A relay's whole life, for `forked`."""
+
+    def act() -> None:
+        source: Source | None = HttpSource(upstream) if upstream else None
+        asyncio.run(serve(Relay(VersionStore(folder), source), "127.0.0.1", port))
+
+    return act
+
+
+async def listening(port: int) -> None:
+    source = HttpSource(f"http://127.0.0.1:{port}")
+    await source.versions()
+    await source.close()
+
+
+async def link(folder: Path, root: Path) -> Figures:
+    tensors = load_file(folder / "model.safetensors")
+    store = VersionStore(root / "origin")
+    publisher = Publisher(store)
+    refs = [publisher.publish(0, tensors, FILES)]
+    for version in (1, 2, 3):  # changes of the share that an optimiser at 1e-6 makes
+        for tensor in tensors.values():
+            tensor += torch.randn_like(tensor) * 1e-6
+        refs.append(publisher.publish(version, tensors, FILES))
+    publisher.close()
+    size = store.manifest(refs[0]).whole_bytes or 0
+    origin, near = free_port(), free_port()
+    times: dict[str, float] = {}
+    with forked(relay_process(store.folder, origin)), slow_link(origin, bits_s=BITS, delay=DELAY) as far:
+        await listening(origin)
+        times["direct"] = await together(f"http://127.0.0.1:{far}", store, refs[0], whole=True)
+        with forked(relay_process(root / "relay", near, f"http://127.0.0.1:{far}")):
+            await listening(near)
+            url = f"http://127.0.0.1:{near}"
+            times["whole"] = await together(url, store, refs[0], whole=True)
+            before = await fetched(url)
+            steps = [await together(url, store, ref, whole=False) for ref in refs[1:]]
+            times["step"] = statistics.median(steps)
+    return {
+        "whole_mb": rounded(size / 1e6),
+        "step_mb": rounded((store.manifest(refs[1]).step_bytes or 0) / 1e6),
+        "slow_link_copies": rounded(before / size),
+        "direct_s": rounded(times["direct"]),
+        "whole_s": rounded(times["whole"]),
+        "step_s": rounded(times["step"]),
+        "whole_time_ratio": rounded(times["whole"] / times["direct"]),
+        "step_time_ratio": rounded(times["step"] / times["direct"]),
+    }
+
+
+async def together(url: str, store: VersionStore, ref: VersionRef, *, whole: bool) -> float:
+    sinks = [Sink(url) for _ in range(READERS)]
+    began = time.perf_counter()
+    await asyncio.gather(*(sink.fetch(store, ref, whole=whole) for sink in sinks))
+    took = time.perf_counter() - began
+    for sink in sinks:
+        await sink.source.close()
+    return took
+
+
+async def fetched(url: str) -> int:
+    """Bytes that a relay brought over the slow link."""
+    source = HttpSource(url)
+    got = json.loads(await source._bytes("/statistics"))
+    await source.close()
+    return int(got["fetched_bytes"])
+
+
+# ---------------------------------------------------------------------- versions and kills
+
+
+class Walk:
+    """A small model that moves as one under training does."""
+
+    def __init__(self, seed: int):
+        self._random = torch.Generator().manual_seed(seed)
+        shapes = {"model.embed_tokens.weight": (2000, 64), "model.layers.0.self_attn.q_proj.weight": (64, 64),
+                  "model.layers.0.mlp.down_proj.weight": (64, 512), "model.norm.weight": (64,)}  # fmt: skip
+        self.tensors = {name: torch.randn(shape, generator=self._random) * 0.02 for name, shape in shapes.items()}
+
+    def step(self) -> dict[str, Tensor]:
+        for tensor in self.tensors.values():
+            tensor += torch.randn(tensor.shape, generator=self._random) * 3e-6
+        return self.tensors
+
+
+def holds(mirror: Path, tensors: dict[str, Tensor]) -> bool:
+    got = load_file(mirror / "model.safetensors")
+    return got.keys() == tensors.keys() and all(
+        torch.equal(got[name].view(torch.int16), tensor.bfloat16().view(torch.int16))
+        for name, tensor in tensors.items()
+    )
+
+
+async def versions(root: Path, count: int, seed: int) -> Figures:
+    """Bit for bit, over HTTP, whatever dies on the way."""
+    chance, walk = random.Random(seed), Walk(seed)
+    store = VersionStore(root / "walk")
+    publisher = Publisher(store, whole_every=16, keep=4)
+    origin, near = free_port(), free_port()
+    url = f"http://127.0.0.1:{near}"
+    tally = {
+        "pulls": 0,
+        "skipped": 0,
+        "readers_restarted": 0,
+        "publishers_restarted": 0,
+        "relays_killed": 0,
+        "flipped": 0,
+    }
+    identical = True
+    relay = forked(relay_process(root / "cache", near, f"http://127.0.0.1:{origin}"))
+    with forked(relay_process(store.folder, origin)):
+        relay.__enter__()
+        puller = Puller(HttpSource(url), Mirror(root / "mirror"), name="reader")
+        for version in range(count):
+            if chance.random() < 0.1:
+                tally["publishers_restarted"] += 1
+                publisher.close()
+                publisher = Publisher(store, whole_every=16, keep=4)
+                publisher.resume(walk.tensors, {name: each.shape for name, each in walk.tensors.items()})
+            publisher.publish(version, walk.step(), FILES)
+            if chance.random() < 0.3:
+                tally["skipped"] += 1
+                continue
+            if chance.random() < 0.2:
+                tally["readers_restarted"] += 1
+                await puller.close()
+                puller = Puller(HttpSource(url), Mirror(root / "mirror"), name="reader")
+            if chance.random() < 0.2:
+                tally["flipped"] += flip(root / "cache", chance)
+            pulling = asyncio.create_task(pull_newest(puller, version))
+            if chance.random() < 0.2:
+                await asyncio.sleep(chance.random() * 0.05)
+                tally["relays_killed"] += 1
+                relay.__exit__(None, None, None)
+                relay = forked(relay_process(root / "cache", near, f"http://127.0.0.1:{origin}"))
+                relay.__enter__()
+            await pulling
+            tally["pulls"] += 1
+            identical = identical and holds(root / "mirror", walk.tensors)
+        relay.__exit__(None, None, None)
+        await puller.close()
+    publisher.close()
+    return {"versions": count, **tally, "bit_identical": identical}
+
+
+async def pull_newest(puller: Puller, version: int) -> None:
+    """The relay's listing may be a fifth of a second old."""
+    while (newest := await puller.newest()) is None or newest.version < version:  # noqa: ASYNC110 - another process's
+        await asyncio.sleep(0.05)
+    await puller.pull(version)
+
+
+def flip(cache: Path, chance: random.Random) -> int:
+    """One byte of something that a relay holds."""
+    found = sorted(cache.glob("chunks/??/*"))
+    if not found:
+        return 0
+    path = chance.choice(found)
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(bytes(content))
+    return 1
+
+
+async def kills(root: Path, trials: int, seed: int) -> Figures:
+    """SIGKILL at any instant of a publication, a relay's answer, a pull."""
+    chance = random.Random(seed)
+    torn, landed = 0, {"publisher": 0, "relay": 0, "reader": 0}
+    store = VersionStore(root / "killed")
+    walks: dict[int, dict[str, Tensor]] = {}
+    for trial in range(trials):
+        who = chance.choice(list(landed))
+        walk = Walk(trial % 7)
+        number = 1 + max([ref.version for ref in store.versions()], default=-1)
+        walks[number] = {name: tensor.clone() for name, tensor in walk.step().items()}
+        port = free_port()
+
+        def publish(number: int = number) -> None:
+            Publisher(store, whole_every=3, keep=3).publish(number, walks[number], FILES)
+
+        def pull() -> None:
+            asyncio.run(sealed(store, root / "killed-mirror").pull())
+
+        def relayed(port: int = port) -> None:
+            relay_process(store.folder, port)()
+
+        if who != "publisher":
+            publish()
+        with forked({"publisher": publish, "relay": relayed, "reader": pull}[who]) as pid:
+            puller = Puller(HttpSource(f"http://127.0.0.1:{port}"), Mirror(root / "killed-mirror"), name="r")
+            pulling = asyncio.create_task(puller.pull()) if who == "relay" else None
+            await asyncio.sleep(chance.random() * 0.06)
+            landed[who] += alive(pid)
+            os.kill(pid, signal.SIGKILL)
+            if pulling is not None:
+                pulling.cancel()
+                await asyncio.gather(pulling, return_exceptions=True)
+            await puller.close()
+        torn += await is_torn(store, root / "killed-mirror", walks)
+    return {"trials": trials, "killed_at_work": landed, "torn": torn}
+
+
+def alive(pid: int) -> bool:
+    """Whether a child still ran; it is left to be waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+async def is_torn(store: VersionStore, mirror: Path, walks: dict[int, dict[str, Tensor]]) -> bool:
+    """Whether anything is listed that is not whole, or the mirror says a version that it is not; then bring it on."""
+    state = Mirror(mirror).state
+    if state.version is not None and not holds(mirror, walks[state.version]):
+        return True
+    puller = sealed(store, mirror)
+    try:
+        for ref in store.versions():
+            await puller.pull(ref.version)
+            if not holds(mirror, walks[ref.version]):
+                return True
+    except PagurusError as error:
+        print(f"after a kill: {error}", file=sys.stderr)
+        return True
+    finally:
+        await puller.close()
+    return False
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+PARTS = ("delta", "slices", "link", "versions", "kills")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench sync", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--model", type=Path, default=MODEL, help="Hugging Face folder")
+    parser.add_argument("--rounds", type=int, default=5, help="measured optimiser steps of each kind")
+    parser.add_argument("--versions", type=int, default=200)
+    parser.add_argument("--trials", type=int, default=200, help="kills")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    chosen = options.parts.split(",")
+    if {"delta", "slices", "link"} & set(chosen) and not (options.model / "config.json").exists():
+        parser.error(f"no model in {options.model}: run `make setup-models`, or name one with --model")
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    result: Figures = {}
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="pagurus-sync-", dir=memory if memory.exists() else None) as place:
+        root = Path(place)
+        acts: dict[str, Callable[[], Any]] = {
+            "kills": lambda: kills(root, options.trials, options.seed),
+            "versions": lambda: versions(root, options.versions, options.seed),
+            "slices": lambda: slices(options.model, root),
+            "link": lambda: link(options.model, root),
+            "delta": lambda: delta(options.model, root, options.rounds),
+        }
+        for part, act in acts.items():  # those that fork come before torch has made threads
+            if part in chosen:
+                result[part] = asyncio.run(act())
+                print(f"{part}: {json.dumps(result[part], indent=1)}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""``pagurus weights``: the published versions of a run's policy.
+
+Owns: names, arguments, what is printed. Does not own: what is on disk (:mod:`rollout.weights`). No daemon is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pagurus import output
+from pagurus.common import Json
+from sandbox.errors import NotFound, PagurusError
+
+if TYPE_CHECKING:
+    from rollout.weights.mirror import Table
+    from rollout.weights.store import VersionStore
+
+application = typer.Typer(help="The published versions of a run's policy.", no_args_is_help=True)
+Run = Annotated[Path, typer.Argument(help="A run folder, or a folder of published weights.", metavar="RUN")]
+Version = Annotated[int, typer.Argument(help="Number of a version.")]
+
+
+def store_of(run: Path) -> VersionStore:
+    from rollout.weights.store import VersionStore
+
+    for folder in (run / "weights", run):
+        if (folder / "versions").is_dir() and (folder / "chunks").is_dir():
+            return VersionStore(folder)
+    raise NotFound(f"{run} has no published weights", remedy="name a run folder, such as runs/latest")
+
+
+@application.command("ls")
+def list_versions(run: Run, json: Json = False) -> None:
+    """Versions, what each takes as changes and as a whole image, and who reads them."""
+    store = store_of(run)
+    rows = [(ref, store.manifest(ref)) for ref in store.versions()]
+    readers = store.readers()
+    if json:
+        output.as_json(
+            {
+                "versions": [
+                    {
+                        "version": ref.version,
+                        "created": manifest.created,
+                        "step_bytes": manifest.step_bytes if "step" in ref.ways else None,
+                        "whole_bytes": manifest.whole_bytes if "whole" in ref.ways else None,
+                        "manifest": ref.manifest.digest,
+                    }
+                    for ref, manifest in rows
+                ],
+                "readers": {name: {"version": lease.version} for name, lease in readers.items()},
+            }
+        )
+        return
+    output.table(
+        ("version", "published", "changes", "whole image", "manifest"),
+        [
+            (
+                ref.version,
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created)),
+                "" if manifest.step_bytes is None or "step" not in ref.ways else output.size(manifest.step_bytes),
+                "" if manifest.whole_bytes is None or "whole" not in ref.ways else output.size(manifest.whole_bytes),
+                ref.manifest.digest[:12],
+            )
+            for ref, manifest in rows
+        ],
+    )
+    newest = rows[-1][0].version if rows else None
+    for name, lease in sorted(readers.items()):
+        behind = "" if newest is None or lease.version < 0 else f", {newest - lease.version} behind"
+        output.say(f"{name} has version {lease.version}{behind}" if lease.version >= 0 else f"{name} has none yet")
+
+
+@application.command()
+def verify(run: Run) -> None:
+    """Read every version that is listed: content by its hash, and every piece of the weights after its changes."""
+    store = store_of(run)
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix=".verify-", dir=store.folder) as place:
+        for ref in store.versions():
+            try:
+                _tables(store, ref.version, Path(place))
+                output.say(f"version {ref.version} is whole")
+            except PagurusError as error:
+                failed += 1
+                output.say(f"version {ref.version}: {error}")
+    if failed:
+        raise typer.Exit(1)
+
+
+@application.command()
+def diff(run: Run, one: Version, other: Version, json: Json = False) -> None:
+    """How many elements of each tensor differ between two versions."""
+    import numpy as np
+
+    store = store_of(run)
+    with tempfile.TemporaryDirectory(prefix=".diff-", dir=store.folder) as place:
+        tables = [_tables(store, number, Path(place) / str(number)) for number in (one, other)]
+        counts = {
+            name: (int(np.count_nonzero(table != tables[1][name])), table.size)
+            for name, table in tables[0].items()
+            if name in tables[1] and tables[1][name].shape == table.shape
+        }
+    if json:
+        output.as_json({name: {"changed": changed, "words": words} for name, (changed, words) in counts.items()})
+        return
+    changed, words = (sum(pair[index] for pair in counts.values()) for index in range(2))
+    rows = [(name, each, f"{each / of:.4%}") for name, (each, of) in counts.items() if each]
+    output.table(("tensor", "words changed", "share"), rows)
+    output.say(f"{changed} of {words} 16-bit words differ ({changed / words:.4%})")
+
+
+@application.command()
+def gc(run: Run, keep: Annotated[int, typer.Option(help="Newest versions that stay.")] = 3) -> None:
+    """Remove what neither the newest versions nor any reader needs."""
+    store = store_of(run)
+    done = store.collect(keep=max(1, keep))
+    output.say(f"removed {done.versions} versions, {output.size(done.bytes)} in {done.chunks} files")
+
+
+@application.command()
+def rollback(run: Run, version: Version) -> None:
+    """Publish this version as the newest again: those after it are withdrawn, readers go back."""
+    store = store_of(run)
+    store.version(version)
+    store.withdraw(version)
+    output.say(f"version {version} is the newest now")
+
+
+def _tables(store: VersionStore, version: int, place: Path) -> dict[str, Table]:
+    """The weights of a version, put together in `place` and checked piece by piece."""
+    from rollout.weights.mirror import Mirror
+    from rollout.weights.puller import Puller
+    from rollout.weights.source import FolderSource
+    from rollout.weights.versions import decode_layout
+
+    async def pull() -> dict[str, Table]:
+        mirror = Mirror(place)
+        puller = Puller(FolderSource(store), mirror, name="pagurus-weights")
+        try:
+            await puller.pull(version)
+        finally:
+            await puller.close()
+        return mirror.tables(decode_layout(store.get(store.manifest(store.version(version)).layout)))
+
+    return asyncio.run(pull())

@@ -1,0 +1,185 @@
+"""`Puller`: brings a mirror to a version while its engine generates.
+
+Owns: the way (the cheaper of changes and whole image), what was fetched, the reader's lease. Does not own: the engine.
+Guarantee: after `pull` the mirror has exactly that version, every piece checked; when it raises, or is killed at any
+instant, the mirror has its old version or says that it has none, and the next `pull` mends it.
+
+::
+
+    versions ─▶ manifests ─▶ route ─▶ for each hop: fetch segments ─▶ decode ─▶ write into the mirror ─▶ check ─▶ Pulled
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from rollout.decide.weights import Hop, Known, route
+from rollout.weights.codec import decode
+from rollout.weights.layout import Layout
+from rollout.weights.mirror import Mirror, Write
+from rollout.weights.source import Source
+from rollout.weights.store import Lease, known_of
+from rollout.weights.versions import Manifest, Ref, VersionRef, decode_layout, decode_manifest
+from sandbox.errors import EngineFailed, NotEqual, NotFound
+
+AT_ONCE = 4  # segments under way
+EACH_WAY = 2  # by the cheaper way, then by the whole image
+
+
+class Spent(msgspec.Struct, kw_only=True):
+    """Of one pull: seconds by phase, and what crossed the link."""
+
+    bytes: int = 0
+    fetch_s: float = 0.0  # waiting for content
+    write_s: float = 0.0  # decoding it and writing it into the mirror
+    check_s: float = 0.0  # hashing the result
+
+
+class Pulled(msgspec.Struct, kw_only=True):
+    """`writes`: what an engine of version `since` has to write to be of `version`; None: all, from the mirror."""
+
+    version: int
+    since: int | None
+    writes: list[Write] | None
+    hops: int
+    spent: Spent
+
+
+class Puller:
+    """``puller = Puller(HttpSource(url), Mirror(folder), name="engine-3"); pulled = await puller.pull()``"""
+
+    def __init__(self, source: Source, mirror: Mirror, *, name: str):
+        self.source, self.mirror, self.name = source, mirror, name
+        self._manifests: dict[str, Manifest] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._pulling = asyncio.Lock()
+        self._hands = ThreadPoolExecutor(1, f"weights of {name}")  # one: the engine needs the cores
+
+    async def newest(self) -> VersionRef | None:
+        listed = await self.source.versions()
+        return listed[-1] if listed else None
+
+    async def pull(self, version: int | None = None) -> Pulled:
+        """Bring the mirror to this version; None: to the newest. Raises NotFound, EngineFailed, NotEqual."""
+        async with self._pulling:
+            spent = Spent()
+            for attempt in range(EACH_WAY):
+                listed = await self.source.versions()
+                want = _chosen(listed, version)
+                stands = self.mirror.state.digest or self.mirror.state.since
+                holds = None if attempt else stands
+                await self._lease(stands, want)
+                known = [known_of(ref, await self._manifest(ref, spent)) for ref in listed]
+                try:
+                    pulled = await self._go(known, listed, holds, want, spent)
+                except (NotEqual, NotFound, EngineFailed):  # the mirror or content was damaged, or a version collected
+                    if attempt == EACH_WAY - 1:
+                        raise
+                    continue
+                await self._lease(want.manifest.digest, None, want.version)
+                return pulled
+        raise AssertionError("the last attempt returned or raised")
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._hands.shutdown)
+        await self.source.close()
+
+    async def _go(
+        self, known: list[Known], listed: Sequence[VersionRef], holds: str | None, want: VersionRef, spent: Spent
+    ) -> Pulled:
+        since = self.mirror.version if holds is not None else None
+        hops = route(known, holds, want.manifest.digest)
+        if hops is None:
+            raise NotFound(f"nothing leads to version {want.version} of the weights", remedy="publish it again")
+        manifest = await self._manifest(want, spent)
+        layout = await self._layout(manifest, spent)
+        if not hops and self.mirror.version is not None:
+            return Pulled(version=want.version, since=since, writes=[], hops=0, spent=spent)
+        by_digest = {ref.manifest.digest: ref for ref in listed}
+        whole = bool(hops) and hops[0].kind == "whole"
+        await self._do(self.mirror.begin, layout, None if whole else holds, want.manifest.digest)
+        writes: list[Write] = []
+        for hop in hops:
+            writes += await self._hop(hop, await self._manifest(by_digest[hop.digest], spent), layout, spent)
+            if whole:
+                writes.clear()  # the engine takes all of it from the mirror
+        started = time.monotonic()
+        files = [(name, await self._get(ref, spent)) for name, ref in manifest.files.items()]
+        await self._do(self.mirror.put_files, files)
+        await self._do(self.mirror.finish, want.version, want.manifest.digest, manifest.digests)
+        spent.check_s += time.monotonic() - started
+        known_since = since is not None and not whole
+        return Pulled(
+            version=want.version,
+            since=since if known_since else None,
+            writes=writes if known_since else None,
+            hops=len(hops),
+            spent=spent,
+        )
+
+    async def _hop(self, hop: Hop, manifest: Manifest, layout: Layout, spent: Spent) -> list[Write]:
+        """Fetch and write the segments of one version that this rank reads."""
+        if manifest.layout.digest not in self._layouts or self._layouts[manifest.layout.digest] != layout:
+            raise NotFound(f"version {manifest.version} is cut in another way", remedy="fetch the whole image")
+        refs = manifest.whole if hop.kind == "whole" else manifest.steps
+        assert refs is not None
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def segment(number: int, ref: Ref) -> list[Write]:
+            async with slots:
+                content = await self._get(ref, spent)
+                started = time.monotonic()
+                writes = await self._do(self._write, number, content, layout)
+                spent.write_s += time.monotonic() - started
+                return writes
+
+        needed = layout.needed(self.mirror.part, self.mirror.parts)
+        tasks = [asyncio.create_task(segment(number, ref)) for number in needed if (ref := refs[number]) is not None]
+        try:
+            return [write for writes in await asyncio.gather(*tasks) for write in writes]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # nothing writes into the mirror after this
+
+    def _write(self, number: int, content: bytes, layout: Layout) -> list[Write]:
+        return self.mirror.write(number, decode(content, layout.segments[number].words))
+
+    async def _get(self, ref: Ref, spent: Spent) -> bytes:
+        started = time.monotonic()
+        content = await self.source.chunk(ref)
+        spent.fetch_s += time.monotonic() - started
+        spent.bytes += len(content)
+        return content
+
+    async def _manifest(self, ref: VersionRef, spent: Spent) -> Manifest:
+        name = ref.manifest.digest
+        if name not in self._manifests:
+            self._manifests[name] = decode_manifest(await self._get(ref.manifest, spent))
+        return self._manifests[name]
+
+    async def _layout(self, manifest: Manifest, spent: Spent) -> Layout:
+        name = manifest.layout.digest
+        if name not in self._layouts:
+            self._layouts = {name: decode_layout(await self._get(manifest.layout, spent))}
+        return self._layouts[name]
+
+    async def _lease(self, stands: str | None, want: VersionRef | None, version: int = -1) -> None:
+        lease = Lease(holds=stands, fetches=want.manifest.digest if want else None, version=version)
+        await self.source.lease(self.name, lease)
+
+    async def _do(self, act, *arguments):  # type: ignore[no-untyped-def]
+        return await asyncio.get_running_loop().run_in_executor(self._hands, act, *arguments)
+
+
+def _chosen(listed: Sequence[VersionRef], version: int | None) -> VersionRef:
+    for ref in reversed(listed):
+        if version is None or ref.version == version:
+            return ref
+    what = "no weights are published yet" if version is None else f"version {version} of the weights is not published"
+    raise NotFound(what, remedy="list what there is: `pagurus weights ls`")

@@ -1,0 +1,276 @@
+"""`VersionStore`: published versions in a folder, by content.
+
+Owns: `chunks/`, `versions/`, `readers/` below the folder. Does not own: encoding, sockets.
+Guarantee: a version that is listed is complete and on disk; content is checked whenever it is read; what a reader
+stands on or fetches is not collected. Killed at any instant, the folder lists the versions that it listed before, or
+one more. A publisher that was believed dead (an older generation) cannot publish.
+
+::
+
+    chunks/ab/abcdef…      content, named by its blake3
+    versions/000012        VersionRef: written last
+    readers/NAME           what a reader stands on and fetches, until when
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from rollout.decide.weights import Hop, Known, retained
+from rollout.weights.versions import Manifest, Ref, VersionRef, Way, decode_manifest, digest, ref_of
+from sandbox import durable
+from sandbox.errors import Conflict, EngineFailed, Invalid, NotFound
+
+LEASE = 600.0  # seconds for which a reader is believed without a word
+HEX = frozenset("0123456789abcdef")
+
+
+class Lease(msgspec.Struct, kw_only=True):
+    """reader -> store: what it holds on to. Digests of manifests."""
+
+    holds: str | None = None
+    fetches: str | None = None
+    version: int = -1  # of `holds`
+    until: float = 0.0
+
+
+class Collected(msgspec.Struct, frozen=True):
+    versions: int
+    chunks: int
+    bytes: int
+
+
+class VersionStore:
+    """``store.put(content)``; ``store.publish(manifest)``; ``store.versions()``; ``store.get(ref)``."""
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self._manifests: dict[str, Manifest] = {}
+        for name in ("chunks", "versions", "readers"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    # ------------------------------------------------------------------ content
+
+    def path(self, name: str) -> Path:
+        """Where content lies. Raises Invalid unless `name` is a digest: names come from other hosts."""
+        if len(name) != 64 or not HEX.issuperset(name):
+            raise Invalid(f"{name[:80]!r} is no digest", remedy="ask for the digest that a manifest names")
+        return self.folder / "chunks" / name[:2] / name
+
+    def has(self, name: str) -> bool:
+        return self.path(name).exists()
+
+    def put(self, content: bytes) -> Ref:
+        """Content is there, and on disk, when this returns."""
+        ref = ref_of(content)
+        path = self.path(ref.digest)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            self._put(path, content)
+        return ref
+
+    def _put(self, path: Path, content: bytes) -> None:
+        """Several processes may put the same content: each writes a file of its own, the last name stands."""
+        aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+        try:
+            aside.write_bytes(content)
+            durable.sync(aside)
+            aside.rename(path)
+        finally:
+            aside.unlink(missing_ok=True)
+        durable.sync(path.parent)
+
+    def get(self, ref: Ref) -> bytes:
+        """Raises NotFound, or EngineFailed for content that was damaged; that is then removed, to be fetched again."""
+        path = self.path(ref.digest)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise NotFound(f"{self.folder} has no weights {ref.digest[:12]}", remedy="publish again") from None
+        if digest(content) != ref.digest:
+            path.unlink(missing_ok=True)
+            raise EngineFailed(f"weights {ref.digest[:12]} in {self.folder} were damaged", remedy="fetch them again")
+        return content
+
+    def check(self, name: str) -> None:
+        """Somebody found this content damaged: it is removed if it is."""
+        path = self.path(name)
+        if path.exists() and digest(path.read_bytes()) != name:
+            path.unlink(missing_ok=True)
+
+    def trim(self, most: int) -> None:
+        """Of a cache: what was used least recently goes, until it holds at most `most` bytes."""
+        states = [(path, _state(path)) for path in self.folder.glob("chunks/??/*")]
+        found = sorted(((state.st_mtime, state.st_size, path) for path, state in states if state), reverse=True)
+        held = 0
+        for _, size, path in found:
+            held += size
+            if held > most:
+                path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ versions
+
+    def publish(self, manifest: Manifest) -> VersionRef:
+        """Make a version visible whose content is all here. Replaces a version of the same number.
+
+        Raises Conflict for a publisher that another one has followed, NotFound naming content that is missing.
+        """
+        missing = sorted(name for name in manifest.refs() if not self.has(name))
+        if missing:
+            raise NotFound(
+                f"version {manifest.version} lacks {len(missing)} of its parts, first {missing[0][:12]}",
+                remedy="put its content before its manifest",
+            )
+        with self._locked():
+            newest = self.newest()
+            if newest is not None and self.manifest(newest).generation > manifest.generation:
+                raise Conflict(
+                    f"version {manifest.version} comes from publisher {manifest.generation}, which was replaced",
+                    remedy="end this publisher",
+                )
+            ref = VersionRef(manifest.version, self.put(msgspec.msgpack.encode(manifest)))
+            durable.publish(self._listed(manifest.version), msgspec.msgpack.encode(ref))
+        return ref
+
+    def versions(self) -> list[VersionRef]:
+        """Oldest first."""
+        found = []
+        for path in sorted((self.folder / "versions").iterdir()):
+            if path.name.isdigit():
+                try:
+                    found.append(msgspec.msgpack.decode(path.read_bytes(), type=VersionRef))
+                except FileNotFoundError:
+                    continue  # collected meanwhile
+                except msgspec.MsgspecError:
+                    raise EngineFailed(
+                        f"{path} was damaged", remedy="remove it, or publish that version again"
+                    ) from None
+        return found
+
+    def newest(self) -> VersionRef | None:
+        found = self.versions()
+        return found[-1] if found else None
+
+    def version(self, number: int) -> VersionRef:
+        for ref in self.versions():
+            if ref.version == number:
+                return ref
+        raise NotFound(f"{self.folder} has no version {number}", remedy="list what there is: `pagurus weights ls`")
+
+    def manifest(self, ref: VersionRef) -> Manifest:
+        known = self._manifests.get(ref.manifest.digest)
+        if known is None:
+            known = self._manifests[ref.manifest.digest] = decode_manifest(self.get(ref.manifest))
+        return known
+
+    def withdraw(self, number: int) -> None:
+        """Versions above `number` are published no longer; their content stays until it is collected."""
+        with self._locked():
+            for ref in self.versions():
+                if ref.version > number:
+                    self._listed(ref.version).unlink(missing_ok=True)
+            durable.sync(self.folder / "versions")
+
+    # ------------------------------------------------------------------ readers and collection
+
+    def lease(self, reader: str, lease: Lease) -> None:
+        """Write down what a reader holds, for `LEASE` seconds. Raises Invalid for a name that is no plain word."""
+        if not reader.replace("-", "").replace("_", "").isalnum() or len(reader) > 100:
+            raise Invalid(f"{reader[:80]!r} is no name of a reader", remedy="use letters, digits, - and _")
+        lease.until = time.time() + LEASE
+        # Not durable: after a loss of power the reader says it again.
+        durable.publish(self.folder / "readers" / reader, msgspec.msgpack.encode(lease), durable=False)
+
+    def readers(self) -> dict[str, Lease]:
+        """Those whose lease has not ended."""
+        found = {}
+        for path in (self.folder / "readers").iterdir():
+            if not path.name.endswith(".new"):
+                lease = msgspec.msgpack.decode(path.read_bytes(), type=Lease)
+                if lease.until > time.time():
+                    found[path.name] = lease
+        return found
+
+    def known(self) -> list[Known]:
+        return [known_of(ref, self.manifest(ref)) for ref in self.versions()]
+
+    def collect(self, *, keep: int) -> Collected:
+        """Remove what neither the last `keep` versions nor any reader needs. Waits for a publication under way."""
+        with self._locked(), self._locked("publishing"):
+            refs = {ref.manifest.digest: ref for ref in self.versions()}
+            leases = self.readers().values()
+            held = {name for lease in leases for name in (lease.holds, lease.fetches) if name in refs}
+            hops = retained(self.known(), keep=keep, leased=held)
+            needed: set[str] = set()
+            kept = 0
+            for name, ref in refs.items():
+                ways = tuple(way for way in ref.ways if Hop(name, way) in hops)
+                if ways != ref.ways:
+                    self._relist(ref, ways)
+                if ways:
+                    kept += 1
+                    needed |= {name} | needed_of(self.manifest(ref), ways)
+            durable.sync(self.folder / "versions")  # no version is listed whose content goes now
+            return Collected(len(refs) - kept, *self._sweep(needed))
+
+    def _relist(self, ref: VersionRef, ways: tuple[Way, ...]) -> None:
+        if ways:
+            durable.publish(self._listed(ref.version), msgspec.msgpack.encode(msgspec.structs.replace(ref, ways=ways)))
+        else:
+            self._listed(ref.version).unlink()
+
+    def _sweep(self, needed: set[str]) -> tuple[int, int]:
+        chunks = size = 0
+        for path in (self.folder / "chunks").glob("??/*"):
+            if path.name not in needed:
+                size += path.stat().st_size
+                chunks += 1
+                path.unlink()
+        self._manifests = {name: manifest for name, manifest in self._manifests.items() if name in needed}
+        return chunks, size
+
+    def _listed(self, number: int) -> Path:
+        return self.folder / "versions" / f"{number:09d}"
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Content that is put inside is not collected before the version that needs it is published."""
+        with self._locked("publishing", shared=True):
+            yield
+
+    @contextmanager
+    def _locked(self, name: str = "lock", *, shared: bool = False) -> Iterator[None]:
+        with (self.folder / name).open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            yield
+
+
+def known_of(ref: VersionRef, manifest: Manifest) -> Known:
+    step = manifest.step_bytes if "step" in ref.ways else None
+    whole = manifest.whole_bytes if "whole" in ref.ways else None
+    return Known(ref.version, ref.manifest.digest, manifest.base, step, whole)
+
+
+def needed_of(manifest: Manifest, ways: Collection[Way]) -> set[str]:
+    """Digests of the content that these ways into a version need."""
+    needed = {manifest.layout.digest, *(ref.digest for ref in manifest.files.values())}
+    if "step" in ways:
+        needed |= {ref.digest for ref in manifest.steps or [] if ref is not None}
+    if "whole" in ways:
+        needed |= {ref.digest for ref in manifest.whole or []}
+    return needed
+
+
+def _state(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,288 @@
+"""`Publisher`: what this rank holds of the model, as the next version of the weights.
+
+Owns: the copy that was published last, the comparison with it, the order of a publication. Does not own: the
+encoding and the store (rollout.weights), when to publish.
+Guarantee: a version is visible when every rank's part of it is on disk, and not before; weights that are no numbers are
+never published; encoding runs in a thread while the next rollout does, on a copy, so the trainer may step meanwhile.
+
+::
+
+    start(): cast and copy ─▶ [thread: compare ▸ encode ▸ hash ▸ put] ─▶ gather on rank 0 ─▶ manifest ─▶ VersionRef
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rollout.weights.codec import Words, changed, encode_changes, encode_whole, pays
+from rollout.weights.layout import Layout, Segment, TensorSpec, cut, rank_rows
+from rollout.weights.store import VersionStore
+from rollout.weights.versions import PIECE_DIGEST, Manifest, Ref, VersionRef, piece_digest
+from sandbox.errors import Invalid
+from trainer.distributed.ranks import ALONE, Ranks
+from trainer.publish import need_finite
+
+DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+class Encoded(msgspec.Struct):
+    """One rank's part of a version: by number of the segment."""
+
+    steps: dict[int, Ref | None]
+    whole: dict[int, Ref]
+    digests: dict[int, bytes]
+
+
+class Seconds(msgspec.Struct, kw_only=True):
+    """Of the last publication."""
+
+    copy_s: float = 0.0  # what the step waits for
+    encode_s: float = 0.0  # in the thread
+    bytes: int = 0  # of this rank's changes
+    whole_bytes: int = 0
+    changed: int = 0  # words
+    words: int = 0
+
+
+class Publisher:
+    """``publisher.start(3, tensors, files)``, go on training, ``ref = publisher.wait()``. All ranks call the same."""
+
+    def __init__(
+        self,
+        store: VersionStore,
+        *,
+        ranks: Ranks = ALONE,
+        slots: int = 1,
+        whole_every: int = 20,
+        keep: int = 3,
+        dtype: torch.dtype | None = torch.bfloat16,
+        generation: int = 0,
+        parts: Ranks | None = None,
+    ):
+        """`slots`: the largest tensor parallelism of engines that read by slices. `dtype` None: as the weights are.
+
+        `whole_every`: how many versions share one whole image; `keep`: versions that stay for whoever comes late.
+        """
+        self.store, self.ranks, self.slots, self.keep = store, parts or ranks, slots, keep
+        self.whole_every, self.dtype, self.generation = whole_every, dtype, generation
+        self.seconds = Seconds()
+        self._group = dist.new_group(backend="gloo") if not self.ranks.alone and parts is None else None
+        self._base: dict[str, Tensor] = {}  # what the newest version has of this rank's rows
+        self._base_ref: VersionRef | None = None
+        self._since_whole = 0
+        self._layout: tuple[Layout, Ref] | None = None
+        self._hand = ThreadPoolExecutor(1, "publisher")
+        self._pending: Future[VersionRef | None] | None = None
+
+    def start(
+        self,
+        version: int,
+        tensors: Mapping[str, Tensor],
+        files: Mapping[str, bytes],
+        *,
+        shapes: Mapping[str, torch.Size],
+    ) -> None:
+        """Copy this rank's rows of every tensor; the rest happens in a thread. `shapes` are of the whole tensors."""
+        self.wait()
+        need_finite(tensors)
+        started = time.monotonic()
+        copies = {name: self._copy(tensor) for name, tensor in tensors.items()}
+        self.seconds = Seconds(copy_s=time.monotonic() - started)
+        self._pending = self._hand.submit(self._publish, version, copies, dict(files), dict(shapes))
+
+    def wait(self) -> VersionRef | None:
+        """The version that was started, once it is visible; on ranks other than 0, None."""
+        if self._pending is None:
+            return self._base_ref
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor], files: Mapping[str, bytes]) -> VersionRef:
+        """One rank, at once: `tensors` are whole."""
+        self.start(version, tensors, files, shapes={name: tensor.shape for name, tensor in tensors.items()})
+        ref = self.wait()
+        assert ref is not None
+        return ref
+
+    def close(self) -> None:
+        self._hand.shutdown()
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """A copy of our own, in the published dtype, where the tensor lies (on a GPU it stays there)."""
+        floating = self.dtype is not None and tensor.is_floating_point()
+        return tensor.detach().to(self.dtype if floating else tensor.dtype, copy=True).contiguous()
+
+    def _publish(
+        self, version: int, copies: dict[str, Tensor], files: dict[str, bytes], shapes: dict[str, torch.Size]
+    ) -> VersionRef | None:
+        started = time.monotonic()
+        with self.store.publishing():
+            layout, layout_ref = self._cut(copies, shapes)
+            base = self._matching(copies)
+            whole = base is None or self._since_whole + 1 >= self.whole_every
+            encoded = self._encode(layout, copies, against=self._base if base is not None else None, whole=whole)
+            parts = self._gather(encoded)
+            ref = None
+            if parts is not None:
+                ref = self.store.publish(
+                    Manifest(
+                        version=version,
+                        layout=layout_ref,
+                        base=base.manifest.digest if base is not None else None,
+                        steps=_ordered(layout, [part.steps for part in parts]) if base is not None else None,
+                        whole=_ordered(layout, [part.whole for part in parts]) if whole else None,
+                        digests=b"".join(_ordered(layout, [part.digests for part in parts])),
+                        files={name: self.store.put(content) for name, content in files.items()},
+                        generation=self.generation,
+                        created=time.time(),
+                    )
+                )
+        self._base, self._base_ref = copies, self._tell(ref)
+        self._since_whole = 0 if whole else self._since_whole + 1
+        self.seconds.encode_s = time.monotonic() - started
+        if self.ranks.rank == 0:
+            self.store.collect(keep=self.keep)
+        return self._base_ref
+
+    def _cut(self, copies: dict[str, Tensor], shapes: dict[str, torch.Size]) -> tuple[Layout, Ref]:
+        specs = []
+        for name, tensor in copies.items():
+            if tensor.dtype not in DTYPES:
+                raise Invalid(f"{name} is of {tensor.dtype}, which is not published", remedy="publish it as bfloat16")
+            specs.append(TensorSpec(name, DTYPES[tensor.dtype], tuple(shapes[name])))
+        if self._layout is None or self._layout[0].tensors != sorted(specs, key=lambda spec: spec.name):
+            layout = cut(specs, ranks=self.ranks.size, slots=self.slots)
+            self._layout = layout, self.store.put(msgspec.msgpack.encode(layout))
+        return self._layout
+
+    def _matching(self, copies: dict[str, Tensor]) -> VersionRef | None:
+        """The version that `_base` is, if changes can go on from it; rank 0 looks whether it still is the newest."""
+        ours = self._base_ref
+        if {name: tensor.shape for name, tensor in self._base.items()} != {
+            name: tensor.shape for name, tensor in copies.items()
+        }:
+            ours = None
+        if ours is not None and self.ranks.rank == 0:
+            newest = self.store.newest()
+            ours = ours if newest is not None and newest.manifest == ours.manifest else None
+        return self._tell(ours)
+
+    def resume(self, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> bool:
+        """After a restart: whether the newest version is these very weights, so that changes go on from it."""
+        newest = self.store.newest()
+        copies = {name: self._copy(tensor) for name, tensor in tensors.items()}
+        equal = False
+        if newest is not None:
+            layout, ref = self._cut(copies, dict(shapes))
+            manifest = self.store.manifest(newest)
+            if manifest.layout == ref:
+                own = b"".join(
+                    self._digests(segment, layout, copies) for segment in layout.segments if self._own(segment)
+                )
+                equal = own == _own_digests(layout, manifest.digests, self.ranks.rank)
+        if not self.ranks.alone:
+            votes: list[bool] = [False] * self.ranks.size
+            dist.all_gather_object(votes, equal, group=self._group)
+            equal = all(votes)
+        if equal:
+            self._base, self._base_ref = copies, newest
+        return equal
+
+    def _own(self, segment: Segment) -> bool:
+        return segment.rank == self.ranks.rank
+
+    def _encode(
+        self, layout: Layout, copies: dict[str, Tensor], *, against: dict[str, Tensor] | None, whole: bool
+    ) -> Encoded:
+        result = Encoded({}, {}, {})
+        for number, segment in enumerate(layout.segments):
+            if not self._own(segment):
+                continue
+            new = self._words(segment, layout, copies)
+            self.seconds.words += new.numel()
+            if against is not None:
+                content = self._step(new, self._words(segment, layout, against))
+                result.steps[number] = None if content is None else self.store.put(content)
+                self.seconds.bytes += 0 if content is None else len(content)
+            if whole:
+                content = encode_whole(_host(new))
+                result.whole[number] = self.store.put(content)
+                self.seconds.whole_bytes += len(content)
+            result.digests[number] = self._digests(segment, layout, copies)
+        return result
+
+    def _step(self, new: Tensor, old: Tensor) -> bytes | None:
+        """Changes from `old` to `new`, found and picked out where they lie."""
+        if new.is_cuda:
+            positions = torch.nonzero(new != old).squeeze(1)
+            count, values = len(positions), _host(new[positions])
+            where = positions.cpu().numpy()
+        else:
+            where = changed(_host(new), _host(old))
+            count, values = len(where), _host(new)[where]
+        self.seconds.changed += count
+        if not count:
+            return None
+        return encode_changes(where, values, new.numel()) if pays(count, new.numel()) else encode_whole(_host(new))
+
+    def _words(self, segment: Segment, layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
+        """The segment's pieces, one after another, as int16."""
+        pieces = [self._piece(segment, index, layout, tensors).reshape(-1) for index in range(len(segment.pieces))]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _piece(self, segment: Segment, index: int, layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
+        piece = segment.pieces[index]
+        spec = layout.tensors[piece.tensor]
+        first, _ = rank_rows(spec.rows, self.ranks.rank, self.ranks.size)
+        table = tensors[spec.name].view(torch.int16).reshape(-1, spec.columns)
+        return table[piece.top - first : piece.bottom - first, piece.left : piece.right]
+
+    def _digests(self, segment: Segment, layout: Layout, tensors: dict[str, Tensor]) -> bytes:
+        """Of each piece."""
+        return b"".join(
+            piece_digest(_host(self._piece(segment, index, layout, tensors).reshape(-1)).data.cast("B"))
+            for index in range(len(segment.pieces))
+        )
+
+    def _gather(self, encoded: Encoded) -> list[Encoded] | None:
+        """Every rank's part, on rank 0; elsewhere None."""
+        if self.ranks.alone:
+            return [encoded]
+        parts: list[Encoded | None] | None = [None] * self.ranks.size if self.ranks.rank == 0 else None
+        dist.gather_object(encoded, parts, group=self._group)
+        return None if parts is None else [part for part in parts if part is not None]
+
+    def _tell(self, ref: VersionRef | None) -> VersionRef | None:
+        """What rank 0 published, on every rank."""
+        if self.ranks.alone:
+            return ref
+        told = [ref]
+        dist.broadcast_object_list(told, group=self._group)
+        return told[0]
+
+
+def _host(words: Tensor) -> Words:
+    return words.contiguous().cpu().numpy().view(np.uint16)
+
+
+def _ordered(layout: Layout, parts: list) -> list:  # type: ignore[type-arg]
+    merged = {number: entry for part in parts for number, entry in part.items()}
+    return [merged[number] for number in range(len(layout.segments))]
+
+
+def _own_digests(layout: Layout, digests: bytes, rank: int) -> bytes:
+    own, at = [], 0
+    for segment in layout.segments:
+        size = len(segment.pieces) * PIECE_DIGEST
+        if segment.rank == rank:
+            own.append(digests[at : at + size])
+        at += size
+    return b"".join(own)
