@@ -28,7 +28,8 @@ install_hosts() {
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
         die "$PYTHON is missing or older than 3.11" "use Debian 12 or newer, or set PYTHON to a newer interpreter"
     say "create .venv from requirements.lock (about 60 MB from PyPI into $VENV)"
-    [ -x "$VENV/bin/python" ] || quiet venv "$PYTHON" -m venv "$VENV" ||
+    # A set-up that was interrupted may have left half an environment.
+    "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || quiet venv "$PYTHON" -m venv --clear "$VENV" ||
         die "no virtual environment could be made" "install python3-venv"
     quiet pip pip install -r "$LOCK" ||
         die "pip could not install requirements.lock" "check the network and $LOGS/pip.log, then run make setup again"
