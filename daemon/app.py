@@ -88,8 +88,25 @@ async def serve(options: Config, *, ready: Callable[[Host], None] | None = None)
         notify("STOPPING=1")
         watchdog.cancel()
         await listeners.close()
+        living = 0 if options.stop_sandboxes else len(host.live_sandboxes)
         await close_host(host, stop_sandboxes=options.stop_sandboxes)
         answers.close()
+        log.info("%s", farewell(living))
+
+
+def farewell(living: int) -> str:
+    """What becomes of the sandboxes when their daemon ends.
+
+    >>> farewell(0)
+    'stopped; no sandbox is left'
+    """
+    if not living:
+        return "stopped; no sandbox is left"
+    which = "1 sandbox lives" if living == 1 else f"{living} sandboxes live"
+    return (
+        f"stopped; {which} on, and the next daemon takes over (to end them: `pagurus rm --all` while one runs, "
+        "or `pagurus daemon --stop-sandboxes`)"
+    )
 
 
 def _sockets(options: Config) -> list[socket.socket]:

@@ -22,7 +22,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from daemon.wording import plain
+from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid
+from sandbox.tree.pool import SMALLEST
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +41,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     connections: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048  # at once
     gateway_config: Path | None = None  # upstreams of the LLM gateway, see daemon/gateway/upstream.py
     keep_last: Annotated[int, msgspec.Meta(ge=1)] | None = None  # checkpoints of a sandbox that says nothing; None: all
+    pool_size: str | int | None = None  # bytes of the pool's file, or "64GiB"; None: see Pool
     stop_sandboxes: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -72,6 +75,8 @@ def is_loopback(host: str) -> bool:
 
 def check(config: Config) -> Config:
     """`config`, if it fits together. Raises Invalid."""
+    if config.pool_size is not None and parse_bytes(config.pool_size) < SMALLEST:
+        raise Invalid(f"a pool of {config.pool_size} is too small", remedy=f"give it {SMALLEST >> 20}MiB at least")
     given = (config.tls_cert is not None, config.tls_key is not None)
     if any(given) and not all(given):
         raise Invalid("a certificate needs its key", remedy="give tls_cert and tls_key")
@@ -100,6 +105,7 @@ VARIABLES = {
     "PAGURUS_RUN": "run",
     "PAGURUS_GATEWAY_CONFIG": "gateway_config",
     "PAGURUS_KEEP_LAST": "keep_last",
+    "PAGURUS_POOL_SIZE": "pool_size",
 }
 
 
@@ -118,6 +124,7 @@ def parse(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Co
     parser.add_argument("--connections", type=int, help="most connections at once")
     parser.add_argument("--gateway-config", metavar="FILE", help="upstreams of the LLM gateway (TOML)")
     parser.add_argument("--keep-last", type=int, metavar="N", help="checkpoints kept of sandboxes that say nothing")
+    parser.add_argument("--pool-size", metavar="SIZE", help="of the file that holds all sandboxes, such as 64GiB")
     parser.add_argument("--stop-sandboxes", action="store_true", help="remove all sandboxes when the daemon stops")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value not in (None, False)}

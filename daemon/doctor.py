@@ -68,6 +68,20 @@ def sound(findings: list[Finding]) -> bool:
     return all(finding.level != "miss" for finding in findings)
 
 
+def conclusion(findings: list[Finding]) -> str:
+    """One line: ready, or what to do.
+
+    >>> conclusion([Finding("root", "ok", ""), Finding("vllm", "note", "")])
+    'ready: start the daemon with `pagurus daemon`'
+    """
+    missing = [finding for finding in findings if finding.level == "miss"]
+    if not missing:
+        return "ready: start the daemon with `pagurus daemon`"
+    names = ", ".join(finding.name for finding in missing)
+    remedies = [finding.remedy for finding in missing if finding.remedy]
+    return f"not ready, {names} missing: {remedies[0] if remedies else 'see above'}, then `pagurus doctor` again"
+
+
 def _probe(name: str, required: bool, work: Callable[[], str]) -> Finding:
     try:
         return Finding(name, "ok", work())
@@ -322,6 +336,18 @@ def _space() -> str:
     return f"{free >> 30} GiB free at {folder}"
 
 
+def _pool() -> str:
+    from sandbox.tree.pool import Pool
+
+    pool, way = Pool(), "`pagurus daemon --pool-size` says another size"
+    if not pool.state.is_dir():
+        raise _Miss("not made yet", way)
+    if not pool.mounted():
+        return f"the first daemon makes one of {pool.planned() / (1 << 30):.0f} GiB; {way}"
+    usage = pool.usage()
+    return f"{usage.free / (1 << 30):.1f} of {usage.total / (1 << 30):.1f} GiB free; {way}"
+
+
 def _docker() -> str:
     import docker
     from docker.errors import DockerException
@@ -369,6 +395,7 @@ PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("root", True, _root),
     ("kernel", True, _kernel),
     ("space", True, _space),
+    ("pool", False, _pool),
     ("btf", True, _btf),
     ("inspector", True, _inspector),
     ("cgroups", True, _cgroups),

@@ -1,8 +1,9 @@
-"""The daemon's log: one JSON object for each line on stderr.
+"""The daemon's log on stderr: lines for a person at a terminal, else one JSON object for each line.
 
-Owns: the form. Fields: ``time``, ``level``, ``logger``, ``message``; ``sandbox``, ``turn`` and ``checkpoint``
-where there is one; ``request`` and ``token`` (its id) while a request is served, then also the ``sandbox`` that it is
-about and the last ``turn`` that has ended there, unless the line is about another one; ``traceback``.
+Owns: the form. Fields of the objects: ``time``, ``level``, ``logger``, ``message``; ``sandbox``, ``turn`` and
+``checkpoint`` where there is one; ``request`` and ``token`` (its id) while a request is served, then also the
+``sandbox`` that it is about and the last ``turn`` that has ended there, unless the line is about another one;
+``traceback``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import re
 import secrets
 import sys
+import time
 from typing import Protocol
 
 from daemon.auth.access import CALLER
@@ -60,7 +62,21 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry)
 
 
+class Plain(logging.Formatter):
+    """One line for a person: when, how grave, what, about which sandbox. A terminal obeys nothing of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        grave = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        named = [f"{name} {getattr(record, name)}" for name in _NAMED if getattr(record, name, None) is not None]
+        about = f"  ({', '.join(named)})" if named else ""
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = f"{at}  {grave}{record.getMessage()}{about}"
+        if record.exc_info:
+            text += f"\n{self.formatException(record.exc_info)}"
+        return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def to_stderr(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(Plain() if sys.stderr.isatty() else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

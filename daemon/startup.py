@@ -42,6 +42,7 @@ from daemon.host.host import Host
 from daemon.turns import excluded
 from ebpf.inspector import Inspector
 from sandbox import private
+from sandbox.container.cgroup import parse_bytes
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.content import dumpfile
 from sandbox.criu.checkpointer import Checkpointer
@@ -71,7 +72,8 @@ async def open_host(options: config.Config) -> Host:
     places.stored.mkdir(mode=0o700, exist_ok=True)
     _make_passable(run, run / "sandboxes")
     async with contextlib.AsyncExitStack() as undo:
-        pool = await asyncio.to_thread(Pool(state).ensure)
+        size = None if options.pool_size is None else parse_bytes(options.pool_size)
+        pool = await asyncio.to_thread(Pool(state, size=size).ensure)
         catalogue = Catalogue(state / "catalogue.sqlite")
         undo.push_async_callback(catalogue.close)
         inspector = await asyncio.to_thread(Inspector.load)

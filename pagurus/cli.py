@@ -75,7 +75,7 @@ def about(
 @application.command()
 def doctor(json: Json = False) -> None:
     """Probe what this host can do, for real, and say how to mend what it cannot."""
-    from daemon.doctor import examine, sound
+    from daemon.doctor import conclusion, examine, sound
 
     findings = examine()
     if json:
@@ -85,6 +85,7 @@ def doctor(json: Json = False) -> None:
             ("", "capability", "fact", "remedy"),
             [(f.level, f.name, f.fact, f.remedy) for f in findings],
         )
+        output.say(conclusion(findings))
     raise typer.Exit(0 if sound(findings) else 1)
 
 

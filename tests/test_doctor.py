@@ -64,3 +64,11 @@ def test_a_probe_that_fails_is_a_finding() -> None:
     assert finding.level == "miss" and "criu" in finding.fact and "make setup" in finding.remedy
     assert not doctor.sound([finding])
     assert doctor.sound([doctor._probe("gpu", False, broken)])
+
+
+def test_the_last_line_says_ready_or_what_to_do() -> None:
+    fine, optional = doctor.Finding("root", "ok", "as root"), doctor.Finding("vllm", "note", "not here", "get it")
+    bad = doctor.Finding("criu", "miss", "CRIU 3", "run `make setup`")
+    assert doctor.conclusion([fine, optional]) == "ready: start the daemon with `pagurus daemon`"
+    said = doctor.conclusion([fine, bad, optional])
+    assert said == "not ready, criu missing: run `make setup`, then `pagurus doctor` again"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import json
 import os
 import socket
 import struct
@@ -16,9 +15,8 @@ import threading
 from collections.abc import Iterator
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
 
-from daemon.network import links
+from daemon.network import links, present
 from daemon.network.elements import Change, addressed, generation, permitted
 from daemon.network.namespace import CLONE_NEWNET, within
 from daemon.network.policy import compile_policy
@@ -36,12 +34,12 @@ def examine() -> str:
     if used:
         raise Unsupported(f"{used[0]} is routed elsewhere", remedy=f"sandboxes' addresses come from {POOL}: free it")
     _try()
-    if strict := _strict(json.loads(nft("-j", "list", "chains"))["nftables"]):
+    if strict := _strict(present.chains()):
         raise Unsupported(
             f"other rules drop what is forwarded: {', '.join(strict)}",
             remedy='accept iifname "pg*" and oifname "pg*" there (Docker: chain DOCKER-USER)',
         )
-    return "links, rules and refusals work; the way out is free"
+    return "links, rules and refusals work; the way out is free" + _others(present.tables())
 
 
 def _foreign(route: links.Route) -> bool:
@@ -49,14 +47,27 @@ def _foreign(route: links.Route) -> bool:
     return inside and not route.device.startswith("pg")
 
 
-def _strict(objects: list[dict[str, Any]]) -> list[str]:
+def _strict(chains: list[present.Chain]) -> list[str]:
     """Base chains of others that drop what nobody accepts."""
-    chains = [each["chain"] for each in objects if "chain" in each]
     return [
-        f"{chain['family']} {chain['table']} {chain['name']}"
+        f"{chain.family} {chain.table} {chain.name}"
         for chain in chains
-        if chain.get("hook") == "forward" and chain.get("policy") == "drop" and "pagurus" not in chain["table"]
+        if chain.forward and chain.drops and "pagurus" not in chain.table
     ]
+
+
+def _others(tables: list[tuple[str, str]]) -> str:
+    """Tables that are not ours, and whether this host's nft can read each: one that it dies over is named."""
+    told = []
+    for family, name in tables:
+        if "pagurus" not in name:
+            try:
+                nft("list", "table", family, name)
+            except Unsupported as error:
+                told.append(f"{family} {name}, which this host's nft cannot read ({error.message.partition(' (')[0]})")
+            else:
+                told.append(f"{family} {name}")
+    return f"; tables of others: {', '.join(told)}" if told else ""
 
 
 def _try() -> None:

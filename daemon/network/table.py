@@ -25,6 +25,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -33,6 +34,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Any
 
+from daemon.network import present
 from daemon.network.elements import BY_ADDRESS, INTERVALS, Change, Element, statements
 from daemon.network.ruleset import ruleset, version
 from sandbox.errors import Unsupported
@@ -108,8 +110,7 @@ class Table:
         self.close()
 
     def _current(self) -> bool:
-        mine = version(self.name, self.prefix, self.group)
-        return self.present() and re.search(rf"\b{mine}\b", nft("list", "sets", "inet")) is not None
+        return self.present() and present.has_set(self.name, version(self.name, self.prefix, self.group))
 
     def _content(self, name: str, elements: Sequence[Element]) -> str:
         return ruleset(name, self.prefix, self.group) + statements(name, elements)
@@ -322,7 +323,7 @@ def _stored(name: str, key: bytes, message: nlmsg) -> Element:
 
 
 def _there(table: str) -> bool:
-    return any(line.split()[2:3] == [table] for line in nft("list", "tables", "inet").splitlines())
+    return ("inet", table) in present.tables()
 
 
 def _gone(table: str) -> str:
@@ -335,11 +336,17 @@ def _emptied(table: str) -> str:
 
 
 def nft(*arguments: str, text: str | None = None) -> str:
-    """What the program says. Raises Unsupported where it is missing or refuses."""
+    """What the program says. Raises Unsupported where it is missing, refuses or dies."""
     program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
     if program is None:
         raise Unsupported("the program nft is missing", remedy="install the package nftables")
     done = subprocess.run([program, *arguments], input=text, capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode < 0:
+        others = ", ".join(f"{family} {name}" for family, name in present.tables() if "pagurus" not in name)
+        raise Unsupported(
+            f"the program nft died of {signal.Signals(-done.returncode).name} (tables of others: {others or 'none'})",
+            remedy="a newer nft made one of them with what this one does not know: install that nft here, or remove it",
+        )
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise Unsupported(f"nft: {said[0] if said else done.returncode}", remedy="see `pagurus doctor`")

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from sandbox.messages.brief import Brief
 from sandbox.messages.sandboxes import SandboxInfo
 from sandbox.messages.verdict import Verdict
 
@@ -18,7 +19,7 @@ class CheckpointState(enum.StrEnum):
     FAILED = "failed"
 
 
-class CheckpointInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class CheckpointInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: an immutable, restorable state of a sandbox."""
 
     id: str
@@ -53,7 +54,7 @@ class RestoreRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     verify: bool = False  # compare the restored state with the checkpoint before it runs
 
 
-class RestoreResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RestoreResult(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK"""
 
     sandbox: str
@@ -69,7 +70,7 @@ class ForkRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     count: int = 1
 
 
-class ForkEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ForkEntry(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: one child of a fork; each succeeds or fails alone."""
 
     sandbox: SandboxInfo | None = None

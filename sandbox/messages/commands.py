@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from sandbox.messages.brief import Brief
 from sandbox.messages.processes import Deadline, OutputLimit, User
 from sandbox.messages.verdict import Effects, Verdict
 
@@ -27,7 +28,7 @@ class ExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None = None  # by it signals find it while it runs
 
 
-class ExecResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ExecResult(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: what a command did. A command that failed is a result, not an error."""
 
     exit_code: int  # 128 + signal number when killed by one
@@ -53,7 +54,7 @@ class ExecResult(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.stdout.decode("utf-8", "replace")
 
 
-class Chunk(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Chunk(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: a part of a running command's output; the last one carries the result instead."""
 
     stream: Literal["stdout", "stderr", "result"]
@@ -61,7 +62,7 @@ class Chunk(msgspec.Struct, kw_only=True, omit_defaults=True):
     result: ExecResult | None = None  # its stdout and stderr are empty: they were streamed
 
 
-class TurnInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class TurnInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: what one turn did."""
 
     sandbox: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from sandbox.messages.brief import Brief
 
 
-class FileInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class FileInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: one entry of a directory."""
 
     name: str
@@ -20,7 +20,7 @@ class FileInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     target: str | None = None  # of a symbolic link
 
 
-class FileEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
+class FileEvent(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: something happened below a watched directory.
 
     A move is a removal and a creation. `overflow` means that events were lost: look again. `end` is the
@@ -31,7 +31,7 @@ class FileEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     path: str = ""
 
 
-class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Change(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: one difference of the file tree."""
 
     path: str

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from sandbox.messages.brief import Brief
+
 UPSTREAM_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 UpstreamName = Annotated[str, msgspec.Meta(pattern=UPSTREAM_NAME.pattern)]
 Glob = Annotated[str, msgspec.Meta(max_length=200)]
@@ -50,7 +52,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     at_once: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256  # requests that it is asked at the same time
 
 
-class UpstreamInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class UpstreamInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> operator: an upstream, without its key."""
 
     name: str
@@ -80,7 +82,7 @@ class ReplayInfo(msgspec.Struct, kw_only=True):
     exchanges: int  # that will be answered from the record
 
 
-class ExchangeInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ExchangeInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: one request to a model and its answer."""
 
     id: int
@@ -110,7 +112,7 @@ class Exchange(ExchangeInfo, kw_only=True, omit_defaults=True):
     headers: dict[str, str] = {}
 
 
-class GatewayStatistics(msgspec.Struct, kw_only=True, omit_defaults=True):
+class GatewayStatistics(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: GET /v1/gateway. Counts since the daemon started."""
 
     requests: int = 0

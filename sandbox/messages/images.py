@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from sandbox.messages.brief import Brief
+
 ImageName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 
 
@@ -20,7 +22,7 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     labels: dict[str, str] = {}
 
 
-class ImageInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ImageInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: an image, as listed. Two names with one digest share one tree."""
 
     name: str
@@ -43,7 +45,7 @@ class CommitRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
 StepKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class StepInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class StepInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: a step of a build that is kept, so that an equal one need not be carried out."""
 
     key: str  # of everything that it was made of

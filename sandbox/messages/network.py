@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from sandbox.messages.brief import Brief
+
 Destination = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
 DESTINATIONS_MOST = 512
 
@@ -64,7 +66,7 @@ class NetworkCounters(msgspec.Struct, frozen=True, kw_only=True):
     names_refused: int = 0
 
 
-class NetworkStatus(msgspec.Struct, kw_only=True):
+class NetworkStatus(Brief, kw_only=True):
     """daemon -> SDK: GET and PUT /v1/sandboxes/{id}/network"""
 
     network: Network = Network()
@@ -73,7 +75,7 @@ class NetworkStatus(msgspec.Struct, kw_only=True):
     refusals: list[Refusal] = []  # the latest ones, oldest first
 
 
-class NetworkStatistics(msgspec.Struct, kw_only=True):
+class NetworkStatistics(Brief, kw_only=True):
     """daemon -> SDK: all sandboxes of a host together."""
 
     attached: int = 0  # sandboxes with a network

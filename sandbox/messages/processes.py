@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from sandbox.messages.brief import Brief
 from sandbox.messages.verdict import Verdict
 
 # "name", uid, "name:group", "uid:gid", by the sandbox's own /etc/passwd and /etc/group
@@ -58,7 +59,7 @@ class TerminalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_u
     columns: Cells = 80
 
 
-class ProcessInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ProcessInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: a program, as it is in the sandbox's present state."""
 
     id: str
@@ -85,7 +86,7 @@ class SignalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     group: bool = True  # its process group (of a command: all in its session and below), or it alone
 
 
-class Logs(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Logs(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: what is kept of the outputs. Ask for what follows with `stdout_end` and `stderr_end`."""
 
     stdout: bytes = b""
@@ -103,7 +104,7 @@ class Logs(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.stderr_start + len(self.stderr)
 
 
-class LogChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
+class LogChunk(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: a part of an output as it comes; the last one is empty and says `ended`."""
 
     stream: Literal["stdout", "stderr"] = "stdout"
@@ -112,7 +113,7 @@ class LogChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
     ended: bool = False
 
 
-class Metrics(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Metrics(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: what a sandbox uses, from its control groups. None: this host does not tell."""
 
     cpu_seconds: float

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from sandbox.messages.brief import Brief
 from sandbox.messages.gateway import Gateway
 from sandbox.messages.ignore import IgnoreRules
 from sandbox.messages.network import Network
@@ -99,7 +100,7 @@ class SandboxState(enum.StrEnum):
     REMOVED = "removed"
 
 
-class SandboxInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SandboxInfo(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: a sandbox, as listed."""
 
     id: str
@@ -122,7 +123,7 @@ class LabelsRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     labels: dict[str, str | None]
 
 
-class Statistics(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Statistics(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: GET /v1/statistics"""
 
     sandboxes: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sandbox.messages.brief import Brief
 from sandbox.messages.checkpoints import CheckpointInfo
 
 
@@ -13,7 +14,7 @@ class VerifyRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     checkpoints: list[str] = []
 
 
-class CheckpointReport(msgspec.Struct, kw_only=True, omit_defaults=True):
+class CheckpointReport(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: what a verification found of one checkpoint, or of the ``catalogue``."""
 
     checkpoint: str
@@ -39,7 +40,7 @@ class PullRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     mounts: bool = False  # its forks may mount the directories of this host that it names
 
 
-class Imported(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Imported(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: a checkpoint that came from elsewhere."""
 
     checkpoint: CheckpointInfo

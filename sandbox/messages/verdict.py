@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-import msgspec
+from sandbox.messages.brief import Brief
 
 
 class Verdict(enum.StrEnum):
@@ -33,7 +33,7 @@ class Verdict(enum.StrEnum):
         }[files, processes]
 
 
-class Effects(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Effects(Brief, kw_only=True, omit_defaults=True):
     """inspector -> judge: what a sandbox did since its mark. Counts saturate, never wrap.
 
     `overflow` or `unknown` true means that the counts are a lower bound: judge the safest verdict.

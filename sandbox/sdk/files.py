@@ -15,7 +15,7 @@ import msgspec
 from sandbox.container.pipes import in_thread, put
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.messages import FileEvent, FileInfo
-from sandbox.sdk.transport import Transport, encoded
+from sandbox.sdk.transport import Facet, Transport, encoded
 from sandbox.tree import archive
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ READ_MOST = 1 << 30  # bytes of a file read into memory, when the caller sets no
 TREE_MOST = 1 << 40  # bytes of a downloaded tree, when the caller sets no limit
 
 
-class Files:
+class Files(Facet):
     """The file tree of a sandbox. Paths are absolute or relative to its root.
 
     Changes made here belong to the next turn's effects: the next checkpoint holds them. Raises NotFound,

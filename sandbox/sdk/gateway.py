@@ -17,10 +17,10 @@ from sandbox.messages import (
     Upstream,
     UpstreamInfo,
 )
-from sandbox.sdk.transport import Transport
+from sandbox.sdk.transport import Facet, Transport
 
 
-class Conversation:
+class Conversation(Facet):
     """What the agent of one sandbox and its model say to each other."""
 
     def __init__(self, client: Transport, path: str) -> None:
@@ -79,7 +79,7 @@ class Conversation:
         return await self._client.call("GET", f"{self._path}/exchanges/{number}", Exchange)
 
 
-class Models:
+class Models(Facet):
     """The gateway of the host."""
 
     def __init__(self, client: Transport) -> None:

@@ -53,6 +53,9 @@ class Creation:
         self._request = request
         self._sandbox: Sandbox | None = None
 
+    def __repr__(self) -> str:
+        return f"<a sandbox of {self._request.image} to be made: await it, or enter it with `async with`>"
+
     async def _make(self) -> Sandbox:
         info = await self._client.call("POST", "/v1/sandboxes", SandboxInfo, self._request, keyed=True)
         return Sandbox(self._client, info)
@@ -90,7 +93,8 @@ class Sandbox:
         return self.info.id
 
     def __repr__(self) -> str:
-        return f"<Sandbox {self.id} of {self.info.image}>"
+        name = f" {self.info.name!r}" if self.info.name else ""
+        return f"<Sandbox {self.id}{name} of {self.info.image}, {self.info.state}>"
 
     async def __aenter__(self) -> Sandbox:
         return self
@@ -242,8 +246,12 @@ class Running:
     def __init__(self, client: Client, path: str, request: ExecRequest) -> None:
         self._client = client
         self._path = path
+        self._command = request.command
         self._key = request.key = secrets.token_hex(16)
         self._chunks = _chunks(client, f"{path}/stream", request)
+
+    def __repr__(self) -> str:
+        return f"<Running {self._command!r:.80}: iterate for its output>"
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
@@ -280,6 +288,9 @@ class Fork:
     def __init__(self, sandbox: Sandbox | None, error: str | None) -> None:
         self._sandbox = sandbox
         self.error = error
+
+    def __repr__(self) -> str:
+        return f"<Fork {self._sandbox!r}>" if self.error is None else f"<Fork failed: {self.error}>"
 
     @property
     def sandbox(self) -> Sandbox:

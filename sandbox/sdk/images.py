@@ -24,7 +24,7 @@ from sandbox.messages import (
     StepsRemoved,
     StepsWanted,
 )
-from sandbox.sdk.transport import encoded
+from sandbox.sdk.transport import Facet, encoded
 
 if TYPE_CHECKING:
     from sandbox.sdk.client import Client
@@ -34,7 +34,7 @@ CHUNK = 1 << 20
 TITLE_MOST = 200  # characters of a kept step's instruction
 
 
-class Images:
+class Images(Facet):
     """The images that sandboxes start from. Raises ImageNotFound, Conflict (the name is taken), Invalid."""
 
     def __init__(self, client: Client) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sandbox.messages import Network, NetworkStatus
-from sandbox.sdk.transport import Transport
+from sandbox.sdk.transport import Facet, Transport
 
 
-class Networking:
+class Networking(Facet):
     """What a sandbox may reach: ``sb.network``."""
 
     def __init__(self, client: Transport, path: str) -> None:

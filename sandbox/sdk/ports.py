@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 
 from sandbox.errors import PagurusError
-from sandbox.sdk.transport import Transport
+from sandbox.sdk.transport import Facet, Transport
 
 END = "end"  # as text: nothing more comes from this side
 CHUNK = 64 << 10
 
 
-class Ports:
+class Ports(Facet):
     """The TCP ports of a sandbox. Its network policy does not matter here: the way leads through the daemon."""
 
     def __init__(self, client: Transport, path: str) -> None:

@@ -26,7 +26,7 @@ from sandbox.messages import (
     SignalRequest,
     TerminalRequest,
 )
-from sandbox.sdk.transport import Transport, encoded
+from sandbox.sdk.transport import Facet, Transport, encoded
 
 POLL = 60.0  # seconds of one long poll
 PART = 1 << 20  # bytes of stdin in one call
@@ -35,7 +35,7 @@ RETRIES = 40
 PAUSE = 0.25  # seconds
 
 
-class Processes:
+class Processes(Facet):
     """The background processes of a sandbox."""
 
     def __init__(self, client: Transport, path: str) -> None:
@@ -184,7 +184,7 @@ def _since(out: int, errors: int) -> str:
     return encoded(stdout=str(out), stderr=str(errors))
 
 
-class Terminals:
+class Terminals(Facet):
     """The terminals of a sandbox."""
 
     def __init__(self, client: Transport, path: str) -> None:
@@ -246,6 +246,9 @@ class Terminal:
     @property
     def id(self) -> str:
         return self.info.id
+
+    def __repr__(self) -> str:
+        return f"<Terminal {self.id} {self.info.state}: {self.info.command}>"
 
     async def __aenter__(self) -> Terminal:
         await self._attach()

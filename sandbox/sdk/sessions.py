@@ -18,10 +18,10 @@ from sandbox.messages import (
     SessionSignalRequest,
 )
 from sandbox.sdk.processes import signal_number
-from sandbox.sdk.transport import Transport
+from sandbox.sdk.transport import Facet, Transport
 
 
-class Sessions:
+class Sessions(Facet):
     """The sessions of a sandbox."""
 
     def __init__(self, client: Transport, path: str) -> None:

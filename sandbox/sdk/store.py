@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.store import CheckpointReport, Imported, LabelRequest, PullRequest, VerifyRequest
 from sandbox.sdk.handle import checkpoint_id
-from sandbox.sdk.transport import Transport, encoded, part
+from sandbox.sdk.transport import Facet, Transport, encoded, part
 
 BYTES = "application/octet-stream"
 CHUNK = 1 << 18
 
 
-class Store:
+class Store(Facet):
     """Checkpoints that lie on a host: list, label, remove, verify, move to another host.
 
     ::

@@ -77,6 +77,9 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._url or self._socket}>"
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -257,6 +260,14 @@ def _trust(ca: str | Path | None) -> ssl.SSLContext | aiohttp.Fingerprint | bool
 
 def _broken(method: str, path: str, error: Exception) -> ConnectionBroken:
     return ConnectionBroken(f"{method} {path}: {error or type(error).__name__}", remedy="is the daemon alive?")
+
+
+class Facet:
+    """One area of a sandbox or of a host."""
+
+    def __repr__(self) -> str:
+        told = vars(self)
+        return f"<{type(self).__name__} of {told['_path'].split('/')[3] if '_path' in told else told['_client']!r}>"
 
 
 def encoded(**query: str) -> str:

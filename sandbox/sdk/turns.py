@@ -10,12 +10,12 @@ import msgspec
 
 from sandbox.errors import Protocol
 from sandbox.messages import ExecResult
-from sandbox.sdk.transport import Transport
+from sandbox.sdk.transport import Facet, Transport
 
 PATIENCE = 600.0  # seconds for the turn before to be captured
 
 
-class Turn:
+class Turn(Facet):
     """All acts on the sandbox meanwhile are one turn, judged and captured at the end::
 
         async with sb.turn() as turn:

@@ -63,7 +63,8 @@ class Usage:
 class Pool:
     """The pool below a state directory.
 
-    `size`: bytes of a pool file made anew; None is 40 % of the free space, at most 32 GiB.
+    `size`: bytes of the pool's file, which is made or grown to it, never made smaller; None: as it is, and where it is
+    made anew 40 % of the free space, at most 32 GiB.
     """
 
     def __init__(self, state: Path | None = None, *, size: int | None = None):
@@ -91,6 +92,7 @@ class Pool:
                 self._mount()
             if self.file.exists():
                 private.file(self.file)  # an older version let everybody read it
+                self._grow()
             btrfs.enable_quota(self.path)
             for folder in (self.sandboxes, self.checkpoints):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -99,11 +101,22 @@ class Pool:
             os.close(lock)
         return self
 
+    def planned(self) -> int:
+        """Bytes of the pool's file, if it is made now."""
+        return self._size or min(32 * GIB, shutil.disk_usage(self.state).free * 2 // 5)
+
+    def _grow(self) -> None:
+        """To the size that is asked for. One that has its reserve grows when that is given back."""
+        if self._size is None or self.file.with_suffix(".extended").exists() or self.file.stat().st_size >= self._size:
+            return
+        os.truncate(self.file, self._size)
+        self._update_loop()
+        self._resize("max")
+
     def _make_file(self) -> None:
         if shutil.which("mkfs.btrfs") is None:
             raise Unsupported("mkfs.btrfs is missing", remedy="apt-get install btrfs-progs")
-        free = shutil.disk_usage(self.state).free
-        size = self._size or min(32 * GIB, free * 2 // 5)
+        free, size = shutil.disk_usage(self.state).free, self.planned()
         if size < SMALLEST:
             raise NoSpace(
                 f"{self.state} has {free >> 20} MiB free; the pool needs {SMALLEST * 5 // 2 >> 20} MiB",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import struct
 from collections.abc import Iterator
@@ -20,13 +21,14 @@ from hypothesis import strategies as st
 
 from bench.harness import own_internet
 from daemon.catalogue import SandboxRow
-from daemon.network import links, watch
+from daemon.network import links, present, watch
 from daemon.network import table as tables
 from daemon.network.elements import Change, Element, addressed, generation, named, permitted, service, statements
 from daemon.network.namespace import within
 from daemon.network.networks import Networks, _addresses, _still_named
 from daemon.network.policy import POOL, compile_policy
-from daemon.network.probe import _strict, fresh_namespace
+from daemon.network.present import Chain
+from daemon.network.probe import _others, _strict, fresh_namespace
 from daemon.network.table import DELSETELEM, NEWSETELEM, Table, nft
 from sandbox.criu import tcp
 from sandbox.errors import Unsupported
@@ -125,12 +127,15 @@ def test_what_names_opened_stays_open_only_where_they_are_still_allowed() -> Non
 
 
 def test_who_else_decides_about_forwarding() -> None:
-    def chain(table: str, hook: str, policy: str) -> dict[str, Any]:
-        return {"chain": {"family": "ip", "table": table, "name": "FORWARD", "hook": hook, "policy": policy}}
-
-    found = _strict([chain("filter", "forward", "drop"), chain("x", "input", "drop"), chain("y", "forward", "accept")])
+    found = _strict(
+        [
+            Chain("ip", "filter", "FORWARD", forward=True, drops=True),
+            Chain("ip", "x", "INPUT", drops=True),
+            Chain("ip", "y", "FORWARD", forward=True),
+            Chain("inet", "pagurus", "forward", forward=True, drops=True),
+        ]
+    )
     assert found == ["ip filter FORWARD"]
-    assert _strict([{"metainfo": {}}, {"chain": {"family": "ip", "table": "t", "name": "plain"}}]) == []
 
 
 def test_announcements_of_removed_tables() -> None:
@@ -382,7 +387,7 @@ async def test_a_lost_table_is_put_back_as_it_was(tmp_path: Path) -> None:
         attached.named = {each: ("web.test", until_then) for each in ELEMENTS if each.set.startswith("name")}
         for _ in range(3):
             nft("delete", "table", "inet", networks.table.name)
-            await until(networks.table.present, "it is back")
+            await until(lambda: asyncio.to_thread(networks.table.present), "it is back")
             assert set(await asyncio.to_thread(networks.table.stored)) == set(ELEMENTS)
     finally:
         networks._attached.clear()
@@ -409,6 +414,52 @@ def test_what_is_gone_already_can_be_taken_away(table: Table, new_kernel: bool) 
     assert table.stored() == [here]
 
 
+DIES_AT_LISTS = """#!/bin/sh
+case "$*" in *list*) kill -SEGV $$ ;; esac
+exec {nft} "$@"
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A table of somebody else over which this host's nft dies, as that of Debian 12 does over newer ones."""
+    if reason := own_internet.missing():
+        pytest.skip(reason)
+    real = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
+    name = "of_somebody_else"
+    rules = f"add chain ip {name} f {{ type filter hook forward priority 0; policy drop; }}"
+    nft("-f", "-", text=f"add table ip {name}\n{rules}\nadd set ip {name} s {{ type ipv4_addr; }}\n")
+    (tmp_path / "nft").write_text(DIES_AT_LISTS.format(nft=real))
+    (tmp_path / "nft").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    try:
+        yield name
+    finally:
+        nft("delete", "table", "ip", name)
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_table_that_nft_dies_over_is_not_listed(foreign: str, owned: bool) -> None:
+    with pytest.raises(Unsupported, match="died of SIGSEGV") as died:
+        nft("list", "ruleset")
+    assert f"ip {foreign}" in died.value.message and "install that nft here" in died.value.remedy
+    made = a_table(owned=owned)
+    try:
+        assert made.ensure() and not made.ensure() and made.present()
+        assert ("inet", made.name) in present.tables() and ("ip", foreign) in present.tables()
+        assert f"ip {foreign} f" in _strict(present.chains())
+        told = _others(present.tables())
+        assert f"ip {foreign}, which this host's nft cannot read" in told and made.name not in told
+        again = a_table(owned=owned)
+        made.close()
+        assert not again.ensure()  # the next daemon finds the rules that it knows
+        again.remove()
+        assert not again.present()
+    finally:
+        made.remove()
+    assert ("ip", foreign) in present.tables()
+
+
 async def test_a_host_without_working_nft_has_a_daemon_and_no_networks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +467,7 @@ async def test_a_host_without_working_nft_has_a_daemon_and_no_networks(
         raise Unsupported("nft: Operation not permitted")
 
     monkeypatch.setattr("daemon.network.table.nft", broken)
+    monkeypatch.setattr(present, "tables", broken)
     networks = Networks(tmp_path)
     row = SandboxRow(
         id="s-1",
