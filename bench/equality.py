@@ -15,7 +15,7 @@ what was said, by program. The first failure of a program ends its rounds: the s
 
 After that, every state that a process can have (:mod:`bench.states`) is made, dumped, killed, restored and forked, and
 looked at from inside: `states` is their number, `restored`, `refused`, `named` and `impossible` what became of them, as
-docs/checkpoints.md says of each; `silent` are those of which something else was seen, and `silent_states` says what.
+docs/states.md says of each; `silent` are those of which something else was seen, and `silent_states` says what.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is promised of each state of a process that does not simply come back.
 
-Owns: the promise and its reason, as docs/checkpoints.md says them. Does not own: making and looking (native/states,
+Owns: the promise and its reason, as docs/states.md says them. Does not own: making and looking (native/states,
 :mod:`bench.states.classify`).
 """
 

@@ -1,4 +1,4 @@
-"""The table of states in docs/checkpoints.md, made from the rows and their promises.
+"""The table of states in docs/states.md, made from the rows and their promises.
 
 ::
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.states.classify import Row, compiled, rows
 from sandbox import paths
 
-PAGE = paths.CHECKOUT / "docs" / "checkpoints.md"
+PAGE = paths.CHECKOUT / "docs" / "states.md"
 BEGIN, END = "<!-- states: made by `python -m bench.states.table --write` -->", "<!-- end of states -->"
 WORDS = {
     "restored": "comes back",

@@ -1,4 +1,4 @@
-"""Every state that a process can have is what docs/checkpoints.md says of it, looked at from inside."""
+"""Every state that a process can have is what docs/states.md says of it, looked at from inside."""
 
 from __future__ import annotations
 
