@@ -138,7 +138,6 @@ def _tables(store: VersionStore, version: int, place: Path) -> dict[str, Table]:
     from rollout.weights.mirror import Mirror
     from rollout.weights.puller import Puller
     from rollout.weights.source import FolderSource
-    from rollout.weights.versions import decode_layout
 
     async def pull() -> dict[str, Table]:
         mirror = Mirror(place)
@@ -147,6 +146,6 @@ def _tables(store: VersionStore, version: int, place: Path) -> dict[str, Table]:
             await puller.pull(version)
         finally:
             await puller.close()
-        return mirror.tables(decode_layout(store.get(store.manifest(store.version(version)).layout)))
+        return mirror.tables()
 
     return asyncio.run(pull())

@@ -145,6 +145,14 @@ class EngineClient:
     async def set_version(self, version: int) -> None:
         await self._post(wire.SET_VERSION, wire.VersionRequest(str(version)))
 
+    async def pull(self, version: int | None = None) -> wire.Pulled:
+        """Have the engine fetch a version (None: the newest) while it generates. Of an engine with --weights."""
+        return await self._post(wire.PULL_WEIGHTS, wire.PullRequest(version), wire.Pulled)
+
+    async def apply(self, version: int, *, recompute: bool = True) -> wire.Applied:
+        """Serve a version that was pulled, from the next token on. Requests in flight go on."""
+        return await self._post(wire.APPLY_WEIGHTS, wire.ApplyRequest(version, recompute), wire.Applied)
+
     async def check(self, folder: Path | str, version: int) -> None:
         """Raise unless the engine holds the weights of this sealed folder, as far as it lets us see (I9)."""
         await self._check(await asyncio.to_thread(verify_folder, folder, version), Path(folder), reloaded=False)

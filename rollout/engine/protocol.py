@@ -22,6 +22,8 @@ SET_VERSION = "/update_weight_version"
 WEIGHT_INFO = "/weight_info"
 WEIGHT_CHECKER = "/weight_checker"
 RESET_CACHE = "/reset_prefix_cache"
+PULL_WEIGHTS = "/weights/pull"  # embedded engine only, as the next
+APPLY_WEIGHTS = "/weights/apply"
 STATISTICS = "/statistics"  # embedded engine only; vLLM has Prometheus text at /metrics
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -75,6 +77,19 @@ class VersionRequest(msgspec.Struct):
     """client -> engine: POST /update_weight_version"""
 
     new_version: str
+
+
+class PullRequest(msgspec.Struct):
+    """client -> engine: POST /weights/pull. Fetch a version and have it ready; None: the newest."""
+
+    version: int | None = None
+
+
+class ApplyRequest(msgspec.Struct):
+    """client -> engine: POST /weights/apply. Serve a version that is ready, from the next token on."""
+
+    version: int
+    recompute: bool = True  # the cache of requests in flight; else they go on with keys and values of older weights
 
 
 class CheckerRequest(msgspec.Struct):
@@ -132,6 +147,25 @@ class WeightInfo(msgspec.Struct):
     """engine -> client: GET /weight_info"""
 
     weight_version: str
+
+
+class Pulled(msgspec.Struct, kw_only=True):
+    """engine -> client: what a pull took. The engine generated meanwhile."""
+
+    version: int
+    bytes: int
+    seconds: float
+    fetch_s: float  # these are sums over segments that were under way together
+    write_s: float
+    check_s: float
+    whole: bool  # all weights will be written, not changes
+
+
+class Applied(msgspec.Struct):
+    """engine -> client: seconds in which it computed nothing."""
+
+    version: int
+    paused_s: float
 
 
 class PauseInfo(msgspec.Struct):

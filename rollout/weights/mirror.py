@@ -122,11 +122,15 @@ class Mirror:
                 content = json.dumps({**json.loads(content), "tie_word_embeddings": False}, indent=2).encode()
             (self.folder / name).write_bytes(content)
 
-    def tables(self, layout: Layout) -> dict[str, Table]:
+    def tables(self) -> dict[str, Table]:
         """Every tensor as 16-bit words [rows, columns], mapped from the file. Only to be read by others."""
-        if not self._open(layout):
-            raise NotEqual(f"{self.folder} holds weights of another layout", remedy="fetch the whole image")
+        if not self._tables:
+            self._map(*self._header())
         return self._tables
+
+    def dtypes(self) -> dict[str, str]:
+        """Of every tensor, as safetensors spells it."""
+        return {spec.name: spec.dtype for spec in self._header()[0]}
 
     # ------------------------------------------------------------------ pieces in tables
 
@@ -214,7 +218,8 @@ class Mirror:
         self._save(State())
         self._tables = {}
         os.replace(aside, self.folder / WEIGHTS)
-        self._map(layout, specs, 8 + len(raw))
+        self._map(specs, 8 + len(raw))
+        self._layout = layout
 
     def _open(self, layout: Layout) -> bool:
         """Map the file that is there, if it is of this layout."""
@@ -224,25 +229,29 @@ class Mirror:
         if not path.exists():
             return False
         specs = self._specs(layout)
-        with path.open("rb") as file:
+        found, start = self._header()
+        if found != specs:
+            return False
+        self._map(specs, start)
+        self._layout = layout
+        return True
+
+    def _header(self) -> tuple[list[TensorSpec], int]:
+        """What the file says of itself, and where its words begin."""
+        with (self.folder / WEIGHTS).open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        if [(name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()] != [
-            (spec.name, spec.dtype, spec.shape) for spec in specs
-        ]:
-            return False
-        self._map(layout, specs, 8 + length)
-        return True
+        specs = [TensorSpec(name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()]
+        return specs, 8 + length
 
-    def _map(self, layout: Layout, specs: list[TensorSpec], start: int) -> None:
+    def _map(self, specs: list[TensorSpec], start: int) -> None:
         words = np.memmap(self.folder / WEIGHTS, dtype=np.uint16, mode="r+", offset=start)
         at = 0
         for spec in specs:
             size = spec.rows * spec.columns
             self._tables[spec.name] = words[at : at + size].reshape(spec.rows, spec.columns)
             at += size
-        self._layout = layout
 
     def _need(self) -> Layout:
         assert self._layout is not None, "begin() comes first"

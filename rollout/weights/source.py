@@ -173,6 +173,11 @@ class HttpSource:
         return self._session
 
 
+def source_of(place: str, *, token: str | None = None) -> Source:
+    """Of an URL or a folder."""
+    return HttpSource(place, token=token) if "://" in place else FolderSource(VersionStore(place))
+
+
 async def _refused(response: aiohttp.ClientResponse) -> None:
     """Raise what a refusal means; one that may pass as EngineFailed, which is tried again."""
     if response.status < 400:

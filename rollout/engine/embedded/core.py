@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from rollout.engine.embedded.apply import Prepared
 from rollout.engine.embedded.model import KVCache, Qwen3, load_model, load_weights
 from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, finish_reason
 from rollout.engine.manifest import NAME as MANIFEST
@@ -135,6 +136,19 @@ class Core:
         self.statistics.version = self.version
         self.statistics.weight_updates += 1
         self.scheduler.invalidate()
+
+    def adopt(self, prepared: Prepared, version: int, *, recompute: bool) -> None:
+        """Serve what `prepared` makes of the weights. Not `recompute`: keys and values of older weights stay in use."""
+        try:
+            prepared.apply()
+        except (RuntimeError, ValueError) as error:
+            self.broken = f"version {version} was written in part: {error}"
+            raise EngineFailed(self.broken, remedy="restart the engine; it serves nothing now") from error
+        self.manifest, self.broken = None, None
+        self.version = self.statistics.version = str(version)
+        self.statistics.weight_updates += 1
+        if recompute:
+            self.scheduler.invalidate()
 
     def label(self, version: str) -> None:
         """Name the weights. A sealed folder has a version of its own, which no other label may cover."""

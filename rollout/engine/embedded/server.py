@@ -31,7 +31,10 @@ from aiohttp import web
 
 from rollout.engine import protocol as wire
 from rollout.engine.embedded.core import Core, Request
-from sandbox.errors import EngineFailed
+from rollout.engine.embedded.weights import PulledWeights
+from rollout.weights.mirror import Mirror
+from rollout.weights.source import source_of
+from sandbox.errors import EngineFailed, Invalid, PagurusError
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -59,7 +62,7 @@ class EngineThread:
         def command() -> None:
             try:
                 result = function(self.core)
-            except (ValueError, OSError, EngineFailed) as error:
+            except (ValueError, OSError, PagurusError) as error:
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
                 self._loop.call_soon_threadsafe(_resolve, future, result)
@@ -159,8 +162,8 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
 class Server:
     """The routes. Every handler parses, calls one method, encodes."""
 
-    def __init__(self, thread: EngineThread):
-        self.thread = thread
+    def __init__(self, thread: EngineThread, weights: PulledWeights | None = None):
+        self.thread, self.weights = thread, weights
         self._calls = 0  # under way
         self._heard = time.monotonic()
 
@@ -193,6 +196,8 @@ class Server:
                 web.post(wire.SET_VERSION, self.set_version),
                 web.get(wire.WEIGHT_INFO, self.weight_info),
                 web.post(wire.WEIGHT_CHECKER, self.weight_checker),
+                web.post(wire.PULL_WEIGHTS, self.pull_weights),
+                web.post(wire.APPLY_WEIGHTS, self.apply_weights),
                 web.post(wire.RESET_CACHE, self.reset_cache),
                 web.get(wire.STATISTICS, self.statistics),
             ]
@@ -264,6 +269,21 @@ class Server:
         msgspec.json.decode(await http.read(), type=wire.CheckerRequest)
         return answer(wire.Checksums(await self.thread.call(lambda core: core.checksums())))
 
+    async def pull_weights(self, http: web.Request) -> web.Response:
+        body = msgspec.json.decode(await http.read() or b"{}", type=wire.PullRequest)
+        return answer(await self._weights().pull(self.thread.core, body.version))
+
+    async def apply_weights(self, http: web.Request) -> web.Response:
+        body = msgspec.json.decode(await http.read(), type=wire.ApplyRequest)
+        weights = self._weights()
+        paused = await self.thread.call(lambda core: weights.apply(core, body.version, recompute=body.recompute))
+        return answer(wire.Applied(body.version, paused))
+
+    def _weights(self) -> PulledWeights:
+        if self.weights is None:
+            raise ValueError("this engine was started without --weights: it only reloads folders")
+        return self.weights
+
     async def reset_cache(self, _: web.Request) -> web.Response:
         await self.thread.call(lambda core: core.scheduler.invalidate())
         return web.Response()
@@ -308,9 +328,9 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The one place where an error becomes a response."""
     try:
         return await handler(request)
-    except (ValueError, msgspec.MsgspecError) as error:
+    except (ValueError, Invalid, msgspec.MsgspecError) as error:
         failure = wire.Failure(str(error), "BadRequestError", 400)
-    except (EngineFailed, OSError) as error:
+    except (PagurusError, OSError) as error:
         failure = wire.Failure(str(error), "InternalServerError", 503)
     return web.Response(
         status=failure.code, body=msgspec.json.encode(wire.ErrorResponse(failure)), content_type="application/json"
@@ -318,13 +338,19 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def serve(
-    core: Core, *, host: str, port: int, stop: asyncio.Event | None = None, idle_exit: float | None = None
+    core: Core,
+    *,
+    host: str,
+    port: int,
+    stop: asyncio.Event | None = None,
+    idle_exit: float | None = None,
+    weights: PulledWeights | None = None,
 ) -> None:
     """Serve until `stop`, `idle_exit` seconds without a call, or a fatal error of the engine thread (raised)."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     thread = EngineThread(core, loop, lambda error: _fail(ended, error))  # type: ignore[arg-type]
-    server = Server(thread)
+    server = Server(thread, weights)
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
@@ -351,13 +377,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--version", default="0", help="label of the weights of a folder without a manifest")
     parser.add_argument("--slots", type=int, default=64, help="sequences computed together")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the longest sequence")
+    parser.add_argument("--weights", help="pull versions from this folder or URL, into --model, which is their mirror")
+    parser.add_argument("--at", type=int, help="with --weights: the version to begin with; else the newest")
     parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     torch.set_num_threads(1)  # two threads make these small products many times slower
+    asyncio.run(run(options))
+
+
+async def run(options: argparse.Namespace) -> None:
+    weights = None
+    if options.weights is not None:
+        source = source_of(options.weights, token=os.environ.get("PAGURUS_WEIGHTS_TOKEN"))
+        weights = PulledWeights(source, Mirror(options.model), name=f"engine-{os.getpid()}")
+        options.version = str(await weights.first(options.at))
     core = Core(options.model, version=options.version, slots=options.slots, length=options.length)
     log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
-    asyncio.run(serve(core, host=options.host, port=options.port, idle_exit=options.idle_exit))
+    await serve(core, host=options.host, port=options.port, idle_exit=options.idle_exit, weights=weights)
 
 
 if __name__ == "__main__":
