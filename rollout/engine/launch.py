@@ -33,6 +33,7 @@ class Launch:
     name: str
     command: Callable[[Path, int], Command]
     start_timeout: float  # seconds until it must be healthy
+    slots: int = 64  # requests at once
     leaves: bool = False  # it ends by itself when nobody has asked it for long: it may outlive who started it
 
 
@@ -45,7 +46,7 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
         search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
         return Command(argv, {"OMP_NUM_THREADS": "1", "PYTHONPATH": search})
 
-    return Launch("embedded", command, start_timeout=60.0, leaves=True)
+    return Launch("embedded", command, start_timeout=60.0, slots=slots, leaves=True)
 
 
 def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, threads: int = 1) -> Launch:
@@ -61,6 +62,7 @@ def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, thr
         argv += ["--model", str(folder), "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port)]
         argv += ["--enforce-eager", "--dtype", "float32", "--enable-scale-out", "--disable-uvicorn-access-log"]
         argv += ["--max-model-len", str(length), "--max-num-seqs", str(slots)]
+        argv += ["--scheduling-policy", "priority"]
         argv += ["--logprobs-mode", "processed_logprobs"]  # of the sampled distribution, after the temperature
         env = {
             "VLLM_SERVER_DEV_MODE": "1",  # the RL routes
@@ -74,4 +76,4 @@ def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, thr
             env["LD_PRELOAD"] = str(openmp)
         return Command(argv, env)
 
-    return Launch("vllm", command, start_timeout=300.0)
+    return Launch("vllm", command, start_timeout=300.0, slots=slots)

@@ -57,6 +57,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_u
     request_id: str = ""
     model: str | None = None
     stream: bool = False
+    priority: int = 0  # lower goes first; vLLM takes others than 0 under --scheduling-policy priority alone
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -143,6 +144,26 @@ class GenerateResponse(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
 
 
+class Failure(msgspec.Struct):
+    """engine -> client: the body of a refused request, as OpenAI and vLLM shape it."""
+
+    message: str
+    type: str
+    code: int
+
+
+class StreamChunk(msgspec.Struct, kw_only=True):
+    """engine -> client: one ``data:`` line of a streamed answer; the line after the last one is ``[DONE]``.
+
+    `token_ids` and `logprobs` are what is new. `weight_versions` covers the whole answer so far: vLLM sends it with the
+    last chunk alone, the embedded engine with each.
+    """
+
+    request_id: str = ""
+    choices: list[Choice] = []
+    error: Failure | None = None
+
+
 class WeightInfo(msgspec.Struct):
     """engine -> client: GET /weight_info"""
 
@@ -178,14 +199,6 @@ class Checksums(msgspec.Struct):
     """engine -> client: sha256 of the bytes of each parameter, by its name inside the engine."""
 
     checksums: dict[str, str]
-
-
-class Failure(msgspec.Struct):
-    """engine -> client: the body of a refused request, as OpenAI and vLLM shape it."""
-
-    message: str
-    type: str
-    code: int
 
 
 class ErrorResponse(msgspec.Struct):

@@ -109,6 +109,14 @@ class EngineSupervisor:
         await self._serving.wait()
         return self.client
 
+    @property
+    def slots(self) -> int:
+        return self.launch.slots
+
+    def kill(self) -> None:
+        """It answers no more: end it. It is started again with the last published weights."""
+        self._signal(signal.SIGKILL)
+
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         """Like the client's; a death of the engine on the way costs time only: asked again after the restart."""
         while True:

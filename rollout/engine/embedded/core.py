@@ -35,6 +35,7 @@ class Request(Sequence):
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     finish: str | None = None  # stop, length, abort, or error
+    told: int = 0  # of its sampled tokens, how many its stream was told
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

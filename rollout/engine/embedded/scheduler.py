@@ -32,6 +32,7 @@ class Sequence:
     tokens: list[int]
     max_tokens: int
     stops: frozenset[int] = frozenset()
+    priority: int = 0  # lower goes first
     prompt: int = field(init=False)  # length of the prompt
     row: int = -1  # -1: waiting
     computed: int = 0
@@ -117,7 +118,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         if not 0 < sequence.prompt < self.length:
             raise ValueError(f"a prompt of {sequence.prompt} tokens does not fit: 1 to {self.length - 1} do")
-        self.waiting.append(sequence)
+        at = len(self.waiting)
+        while at and self.waiting[at - 1].priority > sequence.priority:
+            at -= 1
+        self.waiting.insert(at, sequence)
 
     def schedule(self) -> Step:
         """Admit what fits, then plan one step: one token for every ready row, prefill up to the budget."""

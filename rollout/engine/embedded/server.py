@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +41,21 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("pagurus.engine")
 
 
+class Progress(msgspec.Struct):
+    """What is new of a request, and all its spans."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[wire.VersionSpan]
+    finish: str | None
+
+    @classmethod
+    def of(cls, request: Request) -> Progress:
+        spans = [wire.VersionSpan(span.version, span.start, span.end) for span in request.spans]
+        told = request.told
+        return cls(request.tokens[request.prompt + told :], request.logprobs[told:], spans, request.finish)
+
+
 class EngineThread:
     """Runs `Core` in one thread. `await call(fn)` runs fn(core) there, between steps."""
 
@@ -51,6 +66,7 @@ class EngineThread:
         self._fatal = fatal
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._finished: dict[str, asyncio.Future[Request]] = {}
+        self._streams: dict[Request, asyncio.Queue[Progress]] = {}  # changed by the engine thread alone
         self._idle: list[asyncio.Future[None]] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -81,6 +97,26 @@ class EngineThread:
             self._finished.pop(request.id, None)
             if request.finish is None:  # the client went away, or the request was refused
                 self._commands.put(lambda: self._abort_silently(request))
+
+    async def stream(self, request: Request) -> AsyncGenerator[Progress, None]:
+        """The request as it grows, to its end. Closing this aborts it."""
+        progress: asyncio.Queue[Progress] = asyncio.Queue()
+
+        def begin(core: Core) -> None:
+            core.add(request)
+            self._streams[request] = progress
+
+        try:
+            await self.call(begin)
+            while True:
+                grown = await progress.get()
+                yield grown
+                if grown.finish is not None:
+                    return
+        finally:
+            if request.finish is None:
+                self._commands.put(lambda: self._abort_silently(request))
+            self._commands.put(lambda: self._forget(request))
 
     async def abort(self, ids: list[str]) -> int:
         aborted = await self.call(lambda core: core.abort(ids))
@@ -127,6 +163,7 @@ class EngineThread:
                 core.statistics.busy_s += time.monotonic() - started
                 if finished:
                     self._loop.call_soon_threadsafe(self._deliver, finished)
+                self._progress()
                 if core.scheduler.idle:
                     for idle in self._idle:
                         self._loop.call_soon_threadsafe(_resolve, idle, None)
@@ -141,12 +178,34 @@ class EngineThread:
                 self._commands.get(block=False)()
         except queue.Empty:
             pass
+        if any(request.finish is not None for request in self._streams):
+            self._progress()  # what a command ended
+
+    def _forget(self, request: Request) -> None:
+        self._streams.pop(request, None)
+
+    def _progress(self) -> None:
+        """Tells the streams what is new."""
+        news = []
+        for request, progress in list(self._streams.items()):
+            if len(request.logprobs) > request.told or request.finish is not None:
+                news.append((progress, Progress.of(request)))
+                request.told = len(request.logprobs)
+            if request.finish is not None:
+                del self._streams[request]
+        if news:
+            self._loop.call_soon_threadsafe(_tell, news)
 
     def _deliver(self, requests: list[Request]) -> None:
         for request in requests:
             future = self._finished.get(request.id)
             if future is not None:
                 _resolve(future, request)
+
+
+def _tell(news: list[tuple[asyncio.Queue[Progress], Progress]]) -> None:
+    for progress, grown in news:
+        progress.put_nowait(grown)
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
@@ -204,29 +263,47 @@ class Server:
         )
         return app
 
-    async def generate(self, http: web.Request) -> web.Response:
+    async def generate(self, http: web.Request) -> web.StreamResponse:
         body = msgspec.json.decode(await http.read(), type=wire.GenerateRequest)
         sampling = body.sampling_params
-        if body.stream or sampling.n != 1 or (sampling.logprobs or 0) > 0:
-            raise ValueError("the embedded engine has neither stream, n > 1 nor top logprobs")
+        if sampling.n != 1 or (sampling.logprobs or 0) > 0:
+            raise ValueError("the embedded engine has neither n > 1 nor top logprobs")
         if sampling.max_tokens < 1 or not 0 <= sampling.temperature < float("inf"):
             raise ValueError("max_tokens must be at least 1, temperature at least 0")
         core = self.thread.core
         config = core.model.config
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {config.eos_token_id})
-        request = await self.thread.run(
-            Request(
-                id=body.request_id or uuid.uuid4().hex,
-                tokens=list(body.token_ids),
-                max_tokens=sampling.max_tokens,
-                stops=stops,
-                temperature=sampling.temperature,
-                seed=sampling.seed,
-            )
+        request = Request(
+            id=body.request_id or uuid.uuid4().hex,
+            tokens=list(body.token_ids),
+            max_tokens=sampling.max_tokens,
+            stops=stops,
+            priority=body.priority,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
         )
+        if body.stream:
+            return await self._stream(http, request)
+        request = await self.thread.run(request)
         if request.finish == "error":
             raise EngineFailed(f"weights of version {core.version} gave logits that are not finite")
         return answer(response(request, with_logprobs=sampling.logprobs is not None, eos=config.eos_token_id))
+
+    async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
+        """``data:`` lines. A refused request is refused before the first of them."""
+        grown = self.thread.stream(request)
+        first = await anext(grown)
+        out = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await out.prepare(http)
+        try:
+            await out.write(chunk(request, first))
+            async for each in grown:
+                await out.write(chunk(request, each))
+            await out.write(b"data: [DONE]\n\n")
+            await out.write_eof()
+        finally:
+            await grown.aclose()
+        return out
 
     async def health(self, _: web.Request) -> web.Response:
         if self.thread.core.broken is not None:
@@ -317,6 +394,24 @@ def response(request: Request, *, with_logprobs: bool, eos: int) -> wire.Generat
     return wire.GenerateResponse(
         request_id=request.id, choices=[choice], created=int(time.time()), model="embedded", usage=usage
     )
+
+
+def chunk(request: Request, grown: Progress) -> bytes:
+    """One line of a streamed answer."""
+    body = wire.StreamChunk(request_id=request.id)
+    if grown.finish == "error":
+        body.error = wire.Failure("the weights gave logits that are not finite", "InternalServerError", 503)
+    else:
+        pairs = zip(grown.token_ids, grown.logprobs, strict=True)
+        body.choices = [
+            wire.Choice(
+                finish_reason=grown.finish,
+                token_ids=grown.token_ids,
+                logprobs=wire.Logprobs([wire.TokenLogprob(*pair) for pair in pairs]),
+                weight_versions=grown.spans,
+            )
+        ]
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def answer(body: msgspec.Struct) -> web.Response:

@@ -1,0 +1,65 @@
+"""Which server of a pool has seen which beginnings of token lists. Pure.
+
+Owns: the memory of prefixes, in blocks, as engines cache them. Does not own: what follows from it (routing).
+Guarantee: what `deepest` answers was remembered for that server and not forgotten since; memory is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+BLOCK = 32  # tokens
+
+
+class Prefixes:
+    """``seen.remember("a", ids)``, then ``seen.deepest(ids)`` is ``(["a"], 64)``."""
+
+    def __init__(self, *, most: int = 100_000):
+        """`most` blocks of each server; the least recently used go first."""
+        self._most = most
+        self._blocks: dict[str, OrderedDict[int, None]] = {}
+
+    def remember(self, server: str, ids: Sequence[int]) -> None:
+        blocks = self._blocks.setdefault(server, OrderedDict())
+        for block in chain(ids):
+            blocks[block] = None
+            blocks.move_to_end(block)
+        while len(blocks) > self._most:
+            blocks.popitem(last=False)
+
+    def forget(self, server: str) -> None:
+        """Its cache is empty: it was started, or took other weights."""
+        self._blocks.pop(server, None)
+
+    def depth(self, server: str, ids: Sequence[int]) -> int:
+        """Tokens of the longest remembered beginning of `ids`."""
+        return BLOCK * _depth(self._blocks.get(server, {}), chain(ids))
+
+    def deepest(self, ids: Sequence[int]) -> tuple[list[str], int]:
+        """The servers that hold most of `ids`, and how many tokens that are."""
+        blocks = chain(ids)
+        found = {server: _depth(known, blocks) for server, known in self._blocks.items()}
+        best = max(found.values(), default=0)
+        return (sorted(server for server, depth in found.items() if depth == best) if best else []), BLOCK * best
+
+
+def chain(ids: Sequence[int]) -> list[int]:
+    """One number for each whole block, that depends on all tokens up to its end."""
+    found, last = [], 0
+    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+        last = hash((last, *ids[start : start + BLOCK]))
+        found.append(last)
+    return found
+
+
+def _depth(known: OrderedDict[int, None] | dict[int, None], blocks: list[int]) -> int:
+    """How many of the first blocks are known, by bisection: a known block implies those before it."""
+    low, high = 0, len(blocks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks[middle - 1] in known:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,1 @@
+"""Engine servers as one: the pool and its members."""

@@ -1,0 +1,81 @@
+"""An answer that is put together from the streams of one or several servers.
+
+Owns: joining deltas, the versions of tokens whose stream broke off. Does not own: streams. Pure: no I/O.
+Guarantee: every token that was heard is kept, with the log-probability that came with it, and exactly one version.
+Where a server died before it told the versions of its last tokens, they get the oldest that it can have been.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rollout.engine.client import Delta, Generation, Sampling, Span
+
+PRIME = 1_000_003  # between the seeds of an answer's parts
+
+
+class Answer:
+    """``answer.begin(version); answer.add(delta); ...; answer.generation``"""
+
+    def __init__(self, sampling: Sampling):
+        self.sampling = sampling
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.spans: list[Span] = []
+        self.finish: str | None = None
+        self.parts = 0
+        self._base = 0  # tokens of former servers
+        self._oldest = -1
+
+    def begin(self, version: int) -> Sampling:
+        """A server of `version` goes on; how it is to sample the rest."""
+        self.break_off()
+        self._base, self._oldest = len(self.token_ids), version
+        seed = self.sampling.seed
+        seed = seed if seed is None or not self.parts else (seed + self.parts * PRIME) % (1 << 63)
+        self.parts += 1
+        return msgspec.structs.replace(self.sampling, max_tokens=self.sampling.max_tokens - self._base, seed=seed)
+
+    def add(self, delta: Delta) -> None:
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        if delta.spans is not None:
+            self.spans = [span for span in self.spans if span.end <= self._base]
+            for span in delta.spans:
+                self._cover(span.version, self._base + span.end)
+        if delta.finish_reason is not None:
+            self.finish = delta.finish_reason
+
+    def break_off(self) -> None:
+        """The stream ended in the middle. What it did not tell is labelled with the version that it began with."""
+        if len(self.token_ids) > self._covered:
+            self._cover(self._oldest, len(self.token_ids))
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is left to sample, although nobody said so before its stream broke."""
+        return len(self.token_ids) >= self.sampling.max_tokens
+
+    @property
+    def generation(self) -> Generation:
+        self.break_off()
+        finish = self.finish or "length"
+        return Generation(
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            spans=self.spans,
+            finish_reason=finish,  # type: ignore[arg-type]
+        )
+
+    @property
+    def _covered(self) -> int:
+        return self.spans[-1].end if self.spans else 0
+
+    def _cover(self, version: int, end: int) -> None:
+        start = self._covered
+        if end <= start:
+            return
+        if self.spans and self.spans[-1].version == version:
+            self.spans[-1] = Span(version, self.spans[-1].start, end)
+        else:
+            self.spans.append(Span(version, start, end))

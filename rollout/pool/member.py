@@ -1,0 +1,110 @@
+"""One engine server of a pool: whoever started it, how it is, what it has to do.
+
+Owns: `Server` (what a pool needs of one), `Remote` (one that somebody else runs), `Member` (its state in the pool).
+Does not own: choosing (rollout.decide.routing), requests (rollout.pool.pool).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from rollout.decide.routing import ServerView, Signs, State, Taking
+from rollout.engine.client import EngineClient, Published, wait_healthy
+
+
+class Server(Protocol):
+    """An engine server: an `EngineSupervisor`, or a `Remote`."""
+
+    slots: int  # requests at once
+
+    async def wait_serving(self) -> EngineClient: ...
+
+    async def publish(self, folder: Path | str, version: int) -> Published: ...
+
+    def kill(self) -> None:
+        """It hangs: end it, so that whoever watches it starts it again."""
+
+
+class Remote:
+    """A server at an address, started by somebody else, who restarts it."""
+
+    def __init__(self, url: str, *, slots: int = 64):
+        self.slots = slots
+        self._client = EngineClient(url)
+
+    async def wait_serving(self) -> EngineClient:
+        await wait_healthy(self._client)
+        return self._client
+
+    async def publish(self, folder: Path | str, version: int) -> Published:
+        return await self._client.publish(folder, version)
+
+    def kill(self) -> None:
+        """Nothing: it is not ours to end. It is asked again when it answers its health route."""
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+@dataclass(eq=False)
+class Member:
+    """A server in a pool."""
+
+    name: str
+    server: Server
+    version: int = -1
+    state: State = "starting"
+    client: EngineClient | None = None
+    load: int = 0
+    tokens: int = 0
+    heard: float = 0.0  # a token
+    probed: float | None = None  # since when a probe waits for its answer
+    updating_since: float | None = None
+    restarts: int = 0
+    waits: dict[asyncio.Timeout, float] = field(default_factory=dict)  # for a token, since when
+
+    @property
+    def view(self) -> ServerView:
+        return ServerView(self.name, self.state, self.server.slots, self.load, self.tokens)
+
+    @property
+    def taking(self) -> Taking:
+        return Taking(self.name, self.state, self.version)
+
+    def signs(self) -> list[Signs]:
+        """Its requests, and its probe, each a sign of its own: a server may answer one and not the other."""
+        oldest = min(self.waits.values(), default=None)
+        return [
+            Signs(
+                name=self.name,
+                state=self.state,
+                asked_since=oldest,
+                heard=self.heard,
+                updating_since=self.updating_since,
+            ),
+            Signs(name=self.name, state=self.state, asked_since=self.probed, updating_since=self.updating_since),
+        ]
+
+    def give_up(self) -> None:
+        """Whoever waits for a token of it waits no longer, and goes elsewhere."""
+        self.state = "down"
+        now = asyncio.get_running_loop().time()
+        for limit in self.waits:
+            if not limit.expired():
+                limit.reschedule(now)
+
+    async def probe(self) -> None:
+        """One question that a server answers at once when it is well."""
+        client = self.client
+        if client is None or self.probed is not None:
+            return
+        self.probed = time.monotonic()
+        try:
+            if not await client.healthy() and self.client is client and self.state == "serving":
+                self.give_up()
+        finally:
+            self.probed = None

@@ -1,0 +1,395 @@
+"""`Pool`: engine servers of one class, as if they were one that never fails.
+
+Owns: which request is where, failover, rolling adoption of weights, health. Does not own: choosing
+(rollout.decide.routing), a server's process (rollout.engine.supervisor), weights.
+Guarantee: a request ends with an answer, its refusal as nonsense, or its cancellation; the death or the silence of a
+server costs time alone: what was streamed is kept, the rest is sampled elsewhere after prompt and kept tokens. Each
+token's span names the weights that sampled it. While weights are taken by some servers the others go on.
+
+::
+
+    generate ─▶ waiting ──route──▶ member: stream ─▶ deltas ─▶ answer ─▶ whole
+                   ▲                   │ lost, hung
+                   └── prompt + deltas ┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from rollout.decide.prefixes import Prefixes
+from rollout.decide.routing import Ask, RouteView, RoutingRules, Send, judge, next_to_update, route
+from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling
+from rollout.pool.answer import Answer
+from rollout.pool.member import Member, Server
+from sandbox.errors import Closed, Conflict, EngineFailed, NotFound
+
+log = logging.getLogger("pagurus.pool")
+
+TICK = 0.25  # seconds between two looks at the servers' health
+PROBE_EVERY = 2.0  # seconds
+
+Log = Callable[[RouteView, list[Send]], None]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request that waits for a server."""
+
+    key: int
+    priority: int
+    ids: list[int]
+    slot: asyncio.Future[Member] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def __lt__(self, other: Ticket) -> bool:
+        return (self.priority, self.key) < (other.priority, other.key)
+
+
+class Pool:
+    """``async with Pool() as pool: await pool.join("a", server); await pool.generate(ids, sampling)``"""
+
+    def __init__(self, *, rules: RoutingRules | None = None, at_once: int = 1, tell: Log | None = None):
+        """`at_once`: servers that take weights at the same time. `tell` hears each decision, with its view."""
+        self.rules, self.at_once, self._tell = rules or RoutingRules(), at_once, tell
+        self.members: dict[str, Member] = {}
+        self.counts: Counter[str] = Counter()
+        self.slow_ms: list[float] = []  # of recent requests: from a free slot to the server's connection
+        self._prefixes = Prefixes()
+        self._keys = itertools.count()
+        self._waiting: list[Ticket] = []
+        self._target: tuple[Path, int] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    async def __aenter__(self) -> Pool:
+        self._spawn(self._watch(), "pool health")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends no server: who started them ends them. Requests that wait are refused. Idempotent."""
+        self._closed = True
+        for ticket in self._waiting:
+            if not ticket.slot.done():
+                ticket.slot.set_exception(Closed("the pool is closed"))
+        self._waiting.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ----------------------------------------------------------------- servers
+
+    async def join(self, name: str, server: Server) -> None:
+        """A server more; it takes the pool's version first if it serves another one."""
+        if name in self.members:
+            raise Conflict(f"the pool has a server {name!r}", remedy="choose another name")
+        member = self.members[name] = Member(name, server)
+        await self._revive(member)
+
+    async def drain(self, name: str) -> Server:
+        """A server less: it finishes what it has and gets nothing new. It is not ended, but given back."""
+        member = self.members.get(name)
+        if member is None:
+            raise NotFound(f"the pool has no server {name!r}", remedy=f"there are: {', '.join(self.members) or 'none'}")
+        if member.state == "serving":
+            member.state = "draining"
+        while member.load:
+            await self._change()
+        del self.members[name]
+        self._prefixes.forget(name)
+        return member.server
+
+    async def _revive(self, member: Member) -> None:
+        """Wait until it serves; bring it to the pool's version; then it takes requests."""
+        member.state, member.updating_since = "starting", None
+        self._prefixes.forget(member.name)
+        member.client, member.version = await self._answers(member)
+        if self._target is not None and member.version != self._target[1]:
+            await self._update(member, *self._target)
+        else:
+            member.state = "serving"
+        self._route()
+
+    async def _answers(self, member: Member) -> tuple[EngineClient, int]:
+        """A client that answers, and the version that it serves. One whose death nobody has noticed yet does not."""
+        while True:
+            client = await member.server.wait_serving()
+            try:
+                return client, await client.version()
+            except EngineFailed:
+                await asyncio.sleep(TICK)
+
+    def _down(self, member: Member, why: str) -> None:
+        """It is lost or hangs: its requests go elsewhere, and it comes back when it serves again."""
+        if member.state in ("starting", "draining") or self.members.get(member.name) is not member:
+            return
+        log.warning("server %s of the pool: %s; its %d requests go on elsewhere", member.name, why, member.load)
+        self.counts[why] += 1
+        member.restarts += 1
+        member.give_up()
+        if why == "hung":
+            member.server.kill()
+        member.state = "starting"
+        self._spawn(self._come_back(member), f"revive {member.name}")
+
+    async def _come_back(self, member: Member) -> None:
+        try:
+            await self._revive(member)
+        except EngineFailed as error:  # it is down for good; the others go on, and whoever asks is told
+            log.error("server %s of the pool does not come back: %s", member.name, error)
+            member.state = "down"
+            self._refuse_if_hopeless(error)
+
+    def _refuse_if_hopeless(self, error: EngineFailed) -> None:
+        if any(member.state != "down" for member in self.members.values()):
+            return
+        for ticket in self._waiting:
+            if not ticket.slot.done():
+                ticket.slot.set_exception(EngineFailed(f"no server of the pool is left: {error}", remedy=error.remedy))
+        self._waiting.clear()
+
+    async def _watch(self) -> None:
+        """Consumes: signs of life. Produces: servers that are given up."""
+        probed = 0.0
+        while True:
+            await asyncio.sleep(TICK)
+            now = time.monotonic()
+            for member in list(self.members.values()):
+                if member.state not in ("serving", "updating"):
+                    continue
+                found = [judge(signs, self.rules, now) for signs in member.signs()]
+                if "hung" in found:
+                    self._down(member, "hung")
+                elif now - probed > PROBE_EVERY and member.state == "serving":
+                    self._spawn(self._probe(member), f"probe {member.name}")
+            if now - probed > PROBE_EVERY:
+                probed = now
+
+    async def _probe(self, member: Member) -> None:
+        await member.probe()
+        if member.state == "down":
+            member.state = "serving"  # what `_down` expects of one that it takes down
+            self._down(member, "lost")
+
+    # ----------------------------------------------------------------- requests
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
+    ) -> Generation:
+        """Like an engine's. `priority`: lower goes first."""
+        answer = Answer(sampling)
+        async with aclosing(self._deltas(prompt_ids, answer, request_id, priority)) as deltas:
+            async for _ in deltas:
+                pass
+        return answer.generation
+
+    async def stream(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
+    ) -> AsyncGenerator[Delta, None]:
+        """Like an engine's. Spans come with the last delta, and cover all servers. Closing it ends the request."""
+        answer = Answer(sampling)
+        async with aclosing(self._deltas(prompt_ids, answer, request_id, priority)) as deltas:
+            async for delta in deltas:
+                if delta.finish_reason is None:
+                    yield Delta(token_ids=delta.token_ids, logprobs=delta.logprobs)
+                else:
+                    last = answer.generation
+                    yield msgspec.structs.replace(delta, spans=last.spans, finish_reason=last.finish_reason)
+
+    async def _deltas(
+        self, prompt_ids: list[int], answer: Answer, request_id: str, priority: int
+    ) -> AsyncGenerator[Delta, None]:
+        self.counts["requests"] += 1
+        key = next(self._keys)
+        while True:
+            ids = prompt_ids + answer.token_ids
+            member = await self._slot(Ticket(key, priority, ids))
+            try:
+                async with aclosing(self._from(member, ids, answer, f"{request_id or key}.{answer.parts}")) as deltas:
+                    async for delta in deltas:
+                        answer.add(delta)
+                        yield delta
+                self._prefixes.remember(member.name, prompt_ids + answer.token_ids)
+                return
+            except (EngineFailed, TimeoutError) as error:
+                self._lost(member, error)
+                self.counts["moved"] += 1
+                self.counts["moved_tokens"] += len(answer.token_ids)
+                if answer.whole:
+                    yield Delta(token_ids=[], logprobs=[], finish_reason="length")
+                    return
+            finally:
+                self._release(member, len(ids))
+
+    async def _from(self, member: Member, ids: list[int], answer: Answer, name: str) -> AsyncGenerator[Delta, None]:
+        """The deltas of one server. TimeoutError: the server was given up."""
+        client = member.client
+        if client is None or member.state not in ("serving", "updating"):
+            raise EngineFailed(f"server {member.name} is gone")
+        version, sampling = member.version, answer.begin(member.version)
+        async with aclosing(client.stream(ids, sampling, request_id=name, priority=0)) as deltas:
+            while True:
+                limit = asyncio.timeout(None)
+                try:
+                    async with limit:
+                        member.waits[limit] = time.monotonic()
+                        delta = await anext(deltas, None)
+                finally:
+                    member.waits.pop(limit, None)
+                if delta is None:
+                    return
+                member.heard = time.monotonic()
+                if delta.finish_reason == "abort":
+                    raise EngineFailed(f"server {member.name} ended a request of version {version}")
+                yield delta
+
+    def _lost(self, member: Member, error: Exception) -> None:
+        """A request failed there. Whether the server did is for a probe to say, but for a connection that broke."""
+        if member.state in ("serving", "updating") and isinstance(error, EngineFailed):
+            log.info("a request to server %s failed: %s", member.name, error)
+            self._down(member, "lost")
+
+    # ----------------------------------------------------------------- slots
+
+    async def _slot(self, ticket: Ticket) -> Member:
+        """Waits for a server; the caller gives the slot back."""
+        if self._closed:
+            raise Closed("the pool is closed")
+        began = time.perf_counter()
+        heapq.heappush(self._waiting, ticket)
+        self._route()
+        waited = not ticket.slot.done()
+        try:
+            member = await ticket.slot
+        except asyncio.CancelledError:
+            if ticket.slot.done() and not ticket.slot.cancelled() and ticket.slot.exception() is None:
+                self._release(ticket.slot.result(), len(ticket.ids))
+            ticket.slot.cancel()
+            raise
+        if not waited:
+            self.slow_ms.append(1000 * (time.perf_counter() - began))
+            del self.slow_ms[:-20_000]
+        return member
+
+    def _release(self, member: Member, tokens: int) -> None:
+        member.load -= 1
+        member.tokens -= tokens
+        self._route()
+
+    def _route(self) -> None:
+        """Gives free slots to those who wait, as the rules say."""
+        while self._waiting and any(m.state == "serving" and m.load < m.server.slots for m in self.members.values()):
+            while self._waiting and self._waiting[0].slot.done():
+                heapq.heappop(self._waiting)
+            first = [t for t in heapq.nsmallest(self.rules.batch, self._waiting) if not t.slot.done()]
+            known = {ticket.key: self._prefixes.deepest(ticket.ids) for ticket in first}
+            view = RouteView(
+                servers=[member.view for member in self.members.values()],
+                waiting=[Ask(t.key, t.priority, known[t.key][0], len(t.ids)) for t in first],
+            )
+            sends = route(view, self.rules)
+            if self._tell is not None:
+                self._tell(view, sends)
+            tickets = {ticket.key: ticket for ticket in first}
+            for send in sends:
+                self._give(tickets[send.key], self.members[send.server], known[send.key][1], send.why)
+            given = {send.key for send in sends}
+            self._waiting = [ticket for ticket in self._waiting if ticket.key not in given]
+            heapq.heapify(self._waiting)
+            if len(sends) < len(first) or not first:
+                break
+        self._changed.set()
+
+    def _give(self, ticket: Ticket, member: Member, known: int, why: str) -> None:
+        member.load += 1
+        member.tokens += len(ticket.ids)
+        self.counts[f"routed_{why}"] += 1
+        self.counts["prompt_tokens"] += len(ticket.ids)
+        self.counts["prefix_ideal"] += known
+        self.counts["prefix_hit"] += known if why == "prefix" else self._prefixes.depth(member.name, ticket.ids)
+        self._prefixes.remember(member.name, ticket.ids)
+        ticket.slot.set_result(member)
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    # ----------------------------------------------------------------- weights
+
+    async def publish(self, folder: Path | str, version: int) -> Published:
+        """Have every server take the version, some at a time. Those that are down take it when they come back."""
+        self._target, began, paused = (Path(folder), version), time.monotonic(), 0.0
+        running: dict[asyncio.Task[float], Member] = {}
+        while self._target == (Path(folder), version):
+            takings = [member.taking for member in self.members.values()]
+            for name in next_to_update(takings, version, at_once=self.at_once):
+                member = self.members[name]
+                running[asyncio.create_task(self._update(member, Path(folder), version))] = member
+                member.state = "updating"
+            if not running:
+                if any(member.version == version for member in self.members.values()):
+                    break
+                await self._change()  # none serves: the first that comes back takes it
+                continue
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                del running[task]
+                paused = max(paused, task.result())
+        return Published(version=version, seconds=time.monotonic() - began, paused_s=paused)
+
+    async def _update(self, member: Member, folder: Path, version: int) -> float:
+        """One server takes the version; its requests stand still meanwhile and go on. Seconds that it stood still."""
+        member.state, member.updating_since = "updating", time.monotonic()
+        try:
+            published = await member.server.publish(folder, version)
+        except EngineFailed as error:
+            if member.state == "updating":
+                self._down(member, "lost")
+            log.warning("server %s did not take version %d: %s", member.name, version, error)
+            return 0.0
+        member.updating_since = None
+        member.version = version
+        member.client = await member.server.wait_serving()
+        member.heard = time.monotonic()
+        self._prefixes.forget(member.name)
+        if member.state == "updating":
+            member.state = "serving"
+        self._route()
+        return published.paused_s
+
+    # ----------------------------------------------------------------- to look at
+
+    def statistics(self) -> dict[str, object]:
+        counts, ideal = self.counts, self.counts["prefix_ideal"]
+        return {
+            **counts,
+            "waiting": sum(not ticket.slot.done() for ticket in self._waiting),
+            "prefix_hit_share": counts["prefix_hit"] / ideal if ideal else 1.0,
+            "servers": {
+                member.name: {"state": member.state, "version": member.version, "load": member.load}
+                for member in self.members.values()
+            },
+        }
+
+    def _spawn(self, work: object, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)  # type: ignore[arg-type, var-annotated]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

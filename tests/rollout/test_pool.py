@@ -1,0 +1,259 @@
+"""A pool over real engine servers: failover, hung servers, rolling weights, draining, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from rollout.decide.routing import RouteView, RoutingRules, Send, route
+from rollout.engine.client import Generation, Sampling
+from rollout.engine.launch import embedded
+from rollout.engine.supervisor import EngineSupervisor
+from rollout.pool.pool import Pool
+from sandbox.errors import Conflict, Invalid, NotFound
+from tests.support.rollout_engines import expected_logprobs, publish
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LENGTH = 1024
+LONG = Sampling(max_tokens=700, ignore_eos=True, seed=1)
+RULES = RoutingRules(silence=2.0, update=60.0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("weights")
+    return [publish(root / f"v{version:06d}", version) for version in range(3)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def servers(
+    folders: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, EngineSupervisor]]:
+    log = tmp_path_factory.mktemp("engines")
+    async with AsyncExitStack() as stack:
+        launch = embedded(slots=16, length=LENGTH)
+        found = {
+            name: await stack.enter_async_context(EngineSupervisor(launch, folders[0], 0, log=log / f"{name}.log"))
+            for name in "ab"
+        }
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pool(servers: dict[str, EngineSupervisor], folders: list[Path]) -> AsyncIterator[Pool]:
+    """Both servers, on version 0."""
+    async with Pool(rules=RULES) as made:
+        for name, server in servers.items():
+            await made.join(name, server)
+        await made.publish(folders[0], 0)
+        yield made
+
+
+def check(folders: list[Path], prompt: list[int], generation: Generation) -> None:
+    """Each span's log-probabilities are those of its version's weights."""
+    assert [span.start for span in generation.spans] == [0, *(span.end for span in generation.spans)][:-1]
+    assert generation.spans[-1].end == len(generation.token_ids) == len(generation.logprobs)
+    for span in generation.spans:
+        expected = expected_logprobs(folders[span.version], prompt, generation.token_ids)
+        assert generation.logprobs[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=1e-3)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - it is a state of another process
+            await asyncio.sleep(0.01)
+
+
+async def under_way(pool: Pool, count: int, name: str | None = None) -> None:
+    """Until that many requests are with the servers, and one of `name` has given a token."""
+    await until(lambda: sum(member.load for member in pool.members.values()) >= count)
+    await until(lambda: name is None or pool.members[name].heard > 0)
+
+
+async def test_both_servers_work_and_say_the_same(pool: Pool, folders: list[Path]) -> None:
+    prompts = [[3 + (n * k) % 120 for k in range(1, 9)] for n in range(24)]
+    sampling = Sampling(max_tokens=9, ignore_eos=True)
+    answers = await asyncio.gather(*(pool.generate(prompt, sampling) for prompt in prompts))
+    for prompt, answer in list(zip(prompts, answers, strict=True))[::7]:
+        check(folders, prompt, answer)
+    assert pool.counts["routed_least"] == 24 and not pool.counts["moved"]
+
+
+async def test_a_stream_is_the_same_answer_in_pieces(pool: Pool) -> None:
+    sampling = Sampling(max_tokens=20, temperature=0.0, ignore_eos=True)
+    whole = await pool.generate([7, 8, 9], sampling)
+    pieces = [delta async for delta in pool.stream([7, 8, 9], sampling)]
+    assert [token for delta in pieces for token in delta.token_ids] == whole.token_ids
+    assert len(pieces) > 1 and pieces[-1].finish_reason == "length" and pieces[-1].spans == whole.spans
+
+
+async def test_a_turn_goes_where_its_prefix_is(pool: Pool) -> None:
+    prompt = [3 + k % 120 for k in range(80)]
+    first = await pool.generate(prompt, Sampling(max_tokens=8, ignore_eos=True))
+    before = pool.counts["routed_prefix"]
+    for _ in range(4):
+        await pool.generate(prompt + first.token_ids + [5], Sampling(max_tokens=2, ignore_eos=True))
+    assert pool.counts["routed_prefix"] == before + 4
+    assert pool.statistics()["prefix_hit_share"] == 1.0
+
+
+async def test_a_killed_server_s_requests_go_on_elsewhere(
+    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+) -> None:
+    prompts = [[40 + n, 41, 42] for n in range(8)]
+    flights = [asyncio.create_task(pool.generate(prompt, LONG)) for prompt in prompts]
+    await under_way(pool, 8, "a")
+    pid = servers["a"].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    for prompt, generation in zip(prompts, await asyncio.gather(*flights), strict=True):
+        assert len(generation.token_ids) == LONG.max_tokens
+        check(folders, prompt, generation)
+    assert pool.counts["moved"] >= 1 and pool.counts["moved_tokens"] > 0
+
+
+async def test_a_server_that_hangs_is_given_up_and_comes_back(
+    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+) -> None:
+    prompts = [[50 + n, 51, 52] for n in range(8)]
+    flights = [asyncio.create_task(pool.generate(prompt, LONG)) for prompt in prompts]
+    await under_way(pool, 8, "b")
+    pid = servers["b"].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # alive for the kernel, silent for ever
+    for prompt, generation in zip(prompts, await asyncio.gather(*flights), strict=True):
+        assert len(generation.token_ids) == LONG.max_tokens
+        check(folders, prompt, generation)
+    assert pool.counts["hung"] == 1
+    await until(lambda: pool.members["b"].state == "serving")
+    assert servers["b"].pid != pid
+
+
+async def test_an_idle_server_that_hangs_is_noticed(pool: Pool, servers: dict[str, EngineSupervisor]) -> None:
+    pid = servers["a"].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: pool.counts["hung"] == 1)
+    await until(lambda: pool.members["a"].state == "serving")
+
+
+async def test_weights_roll_over_the_servers_while_requests_go_on(pool: Pool, folders: list[Path]) -> None:
+    states: list[tuple[str, ...]] = []
+    done = asyncio.Event()
+
+    async def keep_asking(first: int) -> list[tuple[list[int], Generation]]:
+        prompt, found = [60 + first, 61], []
+        while not done.is_set():
+            found.append((prompt, await pool.generate(prompt, Sampling(max_tokens=150, ignore_eos=True, seed=first))))
+        return found
+
+    async def look() -> None:
+        while not done.is_set():
+            states.append(tuple(member.state for member in pool.members.values()))
+            await asyncio.sleep(0.005)
+
+    watching = asyncio.create_task(look())
+    flights = [asyncio.create_task(keep_asking(n)) for n in range(6)]
+    await under_way(pool, 6)
+    for version in (1, 2, 1):
+        published = await pool.publish(folders[version], version)
+        assert published.version == version
+    done.set()
+    await watching
+    answers = [each for found in await asyncio.gather(*flights) for each in found]
+    for prompt, generation in answers[:: max(1, len(answers) // 12)]:
+        check(folders, prompt, generation)
+    assert any(len(generation.spans) > 1 for _, generation in answers), "no request was in flight at a change"
+    assert ("updating", "updating") not in states and any("updating" in each for each in states)
+    assert (await pool.generate([3], Sampling(max_tokens=1))).spans[0].version == 1
+
+
+async def test_a_server_that_was_down_takes_the_version_before_it_serves(
+    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+) -> None:
+    pid = servers["a"].pid
+    assert pid is not None
+    flight = asyncio.create_task(pool.generate([70, 71], LONG))
+    os.kill(pid, signal.SIGKILL)
+    await flight
+    await pool.publish(folders[2], 2)
+    await until(lambda: pool.members["a"].state == "serving")
+    for _ in range(8):
+        generation = await pool.generate([72, 73], Sampling(max_tokens=3, ignore_eos=True))
+        assert [span.version for span in generation.spans] == [2]
+
+
+async def test_draining_finishes_what_there_is_and_takes_nothing_new(
+    pool: Pool, servers: dict[str, EngineSupervisor]
+) -> None:
+    flights = [asyncio.create_task(pool.generate([80 + n], LONG)) for n in range(4)]
+    await under_way(pool, 4)
+    drained = asyncio.create_task(pool.drain("a"))
+    await asyncio.sleep(0)
+    later = await pool.generate([90], Sampling(max_tokens=2, ignore_eos=True))
+    assert len(later.token_ids) == 2
+    assert await drained is servers["a"] and list(pool.members) == ["b"]
+    assert all(len(generation.token_ids) == LONG.max_tokens for generation in await asyncio.gather(*flights))
+    with pytest.raises(NotFound):
+        await pool.drain("a")
+    with pytest.raises(Conflict):
+        await pool.join("b", servers["b"])
+    await pool.join("a", servers["a"])
+
+
+async def test_who_goes_away_takes_the_request_along_at_once(pool: Pool, servers: dict[str, EngineSupervisor]) -> None:
+    async with aclosing(pool.stream([95], LONG)) as deltas:
+        async for _ in deltas:
+            break
+    async with asyncio.timeout(30):
+        while True:
+            running = [(await (await server.wait_serving()).statistics()).running for server in servers.values()]
+            if running == [0, 0]:
+                break
+            await asyncio.sleep(0.02)
+    assert sum(member.load for member in pool.members.values()) == 0
+
+
+async def test_full_servers_hold_requests_back_and_the_urgent_go_first(servers: dict[str, EngineSupervisor]) -> None:
+    seen: list[tuple[RouteView, list[Send]]] = []
+    ended: list[str] = []
+
+    async def ask(pool: Pool, name: str, priority: int) -> None:
+        await pool.generate([100, 101], Sampling(max_tokens=12, ignore_eos=True), priority=priority)
+        ended.append(name)
+
+    class One(EngineSupervisor):
+        """The same server with a single slot."""
+
+        slots = 1  # type: ignore[assignment]
+
+        def __init__(self, server: EngineSupervisor):
+            self.__dict__ = server.__dict__
+
+    async with Pool(rules=RULES, tell=lambda view, sends: seen.append((view, sends))) as pool:
+        await pool.join("a", One(servers["a"]))
+        flights = [asyncio.create_task(ask(pool, "first", 0))]
+        await under_way(pool, 1)
+        flights += [asyncio.create_task(ask(pool, f"later {n}", 0)) for n in range(3)]
+        await asyncio.sleep(0)
+        flights.append(asyncio.create_task(ask(pool, "urgent", -1)))
+        await asyncio.sleep(0)
+        assert pool.statistics()["waiting"] == 4
+        await asyncio.gather(*flights)
+    assert ended == ["first", "urgent", "later 0", "later 1", "later 2"]
+    assert all(route(view, RULES) == sends for view, sends in seen)
+
+
+async def test_nonsense_is_refused_and_no_server_is_blamed(pool: Pool) -> None:
+    with pytest.raises(Invalid):
+        await pool.generate([5] * LENGTH, Sampling())
+    assert not pool.counts["lost"] and all(member.state == "serving" for member in pool.members.values())

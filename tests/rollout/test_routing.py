@@ -1,0 +1,134 @@
+"""Which server gets which request: tables, properties, and a log that replays."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.decide.prefixes import BLOCK, Prefixes
+from rollout.decide.routing import (
+    Ask,
+    RouteView,
+    RoutingRules,
+    Send,
+    ServerView,
+    Signs,
+    Taking,
+    judge,
+    next_to_update,
+    order,
+    route,
+)
+
+RULES = RoutingRules(overload=1.5, slack=4, silence=60, update=180)
+
+
+def server(name: str, load: int = 0, *, slots: int = 8, state: str = "serving", tokens: int = 0) -> ServerView:
+    return ServerView(name, state, slots, load, tokens)  # type: ignore[arg-type]
+
+
+TABLE: list[tuple[str, list[ServerView], list[Ask], list[Send]]] = [
+    ("least loaded", [server("a", 3), server("b", 1)], [Ask(1)], [Send(1, "b", "least")]),
+    ("tokens break a tie", [server("a", 1, tokens=900), server("b", 1, tokens=9)], [Ask(1)], [Send(1, "b", "least")]),
+    ("where its prefix is", [server("a", 3), server("b", 1)], [Ask(1, 0, ["a"])], [Send(1, "a", "prefix")]),
+    ("unless overloaded", [server("a", 7), server("b", 1)], [Ask(1, 0, ["a"])], [Send(1, "b", "overloaded")]),
+    ("the emptier of two homes", [server("a", 3), server("b", 1)], [Ask(1, 0, ["a", "b"])], [Send(1, "b", "prefix")]),
+    ("its server is down", [server("a", state="down"), server("b")], [Ask(1, 0, ["a"])], [Send(1, "b", "moved")]),
+    ("nobody serves", [server("a", state="updating"), server("b", state="draining")], [Ask(1)], []),
+    ("all are full: who is urgent, then who is older", [server("a", 7)], [Ask(1), Ask(2, -1), Ask(0)],
+     [Send(2, "a", "least")]),
+    ("each takes what it has slots for", [server("a", slots=1), server("b", slots=1)], [Ask(1), Ask(2), Ask(3)],
+     [Send(1, "a", "least"), Send(2, "b", "least")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("servers", "waiting", "wanted"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_the_table(servers: list[ServerView], waiting: list[Ask], wanted: list[Send]) -> None:
+    assert route(RouteView(servers=servers, waiting=waiting), RULES) == wanted
+
+
+STATES = st.sampled_from(["starting", "serving", "updating", "draining", "down"])
+SERVERS = st.lists(
+    st.builds(ServerView, st.sampled_from("abcdef"), STATES, st.integers(1, 5), st.integers(0, 5), st.integers(0, 99)),
+    unique_by=lambda each: each.name,
+    max_size=6,
+)
+ASKS = st.lists(
+    st.builds(Ask, st.integers(0, 99), st.integers(-2, 2), st.lists(st.sampled_from("abcdefg"), max_size=2)),
+    unique_by=lambda each: each.key,
+    max_size=12,
+)
+
+
+@given(SERVERS, ASKS)
+def test_no_server_is_overfilled_and_nobody_is_passed_by(servers: list[ServerView], asks: list[Ask]) -> None:
+    view = RouteView(servers=servers, waiting=asks)
+    sends = route(view, RULES)
+    free = {each.name: max(0, each.slots - each.load) for each in servers if each.state == "serving"}
+    for send in sends:
+        free[send.server] -= 1
+    assert all(left >= 0 for left in free.values())
+    ranked = [ask.key for ask in sorted(asks, key=order)]
+    assert [send.key for send in sends] == ranked[: len(sends)]
+    assert len(sends) == len(asks) or not any(free.values())
+
+
+@given(SERVERS, ASKS)
+def test_a_logged_view_decides_again_the_same(servers: list[ServerView], asks: list[Ask]) -> None:
+    view = RouteView(servers=servers, waiting=asks)
+    again = msgspec.json.decode(msgspec.json.encode(view), type=RouteView)
+    assert route(again, RULES) == route(view, RULES)
+
+
+@pytest.mark.parametrize(
+    ("signs", "now", "wanted"),
+    [
+        (Signs(name="a", state="serving", ended=True), 0, "lost"),
+        (Signs(name="a", state="serving"), 1e9, "well"),  # nobody asked it
+        (Signs(name="a", state="serving", asked_since=100, heard=0), 161, "hung"),
+        (Signs(name="a", state="serving", asked_since=100, heard=130), 161, "well"),
+        (Signs(name="a", state="serving", asked_since=100, heard=130), 191, "hung"),
+        (Signs(name="a", state="updating", asked_since=100, updating_since=110), 200, "well"),
+        (Signs(name="a", state="updating", asked_since=100, updating_since=110), 291, "hung"),
+    ],
+)
+def test_who_is_given_up(signs: Signs, now: float, wanted: str) -> None:
+    assert judge(signs, RULES, now) == wanted
+
+
+@given(
+    st.lists(st.builds(Taking, st.sampled_from("abcdef"), STATES, st.integers(0, 2)), unique_by=lambda t: t.name),
+    st.integers(1, 4),
+)
+def test_some_always_go_on_while_others_take_weights(servers: list[Taking], at_once: int) -> None:
+    chosen = next_to_update(servers, 2, at_once=at_once)
+    by_name = {each.name: each for each in servers}
+    assert all(by_name[name].state == "serving" and by_name[name].version != 2 for name in chosen)
+    serving = sum(each.state == "serving" for each in servers)
+    updating = sum(each.state == "updating" for each in servers)
+    assert updating + len(chosen) <= max(at_once, updating)
+    assert serving - len(chosen) >= 1 or (serving <= 1 and updating == 0) or not chosen
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=4 * BLOCK), max_size=6), st.lists(st.integers(0, 3), max_size=99))
+def test_prefixes_are_found_to_the_block(known: list[list[int]], ids: list[int]) -> None:
+    seen = Prefixes()
+    for number, each in enumerate(known):
+        seen.remember("ab"[number % 2], each)
+
+    def shared(server: str) -> int:
+        found = 0
+        for each in known["ab".index(server) :: 2]:
+            same = next((i for i, pair in enumerate(zip(each, ids, strict=False)) if pair[0] != pair[1]), None)
+            same = min(len(each), len(ids)) if same is None else same
+            found = max(found, same // BLOCK * BLOCK)
+        return found
+
+    servers, depth = seen.deepest(ids)
+    best = max(shared("a"), shared("b"))
+    assert depth == best
+    assert servers == [name for name in "ab" if best and shared(name) == best]
+    seen.forget("a")
+    assert "a" not in seen.deepest(ids)[0]
