@@ -13,32 +13,31 @@ BLOCK = 32  # tokens
 
 
 class Prefixes:
-    """``seen.remember("a", ids)``, then ``seen.deepest(ids)`` is ``(["a"], 64)``."""
+    """``seen.remember("a", chain(ids))``, then ``seen.deepest(chain(ids))`` is ``(["a"], 64)``."""
 
     def __init__(self, *, most: int = 100_000):
         """`most` blocks of each server; the least recently used go first."""
         self._most = most
         self._blocks: dict[str, OrderedDict[int, None]] = {}
 
-    def remember(self, server: str, ids: Sequence[int]) -> None:
-        blocks = self._blocks.setdefault(server, OrderedDict())
-        for block in chain(ids):
-            blocks[block] = None
-            blocks.move_to_end(block)
-        while len(blocks) > self._most:
-            blocks.popitem(last=False)
+    def remember(self, server: str, blocks: Sequence[int]) -> None:
+        known = self._blocks.setdefault(server, OrderedDict())
+        for block in blocks:
+            known[block] = None
+            known.move_to_end(block)
+        while len(known) > self._most:
+            known.popitem(last=False)
 
     def forget(self, server: str) -> None:
         """Its cache is empty: it was started, or took other weights."""
         self._blocks.pop(server, None)
 
-    def depth(self, server: str, ids: Sequence[int]) -> int:
-        """Tokens of the longest remembered beginning of `ids`."""
-        return BLOCK * _depth(self._blocks.get(server, {}), chain(ids))
+    def depth(self, server: str, blocks: Sequence[int]) -> int:
+        """Tokens of the longest remembered beginning."""
+        return BLOCK * _depth(self._blocks.get(server, {}), blocks)
 
-    def deepest(self, ids: Sequence[int]) -> tuple[list[str], int]:
-        """The servers that hold most of `ids`, and how many tokens that are."""
-        blocks = chain(ids)
+    def deepest(self, blocks: Sequence[int]) -> tuple[list[str], int]:
+        """The servers that hold most of these, and how many tokens that are."""
         found = {server: _depth(known, blocks) for server, known in self._blocks.items()}
         best = max(found.values(), default=0)
         return (sorted(server for server, depth in found.items() if depth == best) if best else []), BLOCK * best
@@ -53,7 +52,7 @@ def chain(ids: Sequence[int]) -> list[int]:
     return found
 
 
-def _depth(known: OrderedDict[int, None] | dict[int, None], blocks: list[int]) -> int:
+def _depth(known: OrderedDict[int, None] | dict[int, None], blocks: Sequence[int]) -> int:
     """How many of the first blocks are known, by bisection: a known block implies those before it."""
     low, high = 0, len(blocks)
     while low < high:

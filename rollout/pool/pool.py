@@ -29,7 +29,7 @@ from types import TracebackType
 
 import msgspec
 
-from rollout.decide.prefixes import Prefixes
+from rollout.decide.prefixes import Prefixes, chain
 from rollout.decide.routing import Ask, RouteView, RoutingRules, Send, judge, next_to_update, route
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling
 from rollout.pool.answer import Answer
@@ -51,6 +51,7 @@ class Ticket:
     key: int
     priority: int
     ids: list[int]
+    blocks: list[int]  # see rollout.decide.prefixes.chain
     slot: asyncio.Future[Member] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def __lt__(self, other: Ticket) -> bool:
@@ -221,13 +222,13 @@ class Pool:
         key = next(self._keys)
         while True:
             ids = prompt_ids + answer.token_ids
-            member = await self._slot(Ticket(key, priority, ids))
+            member = await self._slot(Ticket(key, priority, ids, chain(ids)))
             try:
                 async with aclosing(self._from(member, ids, answer, f"{request_id or key}.{answer.parts}")) as deltas:
                     async for delta in deltas:
                         answer.add(delta)
                         yield delta
-                self._prefixes.remember(member.name, prompt_ids + answer.token_ids)
+                self._prefixes.remember(member.name, chain(prompt_ids + answer.token_ids))
                 return
             except (EngineFailed, TimeoutError) as error:
                 self._lost(member, error)
@@ -296,11 +297,8 @@ class Pool:
 
     def _route(self) -> None:
         """Gives free slots to those who wait, as the rules say."""
-        while self._waiting and any(m.state == "serving" and m.load < m.server.slots for m in self.members.values()):
-            while self._waiting and self._waiting[0].slot.done():
-                heapq.heappop(self._waiting)
-            first = [t for t in heapq.nsmallest(self.rules.batch, self._waiting) if not t.slot.done()]
-            known = {ticket.key: self._prefixes.deepest(ticket.ids) for ticket in first}
+        while first := self._first(sum(m.server.slots - m.load for m in self.members.values() if m.state == "serving")):
+            known = {ticket.key: self._prefixes.deepest(ticket.blocks) for ticket in first}
             view = RouteView(
                 servers=[member.view for member in self.members.values()],
                 waiting=[Ask(t.key, t.priority, known[t.key][0], len(t.ids)) for t in first],
@@ -311,12 +309,22 @@ class Pool:
             tickets = {ticket.key: ticket for ticket in first}
             for send in sends:
                 self._give(tickets[send.key], self.members[send.server], known[send.key][1], send.why)
-            given = {send.key for send in sends}
-            self._waiting = [ticket for ticket in self._waiting if ticket.key not in given]
-            heapq.heapify(self._waiting)
-            if len(sends) < len(first) or not first:
+            for send in sends:
+                del tickets[send.key]
+            for ticket in tickets.values():
+                heapq.heappush(self._waiting, ticket)
+            if tickets:
                 break
         self._changed.set()
+
+    def _first(self, free: int) -> list[Ticket]:
+        """Takes the first requests out of those that wait, as many as there are free slots."""
+        found: list[Ticket] = []
+        while self._waiting and len(found) < min(free, self.rules.batch):
+            ticket = heapq.heappop(self._waiting)
+            if not ticket.slot.done():
+                found.append(ticket)
+        return found
 
     def _give(self, ticket: Ticket, member: Member, known: int, why: str) -> None:
         member.load += 1
@@ -324,8 +332,8 @@ class Pool:
         self.counts[f"routed_{why}"] += 1
         self.counts["prompt_tokens"] += len(ticket.ids)
         self.counts["prefix_ideal"] += known
-        self.counts["prefix_hit"] += known if why == "prefix" else self._prefixes.depth(member.name, ticket.ids)
-        self._prefixes.remember(member.name, ticket.ids)
+        self.counts["prefix_hit"] += known if why == "prefix" else self._prefixes.depth(member.name, ticket.blocks)
+        self._prefixes.remember(member.name, ticket.blocks)
         ticket.slot.set_result(member)
 
     async def _change(self) -> None:

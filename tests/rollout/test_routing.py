@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.prefixes import BLOCK, Prefixes
+from rollout.decide.prefixes import BLOCK, Prefixes, chain
 from rollout.decide.routing import (
     Ask,
     RouteView,
@@ -116,7 +116,7 @@ def test_some_always_go_on_while_others_take_weights(servers: list[Taking], at_o
 def test_prefixes_are_found_to_the_block(known: list[list[int]], ids: list[int]) -> None:
     seen = Prefixes()
     for number, each in enumerate(known):
-        seen.remember("ab"[number % 2], each)
+        seen.remember("ab"[number % 2], chain(each))
 
     def shared(server: str) -> int:
         found = 0
@@ -126,9 +126,9 @@ def test_prefixes_are_found_to_the_block(known: list[list[int]], ids: list[int])
             found = max(found, same // BLOCK * BLOCK)
         return found
 
-    servers, depth = seen.deepest(ids)
+    servers, depth = seen.deepest(chain(ids))
     best = max(shared("a"), shared("b"))
     assert depth == best
     assert servers == [name for name in "ab" if best and shared(name) == best]
     seen.forget("a")
-    assert "a" not in seen.deepest(ids)[0]
+    assert "a" not in seen.deepest(chain(ids))[0]

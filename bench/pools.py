@@ -1,0 +1,417 @@
+"""`pagurus bench pools`: a pool of engine servers under faults, and its router under 2,000 live trajectories.
+
+Owns: the trajectories, the faults, the checks, the figures. Does not own: the pool.
+
+Two parts. `synthetic`: servers that only wait, in this process, so that what is measured is the router and its loop.
+`real`: two servers of SmolLM2-135M (`make setup-models`; vLLM by `make setup-vllm`); weights change three times while
+trajectories of several turns are under way, one server is killed, one is stopped with SIGSTOP; afterwards each sampled
+token's log-probability is compared with a plain forward pass of the version that its span names.
+`engine_efficiency` is the same requests, sent bare to the same servers, over the time that the stack took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollout.decide.routing import RoutingRules
+from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling, Span
+from rollout.engine.launch import vllm
+from rollout.engine.manifest import write_manifest
+from rollout.engine.supervisor import EngineSupervisor
+from rollout.episode.renderer import ChatRenderer, Message
+from rollout.pool.pool import Pool
+from sandbox.errors import EngineFailed, NotFound
+from sandbox.paths import CHECKOUT
+
+MODEL = CHECKOUT / ".prefix" / "models" / "SmolLM2-135M-Instruct"
+TOLERANCE = 1e-3
+ASKED = ["List the files of this folder.", "Which of them is the largest?", "Write one line of shell that counts them."]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench pools", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--part", choices=["synthetic", "real", "all"], default="all")
+    parser.add_argument("--live", type=int, default=2000, help="synthetic trajectories at once")
+    parser.add_argument("--trajectories", type=int, default=64, help="real ones at once")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=24, help="of an answer")
+    parser.add_argument("--threads", type=int, default=1, help="of each server")
+    options = parser.parse_args(arguments)
+    found: dict[str, Any] = {}
+    if options.part in ("synthetic", "all"):
+        found |= asyncio.run(synthetic(options.live))
+    if options.part in ("real", "all"):
+        found |= asyncio.run(real(options))
+    if not options.json:
+        for name, value in found.items():
+            print(f"{name:32} {value}")
+    print(json.dumps(found))
+    return 0
+
+
+# --------------------------------------------------------------------------- synthetic
+
+
+PIECE = 8  # tokens of one delta
+PAUSE = 1.0  # seconds between two deltas of one answer
+SERVERS = 8
+
+
+class WaitingServer:
+    """An engine server without an engine: it gives `PIECE` tokens every `PAUSE` seconds."""
+
+    def __init__(self, slots: int):
+        self.slots, self.alive, self.generated = slots, True, 0
+
+    async def wait_serving(self) -> Any:
+        while not self.alive:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
+        return self
+
+    async def publish(self, folder: Path | str, version: int) -> Published:
+        return Published(version=version, seconds=0.0, paused_s=0.0)
+
+    def kill(self) -> None:
+        self.alive = False
+
+    async def version(self) -> int:
+        return 0
+
+    async def healthy(self) -> bool:
+        return self.alive
+
+    async def stream(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
+    ) -> AsyncGenerator[Delta, None]:
+        given = 0
+        while given < sampling.max_tokens:
+            await asyncio.sleep(PAUSE * random.uniform(0.5, 1.5))
+            if not self.alive:
+                raise EngineFailed("it is dead")
+            count = min(PIECE, sampling.max_tokens - given)
+            given += count
+            self.generated += count
+            last = given == sampling.max_tokens
+            yield Delta(
+                token_ids=[random.randrange(1000) for _ in range(count)],
+                logprobs=[-1.0] * count,
+                spans=[Span(0, 0, given)] if last else None,
+                finish_reason="length" if last else None,
+            )
+
+
+async def synthetic(live: int) -> dict[str, Any]:
+    """`live` trajectories of four turns that grow from a prompt which eight of them share; two servers die."""
+    servers = {f"s{n}": WaitingServer(live // SERVERS * 5 // 4) for n in range(SERVERS)}
+    lags: list[float] = []
+    async with Pool(rules=RoutingRules(silence=30)) as pool:
+        for name, server in servers.items():
+            await pool.join(name, server)
+
+        async def lag() -> None:
+            while True:
+                began = time.perf_counter()
+                await asyncio.sleep(0.01)
+                lags.append(1000 * (time.perf_counter() - began - 0.01))
+
+        async def play(number: int) -> int:
+            rng = random.Random(number // 8)
+            ids = [rng.randrange(1000) for _ in range(400)]
+            await asyncio.sleep(4 * random.random())
+            kept = 0
+            for _ in range(4):
+                generation = await pool.generate(ids, Sampling(max_tokens=40))
+                kept += len(generation.token_ids)
+                ids += generation.token_ids + [random.randrange(1000) for _ in range(60)]
+            return kept
+
+        async def strike() -> None:
+            for name in ("s1", "s5"):
+                await asyncio.sleep(6)
+                servers[name].alive = False
+                await asyncio.sleep(2)
+                servers[name].alive = True
+
+        quiet = asyncio.create_task(lag())  # what the machine itself does to a loop
+        await asyncio.sleep(5)
+        quiet.cancel()
+        idle_lag, lags[:] = _p99(lags), []
+        watching, striking = asyncio.create_task(lag()), asyncio.create_task(strike())
+        began = time.monotonic()
+        kept = await asyncio.gather(*(play(number) for number in range(live)))
+        seconds = time.monotonic() - began
+        watching.cancel()
+        striking.cancel()
+        generated = sum(server.generated for server in servers.values())
+        found = pool.statistics()
+        return {
+            "synthetic_live": live,
+            "synthetic_s": round(seconds, 1),
+            "router_ms_p50": round(statistics.median(pool.slow_ms), 3),
+            "router_ms_p99": round(_p99(pool.slow_ms), 3),
+            "loop_lag_idle_ms_p99": round(idle_lag, 2),
+            "loop_lag_ms_p50": round(statistics.median(lags), 2),
+            "loop_lag_ms_p99": round(_p99(lags), 2),
+            "prefix_hit_share": round(float(found["prefix_hit_share"]), 4),  # type: ignore[arg-type]
+            "failovers": pool.counts["moved"],
+            "failover_tokens_kept": pool.counts["moved_tokens"],
+            "failover_tokens_resampled": generated - sum(kept),
+        }
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[int(0.99 * (len(values) - 1))]
+
+
+# --------------------------------------------------------------------------- real
+
+
+@dataclass
+class Played:
+    """One trajectory: its tokens, and the answers in it with the place where each begins."""
+
+    ids: list[int] = field(default_factory=list)
+    answers: list[tuple[int, Generation]] = field(default_factory=list)
+    restarts: int = 0
+
+
+async def real(options: argparse.Namespace) -> dict[str, Any]:
+    if not (MODEL / "config.json").exists():
+        raise NotFound(f"no model at {MODEL}", remedy="run `make setup-models`")
+    home = Path(tempfile.mkdtemp(prefix="pagurus-pools-"))
+    try:
+        return await _real(options, home)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
+    folders = await asyncio.to_thread(_versions, home, 4)
+    renderer = await asyncio.to_thread(ChatRenderer.load, MODEL)
+    launch = vllm(slots=32, length=1024, threads=options.threads)
+    rules = RoutingRules(silence=45.0, update=240.0)
+    async with AsyncExitStack() as stack:
+        servers = {
+            name: await stack.enter_async_context(EngineSupervisor(launch, folders[0], 0, log=home / f"{name}.log"))
+            for name in "ab"
+        }
+        pool = await stack.enter_async_context(Pool(rules=rules))
+        for name, server in servers.items():
+            await pool.join(name, server)
+        efficiency = await _efficiency(pool, servers, renderer, options)
+        began, played = time.monotonic(), [Played() for _ in range(options.trajectories)]
+        tasks = [asyncio.create_task(_play(pool, renderer, n, each, options)) for n, each in enumerate(played)]
+        log = await _disturb(pool, servers, folders, tasks, played, options)
+        lost = sum(isinstance(each, BaseException) for each in await asyncio.gather(*tasks, return_exceptions=True))
+        seconds = time.monotonic() - began
+        counts = dict(pool.counts)
+    checked = await asyncio.to_thread(_check, played, folders)
+    sampled = sum(len(generation.token_ids) for each in played for _, generation in each.answers)
+    return {
+        "servers": "2 x vLLM, SmolLM2-135M, fp32",
+        "trajectories": options.trajectories,
+        "turns": options.turns,
+        "seconds": round(seconds, 1),
+        "tokens_sampled": sampled,
+        **log,
+        "engine_efficiency": round(efficiency, 3),
+        "lost": lost,
+        "replayed": sum(each.restarts for each in played),
+        "retokenised": 0,  # `_play` raises where a turn is no exact extension, and is then lost
+        "real_failovers": counts.get("moved", 0),
+        "real_failover_tokens_kept": counts.get("moved_tokens", 0),
+        "servers_lost": counts.get("lost", 0),
+        "servers_hung": counts.get("hung", 0),
+        **checked,
+    }
+
+
+def _versions(home: Path, count: int) -> list[Path]:
+    """The model, and the same with all its matrices moved a little, sealed as versions 0, 1, ..."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folders = []
+    for version in range(count):
+        model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
+        generator = torch.Generator().manual_seed(version)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 2 and version:
+                    noise = torch.randn(parameter.shape, generator=generator)
+                    parameter.add_(noise * parameter.std() * 0.02 * version)
+        model.config.tie_word_embeddings = False  # vLLM's CPU build does not follow a tied head in a reload
+        model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.detach().clone())
+        folder = home / f"v{version:06d}"
+        model.save_pretrained(folder)
+        for path in MODEL.iterdir():
+            if path.name.startswith(("token", "chat_template", "generation")):
+                shutil.copyfile(path, folder / path.name)
+        write_manifest(folder, version)
+        folders.append(folder)
+    return folders
+
+
+async def _play(pool: Any, renderer: ChatRenderer, number: int, played: Played, options: argparse.Namespace) -> None:
+    """A chat of some turns; each next prompt is an exact extension of the tokens so far."""
+    messages: list[Message] = [{"role": "user", "content": f"Task {number}. {ASKED[number % len(ASKED)]}"}]
+    played.ids = renderer.open(messages)
+    sampling = Sampling(max_tokens=options.tokens, temperature=1.0, stop_token_ids=renderer.stops)
+    for turn in range(options.turns):
+        at, before = len(played.ids), list(played.ids)
+        generation = await pool.generate(list(played.ids), sampling)
+        played.answers.append((at, generation))
+        played.ids += generation.token_ids
+        if turn + 1 == options.turns:
+            return
+        messages.append(renderer.parse(generation.token_ids, before).message())
+        new: Message = {"role": "user", "content": f"It said {number + turn}. Go on."}
+        longer = renderer.bridge(played.ids, messages, [new])
+        if longer is None or longer[: len(played.ids)] != played.ids:
+            raise ValueError(f"turn {turn} of trajectory {number} is no extension of its tokens")
+        played.ids = longer
+        messages.append(new)
+
+
+async def _disturb(
+    pool: Pool,
+    servers: dict[str, EngineSupervisor],
+    folders: list[Path],
+    tasks: list[asyncio.Task[None]],
+    played: list[Played],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Weights, a kill, weights, a stop, weights, each while trajectories are under way."""
+    total, log = len(played) * options.turns, dict[str, Any]()
+
+    async def reached(share: float) -> bool:
+        while (done := sum(len(each.answers) for each in played)) < share * total:
+            if all(task.done() for task in tasks):
+                return False
+            await asyncio.sleep(0.05)
+        log[f"answers_at_{share:g}"] = done
+        return True
+
+    async def serving(name: str) -> None:
+        while pool.members[name].state != "serving" and not all(task.done() for task in tasks):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+    updates = 0
+    for step, share in enumerate((0.1, 0.2, 0.4, 0.5, 0.6)):
+        if not await reached(share):
+            break
+        if step in (0, 2, 4):
+            updates += 1
+            published = await pool.publish(folders[updates], updates)
+            log[f"update_{updates}_s"] = round(published.seconds, 1)
+        else:
+            name = "ab"[step // 2]
+            await serving("ba"[step // 2])  # never both at once: that would only be waiting
+            pid = servers[name].pid
+            assert pid is not None
+            os.killpg(pid, signal.SIGKILL if step == 1 else signal.SIGSTOP)
+            log["killed" if step == 1 else "stopped"] = name
+    log["updates_in_flight"] = updates
+    return log
+
+
+class _Bare:
+    """The servers without a pool: requests in turn."""
+
+    def __init__(self, clients: list[EngineClient]):
+        self.clients, self.asked = clients, 0
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Generation:
+        self.asked += 1
+        return await self.clients[self.asked % len(self.clients)].generate(prompt_ids, sampling)
+
+
+async def _efficiency(
+    pool: Pool, servers: dict[str, EngineSupervisor], renderer: ChatRenderer, options: argparse.Namespace
+) -> float:
+    """The same requests bare, over the time of the stack: alternately, three times each, the medians."""
+    clients = [await server.wait_serving() for server in servers.values()]
+    stack_s, bare_s = [], []
+    small = argparse.Namespace(turns=2, tokens=12)
+
+    async def stacked() -> tuple[float, list[list[tuple[list[int], int]]]]:
+        played = [Played() for _ in range(32)]
+        began = time.perf_counter()
+        await asyncio.gather(*(_play(pool, renderer, n, each, small) for n, each in enumerate(played)))
+        took = time.perf_counter() - began
+        return took, [[(each.ids[:at], len(g.token_ids)) for at, g in each.answers] for each in played]
+
+    async def bare(trace: list[list[tuple[list[int], int]]]) -> float:
+        engine = _Bare(clients)
+
+        async def follow(requests: list[tuple[list[int], int]]) -> None:
+            for ids, count in requests:
+                await engine.generate(ids, Sampling(max_tokens=count, ignore_eos=True))
+
+        began = time.perf_counter()
+        await asyncio.gather(*map(follow, trace))
+        return time.perf_counter() - began
+
+    async def empty() -> None:
+        for client in clients:
+            await client._request("POST", "/reset_prefix_cache")
+
+    for _ in range(3):
+        await empty()
+        took, trace = await stacked()
+        stack_s.append(took)
+        await empty()
+        bare_s.append(await bare(trace))
+    return statistics.median(bare_s) / statistics.median(stack_s)
+
+
+def _check(played: list[Played], folders: list[Path]) -> dict[str, Any]:
+    """Each sampled token's log-probability against a forward pass of the version that its span names."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    errors: dict[int, list[float]] = {}
+    uncovered = 0
+    for version, folder in enumerate(folders):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        for each in played:
+            wanted = [
+                (at + i, generation, i)
+                for at, generation in each.answers
+                for span in generation.spans
+                if span.version == version
+                for i in range(span.start, span.end)
+            ]
+            if not wanted:
+                continue
+            with torch.no_grad():
+                logits = model(torch.tensor([each.ids])).logits[0]
+                logprobs = torch.log_softmax(logits.float(), dim=-1)
+            for at, generation, i in wanted:
+                told, seen = generation.logprobs[i], float(logprobs[at - 1, each.ids[at]])
+                errors.setdefault(version, []).append(abs(told - seen))
+    for each in played:
+        uncovered += sum(len(g.token_ids) - (g.spans[-1].end if g.spans else 0) for _, g in each.answers)
+    every = [error for found in errors.values() for error in found]
+    return {
+        "tokens_by_version": {str(version): len(found) for version, found in sorted(errors.items())},
+        "logprob_error_max": max(every, default=0.0),
+        "logprob_wrong": sum(error > TOLERANCE for error in every),
+        "spans_missing": uncovered,
+        "mixed_answers": sum(len(g.spans) > 1 for each in played for _, g in each.answers),
+    }

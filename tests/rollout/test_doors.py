@@ -1,0 +1,235 @@
+"""Agents that speak OpenAI's or Anthropic's language, recorded as the tokens that the model saw and sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from rollout.engine.client import Generation, Sampling, Span
+from rollout.pool.doors import Doors
+from rollout.pool.recorder import Recorded, Recorder
+from sandbox.errors import EngineFailed
+from tests.support.chat_models import need_models, renderer
+
+pytestmark = pytest.mark.filterwarnings("default")
+BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a command",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
+CALL = '<tool_call>{"name": "bash",  "arguments":{"command": "ls -a"}}</tool_call>'  # as no template would space it
+
+
+class Speaker:
+    """An engine that says what it is told to, letter by letter: tokens that no tokenizer would choose."""
+
+    def __init__(self, family: str, *texts: str):
+        self.renderer, self.texts = renderer(family), list(texts)
+        self.asked: list[list[int]] = []
+        self.failing = 0
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        if self.failing:
+            self.failing -= 1
+            raise EngineFailed("it restarts")
+        self.asked.append(list(prompt_ids))
+        text = self.texts.pop(0)
+        marks = sorted(self.renderer._marked, key=len, reverse=True)
+        ids: list[int] = []
+        while text:
+            piece = next((mark for mark in marks if text.startswith(mark)), text[0])
+            ids += self.renderer._encoder.encode(piece, add_special_tokens=False).ids
+            text = text[len(piece) :]
+        ids.append(self.renderer.stops[0])
+        return Generation(
+            token_ids=ids,
+            logprobs=[-0.5 - n / 1000 for n in range(len(ids))],
+            spans=[Span(4, 0, 2), Span(5, 2, len(ids))],
+            finish_reason="stop",
+        )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models() -> None:
+    need_models()
+
+
+@pytest_asyncio.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as made:
+        yield made
+
+
+def exact(engine: Speaker, samples: list[Recorded]) -> None:
+    """Each sample is what the engine was given and gave, and nothing else is trained."""
+    for sample in samples:
+        assert len(sample.tokens) == len(sample.mask) == len(sample.logprobs) == len(sample.versions)
+        assert all((version >= 0) == bool(bit) for bit, version in zip(sample.mask, sample.versions, strict=True))
+        assert all((logprob < 0) == bool(bit) for bit, logprob in zip(sample.mask, sample.logprobs, strict=True))
+    prompts = sum(any(sample.tokens[: len(ids)] == ids for sample in samples) for ids in engine.asked)
+    assert prompts == len(engine.asked)
+
+
+async def chat(http: aiohttp.ClientSession, url: str, messages: list[Any], **more: Any) -> dict[str, Any]:
+    async with http.post(url + "/v1/chat/completions", json={"model": "policy", "messages": messages, **more}) as got:
+        body: dict[str, Any] = await got.json()
+        assert got.status == 200, body
+        return body
+
+
+async def test_an_agent_with_tools_becomes_one_sample(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "I look. " + CALL, "It is done.", "Really.")
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors:
+        url = doors.url("e1")
+        messages: list[Any] = [{"role": "system", "content": "s"}, {"role": "user", "content": "list the files"}]
+        first = (await chat(session, url, messages, tools=[BASH]))["choices"][0]
+        assert first["finish_reason"] == "tool_calls"
+        call = first["message"]["tool_calls"][0]
+        assert json.loads(call["function"]["arguments"]) == {"command": "ls -a"}
+        messages += [first["message"], {"role": "tool", "tool_call_id": call["id"], "content": "a<|im_end|>b"}]
+        second = await chat(session, url, messages, tools=[BASH])
+        assert second["choices"][0]["message"]["content"] == "It is done."
+        messages += [second["choices"][0]["message"], {"role": "user", "content": "really?"}]
+        await chat(session, url, messages, tools=[BASH])
+    work = recorder.session("e1")
+    assert len(work.samples) == 1 and work.counts["extended"] == 2 and work.samples[0].answers == 3
+    assert engine.asked[1][: len(engine.asked[0])] == engine.asked[0]
+    exact(engine, work.samples)
+    text = engine.renderer.decode(work.samples[0].tokens)
+    assert CALL in text and text.endswith("Really.<|im_end|>")
+    assert "a<|im_end|>b" in text  # the program's words, in ordinary tokens
+    special = engine.renderer.stops[0]
+    assert sum(token == special for token in work.samples[0].tokens) == text.count("<|im_end|>") - 1
+
+
+async def test_a_template_that_drops_reasoning_begins_a_new_sample(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen3", "<think>\nhm\n</think>\n\nyes", "<think>\nso\n</think>\n\nno")
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors:
+        messages: list[Any] = [{"role": "user", "content": "is it?"}]
+        first = (await chat(session, doors.url("e"), messages))["choices"][0]["message"]
+        assert first["reasoning_content"].strip() == "hm" and first["content"] == "yes"
+        bare = {"role": "assistant", "content": first["content"]}  # as clients send it back
+        await chat(session, doors.url("e"), [*messages, bare, {"role": "user", "content": "and that?"}])
+    work = recorder.session("e")
+    assert len(work.samples) == 2 and work.counts["rewritten"] == 1
+    exact(engine, work.samples)
+    assert "hm" not in engine.renderer.decode(engine.asked[1])
+
+
+async def test_a_history_that_drifts_is_split_and_counted(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "one", "two", "three", "four")
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors:
+        url, messages = doors.url("e"), [{"role": "user", "content": "count"}]
+        first = (await chat(session, url, messages))["choices"][0]["message"]
+        again = (await chat(session, url, messages))["choices"][0]["message"]
+        assert (first["content"], again["content"]) == ("one", "two")
+        shortened = [*messages, {"role": "assistant", "content": "(summary)"}, {"role": "user", "content": "go on"}]
+        await chat(session, url, shortened)
+        await chat(session, url, messages, temperature=0.5)
+    counts = recorder.session("e").counts
+    assert (counts["opened"], counts["again"], counts["drifted"], counts["extended"]) == (1, 1, 2, 0)
+    exact(engine, recorder.session("e").samples)
+    assert [sample.temperature for sample in recorder.session("e").samples] == [1.0, 1.0, 1.0, 0.5]
+
+
+async def test_an_engine_that_fails_is_no_answer_and_leaves_no_trace(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "one", "two")
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors:
+        url, messages = doors.url("e"), [{"role": "user", "content": "count"}]
+        first = (await chat(session, url, messages))["choices"][0]["message"]
+        more = [*messages, first, {"role": "user", "content": "on"}]
+        engine.failing = 1
+        async with session.post(url + "/v1/chat/completions", json={"messages": more}) as got:
+            assert got.status == 503 and got.headers["retry-after"]
+        await chat(session, url, more)
+    work = recorder.session("e")
+    assert len(work.samples) == 1 and work.counts["extended"] == 1
+    exact(engine, work.samples)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": []},
+        {"messages": [{"role": "nobody", "content": "x"}]},
+        {"messages": "x"},
+        {"messages": [{"role": "user", "content": "x"}], "top_p": 0.5},
+        {"messages": [{"role": "user", "content": "x"}], "n": 2},
+        {"messages": [{"role": "user", "content": "x"}], "temperature": -1},
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": "many"},
+        [],
+    ],
+)
+async def test_nonsense_and_what_is_not_implemented_is_refused(session: aiohttp.ClientSession, body: Any) -> None:
+    recorder = Recorder(Speaker("qwen2.5"), renderer("qwen2.5"))
+    async with Doors(recorder) as doors, session.post(doors.url("e") + "/v1/chat/completions", json=body) as got:
+        assert got.status == 400 and (await got.json())["error"]["message"]
+    assert not recorder.session("e").samples
+
+
+async def test_anthropic_s_messages(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "I look. " + CALL, "It is done.")
+    recorder = Recorder(engine, engine.renderer)
+    tool = {"name": "bash", "description": "Run a command", "input_schema": BASH["function"]["parameters"]}
+    body: dict[str, Any] = {
+        "model": "policy", "max_tokens": 99, "system": [{"type": "text", "text": "s"}], "tools": [tool],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "list"}]}],
+    }  # fmt: skip
+    async with Doors(recorder) as doors:
+        url = doors.url("a") + "/v1/messages"
+        async with session.post(url + "/count_tokens", json=body) as got:
+            counted = (await got.json())["input_tokens"]
+        async with session.post(url, json=body) as got:
+            first = await got.json()
+        assert first["stop_reason"] == "tool_use" and first["usage"]["input_tokens"] == counted
+        assert [block["type"] for block in first["content"]] == ["text", "tool_use"]
+        used = first["content"][1]
+        assert used["input"] == {"command": "ls -a"}
+        result = {"type": "tool_result", "tool_use_id": used["id"], "content": "a b"}
+        body["messages"] += [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
+        async with session.post(url, json={**body, "stream": True}) as got:
+            events = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: ")]
+    assert [event["type"] for event in events] == [
+        "message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
+        "message_stop",
+    ]  # fmt: skip
+    assert events[2]["delta"]["text"] == "It is done."
+    work = recorder.session("a")
+    assert len(work.samples) == 1 and work.samples[0].answers == 2
+    exact(engine, work.samples)
+
+
+async def test_a_stream_says_the_same_in_pieces(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "I look. " + CALL)
+    async with Doors(Recorder(engine, engine.renderer)) as doors:
+        body = {"messages": [{"role": "user", "content": "x"}], "tools": [BASH], "stream": True}
+        async with session.post(doors.url("e") + "/v1/chat/completions", json=body) as got:
+            lines = [line[6:].strip() async for line in got.content if line.startswith(b"data: ")]
+    assert lines[-1] == b"[DONE]"
+    deltas = [json.loads(line)["choices"][0] for line in lines[:-1]]
+    assert "".join(each["delta"].get("content") or "" for each in deltas).strip() == "I look."
+    assert deltas[1]["delta"]["tool_calls"][0]["function"]["name"] == "bash"
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+async def test_sessions_stay_apart(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", *[f"answer {n}" for n in range(8)])
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors:
+        asked = [chat(session, doors.url(f"e{n}"), [{"role": "user", "content": "same"}]) for n in range(8)]
+        await asyncio.gather(*asked)
+    assert sorted(recorder.sessions) == [f"e{n}" for n in range(8)]
+    assert all(len(work.samples) == 1 for work in recorder.sessions.values())
