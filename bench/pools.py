@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import random
@@ -30,6 +31,7 @@ from typing import Any
 from rollout.decide.routing import RoutingRules
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling, Span
 from rollout.engine.launch import vllm
+from rollout.engine.manifest import NAME as MANIFEST
 from rollout.engine.manifest import write_manifest
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.episode.renderer import ChatRenderer, Message
@@ -39,6 +41,8 @@ from sandbox.paths import CHECKOUT
 
 MODEL = CHECKOUT / ".prefix" / "models" / "SmolLM2-135M-Instruct"
 TOLERANCE = 1e-3
+START = 900.0  # seconds for a server to start, or to take weights, on a machine that is busy
+SILENCE = 60.0  # seconds without a token until a server hangs
 ASKED = ["List the files of this folder.", "Which of them is the largest?", "Write one line of shell that counts them."]
 
 
@@ -51,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=24, help="of an answer")
     parser.add_argument("--threads", type=int, default=1, help="of each server")
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison with bare servers; 0: none")
+    parser.add_argument("--home", type=Path, help="where the versions of the model are kept for the next time")
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {}
     if options.part in ("synthetic", "all"):
@@ -193,27 +199,26 @@ class Played:
 async def real(options: argparse.Namespace) -> dict[str, Any]:
     if not (MODEL / "config.json").exists():
         raise NotFound(f"no model at {MODEL}", remedy="run `make setup-models`")
-    home = Path(tempfile.mkdtemp(prefix="pagurus-pools-"))
+    home = options.home or Path(tempfile.mkdtemp(prefix="pagurus-pools-"))
     try:
         return await _real(options, home)
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        if options.home is None:
+            shutil.rmtree(home, ignore_errors=True)
 
 
 async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
     folders = await asyncio.to_thread(_versions, home, 4)
     renderer = await asyncio.to_thread(ChatRenderer.load, MODEL)
-    launch = vllm(slots=32, length=1024, threads=options.threads)
-    rules = RoutingRules(silence=45.0, update=240.0)
+    launch = dataclasses.replace(vllm(slots=32, length=1024, threads=options.threads), start_timeout=START)
+    rules = RoutingRules(silence=SILENCE, update=START)
     async with AsyncExitStack() as stack:
-        servers = {
-            name: await stack.enter_async_context(EngineSupervisor(launch, folders[0], 0, log=home / f"{name}.log"))
-            for name in "ab"
-        }
+        servers = {name: EngineSupervisor(launch, folders[0], 0, log=home / f"{name}.log") for name in "ab"}
+        await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
         pool = await stack.enter_async_context(Pool(rules=rules))
         for name, server in servers.items():
             await pool.join(name, server)
-        efficiency = await _efficiency(pool, servers, renderer, options)
+        efficiency = 0.0 if not options.rounds else await _efficiency(pool, servers, renderer, options)
         began, played = time.monotonic(), [Played() for _ in range(options.trajectories)]
         tasks = [asyncio.create_task(_play(pool, renderer, n, each, options)) for n, each in enumerate(played)]
         log = await _disturb(pool, servers, folders, tasks, played, options)
@@ -229,7 +234,7 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "tokens_sampled": sampled,
         **log,
-        "engine_efficiency": round(efficiency, 3),
+        "engine_efficiency": round(efficiency, 3) or None,
         "lost": lost,
         "replayed": sum(each.restarts for each in played),
         "retokenised": 0,  # `_play` raises where a turn is no exact extension, and is then lost
@@ -248,6 +253,10 @@ def _versions(home: Path, count: int) -> list[Path]:
 
     folders = []
     for version in range(count):
+        folder = home / f"v{version:06d}"
+        folders.append(folder)
+        if (folder / MANIFEST).exists():
+            continue
         model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
         generator = torch.Generator().manual_seed(version)
         with torch.no_grad():
@@ -257,13 +266,11 @@ def _versions(home: Path, count: int) -> list[Path]:
                     parameter.add_(noise * parameter.std() * 0.02 * version)
         model.config.tie_word_embeddings = False  # vLLM's CPU build does not follow a tied head in a reload
         model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.detach().clone())
-        folder = home / f"v{version:06d}"
         model.save_pretrained(folder)
         for path in MODEL.iterdir():
             if path.name.startswith(("token", "chat_template", "generation")):
                 shutil.copyfile(path, folder / path.name)
         write_manifest(folder, version)
-        folders.append(folder)
     return folders
 
 
@@ -371,7 +378,7 @@ async def _efficiency(
         for client in clients:
             await client._request("POST", "/reset_prefix_cache")
 
-    for _ in range(3):
+    for _ in range(options.rounds):
         await empty()
         took, trace = await stacked()
         stack_s.append(took)

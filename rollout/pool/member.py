@@ -19,7 +19,9 @@ from rollout.engine.client import EngineClient, Published, wait_healthy
 class Server(Protocol):
     """An engine server: an `EngineSupervisor`, or a `Remote`."""
 
-    slots: int  # requests at once
+    @property
+    def slots(self) -> int:
+        """Requests at once."""
 
     async def wait_serving(self) -> EngineClient: ...
 
@@ -33,7 +35,7 @@ class Remote:
     """A server at an address, started by somebody else, who restarts it."""
 
     def __init__(self, url: str, *, slots: int = 64):
-        self.slots = slots
+        self.slots: int = slots
         self._client = EngineClient(url)
 
     async def wait_serving(self) -> EngineClient:

@@ -1,0 +1,35 @@
+"""A pool of servers that we start: what a run uses where it asks for more than one engine.
+
+Owns: starting several supervised servers of one kind and joining them. Does not own: the pool, one server's life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from rollout.decide.routing import RoutingRules
+from rollout.engine.launch import Launch
+from rollout.engine.supervisor import EngineSupervisor
+from rollout.pool.pool import Pool
+
+
+@asynccontextmanager
+async def started(
+    launch: Launch, folder: Path | str, version: int, *, count: int, run: Path, rules: RoutingRules | None = None
+) -> AsyncIterator[Pool]:
+    """`count` servers of the sealed weights in `folder`, as one. They outlive this process if it is killed, and the
+    next one adopts them: each is written down in a folder of its own below ``run/engines``."""
+    names = [f"engine-{n}" for n in range(count)]
+    servers = {
+        name: EngineSupervisor(launch, folder, version, log=run / f"{name}.log", roles=run / "engines" / name)
+        for name in names
+    }
+    async with AsyncExitStack() as stack:
+        await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
+        pool = await stack.enter_async_context(Pool(rules=rules))
+        for name, server in servers.items():
+            await pool.join(name, server)
+        yield pool
