@@ -43,6 +43,7 @@ from bench.harness import redis
 from sandbox import paths
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.shim import short_slice
+from sandbox.content import dumpfile
 from sandbox.criu.checkpointer import Checkpointer
 from sandbox.tree import btrfs
 from sandbox.tree.pool import Pool
@@ -328,7 +329,8 @@ async def singles(ours: Ours, directory: Path, rounds: int, with_runc: bool) -> 
     async with ours.sandbox(WORKLOADS["http"]) as container:
         images, tree = await ours.checkpoint(container, Times())
         found["fork8_ms"] = await repeat(max(3, rounds // 3), lambda: fork(ours, images, tree))
-        stored = await ours.checkpointer.store(images, ours.pool.state / "checkpoints" / "http.dump")
+        into = ours.pool.state / "checkpoints" / "http.dump"
+        stored = await asyncio.to_thread(dumpfile.pack, images, into, ours.checkpointer.pages)
 
         async def restore_stored() -> float:
             times = Times()

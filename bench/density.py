@@ -17,7 +17,9 @@ is harder.
 `overhead_ratio`: time of all trajectories with checkpoints over without, pauses included as they were made.
 `overhead_ratio_at_life`: the same with the pauses as long as recorded. `exposed_ms`: time that a command waited for the
 checkpoint of the turn before. `skipped_share`: turns that needed no checkpoint. `bytes_stored`: what all checkpoints
-added to the disk since the sandboxes were made; `bytes_full_every_turn`: what a full dump every turn would have added.
+added to the disk since the sandboxes were made; `comparisons`: of the files with the last snapshot, how many were equal
+(each saved a checkpoint of the files), and what they took; `frozen` and `captured`: what checkpoints took;
+`bytes_full_every_turn`: what a full dump every turn would have added.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ import gzip
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import aiohttp
 
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from daemon.checkpoints.queue import quantile
@@ -203,7 +208,7 @@ async def play(crowd: Crowd, plans: list[list[Turn]], first: int, last: int, spe
     await asyncio.gather(*(one(s, turns[first:last]) for s, turns in zip(crowd.sandboxes, plans, strict=True)))
 
 
-async def measure(options: argparse.Namespace, host: Client) -> dict[str, Any]:
+async def measure(options: argparse.Namespace, host: Client, socket: Path) -> dict[str, Any]:
     total = options.rounds * options.turns
     plans, pace = plan(options.sandboxes, total, options.traces, options.seed)
     speedup = speedup_for(plans, options.rounds, options.minutes) if options.minutes else 1.0
@@ -220,7 +225,7 @@ async def measure(options: argparse.Namespace, host: Client) -> dict[str, Any]:
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
     await _durable(host, crowds[0])
     await asyncio.sleep(3.0)  # the hashes of files are written when all else is done
-    return {"pace": pace, "speedup": round(speedup, 2), **await judge(host, crowds, speedup)}
+    return {"pace": pace, "speedup": round(speedup, 2), **await judge(host, socket, crowds, speedup)}
 
 
 async def _durable(host: Client, crowd: Crowd) -> None:
@@ -228,7 +233,7 @@ async def _durable(host: Client, crowd: Crowd) -> None:
         await host.checkpoint((await sandbox.refresh()).head or "", wait="durable")
 
 
-async def judge(host: Client, crowds: tuple[Crowd, Crowd], speedup: float) -> dict[str, Any]:
+async def judge(host: Client, socket: Path, crowds: tuple[Crowd, Crowd], speedup: float) -> dict[str, Any]:
     ours, theirs = crowds
     statistics = await host.statistics()
     exposed = [done.waited_ms for done in ours.results]
@@ -248,9 +253,28 @@ async def judge(host: Client, crowds: tuple[Crowd, Crowd], speedup: float) -> di
         "bytes_stored": statistics.stored_bytes,
         "bytes_full_every_turn": statistics.full_bytes,
         "stored_share": round(statistics.stored_bytes / max(1, statistics.full_bytes), 4),
+        "comparisons": await _seconds(socket, "pagurus_comparison_seconds", "outcome"),
+        "frozen": await _seconds(socket, "pagurus_checkpoint_frozen_seconds", "verdict"),
+        "captured": await _seconds(socket, "pagurus_checkpoint_captured_seconds", "verdict"),
         "command_seconds": {"with": round(acted[0], 1), "without": round(acted[1], 1)},
         "checkpoints_failed": statistics.checkpoints_failed,
         "failures": ours.failures[:5],
+    }
+
+
+async def _seconds(socket: Path, name: str, label: str) -> dict[str, dict[str, float]]:
+    """What the daemon measured: by `label`, how often and how long on the average."""
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session,
+        session.get("http://host/metrics") as answer,
+    ):
+        text = await answer.text()
+    values = re.findall(rf'^{name}_(count|sum){{{label}="(\w+)"}} (\S+)$', text, re.M)
+    found = {which: {kind: float(value) for kind, each, value in values if each == which} for _, which, _ in values}
+    return {
+        which: {"count": each["count"], "mean_ms": round(1000 * each["sum"] / each["count"], 2)}
+        for which, each in found.items()
+        if each["count"]
     }
 
 
@@ -272,7 +296,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
     try:
         await asyncio.to_thread(host.start)
         async with host.client() as client:
-            result = await measure(options, client)
+            result = await measure(options, client, host.socket)
     except BaseException:  # the daemon's own words tell why, whatever it was
         print(*host.complaints()[-8:], sep="\n", file=sys.stderr)
         raise

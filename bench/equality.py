@@ -36,6 +36,7 @@ from bench.harness import redis
 from bench.states import classify
 from sandbox import paths
 from sandbox.container.container import Container
+from sandbox.content import dumpfile
 from sandbox.errors import NotEqual, PagurusError
 from sandbox.tree import btrfs
 
@@ -83,7 +84,8 @@ async def one_round(ours: Ours, container: Container, check: str, stored: Path |
     )
     source = capture.dir
     if stored is not None:
-        source = (await ours.checkpointer.store(capture.dir, stored / f"e{number}.dump")).path
+        into = stored / f"e{number}.dump"
+        source = (await asyncio.to_thread(dumpfile.pack, capture.dir, into, ours.checkpointer.pages)).path
     await ours.checkpointer.forget(container)
     await container.kill()
     await container.remount(ours.snapshot(snapshots[0], readonly=False))

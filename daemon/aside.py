@@ -87,11 +87,10 @@ class Aside:
     async def do(self, function: Callable[..., T], *arguments: Any) -> T:
         """As `run`, for who has a slot already."""
         process = self._idle.pop() if self._idle else await _Process.start()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(process.kill)  # cancelled, or it died: never used again
             known, value = await process.call((function, arguments))
-        except BaseException:  # cancelled, or it died: never used again
-            process.kill()
-            raise
+            undo.pop_all()
         if self._closed:
             process.kill()
         else:
@@ -133,7 +132,7 @@ class _Process:
         spawning = asyncio.ensure_future(asyncio.to_thread(_spawn, theirs))
         try:
             return cls(await asyncio.shield(spawning), reader, writer)
-        except BaseException:  # cancelled
+        except asyncio.CancelledError:
             cls(await spawning, reader, writer).kill()
             raise
 

@@ -57,6 +57,13 @@ _captured = Histogram(
 _durable = Histogram(
     "pagurus_checkpoint_durable_seconds", "From the verdict to durable.", buckets=_SLOW, registry=REGISTRY
 )
+_compared = Histogram(
+    "pagurus_comparison_seconds",
+    "Comparisons of the files with the last snapshot, which save a checkpoint where they are equal.",
+    ("outcome",),
+    buckets=_FAST,
+    registry=REGISTRY,
+)
 _restore = Histogram("pagurus_restore_seconds", "Restores in place.", buckets=_SLOW, registry=REGISTRY)
 _asked = Counter(
     "pagurus_gateway_requests",
@@ -101,6 +108,11 @@ def captured(row: CheckpointRow) -> None:
     _frozen.labels(row.verdict.value).observe(row.frozen_ms / 1000)
     if row.captured_at is not None:
         _captured.labels(row.verdict.value).observe(max(0.0, row.captured_at - row.created_at))
+
+
+def compared(outcome: str, seconds: float) -> None:
+    """The files of a sandbox were compared: equal, different or unknown."""
+    _compared.labels(outcome).observe(seconds)
 
 
 def durable(row: CheckpointRow) -> None:

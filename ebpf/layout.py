@@ -37,8 +37,6 @@ def parse(text: str) -> tuple[dict[str, type[ctypes.Structure]], dict[str, int]]
 _structures, CONSTANTS = parse(HEADER.read_text())
 
 Sandbox = _structures["sandbox"]
-FilesBucket = _structures["files_bucket"]
-ProcsBucket = _structures["procs_bucket"]
 Explanation = _structures["explanation"]
 Census = _structures["census"]
 BUCKETS = CONSTANTS["BUCKETS"]

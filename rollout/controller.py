@@ -115,8 +115,7 @@ class RolloutController:
             on_turn=self._on_turn,
             on_created=lambda: self._works("create"),
         )
-        self.version, self.step = version, step
-        self._told = on_turn
+        self.version, self.step, self._told = version, step, on_turn
         base = itertools.count(config.seed * 1_000_000) if seeds is None else iter(seeds)
         self._seeds: Iterator[int] = itertools.islice(base, self.store.issued(), None)
         self._seeds_left = True

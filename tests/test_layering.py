@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from scripts.rooms import ROOT, Module, circles, imports, modules
+from scripts.rooms import ROOT, Module, circles, imports, modules, report
 
 # What each top-level room may import. `pagurus` is the program: it may import every room.
 ARROWS = {
@@ -88,6 +88,14 @@ def test_arrows_between_rooms_point_one_way(room: str) -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circles(imports(PRODUCT)) == []
+
+
+def test_the_rooms_keep_their_figures() -> None:
+    """Types to the core, no function that does not fit on a page, exceptions named."""
+    figures = report(EVERY)
+    assert figures["any_in_sandbox_and_daemon"] <= 10
+    assert figures["broad_excepts_per_1000"] <= 1
+    assert figures["functions_over_60"] == []
 
 
 def pure_modules() -> list[str]:

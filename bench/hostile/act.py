@@ -18,8 +18,7 @@ from pathlib import Path
 from bench.harness.own_internet import Internet
 from daemon.network.networks import Networks
 from sandbox.container.container import Container
-from sandbox.container.process import Completed
-from sandbox.messages import Limits, Network
+from sandbox.messages import ExecResult, Limits, Network
 
 ATTEMPT = """
 import ctypes, errno, os, socket, struct, sys, mmap, resource, signal, time
@@ -83,7 +82,7 @@ class Act:
 ACTS: list[Act] = []
 
 
-def judge(done: Completed, *, tried: int = 1) -> str:
+def judge(done: ExecResult, *, tried: int = 1) -> str:
     """What a finished program says about its attempts."""
     out = done.stdout.decode("utf-8", "replace")
     breaches = [line for line in out.splitlines() if line.startswith("BREACH")]
@@ -136,7 +135,7 @@ async def unharmed(scene: Scene) -> str:
     return ""
 
 
-async def run(scene: Scene, code: str, timeout: float = 5, uid: int = 0) -> Completed:
+async def run(scene: Scene, code: str, timeout: float = 5, uid: int = 0) -> ExecResult:
     """Run a program as the attacker, with `ATTEMPT` before it."""
     if scene.place is not None:
         for name, value in (("neighbour", scene.place.neighbour), ("me", scene.place.attacker)):

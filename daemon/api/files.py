@@ -98,11 +98,11 @@ async def _read(request: web.Request) -> web.StreamResponse:
 
 def _begin(inside: safe_path.SandboxRoot, asked: ReadQuery) -> tuple[files.Part, bytes]:
     part = files.Part(inside, asked.path, asked.offset, asked.limit)
-    try:
-        return part, part.next()
-    except BaseException:
-        part.__exit__()
-        raise
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(part)
+        first = part.next()
+        undo.pop_all()
+    return part, first
 
 
 async def _write(request: web.Request) -> web.Response:

@@ -27,12 +27,11 @@ async def _connect(request: web.Request) -> web.StreamResponse:
         raise Invalid(f"not a port: {text[:16]!r}")
     with live.attending():
         inside = await ports.connect(live, int(text))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(inside)
             socket = sockets.socket(request, heartbeat=HEARTBEAT)
             await socket.prepare(request)
-        except BaseException:
-            inside.close()
-            raise
+            undo.pop_all()
 
         async def receive() -> bytes | None:
             message = await socket.receive()

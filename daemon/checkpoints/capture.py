@@ -33,10 +33,12 @@ import os
 import select
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from daemon.catalogue import CheckpointRow
 from daemon.verdict.assess import look
@@ -248,11 +250,12 @@ class Capturer:
 
     async def hash(self, row: CheckpointRow) -> HashedImages:
         """Hash the process images of `row`: the first half of storing them."""
-        return await self.checkpointer.hash(self.places.dump(row.id))
+        return await asyncio.to_thread(dumpfile.hashed, self.places.dump(row.id))
 
     async def pack(self, row: CheckpointRow, hashed: HashedImages) -> None:
         """Store the process images of `row`; durable on return."""
-        stored = await self.checkpointer.store(hashed, self.places.packed(row.id), reserve=SPACE_KEPT)
+        pages, into = self.checkpointer.pages, self.places.packed(row.id)
+        stored = await asyncio.to_thread(dumpfile.pack, hashed, into, pages, reserve=SPACE_KEPT)
         row.stored_bytes += stored.new_bytes
         row.dump_bytes = stored.raw_bytes
 
@@ -288,8 +291,12 @@ class Capturer:
         row.files_bytes = added_bytes(snapshot, None) if exact else parent.files_bytes + added
 
     async def collect_pages(self) -> Collected:
-        """Free the pages to which no packed dump refers."""
-        return await self.checkpointer.collect([self.places.stored])
+        """Free the pages to which no packed dump refers, beside all else. Nothing, if one of them cannot be read."""
+
+        def marks() -> Iterator[np.ndarray]:
+            return dumpfile.references(sorted(self.places.stored.rglob(f"*{dumpfile.SUFFIX}")))
+
+        return await asyncio.to_thread(self.checkpointer.pages.collect, marks)
 
     def process_images(self, dump: str) -> Path:
         """Where the process images of `dump` are best read from."""

@@ -404,9 +404,6 @@ class Journal:
             lambda db: db.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (sandbox, digest)), durable=True
         )
 
-    async def drop_token(self, sandbox: str) -> None:
-        await self._do(lambda db: db.execute("DELETE FROM tokens WHERE sandbox = ?", (sandbox,)), durable=True)
-
     async def knows_token(self, sandbox: str, secret: str) -> bool:
         row = await self._do(lambda db: db.execute("SELECT hash FROM tokens WHERE sandbox = ?", (sandbox,)).fetchone())
         return row is not None and hmac.compare_digest(row[0], _hash(secret))

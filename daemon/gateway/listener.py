@@ -161,7 +161,7 @@ class Listener:
             )
         except OSError:  # the peer went away before it said anything, or speaks no TLS
             connection.close()
-        except BaseException:
+        except asyncio.CancelledError:
             connection.close()
             raise
 
@@ -212,12 +212,11 @@ def _former(kept: Sequence[int], port: int) -> socket.socket | None:
 
 def _listening(family: int, host: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)
         sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
+        undo.pop_all()
     return sock

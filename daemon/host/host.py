@@ -327,12 +327,11 @@ class Host:
     @contextlib.contextmanager
     def _made(self, row: SandboxRow) -> Iterator[None]:
         """`row` is made within: admitted first, its id range free again if it fails."""
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._ids.release, row.uid_base)
             with self.making.admitted(row):
                 yield
-        except BaseException:  # also when cancelled: what failed keeps no range
-            self._ids.release(row.uid_base)
-            raise
+            undo.pop_all()
 
     def _root_checkpoint(self, row: SandboxRow) -> CheckpointRow:
         """The state at creation: the empty upper and a new init. It has no content of its own."""

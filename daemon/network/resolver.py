@@ -124,14 +124,13 @@ class Resolver:
                 remedy="end the program that listens there",
             ) from error
         loop = asyncio.get_running_loop()
-        try:
+        with contextlib.ExitStack() as undo:  # an open socket would take the next daemon's questions
+            undo.callback(datagrams.close)
+            undo.callback(stream.close)
             transport, _ = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
             self._transport = transport
             self._server = await asyncio.start_server(self._stream, sock=stream, limit=1 << 12)
-        except BaseException:  # also when cancelled: an open socket would take the next daemon's questions
-            datagrams.close()
-            stream.close()
-            raise
+            undo.pop_all()
         return [datagrams.fileno(), stream.fileno()]
 
     @property

@@ -244,15 +244,14 @@ class Importer:
         self._open()
         self._sources.look(set(self._sizes) - self._came)
         row = self._row(head)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._remove, row.id)  # nothing half made stays, whatever ends it
             if head.files:
                 self._make_files(row)
             if head.processes:
                 self._make_dump(row)
             btrfs.sync(self._places.snapshots)
-        except BaseException:  # whatever is wrong with the stream or the disk: nothing half made stays
-            self._remove(row.id)
-            raise
+            undo.pop_all()
         return row
 
     def _row(self, head: Head) -> CheckpointRow:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from daemon.catalogue import ProgramRow
-from sandbox.container.process import host_pid, inner_pid, task_of
+from sandbox.container.procfs import host_pid, inner_pid, task_of
 from sandbox.container.supervisor import Started
 from sandbox.errors import Conflict
 

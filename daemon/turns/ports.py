@@ -38,7 +38,7 @@ async def connect(live: LiveSandbox, port: int) -> socket.socket:
                 return made
             except (OSError, TimeoutError):
                 made.close()
-            except BaseException:  # cancelled: nobody waits for it any more
+            except asyncio.CancelledError:
                 made.close()
                 raise
     raise Conflict(

@@ -29,7 +29,8 @@ import msgspec
 from daemon.catalogue import AnswerRow
 from daemon.turns.programs import Programs, read_all
 from sandbox.container.outlet import Outlet
-from sandbox.container.process import Task, exit_code, host_pid, interrupt, started_by
+from sandbox.container.process import exit_code, interrupt, started_by
+from sandbox.container.procfs import Task, host_pid
 from sandbox.container.supervisor import OUTPUT_MOST, Gone, State, Supervisor, Until
 from sandbox.errors import Closed, Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import (
@@ -50,7 +51,6 @@ KEYS_KEPT = 32
 WIDE = ("bash", "zsh", "ksh", "mksh")  # shells whose redirections take descriptors above 9
 OPENING = bytes(16)
 BASH = ["--noediting", "--norc", "--noprofile", "-i"]
-FIND_SHELL = 'if [ -x /bin/bash ]; then exec /bin/bash "$@"; fi; exec /bin/sh -i'
 
 
 class Sessions:

@@ -149,7 +149,7 @@ class LiveSandbox:
             options: dict[str, Any] = {} if outlet is None else {"outlet": outlet}
             if request.key is not None:
                 options["on_start"] = partial(self.commands.__setitem__, request.key)
-            done = await self.container.exec(
+            return await self.container.exec(
                 argv,
                 env={"HOME": user.home, **self.row.env, **request.env},
                 cwd=request.cwd or self.row.workdir,
@@ -160,16 +160,6 @@ class LiveSandbox:
                 timeout=request.timeout,
                 output_limit=request.output_limit,
                 **options,
-            )
-            return ExecResult(
-                exit_code=done.exit_code,
-                stdout=done.stdout,
-                stderr=done.stderr,
-                duration=done.duration,
-                timed_out=done.timed_out,
-                stdout_dropped=done.stdout_dropped,
-                stderr_dropped=done.stderr_dropped,
-                oom_killed=getattr(done, "oom_killed", False),
             )
 
         if request.key is None:
@@ -495,7 +485,7 @@ class LiveSandbox:
         before, self.row.head = self.row.head, row.id
         try:
             await services.catalogue.write([put_checkpoint(row), put_sandbox(self.row)])
-        except Exception:
+        except PagurusError:
             self.row.head = before
             services.capturer.taint(self.container, "the catalogue refused a checkpoint", files=True, processes=True)
             raise

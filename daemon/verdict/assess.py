@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from daemon import metrics
 from daemon.verdict import compare
 from daemon.verdict.ignore import NOTHING, Rules, Task, without
 from daemon.verdict.judge import Judgement, Options, judge
@@ -99,8 +101,8 @@ class Assessor:
             return effects, judgement
         if trees.held is not None and effects.survivors:
             # Content, name and descriptor belong together.
-            if found := await asyncio.to_thread(changed, container, trees.held):
-                return effects, judge(effects, Options(held_changed=found))
+            if gone := await asyncio.to_thread(changed, container, trees.held):
+                return effects, judge(effects, Options(held_changed=gone))
         elif effects.survivors:
             return effects, judgement
         if busy or not self._worth(effects, judgement, rules):
@@ -111,6 +113,7 @@ class Assessor:
             replaced=effects.survivors == 0,
             taken_at=trees.taken_at,
         )
+        began = time.monotonic()
         outcome = await asyncio.to_thread(
             compare.trees,
             trees.before,
@@ -121,6 +124,8 @@ class Assessor:
             bounds=LARGE if rules.patterns else self._bounds,
             hints=_paths(effects.reasons),
         )
+        found = "equal" if outcome.equal else "unknown" if outcome.unknown else "different"
+        metrics.compared(found, time.monotonic() - began)
         if not outcome.equal:
             self._rests = RESTS if outcome.unknown else 0
             return effects, judgement

@@ -11,11 +11,7 @@ import os
 import select
 import signal
 
-from sandbox.container.cgroup import read_bytes
 from sandbox.container.process import readable
-
-PF_EXITING = 0x4  # of the flags
-FLAGS, PENDING = 6, 28  # fields of /proc/PID/stat behind the name
 
 
 async def ended(pid: int) -> None:
@@ -36,16 +32,6 @@ async def ended(pid: int) -> None:
         os.close(pidfd)
     with contextlib.suppress(ChildProcessError):  # adopted: not our child
         os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - does not block
-
-
-def is_doomed(pid: int) -> bool:
-    """Whether a process was killed or is exiting. Its namespace starts nothing any more, though it is not dead yet."""
-    try:
-        fields = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    except OSError:
-        return True
-    # A signal that kills is made pending for each thread by itself, which is what stands there.
-    return bool(int(fields[FLAGS]) & PF_EXITING or int(fields[PENDING]) >> (signal.SIGKILL - 1) & 1)
 
 
 def is_readable(fd: int) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandbox.container import procfs
 from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import Limits
 
@@ -92,8 +93,7 @@ def hierarchy() -> Hierarchy:
     """The host's control group mounts, read once."""
     unified: Path | None = None
     v1: dict[str, Path] = {}
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, point, kind, options = line.split()[:4]
+    for _, point, kind, options in procfs.mounts():
         if kind == "cgroup2" and unified is None:
             unified = Path(point)
         elif kind == "cgroup":
@@ -103,15 +103,6 @@ def hierarchy() -> Hierarchy:
     if unified is None:
         raise Unsupported("no cgroup v2 hierarchy is mounted", remedy="mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
     return Hierarchy(unified, v1)
-
-
-def read_bytes(path: str) -> bytes:
-    """A small file of the kernel's, read at once: a few times as fast as by pathlib, for what every command does."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, 1 << 16)
-    finally:
-        os.close(descriptor)
 
 
 def _write(path: Path, value: str | int) -> None:
@@ -325,7 +316,7 @@ class Cgroup:
             path = f"{self.v1['memory']}/memory.oom_control"
         else:
             return 0
-        _, found, rest = read_bytes(path).partition(b"oom_kill ")
+        _, found, rest = procfs.read_bytes(path).partition(b"oom_kill ")
         return int(rest.split(None, 1)[0]) if found else 0
 
     # ---------------------------------------------------------------- control

@@ -29,14 +29,13 @@ from typing import Any
 
 from sandbox import paths
 from sandbox.container import spawn
-from sandbox.container.alive import ended, is_doomed, is_readable
+from sandbox.container.alive import ended, is_readable
 from sandbox.container.cgroup import Cgroup, parse_bytes
 from sandbox.container.excluded import Excluded
 from sandbox.container.identity import machine_id
 from sandbox.container.outlet import Outlet
 from sandbox.container.process import (
     Command,
-    Completed,
     Handles,
     Reaped,
     end_started,
@@ -47,11 +46,12 @@ from sandbox.container.process import (
     signal_started,
 )
 from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
+from sandbox.container.procfs import is_doomed
 from sandbox.container.shim import Refused, Shim, ShimGone, launch
 from sandbox.container.spawn import ID_RANGE
 from sandbox.criu import namespaces
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
-from sandbox.messages import Limits
+from sandbox.messages import ExecResult, Limits
 from sandbox.tree import quota
 from sandbox.tree.safe_path import SandboxRoot
 
@@ -332,7 +332,7 @@ class Container:
         on_output: Callable[[str, bytes], None] | None = None,
         outlet: Outlet | None = None,
         on_start: Callable[[Command], None] | None = None,
-    ) -> Completed:
+    ) -> ExecResult:
         """Run a program to its end. Adopted by pid 1, in a session of its own.
 
         After `timeout` seconds what it started is told to end, and killed soon after. `gid`: as `uid`. `groups`:
@@ -352,19 +352,13 @@ class Container:
             (pid, stream), fds = await spawn.start(
                 self, flags, uid, cwd, argv, variables, gid, groups, oom_kills=before
             )
-            return Command(
-                self._handles(int(pid), int(stream), fds[0], parented),
-                fds,
-                stdin=stdin,
-                limit=output_limit,
-                tell=on_output,
-                outlet=outlet,
-            )
+            handles = self._handles(int(pid), int(stream), fds[0], parented)
+            return Command(handles, fds, stdin=stdin, limit=output_limit, tell=on_output, outlet=outlet)
 
         try:
             command = await _launched(launch_command())
         except spawn.Killed:  # by another command of the sandbox: its end is a result like any other
-            return Completed(exit_code=128 + signal.SIGKILL, stdout=b"", stderr=b"", duration=time.monotonic() - began)
+            return ExecResult(exit_code=128 + signal.SIGKILL, stdout=b"", stderr=b"", duration=time.monotonic() - began)
         try:
             if on_start is not None:
                 on_start(command)
@@ -372,7 +366,7 @@ class Container:
         finally:
             # Also when the caller was cancelled: nobody is left to see the end.
             await asyncio.shield(command.close())
-        return Completed(
+        return ExecResult(
             exit_code=exit_code(status),
             stdout=bytes(command.stdout.kept),
             stderr=bytes(command.stderr.kept),

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import functools
 import os
-import re
 import select
 import signal
 import struct
@@ -22,10 +21,11 @@ import termios
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sandbox import paths
+from sandbox.container import procfs
 from sandbox.container.outlet import Name, Outlet
+from sandbox.container.procfs import Task, task_of
 from sandbox.errors import Unsupported
 
 _PIDFD_GET_INFO = 0xC040FF0B
@@ -34,20 +34,6 @@ _PIPE_SIZE = 1 << 20
 _READ_SIZE = 1 << 18
 _GRACE = 1.0  # seconds that a command has to end by itself after its deadline
 _KILL_PATIENCE = 10.0  # seconds for a killed command to be gone
-
-
-@dataclass(frozen=True)
-class Completed:
-    """What a command did."""
-
-    exit_code: int  # 128 + signal number when killed by one
-    stdout: bytes
-    stderr: bytes
-    duration: float  # seconds
-    timed_out: bool = False
-    stdout_dropped: int = 0  # bytes beyond the output limit
-    stderr_dropped: int = 0
-    oom_killed: bool = False
 
 
 def exit_code(status: int) -> int:
@@ -309,25 +295,6 @@ class Command:
         await self._handles.release()
 
 
-@dataclass(frozen=True)
-class Task:
-    """A process, told from a later one of the same number."""
-
-    pid: int
-    parent: int
-    session: int
-    started: int  # clock ticks since boot: tells a process from a later one of the same number
-
-
-def task_of(pid: int) -> Task | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else Task(pid, int(fields[1]), int(fields[3]), int(fields[19]))
-
-
 def started_by(root: int, candidates: list[int]) -> list[Task]:
     """Of `candidates`, those in the session of `root` or below it. Processes that made a session of their own and
     whose parent has ended are not found: they are what a command leaves behind on purpose."""
@@ -424,32 +391,8 @@ def readers_first(root: int, tasks: list[Task]) -> list[Task]:
 
 
 def _ignores(pid: int, number: signal.Signals) -> bool:
-    mask = status_of(pid, "SigIgn")
+    mask = procfs.status(pid, "SigIgn")
     return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
-
-
-def host_pid(inner: int, pids: list[int]) -> int | None:
-    """Which of these processes of a sandbox has this pid inside it."""
-    return next((pid for pid in pids if inner_pid(pid) == inner), None)
-
-
-def inner_pid(pid: int) -> int | None:
-    """The number that a process has in the innermost namespace it is in; None when it is gone."""
-    numbers = status_of(pid, "NSpid")
-    return int(numbers.split()[-1]) if numbers else None
-
-
-def status_of(pid: int, what: str) -> str | None:
-    """A line of /proc/PID/status; None when the process is gone.
-
-    The name of a process stands there too. It is whatever bytes the process likes, but for line feeds, which the kernel
-    writes as ``\\n``: no other character that ends lines elsewhere may end one here.
-    """
-    with contextlib.suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_bytes()
-        if found := re.search(rb"^%s:[ \t]*(.*)$" % what.encode(), status, re.M):
-            return found[1].decode("utf-8", "backslashreplace")
-    return None
 
 
 def _signal(task: Task, number: int) -> bool:

@@ -105,7 +105,8 @@ class Shim:
         """Connect to the shim that listens in `run_dir`. It serves one client at a time."""
         directory = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(connection)
             connection.setblocking(False)
             with contextlib.suppress(PermissionError):
                 connection.setsockopt(socket.SOL_SOCKET, 32, 4 * PACKET_MAX)  # SO_SNDBUFFORCE
@@ -113,11 +114,9 @@ class Shim:
                 await _connect(connection, _address(directory))
             except (ConnectionRefusedError, FileNotFoundError) as error:
                 raise ShimGone(f"no shim listens in {run_dir}") from error
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            os.close(directory)
+            finally:
+                os.close(directory)
+            undo.pop_all()
         return cls(connection, run_dir)
 
     # ---------------------------------------------------------------- calls

@@ -238,16 +238,15 @@ class Supervisor:
         """Attach to the attendant `name` of the sandbox whose pid 1 this is. Raises Gone."""
         requests, answers = await asyncio.to_thread(_open_fifos, inside, name)
         supervisor = cls(name, requests, answers)
-        try:
-            async with asyncio.timeout(_PATIENCE):
-                await supervisor._send(_Op.ATTACH, data=supervisor._nonce)
-                state = await supervisor._attached
-        except TimeoutError:
-            supervisor.close()
-            raise Gone(f"{name} does not answer", remedy="kill it, or restore the sandbox") from None
-        except BaseException:
-            supervisor.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(supervisor.close)
+            try:
+                async with asyncio.timeout(_PATIENCE):
+                    await supervisor._send(_Op.ATTACH, data=supervisor._nonce)
+                    state = await supervisor._attached
+            except TimeoutError:
+                raise Gone(f"{name} does not answer", remedy="kill it, or restore the sandbox") from None
+            undo.pop_all()
         return supervisor, state
 
     # ---------------------------------------------------------------- requests

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sandbox.container import procfs
 from sandbox.errors import CheckpointFailed
 
 if TYPE_CHECKING:
@@ -88,30 +89,27 @@ def stuck_task(tid: int) -> set[Stuck]:
 
 
 def _looked(directory: int, tid: str) -> set[Stuck]:
-    name, fields = _stat(_read(directory, f"{tid}/stat"))
-    if fields[0] != "D":
+    fields = procfs.stat(f"{tid}/stat", directory)
+    if fields[procfs.STATE] != b"D":
         return set()
     call = place = ""
     with contextlib.suppress(PermissionError):
-        call = _read(directory, f"{tid}/syscall").strip()
-        place = _read(directory, f"{tid}/wchan").strip()
-    status = dict(line.split(":", 1) for line in _read(directory, f"{tid}/status").split("\n") if ":" in line)
+        call = procfs.read_bytes(f"{tid}/syscall", directory).decode().strip()
+        place = procfs.read_bytes(f"{tid}/wchan", directory).decode().strip()
+    text = procfs.read_bytes(f"{tid}/status", directory).decode(errors="replace")
+    status = dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
     switches = " ".join(value.strip() for key, value in status.items() if key.endswith("_ctxt_switches"))
-    return {Stuck(int(status["Tgid"]), int(tid), name, fields[19], call, switches, place)}
-
-
-def _stat(text: str) -> tuple[str, list[str]]:
-    """Name, and the fields from the state on. A name may hold anything, also parentheses."""
-    head, _, tail = text.rpartition(")")
-    return head.partition("(")[2], tail.split()
-
-
-def _read(directory: int, path: str) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        return os.read(descriptor, 1 << 16).decode(errors="replace")
-    finally:
-        os.close(descriptor)
+    return {
+        Stuck(
+            int(status["Tgid"]),
+            int(tid),
+            status["Name"].strip(),
+            fields[procfs.STARTED].decode(),
+            call,
+            switches,
+            place,
+        )
+    }
 
 
 def awaited(waiter: int) -> int | None:

@@ -61,13 +61,12 @@ class Segments:
     def appending(self, segment: int, start: int) -> Iterator[End]:
         """Append from offset `start` on; what lies behind it is overwritten."""
         fd = os.open(self.path(segment), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, fd)
+            undo = stack.enter_context(contextlib.ExitStack())
+            undo.callback(os.ftruncate, fd, start)  # a full disk must get its space back
             yield End(self.directory, fd, start)
-        except BaseException:
-            os.ftruncate(fd, start)  # a full disk must get its space back
-            raise
-        finally:
-            os.close(fd)
+            undo.pop_all()
 
     def read(self, segment: int, offset: int, length: int) -> bytes:
         with open(self.path(segment), "rb") as file:

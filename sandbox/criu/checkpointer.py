@@ -24,7 +24,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,6 @@ class RestoreReport:
 
     init_pid: int
     total_ms: float
-    criu_ms: float
     verified: bool = False
     differences: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)  # far ends, outside the sandbox, of TCP connections that ended
@@ -95,7 +94,6 @@ class Checkpointer:
         self._forgotten: set[str] = set()  # sandboxes whose directory of restores may go
         self._watched: dict[str, list[str]] = {}  # sandbox -> paths that its processes watch, as last seen
         self._numbers = itertools.count(1)
-        self._counts = {"captures": 0, "restores": 0, "stores": 0, "failures": 0}
         self.cache = self._run / "criu"  # lies over /run for CRIU
         self.captures = self._run / "captures"
         self.recent = Recent(self.captures / ".recent")
@@ -137,10 +135,8 @@ class Checkpointer:
                 done.raw_bytes = await asyncio.to_thread(_without, dest, done.excluded)
             await asyncio.to_thread(_check, container, dest)
         except BaseException:
-            self._counts["failures"] += 1
             await asyncio.to_thread(shutil.rmtree, dest, ignore_errors=True)
             raise
-        self._counts["captures"] += 1
         self._warm_later(container)
         return Capture(
             dir=dest,
@@ -234,11 +230,11 @@ class Checkpointer:
         """`freezer`: the file by which our plugin freezes the sandbox again at the end."""
         images = self._dumps / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
         images.mkdir(mode=0o700)
-        try:
-            return await dump.ready(container, self.cache, images, outside=outside, found=[self._notes, freezer])
-        except BaseException:
-            images.rmdir()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(images.rmdir)
+            ready = await dump.ready(container, self.cache, images, outside=outside, found=[self._notes, freezer])
+            undo.pop_all()
+        return ready
 
     def _images_of(self, container: Container) -> Path:
         """The directory of a sandbox's restores."""
@@ -269,32 +265,6 @@ class Checkpointer:
     def pages(self) -> PageStore:
         """The page store of this host."""
         return self._store
-
-    async def hash(self, capture_dir: Path) -> dumpfile.HashedImages:
-        """Hash the pages of a capture: the first half of `store`, which needs a processor and no disk."""
-        return await asyncio.to_thread(dumpfile.hashed, capture_dir)
-
-    async def store(self, capture: Path | dumpfile.HashedImages, into: Path, *, reserve: int = 0) -> StoredDump:
-        """Make a capture durable as the file `into`; `reserve` bytes of the disk stay free. The capture stays."""
-        stored = await asyncio.to_thread(dumpfile.pack, capture, into, self._store, reserve=reserve)
-        self._counts["stores"] += 1
-        return stored
-
-    async def verify_stored(self, stored: Path) -> None:
-        """Re-hash a dump file and every page that it refers to; raises CheckpointFailed."""
-        await asyncio.to_thread(dumpfile.verify, stored, self._store)
-
-    async def collect(self, roots: Sequence[Path]) -> Collected:
-        """Drop the pages to which no dump file below `roots` refers, beside captures, stores and restores.
-
-        Nothing is dropped if a dump file cannot be read.
-        """
-
-        def marks() -> Any:
-            found = [path for root in roots for path in sorted(root.rglob(f"*{dumpfile.SUFFIX}"))]
-            return dumpfile.references(found)
-
-        return await asyncio.to_thread(self._store.collect, marks)
 
     # ---------------------------------------------------------------- restore
 
@@ -328,11 +298,10 @@ class Checkpointer:
             starting = restoring.worker(container, self.cache, images.parent, pipes, waiting, self._notes)
             async with starting as process:
                 adapted = await asyncio.shield(preparing)
-                ready = time.monotonic()
                 hold = restoring.Hold(container) if verify or adapted.locks else None
                 last = None if hold is not None else before_run
                 pid = await restoring.restore(container, adapted, process, hold=hold, before_run=last)
-            report = RestoreReport(pid, 0.0, (time.monotonic() - ready) * 1e3, closed=adapted.closed)
+            report = RestoreReport(pid, 0.0, closed=adapted.closed)
             if hold is not None:
                 await self._complete(container, adapted, hold, (images, reference) if verify else None, before_run)
                 report.verified = verify
@@ -340,7 +309,6 @@ class Checkpointer:
             if waiting is not None:
                 waiting.worker.close()
             self._drop_later(images, preparing)
-        self._counts["restores"] += 1
         report.total_ms = (time.monotonic() - began) * 1e3
         return report
 
@@ -440,9 +408,6 @@ class Checkpointer:
             await asyncio.to_thread(shutil.rmtree, again, ignore_errors=True)
 
     # ---------------------------------------------------------------- the rest
-
-    def statistics(self) -> dict[str, Any]:
-        return {**self._counts, "warm": len(self._warm), **self.recent.statistics(), **self._store.statistics()}
 
     async def close(self) -> None:
         """Let go of the store and the warm processes. Captures stay."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sandbox.container.process import inner_pid, status_of
+from sandbox.container.procfs import descriptors, inner_pid, status
 from sandbox.container.shim import Refused, going_first
 from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import Unstoppable, Watch, refusal
@@ -146,12 +146,12 @@ async def ready(
                 raise CheckpointFailed(f"CRIU: {why.message}", remedy=why.remedy, sandbox=why.sandbox) from error
             raise _killed_meanwhile(container, f"cannot enter its namespaces: {error}") from error
 
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(inside.close)
         root = rpc.Root(cache, images, found=found)
-        return Ready(await rpc.Worker.spawn(root, spawn, cgroup_namespace=False), inside, images)
-    except BaseException:
-        inside.close()
-        raise
+        worker = await rpc.Worker.spawn(root, spawn, cgroup_namespace=False)
+        undo.pop_all()
+    return Ready(worker, inside, images)
 
 
 @going_first()
@@ -384,7 +384,7 @@ def _check_terminals(container: Container, directory: Path, entries: list[Any]) 
             f"descriptor {fd} ({target}) of {pid} [{name}, pid {inside} in the sandbox]"
             for pid in container.tasks()
             for inside, name in [_identify(pid)]
-            for fd, target in _links(pid)
+            for fd, target in descriptors(pid)
             if target.startswith("/dev/pts/") and not _is_there(container, target)
         ]
         raise CheckpointFailed(
@@ -411,7 +411,7 @@ def _killed_meanwhile(container: Container, what: str) -> CheckpointFailed:
 
 def _identify(pid: int) -> tuple[int, str]:
     """Pid inside the sandbox and name of a host pid; (0, "ended") when it is gone."""
-    inner, name = inner_pid(pid), status_of(pid, "Name")
+    inner, name = inner_pid(pid), status(pid, "Name")
     return (0, "ended") if inner is None or name is None else (inner, name)
 
 
@@ -443,30 +443,20 @@ def _with_names(text: str, pids: list[int]) -> str:
     return text
 
 
-def _links(pid: int) -> list[tuple[str, str]]:
-    """(descriptor, where it leads) of a process; empty when it is gone."""
-    found = []
-    with contextlib.suppress(OSError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                found.append((fd, os.readlink(f"/proc/{pid}/fd/{fd}")))
-    return found
-
-
 def _holders(pids: list[int], numbers: set[str]) -> dict[str, str]:
     """Who holds the sockets and pipes with these inode numbers."""
     found = {}
     for pid in pids:
-        for fd, target in _links(pid):
+        for fd, target in descriptors(pid):
             kind, _, rest = target.partition(":[")
             if (number := rest.rstrip("]")) in numbers and kind in ("socket", "pipe"):
                 found[number] = f"{kind}, descriptor {fd} of {_identify(pid)[1]}"
     return found
 
 
-def _watches(pid: int) -> list[tuple[str, str]]:
+def _watches(pid: int) -> list[tuple[int, str]]:
     name = _identify(pid)[1]
-    return [(fd, name) for fd, target in _links(pid) if target == "anon_inode:inotify"]
+    return [(fd, name) for fd, target in descriptors(pid) if target == "anon_inode:inotify"]
 
 
 def stats(directory: Path) -> dict[str, int]:

@@ -14,6 +14,7 @@ objects. Where there are some, CRIU stays outside that namespace and dumps them 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterable
@@ -106,15 +107,12 @@ def _look() -> Inside:
     names = (_sysctl("kernel/hostname"), _sysctl("kernel/domainname"))
     kinds = ("uts", "time") if os.path.exists("/proc/self/ns/time") else ("uts",)
     found = Inside(kinds, *names, None, [])
-    try:
+    with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
+        undo.callback(found.close)  # also in a kernel without these: whatever else there is, CRIU knows
         for kind in ("shm", "msg", "sem"):
             found.objects.append(os.open(f"/proc/sysvipc/{kind}", os.O_RDONLY | os.O_CLOEXEC))
         found.limits = _limits()
-    except FileNotFoundError:  # a kernel without these: whatever else there is, CRIU knows
-        found.close()
-    except BaseException:
-        found.close()
-        raise
+        undo.pop_all()
     if found.objects and not found.has_objects():
         found.joined = (*kinds, "ipc")
     return found

@@ -201,16 +201,15 @@ class Worker:
         argv = root.program(cgroup_namespace=cgroup_namespace)
         images = await asyncio.to_thread(_detached, root.images)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with contextlib.ExitStack() as undo, theirs:
+            undo.enter_context(ours)
             found = [fd for fd in root.found if fd is not None]
-            pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds, *found])
+            try:
+                pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds, *found])
+            finally:
+                os.close(images)
             pidfd = os.pidfd_open(pid)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(images)
+            undo.pop_all()
         return cls(ours, pid, pidfd)
 
     async def call(

@@ -20,7 +20,6 @@ from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
 MAGIC = 0x9123683E
 _NAME_MAX = 255
 _READ_ONLY = 1 << 1
-_SUBVOLUME_INODE = 256
 
 
 def _write_ioctl(number: int, size: int) -> int:
@@ -37,8 +36,6 @@ _INFO = 504  # struct btrfs_ioctl_get_subvol_info_args
 _SUBVOL_CREATE = _write_ioctl(14, _ARGS)
 _SNAP_DESTROY = _write_ioctl(15, _ARGS)
 _SNAP_CREATE_V2 = _write_ioctl(23, _ARGS_V2)
-_SUBVOL_GETFLAGS = _read_ioctl(25, 8)
-_SUBVOL_SETFLAGS = _write_ioctl(26, 8)
 _SYNC = (0x94 << 8) | 8
 _QUOTA_CTL = (3 << 30) | (16 << 16) | (0x94 << 8) | 40
 _ENABLE_SIMPLE_QUOTA = 4
@@ -92,10 +89,6 @@ def is_btrfs(path: Path) -> bool:
     return int(struct.unpack_from("=q", buffer)[0]) & 0xFFFFFFFF == MAGIC
 
 
-def is_subvolume(path: Path) -> bool:
-    return path.is_dir() and path.stat().st_ino == _SUBVOLUME_INODE and is_btrfs(path)
-
-
 def create_subvolume(path: Path) -> None:
     with opened(path.parent) as parent:
         try:
@@ -112,15 +105,6 @@ def snapshot(source: Path, target: Path, *, readonly: bool) -> None:
             fcntl.ioctl(parent, _SNAP_CREATE_V2, bytearray(args))
         except OSError as error:
             raise _translate(error, "snapshot", target) from error
-
-
-def set_readonly(path: Path, readonly: bool) -> None:
-    with opened(path) as fd:
-        flags = bytearray(8)
-        fcntl.ioctl(fd, _SUBVOL_GETFLAGS, flags)
-        value = struct.unpack("=Q", flags)[0]
-        value = value | _READ_ONLY if readonly else value & ~_READ_ONLY
-        fcntl.ioctl(fd, _SUBVOL_SETFLAGS, struct.pack("=Q", value))
 
 
 def delete_subvolume(path: Path) -> None:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import durable, paths, private
+from sandbox.container import procfs
 from sandbox.errors import NoSpace, Unsupported
 from sandbox.tree import btrfs
 
@@ -238,8 +239,7 @@ class Pool:
 
     def _update_loop(self) -> None:
         """Let the loop device see the size of its file."""
-        for line in Path("/proc/self/mounts").read_text().splitlines():
-            device, point = line.split()[:2]
+        for device, point, *_ in procfs.mounts():
             if point == str(self.path) and device.startswith("/dev/loop"):
                 fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
                 try:

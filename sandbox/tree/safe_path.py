@@ -63,7 +63,7 @@ class SandboxRoot:
         except OSError as error:
             self.close()
             raise _gone() from error
-        except BaseException:
+        except PagurusError:
             self.close()
             raise
 
@@ -233,7 +233,7 @@ def open_deep(root: int, path: bytes, flags: int) -> int:
             here = below
             if not names:
                 return here
-    except BaseException:
+    except (OSError, ValueError, Invalid):  # also a name that no path can hold
         os.close(here)
         raise
 

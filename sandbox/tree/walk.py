@@ -29,12 +29,11 @@ class _Level:
     def __init__(self, name: str, fds: list[int], naming: int | None) -> None:
         self.name = name
         self.fds = fds  # -1: not in this tree, or let go until the walk comes back
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             self.ids = [None if fd < 0 else _identity(os.fstat(fd)) for fd in fds]
             self.names = sorted(set().union(*(os.listdir(fd) for fd in fds[:naming] if fd >= 0)), reverse=True)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def let_go(self, following: _Level) -> None:
         """Close what can be found again from the next level."""
@@ -111,16 +110,14 @@ def walk(*roots: int | None, naming: int | None = None, leave: Callable[[Step], 
 
 def _entered(step: Step) -> list[int]:
     fds: list[int] = []
-    try:
+    with contextlib.ExitStack() as undo:
         for parent, enter, found in zip(step.parents, step.enter, step.found, strict=True):
             fds.append(openat2(parent, step.name, _DIRECTORY, resolve=NO_LINKS) if enter else -1)
+            if enter:
+                undo.callback(os.close, fds[-1])
             if enter and found is not None and _identity(os.fstat(fds[-1])) != _identity(found):
                 raise OSError(errno.ESTALE, "a directory was replaced meanwhile", step.name)
-    except BaseException:
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
-        raise
+        undo.pop_all()
     return fds
 
 

@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from sandbox import paths
 from sandbox.container.container import Container
+from sandbox.content import dumpfile
 from sandbox.criu import rpc
 from sandbox.criu.checkpointer import Capture, Checkpointer, RestoreReport
 from sandbox.tree import btrfs
@@ -68,7 +69,7 @@ class Bench:
             on_frozen=lambda: taken.append(self.snapshot(container.tree)),
         )
         into = self.directory / "dumps" / f"{capture.dir.name}.dump"
-        await self.checkpointer.store(capture.dir, into)
+        await asyncio.to_thread(dumpfile.pack, capture.dir, into, self.checkpointer.pages)
         return Saved(taken[0], capture, into)
 
     async def kill_and_restore(self, container: Container, saved: Saved, source: Path) -> RestoreReport:

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sandbox.container.process import inner_pid
+from sandbox.container.procfs import inner_pid
 from sandbox.criu import namespaces
 from sandbox.errors import RestoreFailed
 from sandbox.tree import safe_path

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from sandbox.container import procfs
 from sandbox.errors import RestoreFailed
 
 _CONT_TO_SYSCALL, _GETREGS, _SETREGS, _DETACH = 24, 12, 13, 17
@@ -106,10 +107,9 @@ def _alive(pid: int) -> list[int]:
     """The threads of a process but for those that have ended, the first one first; empty when it is gone."""
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for name in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
-            state = Path(f"/proc/{pid}/task/{name}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
-            if state not in "ZX":
-                found.append(int(name))
+        for thread in procfs.threads(pid):
+            if procfs.stat(f"/proc/{pid}/task/{thread}/stat")[procfs.STATE] not in procfs.ENDED:
+                found.append(thread)
     return found
 
 

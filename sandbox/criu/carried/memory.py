@@ -126,7 +126,8 @@ def split(directory: Path, lean: Path) -> Fill | None:
     fill = Fill()
     lean.mkdir()
     replaced = set()
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(fill.close)
         for pid, pagemap, kept, runs in chosen:
             pages = f"pages-{pagemap.entries[0].pages_id}.img"
             memory = Memory(pid, directory / pages, runs, _map(directory / pages))
@@ -136,9 +137,7 @@ def split(directory: Path, lean: Path) -> Fill | None:
             pagemap.entries[1:] = [entry for entry, _ in kept]
             pagemap.write(lean / f"pagemap-{pid}.img")
             replaced |= {pages, f"pagemap-{pid}.img"}
-    except BaseException:
-        fill.close()
-        raise
+        undo.pop_all()
     for entry in os.scandir(directory):
         if entry.name not in replaced:
             os.link(entry.path, lean / entry.name)

@@ -23,8 +23,10 @@ from typing import Any
 
 import msgspec
 
-from sandbox.container.alive import is_doomed, is_readable
+from sandbox.container import procfs
+from sandbox.container.alive import is_readable
 from sandbox.container.pipes import own_thread
+from sandbox.container.procfs import is_doomed
 from sandbox.criu.carried import datagrams
 from sandbox.criu.carried.datagrams import Datagram
 from sandbox.criu.carried.socket_options import differing, put_back
@@ -122,24 +124,10 @@ def looking_at(pids: list[int], tasks: Callable[[], list[int]]) -> Iterator[list
 
 
 def _frozen(pid: int, pidfd: int) -> Frozen:
-    one = Frozen(pid, _inner(f"/proc/{pid}/status"), pidfd)
-    threads = os.listdir(f"/proc/{pid}/task")
-    one.threads = {pid: one.inner}
-    for name in threads if len(threads) > 1 else ():
-        if int(name) != pid:
-            one.threads[int(name)] = _inner(f"/proc/{pid}/task/{name}/status")
-    base = f"/proc/{pid}/fd"
-    for name in os.listdir(base):
-        with contextlib.suppress(OSError):
-            one.links.append((int(name), os.readlink(f"{base}/{name}")))
-    return one
-
-
-def _inner(status: str) -> int:
-    with open(status, "rb") as file:
-        content = file.read()
-    at = content.index(b"NSpid:")
-    return int(content[at : content.index(b"\n", at)].split()[-1])
+    threads = dict(_threads(pid))
+    if pid not in threads:
+        raise Gone
+    return Frozen(pid, threads[pid], pidfd, threads, procfs.descriptors(pid))
 
 
 def read(processes: Iterable[Frozen]) -> Settings:
@@ -317,8 +305,10 @@ def _put_back(settings: Settings, numbers: dict[int, int], packets: list[datagra
 
 
 def _threads(pid: int) -> list[tuple[int, int]]:
-    with contextlib.suppress(OSError, ValueError):
-        return [(int(name), _inner(f"/proc/{pid}/task/{name}/status")) for name in os.listdir(f"/proc/{pid}/task")]
+    """(number, number in the sandbox) of each; none when it is gone."""
+    with contextlib.suppress(OSError):
+        found = [(thread, procfs.inner_pid(f"{pid}/task/{thread}")) for thread in procfs.threads(pid)]
+        return [(thread, inner) for thread, inner in found if inner is not None]
     return []
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 NAME = "waits.img"
-FOREVER = (1 << 63) - 1
 PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAGIC = 0x31746957
 _HEAD = struct.Struct("<II")
@@ -37,7 +36,7 @@ class Wait:
     nr: int
     ip: int  # behind the instruction
     sp: int
-    left: int  # nanoseconds, or FOREVER
+    left: int  # nanoseconds; INT64_MAX: for ever
     places: tuple[tuple[int, int], ...]  # (address, size): two that the call reads, and one that is written
 
     def registers(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from daemon.catalogue import ProgramRow
 from daemon.turns import excluded
 from sandbox import Client, Sandbox
 from sandbox.container.excluded import Excluded
-from sandbox.container.process import task_of
+from sandbox.container.procfs import task_of
 from sandbox.container.supervisor import Started
 from sandbox.errors import Conflict, NotFound
 from sandbox.messages import ProgramKind, ProgramState, Verdict

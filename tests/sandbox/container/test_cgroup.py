@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.container import cgroup
-from sandbox.container.alive import is_doomed
 from sandbox.container.cgroup import Cgroup, Hierarchy, hierarchy, parse_bytes
+from sandbox.container.procfs import is_doomed
 from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import Limits
 

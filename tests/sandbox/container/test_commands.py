@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from sandbox.container.process import Command, Task, pidfd_tells_exit, readers_first
+from sandbox.container.process import Command, pidfd_tells_exit, readers_first
+from sandbox.container.procfs import Task
 from sandbox.errors import CommandNotFound, Invalid
 from sandbox.messages import Limits
 from tests.support.container_support import Maker, settled, shell

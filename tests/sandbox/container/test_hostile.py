@@ -18,9 +18,8 @@ from bench.hostile.act import ATTEMPT, Act, Scene, judge
 from bench.hostile.acts import ACTS, API_ACTS
 from bench.hostile.api import ApiAct, try_api_act
 from sandbox import Client, paths
-from sandbox.container.process import Completed
 from sandbox.criu.checkpointer import Checkpointer
-from sandbox.messages import Limits
+from sandbox.messages import ExecResult, Limits
 from sandbox.tree.pool import Pool
 from tests.support.container_support import base_image
 from tests.support.daemon_host import IMAGE, Daemon
@@ -120,14 +119,14 @@ def test_names_are_distinct_and_many() -> None:
 def test_the_same_attempts_work_outside(code: str) -> None:
     """A control: an attempt that nothing stops is seen as a breach."""
     done = subprocess.run([sys.executable, "-c", ATTEMPT + code], capture_output=True, check=False)
-    said = judge(Completed(done.returncode, done.stdout, done.stderr, 0.0))
+    said = judge(ExecResult(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr, duration=0.0))
     assert said.startswith("BREACH")
 
 
 def test_a_program_that_tried_nothing_proves_nothing() -> None:
-    assert judge(Completed(0, b"", b"", 0.0)).startswith("was not tried")
-    assert judge(Completed(0, b"tried x EFAULT\nBREACH x\n", b"", 0.0)) == "BREACH x"
-    assert judge(Completed(0, b"tried x EPERM\n", b"", 0.0)) == ""
+    assert judge(ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=0.0)).startswith("was not tried")
+    assert judge(ExecResult(exit_code=0, stdout=b"tried x EFAULT\nBREACH x\n", stderr=b"", duration=0.0)) == "BREACH x"
+    assert judge(ExecResult(exit_code=0, stdout=b"tried x EPERM\n", stderr=b"", duration=0.0)) == ""
 
 
 class Absent:
@@ -136,10 +135,10 @@ class Absent:
     cgroup = SimpleNamespace(memory_usage=lambda: 0, cpu_usage_usec=lambda: 0)
     alive, init_pid = True, 2
 
-    async def exec(self, argv: list[str], **_: object) -> Completed:
+    async def exec(self, argv: list[str], **_: object) -> ExecResult:
         if argv[0] == "echo":
-            return Completed(0, f"{argv[1]}\n".encode(), b"", 0.01)
-        return Completed(127, b"", b"no such program", 0.01)
+            return ExecResult(exit_code=0, stdout=f"{argv[1]}\n".encode(), stderr=b"", duration=0.01)
+        return ExecResult(exit_code=127, stdout=b"", stderr=b"no such program", duration=0.01)
 
     def tasks(self) -> list[int]:
         return []

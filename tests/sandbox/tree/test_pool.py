@@ -51,15 +51,11 @@ def test_subvolumes_and_snapshots(pool: Pool) -> None:
     btrfs.create_subvolume(source)
     try:
         (source / "a").write_text("one")
-        assert btrfs.is_subvolume(source)
-        assert not btrfs.is_subvolume(pool.sandboxes)
         btrfs.snapshot(source, copy, readonly=True)
         (source / "a").write_text("two")
         assert (copy / "a").read_text() == "one"
         with pytest.raises(OSError, match="Read-only"):
             (copy / "a").write_text("three")
-        btrfs.set_readonly(copy, False)
-        (copy / "a").write_text("three")
         with pytest.raises(Conflict):
             btrfs.create_subvolume(source)
         with pytest.raises(Conflict):
