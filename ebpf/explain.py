@@ -13,8 +13,9 @@ _WHY = {
 
 # x86-64 numbers of the calls that the kernel half explains.
 _CALLS = {
-    1: "write", 2: "open", 18: "pwrite64", 20: "writev", 29: "shmget", 30: "shmat", 31: "shmctl", 40: "sendfile",
-    49: "bind", 64: "semget", 65: "semop", 66: "semctl", 68: "msgget", 69: "msgsnd", 70: "msgrcv", 71: "msgctl",
+    1: "write", 2: "open", 16: "ioctl", 18: "pwrite64", 20: "writev", 29: "shmget", 30: "shmat", 31: "shmctl",
+    40: "sendfile", 49: "bind", 64: "semget", 65: "semop", 66: "semctl", 68: "msgget", 69: "msgsnd",
+    70: "msgrcv", 71: "msgctl",
     76: "truncate", 77: "ftruncate", 82: "rename", 83: "mkdir", 84: "rmdir", 85: "creat", 86: "link", 87: "unlink",
     88: "symlink", 90: "chmod", 91: "fchmod", 92: "chown", 93: "fchown", 94: "lchown", 101: "ptrace",
     109: "setpgid", 132: "utime", 133: "mknod", 155: "pivot_root", 165: "mount", 166: "umount2", 170: "sethostname",

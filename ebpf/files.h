@@ -49,20 +49,38 @@ static __always_inline struct dentry *entry_at(struct file *file)
 
 #define AT_CALL(nr) ((nr >= 257 && nr <= 268) || nr == 280 || nr == 316 || nr == 437 || nr == 452 || nr >= 463)
 
-/* The path that a call was given, with the directory that it is relative to. */
-static __always_inline void explain_path(struct sandbox *s, struct task *t, struct task_struct *p,
-					 struct pt_regs *regs, u64 nr)
+/* A path that a call was given, with the directory that it is relative to. */
+static __noinline int explain_name(struct sandbox *s, struct task *t, u64 nr, int fd, const void *path)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
+	struct dentry *base = NULL;
+	struct file *file;
+
+	if (!s || !t)
+		return 0;
+	file = fd >= 0 ? file_at(p, fd) : NULL;
+	if (file)
+		base = entry_at(file);
+	else if (p->fs)
+		base = BPF_CORE_READ(p, fs, pwd.dentry);
+	explain_file(nr, base, path);
+	return 0;
+}
+
+/* Of a name that became another one both are told, the former first. */
+static __always_inline void explain_path(struct sandbox *s, struct task *t, struct pt_regs *regs, u64 nr)
 {
 	const void *path = (void *)(AT_CALL(nr) ? ARG1 : ARG0);
 	int fd = AT_CALL(nr) ? (int)ARG0 : -100;
-	struct dentry *base = NULL;
-	struct file *file;
 
 	if (files_of(s)->explained >= EXPLAINED_AT_MOST)
 		return;
 	switch (nr) { /* the new name comes last */
-	case NR_SYMLINK:
 	case NR_RENAME:
+		explain_name(s, t, nr, fd, path);
+		path = (void *)ARG1;
+		break;
+	case NR_SYMLINK:
 	case NR_LINK:
 		path = (void *)ARG1;
 		break;
@@ -72,17 +90,16 @@ static __always_inline void explain_path(struct sandbox *s, struct task *t, stru
 		break;
 	case NR_RENAMEAT:
 	case NR_RENAMEAT2:
+		explain_name(s, t, nr, fd, path);
+		path = (void *)ARG3;
+		fd = (int)ARG2;
+		break;
 	case NR_LINKAT:
 		path = (void *)ARG3;
 		fd = (int)ARG2;
 		break;
 	}
-	file = fd >= 0 ? file_at(p, fd) : NULL;
-	if (file)
-		base = entry_at(file);
-	else if (p->fs)
-		base = BPF_CORE_READ(p, fs, pwd.dentry);
-	explain_file(nr, base, path);
+	explain_name(s, t, nr, fd, path);
 }
 
 /* A file of a tmpfs that has lost its name, and is not known to be younger than the mark: no listing shows it. */
@@ -141,7 +158,7 @@ static __always_inline void created_by_birth(struct sandbox *s, struct task *t)
 
 /* Metadata through a descriptor: netted out when the file is gone later. */
 static __always_inline void metadata_of(struct sandbox *s, struct task *t, struct processor *c, struct task_struct *p,
-					struct file *file)
+					struct file *file, u64 nr)
 {
 	struct inode *inode = inode_at(file);
 	struct facts f;
@@ -167,6 +184,7 @@ static __always_inline void metadata_of(struct sandbox *s, struct task *t, struc
 			return;
 	}
 	count(files_of(s)->metadata);
+	explain_file(nr, entry_at(file), NULL);
 }
 
 /* False when the call made an inode that is not the one in the descriptor. */
@@ -257,8 +275,10 @@ static __always_inline void opened(struct sandbox *s, struct task *t, struct pro
 		created(s, t, real_inode(&f));
 		explain_file(nr, entry_at(file), NULL);
 	} else if (flags & O_TRUNC) {
-		metadata_of(s, t, c, p, file);
-		explain_file(nr, entry_at(file), NULL);
+		metadata_of(s, t, c, p, file, nr);
+	} else if (t->birth && t->birth == (u64)real_inode(&f)) {
+		/* The call copied it up to be written to. The content was noted before the file had its name. */
+		explain_file(WHY_DATA, entry_at(file), NULL);
 	}
 }
 
@@ -458,7 +478,7 @@ static __always_inline void call_ioctl(struct sandbox *s, struct task *t, struct
 	count(files_of(s)->hidden);
 	file = file_at(p, ARG0);
 	if (file)
-		metadata_of(s, t, c, p, file);
+		metadata_of(s, t, c, p, file, nr);
 	else
 		count(files_of(s)->unknown);
 }
@@ -603,7 +623,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		touched(s, t, regs, nr, kind, file);
 		if (!ARG1) {
 			if (file)
-				metadata_of(s, t, c, p, file);
+				metadata_of(s, t, c, p, file, nr);
 			else
 				count(files_of(s)->metadata);
 			return;
@@ -623,13 +643,13 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 	case K_META_FD:
 		file = file_at(p, ARG0);
 		if (file)
-			metadata_of(s, t, c, p, file);
+			metadata_of(s, t, c, p, file, nr);
 		else
 			count(files_of(s)->metadata);
 		return;
 	}
 	named(s, p);
-	explain_path(s, t, p, regs, nr);
+	explain_path(s, t, regs, nr);
 }
 
 #endif

@@ -77,7 +77,10 @@ static __always_inline void dirtied(struct sandbox *s, struct task *t, struct pr
 	see(&c->dirtied, &key, s->files_epoch);
 	if (touch(s, t, &key, TOUCHED_DATA)) {
 		count(files_of(s)->data);
-		explain_file(WHY_DATA, entry ? entry : entry_of((void *)f->inode), NULL);
+		if (!entry)
+			entry = entry_of((void *)f->inode);
+		if (entry) /* else a file without a name, such as one that is being copied up */
+			explain_file(WHY_DATA, entry, NULL);
 	}
 }
 

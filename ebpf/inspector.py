@@ -244,6 +244,13 @@ class Inspector:
                     state.tainted |= bit
                     self._why[cgroup_id][bit] = reason
 
+    def tell(self, cgroup_id: int, line: str) -> None:
+        """An explanation of what no program of the sandbox did."""
+        with self._lock:
+            if cgroup_id in self._reasons:
+                self._drain()  # what came before it stands before it
+                self._reasons[cgroup_id].append(line)
+
     def exclude(self, cgroup_id: int, pid: int, *, children: bool = False) -> None:
         """This process is the agent's own: none of its threads, of now or later, is a survivor.
 

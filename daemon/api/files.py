@@ -141,7 +141,9 @@ async def _make_directory(request: web.Request) -> web.Response:
 async def _move(request: web.Request) -> web.Response:
     """Rename a file or directory."""
     asked = parameters(request, MoveQuery)
-    await _alter(_live(request), asked.path, files.move, asked.path, asked.to)
+    live = _live(request)
+    async with live.altering("move", asked.path, asked.to):
+        await asyncio.to_thread(files.move, live.container.inside, live.row.uid_base, asked.path, asked.to)
     return reply(request, {})
 
 
@@ -153,7 +155,7 @@ async def _remove(request: web.Request) -> web.Response:
 
 
 async def _alter(live: LiveSandbox, path: str, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    async with live.altering(path):
+    async with live.altering(change.__name__, path):
         return await asyncio.to_thread(change, live.container.inside, live.row.uid_base, *args, **named)
 
 
@@ -193,7 +195,7 @@ async def _upload(request: web.Request) -> web.Response:
     """Unpack a tar stream into a directory, which is made when need be."""
     live, path = _live(request), parameters(request, PathQuery).path
     limit = parse_bytes(live.row.limits.disk) if live.row.limits.disk is not None else TREE_MOST
-    async with live.altering(path):
+    async with live.altering("unpack", path):
         reader, writer = os.pipe2(os.O_CLOEXEC)
         unpacking = in_thread(_unpack, live.container.inside, live.row.uid_base, path, reader, limit)
         try:

@@ -37,6 +37,7 @@ from daemon.turns import excluded
 from daemon.turns.programs import Programs
 from daemon.turns.sessions import Sessions
 from daemon.verdict.assess import Assessor, Trees
+from daemon.verdict.explain import by_api
 from daemon.verdict.ignore import checked
 from daemon.verdict.judge import Judgement
 from sandbox.container import users
@@ -357,15 +358,17 @@ class LiveSandbox:
         return self.row.state is SandboxState.RUNNING and self.container_or_none is not None and self.container.alive
 
     @contextlib.asynccontextmanager
-    async def altering(self, path: str) -> AsyncIterator[None]:
-        """The host changes files below `path` meanwhile. It belongs to the next turn's effects."""
+    async def altering(self, call: str, *paths: str) -> AsyncIterator[None]:
+        """The host changes files below these meanwhile, by `call` of its API. It belongs to the next turn's effects."""
         async with self.using():
             self.need_alive()
-            self._taint_files(path)
+            self._taint_files(paths[0])
             try:
                 yield
             finally:
-                self._taint_files(path)  # a checkpoint may have begun meanwhile, by a command that overlaps
+                self._taint_files(paths[0])  # a checkpoint may have begun meanwhile, by a command that overlaps
+            for path in paths:
+                self.services.inspector.tell(self.container.cgroup.id, by_api(call, path))
 
     def _taint_files(self, path: str) -> None:
         self.services.capturer.taint(self.container, f"host wrote {path}", files=True, processes=False)

@@ -8,17 +8,29 @@ have a hand in what they are called and which path they name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from sandbox.messages import Change, TurnInfo
 
-_LINE = re.compile(r"^(?P<call>.+?) (?P<path>/.*) by (?P<who>.+\[\d+\])$", re.DOTALL)
+_LINE = re.compile(r"^(?P<call>.+?) (?P<path>/.*) by (?P<who>.+\[\d+\]|the API)$", re.DOTALL)
+_WHOLE = re.compile(r"rename\w* by |.+ by the API$|.+ by the API in turn \d+$")  # what holds for all below a directory
+
+
+def by_api(call: str, path: str) -> str:
+    """The explanation of a change that the host made.
+
+    >>> by_api("write", "srv/page")
+    'write /srv/page by the API'
+    """
+    return f"{call} /{path.lstrip('/')} by the API"
 
 
 def explained(changes: Iterable[Change], turns: Iterable[TurnInfo], now: Iterable[str] = ()) -> list[Change]:
     """The changes, each with the last explanation of its path. `turns`: oldest first; `now`: after the last of them.
+
+    Where a path has none, that of a directory above it is given which was renamed, or changed by the API.
 
     >>> explained([Change(path="/a", kind="added")], [], ["openat /a by sh[5]"])[0].why
     'openat by sh[5]'
@@ -29,7 +41,16 @@ def explained(changes: Iterable[Change], turns: Iterable[TurnInfo], now: Iterabl
             _note(found, line, f" in turn {turn.turn}")
     for line in now:
         _note(found, line, "")
-    return [msgspec.structs.replace(change, why=found.get(change.path, "")) for change in changes]
+    return [msgspec.structs.replace(change, why=_of(found, change.path)) for change in changes]
+
+
+def _of(found: Mapping[str, str], path: str) -> str:
+    if path in found:
+        return found[path]
+    while path := path.rpartition("/")[0]:
+        if _WHOLE.match(found.get(path, "")):
+            return found[path]
+    return ""
 
 
 def _note(found: dict[str, str], line: str, when: str) -> None:

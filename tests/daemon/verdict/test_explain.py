@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.verdict.explain import explained
+from daemon.verdict.explain import by_api, explained
 from sandbox import Sandbox
 from sandbox.messages import Change, Effects, TurnInfo, Verdict
 
@@ -47,6 +47,64 @@ def test_whatever_is_written_no_change_is_lost(lines: list[str]) -> None:
         ("/a", "added"),
         ("/b", "removed"),
     ]
+
+
+def test_what_is_said_of_a_directory_holds_below_it() -> None:
+    renamed = ("renameat2 /old by mv[5]", "renameat2 /new by mv[5]")
+    turns = [turn(3, *renamed, "openat /new/b by sh[6]", "mkdir /d by sh[6]")]
+    assert why("/old/a", turns, []) == why("/new/a", turns, []) == "renameat2 by mv[5] in turn 3"
+    assert why("/new/b", turns, []) == "openat by sh[6] in turn 3"
+    assert why("/d/a", turns, []) == "" and why("/olden", turns, []) == ""
+    assert why("/tree/x/y", turns, [by_api("unpack", "/tree")]) == "unpack by the API"
+
+
+def test_no_program_is_the_api() -> None:
+    """A program may be called so; its number stays behind its name."""
+    assert why("/a", [turn(1, "openat /a by the API[5]")], []) == "openat by the API[5] in turn 1"
+    assert why("/a", [turn(1, "openat /a by the API by sh[5]")], []) == ""
+
+
+async def test_files_of_the_image_and_former_names_have_reasons(sb: Sandbox) -> None:
+    await sb.exec("mkdir /own; for name in a b c d; do echo 1 > /own/$name; done")
+    before = await sb.checkpoint()
+    await sb.exec("echo x >> /etc/issue; chmod 600 /own/a; mv /own/a /own/moved; truncate -s 0 /own/d")
+    await sb.exec("printf Z | dd of=/etc/issue.net conv=notrunc 2>/dev/null; truncate -s 1 /etc/debian_version")
+    await sb.exec(": >/etc/motd; chmod 700 /etc/host.conf")
+    found = {change.path: change.why for change in await sb.diff(before, why=True)}
+    said = {
+        "/etc/issue": ("content of", "sh["),
+        "/etc/issue.net": ("content of", "dd["),
+        "/etc/debian_version": ("ftruncate", "truncate["),
+        "/etc/motd": ("openat", "sh["),
+        "/etc/host.conf": ("chmod", "chmod["),
+        "/own/a": ("rename", "mv["),
+        "/own/moved": ("rename", "mv["),
+        "/own/d": ("ftruncate", "truncate["),
+    }
+    assert {path for path, (call, who) in said.items() if call not in found[path] or who not in found[path]} == set()
+
+
+async def test_what_the_api_changes_is_said_to_be_its(sb: Sandbox) -> None:
+    await sb.exec("mkdir -p /own/dir; echo 1 > /own/gone; echo 1 > /own/old; echo 1 > /own/dir/a")
+    before = await sb.checkpoint()
+    await sb.files.write("/own/written", b"x")
+    await sb.files.write("/etc/issue", b"x")
+    await sb.files.move("/own/old", "/own/new")
+    await sb.files.remove("/own/gone")
+    await sb.files.remove("/own/dir", recursive=True)
+    found = {change.path: change.why for change in await sb.diff(before, why=True)}
+    assert found.pop("/own", None) in (None, "")
+    assert found == {
+        "/own/written": "write by the API",
+        "/etc/issue": "write by the API",
+        "/own/old": "move by the API",
+        "/own/new": "move by the API",
+        "/own/gone": "remove by the API",
+        "/own/dir": "remove by the API",
+    }
+    await sb.exec("true")  # its turn keeps them
+    later = {change.path: change.why for change in await sb.diff(before, why=True)}
+    assert later["/own/written"].startswith("write by the API in turn ")
 
 
 async def test_a_diff_says_who_did_it(sb: Sandbox) -> None:
