@@ -25,11 +25,12 @@ from examples.fix_the_service import WORDS, FixTheService, fit
 from examples.fix_the_service.twin import Twin, immediate
 from rollout.engine.embedded.model import KVCache, Qwen3, load_model
 from trainer.batches.sample import Sample
+from trainer.config import ACTION_TOKENS, Config
 from trainer.learner import Learner, Settings, learning_rate
 from trainer.models import policy
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
-from trainer.run import ACTION_TOKENS, HELD_OUT, Config
+from trainer.run import HELD_OUT
 
 LONGEST = 256  # tokens of an episode
 

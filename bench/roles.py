@@ -5,24 +5,28 @@
     pagurus bench roles [--json] [--kills N] [--seed S] [--image NAME] [--groups G] [--size S]
 
 A daemon of its own and one training run of the example (`pagurus train`). At random instants one role is killed with
-`kill -9`: the engine, the run itself (rollout and trainer are one process), its supervisor or the daemon. The bench
-starts supervisor and daemon again, the supervisor the run, the run the engine. The next kill comes when turns go on. At
-the end the run's books are compared with what was seen before each kill.
+`kill -9`: engine, rollout, trainer, their supervisor or the daemon. The bench starts supervisor and daemon again, the
+supervisor rollout and trainer, the rollout the engine. The next kill comes when turns go on. Then the host is away for
+`--away` seconds. At the end the run's books are compared with what was seen before each kill, and its samples are
+trained on once more by a trainer that nobody kills, and by one that is killed `--replays` times.
 
 `kills` by role; `prompts_lost`: issued and in no state, or in the wrong one; `prompts_doubled`: in more than one batch;
 `finished_groups_lost`: whole before a kill and not after it; `turns_replayed_max`: turns of one trajectory that were
 executed again after one death; `first_token_s`: from a kill to the first answer that was finished after it, by role;
 `hangs`: nothing went on for two minutes; `continued`: trajectories that a successor went on with;
 `decisions`, `identical`: logged, and made again by a replay. `given_up` with reasons should be none.
+`weights_identical`, `live_weights_identical`: the last weights of the trainer that was killed on recorded samples, and
+those of the run itself, are bit by bit what the trainer that nobody killed made.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -33,14 +37,18 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from bench.harness import recorded
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from coordinator import local
+from rollout.engine.manifest import digest_of
 from rollout.store import decisions
 from rollout.store.journal import Journal
 from rollout.store.samples import SampleStore
 from sandbox.paths import CHECKOUT
+from trainer.config import Config, open_run
+from trainer.publish import path_of, versions
 
-ROLES = ("engine", "run", "supervisor", "daemon")
+ROLES = ("engine", "rollout", "trainer", "supervisor", "daemon")
 APART = (0.3, 4.0)  # seconds between the return of turns and the next kill
 HANG = 120.0  # seconds without a turn
 STEPS = 100_000  # more than any bench makes
@@ -57,24 +65,30 @@ class Bench:
         self.first: dict[str, list[float]] = defaultdict(list)
         self.whole: dict[str, set[str]] = {}  # prompt -> states that it may be in from now on
         self.groups_lost = self.hangs = 0
+        self.journal: Journal | None = None
 
     @property
     def run_folder(self) -> Path:
         return (self.out / "latest").resolve()
 
+    @property
+    def fresh(self) -> Path:
+        """The run folder as it was before the first step."""
+        return self.out / "fresh"
+
+    def prepare(self) -> None:
+        """A run folder, and what it was before its first step."""
+        options = self.options
+        config = Config(
+            task=CHECKOUT / "examples" / "fix_the_service", steps=STEPS, groups=options.groups, size=options.size,
+            concurrency=16, held_out=2, faults=0, pace=0.2, image=IMAGE, seed=options.seed, out=self.out,
+        )  # fmt: skip
+        open_run(config)
+        shutil.copytree(self.run_folder, self.fresh)
+
     def start_run(self) -> None:
         """From the beginning, or where the last one was."""
-        argv = [sys.executable, "-m", "pagurus", "train", str(CHECKOUT / "examples" / "fix_the_service")]
-        if (self.out / "latest").exists():
-            argv += ["--resume", str(self.run_folder)]
-        else:
-            given = {"steps": STEPS, "groups": self.options.groups, "size": self.options.size, "concurrency": 16}
-            given |= {"held-out": 2, "faults": 0, "pace": 0.2, "image": IMAGE, "seed": self.options.seed}
-            argv += [
-                "--out",
-                str(self.out),
-                *(word for name, value in given.items() for word in (f"--{name}", str(value))),
-            ]
+        argv = [sys.executable, "-m", "pagurus", "train", "--resume", str(self.run_folder)]
         environment = {**os.environ, "PAGURUS_STATE": str(self.host.state), "PAGURUS_RUN": str(self.host.run)}
         with (self.out / "run.log").open("ab") as log:
             self.process = subprocess.Popen(argv, cwd=CHECKOUT, env=environment, stdout=log, stderr=log)
@@ -98,24 +112,20 @@ class Bench:
         while time.monotonic() < deadline:
             if self.process is not None and self.process.poll() is not None:
                 raise RuntimeError(f"the run ended by itself:\n{tail(self.out / 'run.log')}")
-            with contextlib.suppress(FileNotFoundError):
-                ended = self.answers(since)
-                if ended:
-                    return min(ended)
+            if ended := self.answers(since):
+                return min(ended)
             time.sleep(0.1)
         return None
 
     def answers(self, since: float) -> list[float]:
         """Ends of answers after `since` in the journal."""
-        if not (self.run_folder / "rollout" / "journal.sqlite").exists():
-            return []
-        journal = Journal(self.run_folder / "rollout")
-        try:
-            entries = [journal.entries(key)[-1:] for key in journal.open()]
-            records = [record for found in entries for entry in found for record in entry.records]
-            return [record.gen_end for record in records if record.gen_start > since]
-        finally:
-            journal.close()
+        if self.journal is None:
+            if not (self.run_folder / "rollout" / "journal.sqlite").exists():
+                return []
+            self.journal = Journal(self.run_folder / "rollout")
+        entries = [self.journal.entries(key)[-1:] for key in self.journal.open()]
+        records = [record for found in entries for entry in found for record in entry.records]
+        return [record.gen_end for record in records if record.gen_start > since]
 
     def note_groups(self) -> None:
         """What is whole now must be whole, handed out or consumed for ever."""
@@ -145,6 +155,32 @@ class Bench:
             self.first[role].append(ended - at)
         self.note_groups()
 
+    def away(self, seconds: float) -> None:
+        """The host refuses everything for a while."""
+        self.note_groups()
+        self.host.kill()
+        time.sleep(seconds)
+        self.host.start()
+        if self.turns_go_on(time.time()) is None:
+            self.hangs += 1
+        self.note_groups()
+
+    def replays(self) -> dict[str, Any]:
+        """The weights of this run, and of a trainer that is killed, against those of one that is not."""
+        steps = min(max(versions(self.run_folder / "weights")), self.options.replay_steps)
+        found: dict[str, Any] = {"replay_steps": steps}
+        digests = {}
+        for name, kills in (("undisturbed", 0), ("killed", self.options.replays)):
+            folder = self.out / name
+            shutil.copytree(self.fresh, folder)
+            shutil.copytree(self.run_folder / "rollout", folder / "rollout")
+            found[f"replay_{name}"] = asyncio.run(recorded.train(folder, steps, kills=kills, seed=1, longest=2.0))
+            digests[name] = digest_of(path_of(folder / "weights", steps))
+        found["weights_identical"] = digests["killed"] == digests["undisturbed"]
+        if (live := path_of(self.run_folder / "weights", steps)).exists():
+            found["live_weights_identical"] = digest_of(live) == digests["undisturbed"]
+        return found
+
     def end(self) -> None:
         if self.process is not None:
             self.process.send_signal(signal.SIGINT)
@@ -162,22 +198,24 @@ def everything(options: argparse.Namespace) -> dict[str, Any]:
         bench.out.mkdir()
         try:
             host.start()
+            bench.prepare()
             began = time.time()
             bench.start_run()
-            fitted = time.monotonic() + 900
-            while bench.turns_go_on(began) is None and time.monotonic() < fitted:
-                pass
+            if bench.turns_go_on(began) is None:
+                raise RuntimeError(f"no turn was ever played:\n{tail(bench.out / 'run.log')}")
             for number in range(options.kills * len(ROLES)):
                 bench.strike(ROLES[number % len(ROLES)])
                 print(f"{dict(bench.kills)}, {bench.hangs} hangs", file=sys.stderr)
+            if options.away:
+                bench.away(options.away)
             bench.end()
-            return result(bench)
+            return result(bench) | bench.replays()
         finally:
             if bench.process is not None and bench.process.poll() is None:
                 bench.process.kill()
                 bench.process.wait()
             if (bench.out / "latest").exists():
-                for role in ("run", "engine"):
+                for role in ("rollout", "trainer", "engine"):
                     local.restart(bench.run_folder, role)
             host.clean()
 
@@ -233,6 +271,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--image", default="debian", help="an image of this host")
     parser.add_argument("--groups", type=int, default=2, help="prompts of a step")
+    parser.add_argument("--away", type=float, default=60.0, help="seconds without a host, after the kills")
+    parser.add_argument("--replays", type=int, default=20, help="deaths of the trainer on the recorded samples")
+    parser.add_argument(
+        "--replay-steps", type=int, default=40, help="recorded steps that are trained on again, at most"
+    )
     parser.add_argument("--size", type=int, default=4, help="trajectories of a prompt")
     options = parser.parse_args(arguments)
     found = everything(options)
@@ -240,8 +283,9 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(found))
     else:
         print(*(f"{key} {value}" for key, value in found.items()), sep="\n")
-    bad = ("prompts_lost", "prompts_doubled", "finished_groups_lost", "hangs")
-    return 1 if any(found[name] for name in bad) or found["identical"] != found["decisions"] else 0
+    bad = ("prompts_lost", "prompts_doubled", "finished_groups_lost", "hangs", "given_up")
+    good = found["identical"] == found["decisions"] and found["weights_identical"]
+    return 1 if any(found[name] for name in bad) or not good else 0
 
 
 if __name__ == "__main__":

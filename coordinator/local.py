@@ -1,16 +1,16 @@
 """The processes of a run on one machine: started, started again, looked at.
 
-Owns: `supervise`, which keeps the run's own process alive, and what `pagurus roles` and `pagurus attach` read. Does not
-own: what the processes do; the engine, which the run starts, adopts and restarts (rollout.engine.supervisor).
-Guarantee: one supervisor per run folder, by a lock of the kernel. A run that was killed is started again and goes on;
-one that ended with a word of its own (0: done, 1: it said why it cannot go on) is not. The death of the supervisor ends
-nothing: the next one adopts what runs.
+Owns: `supervise`, which keeps rollout and trainer alive, and what `pagurus roles` and `pagurus attach` read. Does not
+own: what the processes do; engines, which the rollout starts, adopts and restarts (rollout.engine.supervisor).
+Guarantee: one supervisor per run folder, by a lock of the kernel. A process that was killed is started again and goes
+on; when one ends with a word of its own (0: done, 1: it said why it cannot go on), the run is over and the others are
+ended. The death of the supervisor ends nothing: the next one adopts what runs.
 
 ::
 
-    pagurus train ─▶ supervisor ─▶ run (rollout and trainer) ─▶ engine
-                        │ killed: `pagurus train --resume` supervises the same run
-                        └─ run killed: started again, adopts engine and sandboxes
+    pagurus train ─▶ supervisor ─┬▶ rollout ─▶ engines
+                                 │     ▲ Unix socket
+                                 └▶ trainer
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -32,12 +33,15 @@ from rollout.engine.adopted import Named
 from rollout.store.lock import own
 from sandbox.errors import NotFound
 
-ROLES = ("supervisor", "run", "engine")
-SAID = (0, 1)  # exit statuses with which a run says itself that it is over
+ROLES = ("supervisor", "rollout", "trainer", "engine")
+DONE, SAID, OWNED = 0, 1, 75  # exit statuses: it is over; it said why it cannot go on; another process has this role
 DEATHS_MOST = 20  # in a row, each within `LIVED_WELL`
 LIVED_WELL = 60.0  # seconds
-PAUSE = 1.0  # seconds before a run that died is started again
+PAUSE = 0.1  # seconds before a process that died is started again; doubled with each death in a row
+PAUSE_MOST = 5.0
+END_PATIENCE = 15.0  # seconds that a process has to end when the run is over
 FOLLOW_EVERY = 0.2  # seconds
+SHOWN = ("trainer",)  # what they say is the run's; that of others goes to a log of their own
 
 
 class RoleState(msgspec.Struct, kw_only=True):
@@ -95,33 +99,131 @@ def restart(run: Path, name: str) -> bool:
     return True
 
 
-def supervise(run: Path, argv: Sequence[str]) -> int:
-    """Keep `argv` alive as the run's process; the status with which it ended. Blocks.
+def programs(run: Path) -> dict[str, list[str]]:
+    """What is started for a run, in this order."""
+    return {role: [sys.executable, "-m", role, str(run)] for role in ("rollout", "trainer")}
 
-    Ctrl-C and SIGTERM are the run's: it ends, says how to go on, and so does this.
+
+def supervise(run: Path, programs: Mapping[str, Sequence[str]]) -> int:
+    """Keep these alive as the run's roles until one says that it is over; the trainer's status, or the one that it
+    ended by. Blocks.
+
+    Ctrl-C and SIGTERM are theirs: they end, say how to go on, and so does this.
     """
-    with own(run, "supervisor.lock"), _passed_on() as passed:
+    with own(run, "supervisor.lock"), _passed_on() as children:
         _write_down(run, "supervisor", os.getpid())
-        status = _wait_for_left(run)
-        deaths = 0
-        while status is None:
-            began = time.monotonic()
-            process = subprocess.Popen(argv)
-            _write_down(run, "run", process.pid, log=str(run / "run.log"))
-            passed.append(process.pid)
-            code = process.wait()
-            passed.clear()
-            deaths = 1 if time.monotonic() - began > LIVED_WELL else deaths + 1
-            if code in SAID or deaths > DEATHS_MOST:
-                return code
-            print(f"the run ended with {code}: it is started again, and goes on", file=sys.stderr)
-            time.sleep(PAUSE)
-        return status
+        return _Supervisor(run, programs, children).watch()
 
 
-def detach(run: Path, argv: Sequence[str]) -> int:
+@dataclass(eq=False)
+class _Role:
+    """A role as the supervisor sees it."""
+
+    name: str
+    argv: Sequence[str]
+    descriptor: int = -1  # pidfd of the process that lives
+    process: subprocess.Popen[bytes] | None = None  # None: one that a supervisor before us started
+    pid: int = 0
+    deaths: int = 0  # in a row
+    since: float = 0.0
+    again_at: float = 0.0
+    status: int | None = None  # with which it ended for good
+
+
+class _Supervisor:
+    """Consumes deaths. Produces living roles, until one of them says that the run is over."""
+
+    def __init__(self, run: Path, programs: Mapping[str, Sequence[str]], children: set[int]):
+        self.run, self.children = run, children
+        self.roles = [_Role(name, argv) for name, argv in programs.items()]
+
+    def watch(self) -> int:
+        try:
+            while not any(role.status is not None for role in self.roles):
+                for role in self.roles:
+                    if role.descriptor < 0 and time.monotonic() >= role.again_at:
+                        self._begin(role)
+                self._wait()
+        finally:
+            self._end()
+        return max(role.status for role in self.roles if role.status is not None)
+
+    def _begin(self, role: _Role) -> None:
+        """Adopt what lives, else start it."""
+        left = adopted.read(roles_of(self.run), role.name)
+        descriptor = adopted.hold(left) if left is not None else None
+        role.since = time.monotonic()
+        if left is not None and descriptor is not None:
+            role.process, role.pid, role.descriptor = None, left.pid, descriptor
+        else:
+            log = "" if role.name in SHOWN else str(self.run / f"{role.name}.log")
+            with open(log, "ab") if log else contextlib.nullcontext() as out:
+                role.process = subprocess.Popen(role.argv, stdout=out, stderr=out)
+            role.pid, role.descriptor = role.process.pid, os.pidfd_open(role.process.pid)
+            _write_down(self.run, role.name, role.pid, log=log)
+        self.children.add(role.pid)
+
+    def _wait(self) -> None:
+        """Until a process ended, or one is to be started again."""
+        poll = select.poll()
+        for role in self.roles:
+            if role.descriptor >= 0:
+                poll.register(role.descriptor, select.POLLIN)
+        due = [role.again_at for role in self.roles if role.descriptor < 0]
+        ended = {
+            descriptor for descriptor, _ in poll.poll(1000 * max(0.0, min(due) - time.monotonic()) if due else None)
+        }
+        for role in self.roles:
+            if role.descriptor in ended:
+                self._ended(role)
+
+    def _ended(self, role: _Role) -> None:
+        code = self._reap(role)
+        if code in (DONE, SAID):
+            role.status = code
+            self._quote(role, code)
+            return
+        role.deaths = 1 if time.monotonic() - role.since > LIVED_WELL else role.deaths + 1
+        if role.deaths > DEATHS_MOST:
+            role.status = SAID
+            print(f"the {role.name} died {role.deaths} times in a row, last with {code}", file=sys.stderr)
+            self._quote(role, SAID)
+            return
+        if code != OWNED:
+            print(f"the {role.name} ended with {code}: it is started again, and goes on", file=sys.stderr)
+        role.again_at = time.monotonic() + min(PAUSE_MOST, PAUSE * 2.0 ** (role.deaths - 1))
+
+    def _reap(self, role: _Role) -> int | None:
+        """The status of a process that has ended; None where it was not our child and did not leave a summary."""
+        self.children.discard(role.pid)
+        os.close(role.descriptor)
+        role.descriptor = -1
+        if role.process is not None:
+            return role.process.wait()
+        return DONE if role.name == "trainer" and (self.run / "summary.json").exists() else None
+
+    def _quote(self, role: _Role, code: int) -> None:
+        """The last words of a role whose log nobody sees."""
+        log = self.run / f"{role.name}.log"
+        if code == SAID and role.name not in SHOWN and log.exists():
+            lines = log.read_text(errors="replace").splitlines()
+            print(f"the {role.name} stopped: {lines[-1] if lines else 'without a word'}", file=sys.stderr)
+
+    def _end(self) -> None:
+        """Whoever still runs ends: asked first, killed after a while."""
+        for number, patience in ((signal.SIGTERM, END_PATIENCE), (signal.SIGKILL, None)):
+            living = [role for role in self.roles if role.descriptor >= 0]
+            for role in living:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(role.descriptor, number)
+            for role in living:
+                if select.select([role.descriptor], [], [], patience)[0]:
+                    self._reap(role)
+
+
+def detach(run: Path) -> int:
     """The same in a session of its own, which this terminal does not end; the supervisor's pid."""
-    program = [sys.executable, "-m", "coordinator.local", str(run), *argv]
+    program = [sys.executable, "-m", "coordinator.local", str(run)]
     log = str(run / "run.log")
     return os.posix_spawn(
         program[0],
@@ -151,19 +253,6 @@ def follow(run: Path) -> Iterator[bytes]:
             time.sleep(FOLLOW_EVERY)
 
 
-def _wait_for_left(run: Path) -> int | None:
-    """The run's process that a supervisor before this one left: until it ends. None: one must be started."""
-    role = adopted.read(roles_of(run), "run")
-    descriptor = adopted.hold(role) if role is not None else None
-    if descriptor is None:
-        return None
-    try:
-        select.select([descriptor], [], [])
-    finally:
-        os.close(descriptor)
-    return 0 if (run / "summary.json").exists() else None
-
-
 def _write_down(run: Path, name: str, pid: int, *, log: str = "") -> None:
     last = adopted.read(roles_of(run), name)
     generation = 1 if last is None else last.generation + 1
@@ -173,12 +262,12 @@ def _write_down(run: Path, name: str, pid: int, *, log: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _passed_on() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM go to the processes in the list, once each; a terminal sends SIGINT to them by itself."""
-    children: list[int] = []
+def _passed_on() -> Iterator[set[int]]:
+    """SIGINT and SIGTERM go to these processes; a terminal sends SIGINT to them by itself."""
+    children: set[int] = set()
 
     def pass_on(number: int, _: object) -> None:
-        for pid in children:
+        for pid in list(children):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
 
@@ -192,4 +281,4 @@ def _passed_on() -> Iterator[list[int]]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(supervise(Path(sys.argv[1]), sys.argv[2:]))
+    raise SystemExit(supervise(Path(sys.argv[1]), programs(Path(sys.argv[1]))))

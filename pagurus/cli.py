@@ -200,12 +200,11 @@ def train(
     run = prepare(made, steps=steps, fresh=fresh)
     if run is None:
         raise typer.Exit(1)
-    argv = [sys.executable, "-m", "trainer", str(run)]
     if detach:
-        local.detach(run, argv)
+        local.detach(run)
         print(f"{run}\nlook at it with: pagurus attach {run}")
         return
-    raise typer.Exit(local.supervise(run, argv))
+    raise typer.Exit(local.supervise(run, local.programs(run)))
 
 
 @application.command()

@@ -62,7 +62,7 @@ from rollout.store.decisions import DecisionLog
 from rollout.store.disk import DiskThread, JournalThread
 from rollout.store.journal import Journal, Key
 from rollout.store.status import Running, Status, write_status
-from sandbox.errors import EngineFailed
+from sandbox.errors import Conflict, EngineFailed
 
 log = logging.getLogger("pagurus.rollout")
 
@@ -87,12 +87,13 @@ class RolloutController:
         config: RolloutConfig,
         folder: Path | str,
         version: int = 0,
-        step: int = 0,
+        step: int | None = None,
         seeds: Iterable[int] | None = None,
         faults: Faults | None = None,
         on_turn: OnTurn | None = None,
     ):
-        """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved (a resume).
+        """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved; None: as
+        many as it has acknowledged.
         `seeds`: of the prompts, in order, the same at every start; None: 0, 1, 2, … from ``config.seed`` million on."""
         self.config, self.faults, self.host = config, faults, host
         self.folder = Path(folder)
@@ -100,7 +101,8 @@ class RolloutController:
         self.store = store.SampleStore(self.folder)
         self.journal = Journal(self.folder)
         self.fence = self.store.acquire("rollout")
-        self.store.recover(step, self.fence)
+        if step is not None:
+            self.store.recover(step, self.fence)
         self.policy = RolloutPolicy(config.rules)
         self.log = DecisionLog(self.folder, self.fence.generation, config.rules)
         self.meter = PhaseMeter()
@@ -115,7 +117,7 @@ class RolloutController:
             on_turn=self._on_turn,
             on_created=lambda: self._works("create"),
         )
-        self.version, self.step, self._told = version, step, on_turn
+        self.step, self.version, self._told = self.store.next_step() if step is None else step, version, on_turn
         base = itertools.count(config.seed * 1_000_000) if seeds is None else iter(seeds)
         self._seeds: Iterator[int] = itertools.islice(base, self.store.issued(), None)
         self._seeds_left = True
@@ -127,7 +129,7 @@ class RolloutController:
         self._parts: dict[str, PartView] = {}
         self._asked: asyncio.Future[Batch] | None = None
         self._asked_at = 0.0
-        self._training = False
+        self._training = self.store.account().handed > 0
         self._draining = False
         self._changed = asyncio.Event()
         self._waits: list[Wait] = []
@@ -189,6 +191,12 @@ class RolloutController:
 
     # ----------------------------------------------------------------- for the trainer
 
+    def resumed(self, step: int) -> None:
+        """A trainer begins that has saved so many steps, as the store knows by now. Who waited for a batch before it
+        was replaced, and is told."""
+        self._refuse(Conflict("another trainer has begun", remedy="let it work; `pagurus roles` shows it"))
+        self.step = step
+
     async def next_batch(self) -> Batch:
         """Whole groups for the next step, oldest policy first. Waits until there are enough.
 
@@ -198,12 +206,14 @@ class RolloutController:
         if (again := await self._do(self.store.batch, self.step)) is not None:  # a step that was not saved
             self._training = True
             return again
-        self._asked, self._asked_at = asyncio.get_running_loop().create_future(), time.time()
+        asked = self._asked = asyncio.get_running_loop().create_future()
+        self._asked_at = time.time()
         self._changed.set()
         try:
-            return await self._asked
+            return await asked
         finally:
-            self._asked = None
+            if self._asked is asked:
+                self._asked = None
 
     async def whole(self, without: Collection[str] = ()) -> Batch:
         """Groups that wait for the next batch, but `without`: a trainer may look at them before it is complete."""
@@ -243,6 +253,11 @@ class RolloutController:
         for trajectory in trajectories:
             self._counts.book(trajectory)
         return trajectories
+
+    @property
+    def waits(self) -> list[Wait]:
+        """Who waits for what, as of the last decision."""
+        return self._waits
 
     def statistics(self) -> dict[str, Any]:
         running = [m for group in self._groups.values() for m in group.members if m.task is not None]

@@ -1,11 +1,29 @@
-"""``python -m trainer RUN``: the process of a run, which goes on where the folder says. `pagurus train` starts it."""
+"""``python -m trainer RUN``: the trainer's process of a run, which goes on where the folder says.
+
+`pagurus train` starts it, beside the rollout (``python -m rollout RUN``). A rollout on another host is named by its
+URL; its token and its certificate (or the fingerprint of that) come from the environment: PAGURUS_ROLLOUT_TOKEN and
+PAGURUS_ROLLOUT_CA.
+"""
 
 from __future__ import annotations
 
-import sys
+import argparse
+import os
 from pathlib import Path
 
+from rollout.service.client import RolloutClient
 from trainer.run import Config, main
 
+
+def client(url: str) -> RolloutClient:
+    environment = os.environ
+    return RolloutClient(url, token=environment.get("PAGURUS_ROLLOUT_TOKEN"), ca=environment.get("PAGURUS_ROLLOUT_CA"))
+
+
 if __name__ == "__main__":
-    raise SystemExit(main(Config(task=Path(), resume=Path(sys.argv[1]))))
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="The trainer's process of a run.")
+    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("--rollout", help="https://HOST:PORT of a rollout elsewhere; else the run folder's own")
+    options = parser.parse_args()
+    away = client(options.rollout) if options.rollout else None
+    raise SystemExit(main(Config(task=Path(), resume=options.run), client=away))

@@ -19,9 +19,16 @@ from typing import Any
 
 import msgspec
 
+from rollout.config import RolloutConfig
+from rollout.engine.client import Sampling
+from rollout.engine.embedded.model import ModelConfig
+from rollout.environments import folder as task
+from rollout.plan import NAME, RolloutPlan, read_plan
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
-from trainer import task
+from trainer import machine, sizing
+
+ACTION_TOKENS = 16  # longest action
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,7 @@ class Config:
     updates: int = 1  # optimiser steps per batch
     stream: bool = False  # compute gradients of groups while their batch is sampled; sums then come in any order
     recompute: bool = False  # activations, for long trajectories
-    pace: float | None = None  # seconds per answer, at least: see trainer.pace; 0 is as fast as the engine can
+    pace: float | None = None  # seconds per answer, at least: see rollout.engine.pace; 0 is as fast as the engine can
     faults: int = 16  # sandboxes killed on purpose in the second half, about
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
@@ -108,7 +115,7 @@ def open_run(config: Config, *, steps: int | None = None) -> tuple[Path, Config]
     while folder.exists():
         folder = folder.with_name(folder.name + "b")
     folder.mkdir(parents=True)
-    _remember(folder, config)
+    _remember(folder, config, rollout_plan(config, begin))
     latest = folder.parent / ".latest.new"
     latest.unlink(missing_ok=True)
     latest.symlink_to(folder.name)
@@ -119,7 +126,7 @@ def open_run(config: Config, *, steps: int | None = None) -> tuple[Path, Config]
 def unfinished(config: Config) -> Path | None:
     """The last run, if it has this plan, has begun to learn, and has no summary yet."""
     folder = (config.out / "latest").resolve()
-    if not (folder / "plan.json").exists() or (folder / "summary.json").exists():
+    if not (folder / NAME).exists() or (folder / "summary.json").exists():
         return None
     if not (folder / "rollout").exists():
         return None
@@ -135,18 +142,43 @@ def _absolute(config: Config) -> Config:
 def _resumed(run: Path, steps: int | None) -> tuple[Path, Config]:
     folder = run.resolve()
     try:
-        stored = (folder / "plan.json").read_bytes()
+        stored = (folder / NAME).read_bytes()
     except FileNotFoundError:
         raise NotFound(f"{run} is not a run folder", remedy="name a folder below runs/") from None
     config = msgspec.json.decode(stored, type=Config, dec_hook=_path)
     if steps is not None and steps != config.steps:
         config = dataclasses.replace(config, steps=steps)
-        _remember(folder, config)
+        _remember(folder, config, msgspec.structs.replace(read_plan(folder), steps=steps))
     return folder, config
 
 
-def _remember(folder: Path, config: Config) -> None:
-    durable.publish(folder / "plan.json", msgspec.json.format(msgspec.json.encode(config, enc_hook=str), indent=1))
+def _remember(folder: Path, config: Config, rollout: RolloutPlan) -> None:
+    plan = {name: getattr(config, name) for name in KEYS} | {"rollout": rollout}
+    durable.publish(folder / NAME, msgspec.json.format(msgspec.json.encode(plan, enc_hook=str), indent=1))
+
+
+def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
+    """What the rollout's process is told of it, for the machine as it is now. `begin`: the policy to begin with."""
+    fitting = sizing.choose(machine.cores(), machine.busy(), concurrency=config.concurrency, pace=config.pace)
+    end = ModelConfig.load(begin).eos_token_id
+    return RolloutPlan(
+        task=str(config.task),
+        config=RolloutConfig(
+            groups=config.groups,
+            size=config.size,
+            concurrency=fitting.concurrency,
+            staleness=1,
+            sampling=Sampling(max_tokens=ACTION_TOKENS, temperature=1.0, stop_token_ids=[end]),
+            seed=config.seed,
+        ),
+        engine=config.engine,
+        image=config.image,
+        pace=fitting.pace,
+        nice=fitting.nice,
+        sizing=fitting.reason,
+        steps=config.steps,
+        faults=config.faults,
+    )
 
 
 def _path(kind: type, value: object) -> object:

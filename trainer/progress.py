@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console, Group
@@ -22,7 +23,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Display:
-    """``with Display(steps=20) as display: display.stage("fitting"); display.turn("files"); display.step(...)``."""
+    """``with Display(steps=20) as display: display.stage("fitting"); display.turns({"files": 3})``."""
 
     def __init__(self, *, steps: int, console: Console | None = None):
         self.console = console or Console()
@@ -35,7 +36,7 @@ class Display:
         self.rewards: list[float] = []
         self.verdicts: Counter[str] = Counter()
         self.figures: dict[str, Any] = {}
-        self._turns: list[float] = []
+        self._turns: list[tuple[float, int]] = []
         self._stage, self._since, self._said = "starting", 0, time.monotonic()
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=2, transient=True)
 
@@ -58,16 +59,16 @@ class Display:
     def advance(self, completed: int) -> None:
         self.bar.update(self.task, completed=completed)
 
-    def turn(self, verdict: str | None) -> None:
-        """A turn has ended somewhere."""
-        now = time.monotonic()
-        self._turns.append(now)
-        if len(self._turns) > 4096:
-            self._turns = self._turns[-2048:]
-        if verdict is not None:
-            self.verdicts[verdict] += 1
+    def turns(self, verdicts: Mapping[str, int]) -> None:
+        """The turns that have ended so far, by verdict. Fewer than before: who counts them was started again."""
+        now, grown = time.monotonic(), sum(verdicts.values()) - self.verdicts.total()
+        self.verdicts = Counter(verdicts)
+        self._turns = [(at, count) for at, count in self._turns if now - at < RATE_OVER]
+        if grown > 0:
+            self._turns.append((now, grown))
         if not self.console.is_terminal and now - self._said >= SAY_EVERY:
-            self.say(f"{self._stage}: {sum(self.verdicts.values()) - self._since} turns, {self.rate():.1f} a second")
+            since = max(0, self.verdicts.total() - self._since)
+            self.say(f"{self._stage}: {since} turns, {self.rate():.1f} a second")
 
     def step(self, number: int, reward: float, figures: dict[str, Any]) -> None:
         """An optimisation step has ended."""
@@ -85,7 +86,7 @@ class Display:
     def rate(self) -> float:
         """Turns per second over the last seconds."""
         now = time.monotonic()
-        return sum(1 for at in self._turns if now - at < RATE_OVER) / RATE_OVER
+        return sum(count for at, count in self._turns if now - at < RATE_OVER) / RATE_OVER
 
     def _mix(self) -> str:
         return ", ".join(f"{self.verdicts[kind]} {kind}" for kind in ("none", "files", "processes", "both"))

@@ -42,12 +42,20 @@ def publish(model: Qwen3, weights: Path, version: int, *, tokenizer: Path, keep:
     # Syncs every file of the folder, the tokenizer's too. The head is untied for vLLM's reload, see save_model.
     save_model(model, aside, untie=True)
     write_manifest(aside, version)
-    shutil.rmtree(target, ignore_errors=True)  # a resumed run publishes its version again
+    if _same(aside, target):  # a resumed trainer publishes its version again, which is being served
+        shutil.rmtree(aside)
+        return target
+    shutil.rmtree(target, ignore_errors=True)
     aside.rename(target)
     durable.sync(weights)
     for old in versions(weights)[:-keep]:
         shutil.rmtree(path_of(weights, old), ignore_errors=True)
     return target
+
+
+def _same(left: Path, right: Path) -> bool:
+    """Whether two sealed folders hold the same files, by their seals."""
+    return (right / MANIFEST).exists() and (left / MANIFEST).read_bytes() == (right / MANIFEST).read_bytes()
 
 
 def need_finite(tensors: Mapping[str, torch.Tensor]) -> None:

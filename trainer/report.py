@@ -16,6 +16,7 @@ import msgspec
 from rich.table import Table
 
 from rollout import Trajectory, TurnRecord
+from rollout.service.protocol import Counts
 from sandbox import durable
 
 VERDICTS = ("none", "files", "processes", "both")
@@ -45,6 +46,7 @@ class Totals(msgspec.Struct, kw_only=True):
     recovered_equal: int = 0
     lost_reasons: dict[str, int] = {}
     wall_split_s: dict[str, float] = {}  # by part, see trainer.split; evaluations besides
+    seen: Counts | None = None  # what the rollout had counted when these were last brought up to date
 
     @property
     def hidden_share(self) -> float | None:
@@ -55,6 +57,14 @@ class Totals(msgspec.Struct, kw_only=True):
         """Wall time by part."""
         for name, seconds in parts.items():
             self.wall_split_s[name] = self.wall_split_s.get(name, 0.0) + seconds
+
+    def count(self, now: Counts) -> None:
+        """Brings up to date what the rollout counts: deaths of sandboxes and what became of them, those of trajectories
+        that no batch took included. It may have been started again meanwhile, and so may we."""
+        seen = self.seen if self.seen is not None and self.seen.born == now.born else Counts(born=now.born)
+        self.seen = now
+        for name in ("killed", "recovered_equal", "trajectories_lost", "trajectories_retried"):
+            setattr(self, name, getattr(self, name) + getattr(now, name) - getattr(seen, name))
 
     def add(self, trajectories: Iterable[Trajectory]) -> None:
         """Counts trajectories that have ended."""
@@ -82,23 +92,6 @@ class Totals(msgspec.Struct, kw_only=True):
         self.checkpoint_s += span
         self.frozen_s += turn.frozen_ms / 1000
         self.exposed_s += min(span, turn.waited_s)
-
-
-class Meter:
-    """What the controller counts, as growth since this process began, on top of what the run counted before it.
-
-    Deaths of sandboxes and what became of them, those of trajectories that no batch took included.
-    """
-
-    def __init__(self, totals: Totals):
-        self.deaths = (totals.killed, totals.recovered_equal, totals.trajectories_lost, totals.trajectories_retried)
-
-    def update_rollouts(self, totals: Totals, counts: Mapping[str, Any]) -> None:
-        killed, equal, lost, retried = self.deaths
-        totals.killed = killed + counts["killed"]
-        totals.recovered_equal = equal + counts["recovered_equal"]
-        totals.trajectories_lost = lost + counts["trajectories_lost"]
-        totals.trajectories_retried = retried + counts["trajectories_retried"]
 
 
 def summary(

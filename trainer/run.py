@@ -1,25 +1,24 @@
-"""One training run, from a policy to begin with to a summary.
+"""The trainer's process of a run: from the policy that it begins with to a summary.
 
-Owns: the order of the stages and the run folder. Does not own: what the stages do (modules of their names).
+Owns: the order of the stages, and what the trainer writes into the run folder. Does not own: what the stages do
+(modules of their names); engines, sandboxes and samples, which are the rollout's (rollout.service).
 
 ::
 
-    policy to begin with ──▶ weights/v000000 ──▶ engine serves ──▶ held-out reward before
-                                                                         │
-         ┌───────────────────────────────────────────────────────────────┘
+    policy to begin with ──▶ weights/v000000 ──▶ publish ──▶ held-out reward before
+                                                                     │
+         ┌───────────────────────────────────────────────────────────┘
          ▼
-    controller: prompts ─▶ sandboxes ⇄ engine ─▶ trajectories ─▶ groups ─▶ buffer     (never stops)
-         ▲                                                                    │ batch of complete groups
-         │ admission opens                                                    ▼
-      publish ◀── resume state saved ◀── one optimiser step ◀── advantages ◀── next_batch
-         │
-         └─▶ engine takes the version between two of its steps; running trajectories go on and span versions
+    rollout (a process of its own): prompts ─▶ sandboxes ⇄ engines ─▶ trajectories ─▶ groups ─▶ store   (never stops)
+         ▲                                                                                │ take(step): whole groups
+         │ a version, by reference, and forgotten                                         ▼
+      publish ◀── ack(step) ◀── resume state saved ◀── one optimiser step ◀── advantages ◀┘
 
     after the last step: held-out reward after ─▶ summary.json, plots, table
 
-Guarantee: after `kill -9` at any instant `--resume RUN` goes on: the resume state of a step is on disk before its
-weights are published, and names the prompts that it consumed. A trajectory that the trainer takes is at most
-`staleness` versions old (the controller's admission and this loop's order see to it).
+Guarantee: after `kill -9` at any instant the next trainer of the run goes on: the resume state of a step is on disk
+before its batch is acknowledged and its weights are published. A trajectory that it takes is at most `staleness`
+versions old (the rollout sees to it). It holds no handle of an engine.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import sqlite3
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -39,44 +40,51 @@ from rich.console import Console
 from rich.table import Table
 from safetensors import SafetensorError
 
-from rollout import Batch, Environment, Faults, RolloutConfig, RolloutController, Trajectory, TurnRecord
-from rollout.engine.client import Sampling
+from rollout import Batch, Trajectory
+from rollout.config import RolloutConfig
 from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model, save_model
-from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
+from rollout.engine.manifest import digest_of
+from rollout.environments import folder as task
+from rollout.plan import read_plan
+from rollout.service.client import RolloutClient
+from rollout.service.protocol import Counts, VersionRef
 from rollout.store.lock import own
-from rollout.tokenizer import FolderTokenizer
-from sandbox import Client
-from sandbox.errors import EngineFailed, ImageNotFound, Invalid, NoSpace, PagurusError
-from trainer import estimate, machine, report, resume, sizing, task
+from sandbox.errors import Conflict, EngineFailed, Invalid, NoSpace, PagurusError
+from trainer import estimate, machine, report, resume
 from trainer.batches.sample import Sample
 from trainer.config import KEYS, Config, open_run, unfinished
-from trainer.labels import Labelled
 from trainer.learner import Learner, Settings, StepStats, learning_rate
 from trainer.metrics import Recorder
-from trainer.models import policy
 from trainer.models.load import take
 from trainer.models.scorer import Scorer
 from trainer.objectives import named, with_corrections
-from trainer.pace import Paced
 from trainer.progress import Display
-from trainer.publish import path_of, publish
+from trainer.publish import publish
 from trainer.split import split
 from trainer.stream import Stream
 
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
-ACTION_TOKENS = 16  # longest action
+LOCK = "trainer.lock"
+OWNED = 75  # exit status: another process is the trainer of this run
 FULL = (errno.ENOSPC, errno.EDQUOT)
-FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
+LOOK = 1.0  # seconds between two looks at what the rollout does
 
 
-def main(config: Config, *, steps: int | None = None) -> int:
+class Owned(Exception):
+    """Another process is the trainer of this run folder."""
+
+
+def main(config: Config, *, client: RolloutClient | None = None) -> int:
     """Runs to the end; the exit status. Errors are one line each, with the command that goes on from there."""
     console = Console()
     run: Run | None = None
     try:
-        run = Run(config, console, steps=steps)
+        run = Run(config, console, client=client)
         asyncio.run(run.go())
         return 0
+    except Owned as error:
+        print(error, file=sys.stderr)
+        return OWNED
     except (PagurusError, OSError, SafetensorError, sqlite3.OperationalError) as error:
         console.print(f"[red]stopped[/red]: {explain(error, config.out)}", highlight=False, soft_wrap=True)
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -113,16 +121,16 @@ def explain(error: Exception, out: Path) -> Exception:
 
 
 class Run:
-    """One run folder and what happens in it."""
+    """One run folder and what its trainer does."""
 
-    def __init__(self, config: Config, console: Console, *, steps: int | None = None):
+    def __init__(self, config: Config, console: Console, *, client: RolloutClient | None = None):
+        """`client`: of a rollout elsewhere; None: the one that works in the run folder, on this host."""
         torch.set_num_threads(1)  # two threads make small matrix products many times slower
         self.console = console
-        self.started = time.monotonic()
-        self.folder, self.config = open_run(config, steps=steps)
-        wanted = self.config
-        self.sizing = sizing.choose(machine.cores(), machine.busy(), concurrency=wanted.concurrency, pace=wanted.pace)
-        os.nice(self.sizing.nice)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
+        self.started, self.started_at = time.monotonic(), time.time()
+        self.folder, self.config = open_run(config)
+        self.plan = read_plan(self.folder)
+        os.nice(self.plan.nice)  # sandboxes and their checkpoints come first
         self.task = task.load(self.config.task)
         self.weights = self.folder / "weights"
         self.base = self.folder / "policy"  # what the run begins with, and its tokenizer
@@ -130,41 +138,41 @@ class Run:
         self.totals = report.Totals()
         self.wall_before = 0.0
         self.last_turns = 0
+        self.client = client
 
     async def go(self) -> None:
         """The whole run, read from top to bottom."""
-        with own(self.folder):
+        try:
+            lock = own(self.folder, LOCK)
+        except Conflict as error:
+            raise Owned(str(error)) from None
+        with lock:
+            this = asyncio.current_task()
+            assert this is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
             await self._go()
 
     async def _go(self) -> None:
-        async with Client() as client:
-            host = Labelled(client, self.folder)
-            await self._check_image(client)
-            with (
-                Recorder(self.folder) as self.recorder,
-                Display(steps=self.config.steps, console=self.console) as self.display,
-            ):
-                self.display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
-                self.display.say(
-                    f"{self.sizing.reason}: {self.sizing.concurrency} sandboxes at once, {self.sizing.pace:g} s for an "
-                    f"answer at least, nice {self.sizing.nice} for trainer and engine ({machine.processor()})"
-                )
-                await self._load()
-                self.meter = report.Meter(self.totals)
-                await self._with_engine(host)
-            content = await self._finish(host)
+        with self._shown() as display, Recorder(self.folder) as self.recorder:
+            display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
+            plan = self.plan
+            display.say(
+                f"{plan.sizing}: {plan.config.concurrency} sandboxes at once, {plan.pace:g} s for an answer at least, "
+                f"nice {plan.nice} for trainer and engine ({machine.processor()})"
+            )
+            await self._load()
+            if self.step < self.config.steps:
+                (self.folder / "summary.json").unlink(missing_ok=True)  # of before this run was extended
+            async with self.client or RolloutClient.of(self.folder) as self.rollout:
+                await self._with_rollout()
+                content = await self._finish()
         self.console.print(report.table(content, self.folder))
 
-    # ------------------------------------------------------------------ stages
+    def _shown(self) -> Display:
+        self.display = Display(steps=self.config.steps, console=self.console)
+        return self.display
 
-    async def _check_image(self, host: Client) -> None:
-        """Before minutes are spent: is there an image to start sandboxes from?"""
-        wanted = self.config.image or self.task.environment.image
-        there = [image.name for image in await host.images.list()]
-        if wanted not in there:
-            raise ImageNotFound(
-                f"no image {wanted!r}; there are: {', '.join(sorted(there)) or 'none'}", remedy="pagurus image ls"
-            )
+    # ------------------------------------------------------------------ stages
 
     async def _load(self) -> None:
         """Consumes the policy to begin with, or the resume state of an interrupted run. Produces model, optimiser."""
@@ -190,86 +198,70 @@ class Run:
             for note in self.saves.notes:
                 self.display.say(note)
             self.display.say(f"resumed after step {self.step}, policy version {self.version}")
-        self.tokenizer = policy.load_tokenizer(self.base)
-        await asyncio.to_thread(self._publish)
 
-    async def _with_engine(self, host: Labelled) -> None:
-        """The part of a run that needs an engine: evaluate, learn, evaluate."""
-        launch = {"embedded": embedded, "vllm": vllm}[self.config.engine]()
-        folder = path_of(self.weights, self.version)
-        self.display.stage(f"starting the {self.config.engine} engine")
-        async with EngineSupervisor(
-            launch, folder, self.version, log=self.folder / "engine.log", roles=self.folder / "roles"
-        ) as self.engine:
-            self.controller = self._controller(host)
-            await host.sweep(keep=self.controller.journalled_sandboxes())
-            try:
-                if self.totals.reward_before is None:
-                    self.totals.reward_before = await self._evaluate("held-out reward before GRPO", 0, host)
-                    await asyncio.to_thread(self._save, self.unsettled)
-                if self.step < self.config.steps:
-                    await self._learn(host)
-                self.totals.reward_after = await self._evaluate("held-out reward after GRPO", self.step, host)
-            finally:
-                await self.controller.stop(leave=True)  # after `_learn` there is nothing to leave
-
-    async def _learn(self, host: Labelled) -> None:
-        """Consumes batches of complete groups. Waits for: the buffer. Produces one policy version per batch."""
-        self.display.stage("GRPO", self.config.steps)
-        self.display.advance(self.step)
-        await self.controller.start()
-        self.stream = Stream(self.controller, self.learner, samples)
-        watcher = asyncio.create_task(self._watch(host))
+    async def _with_rollout(self) -> None:
+        """The part of a run that needs episodes: evaluate, learn, evaluate."""
+        await self.rollout.open(self.step)
+        await self._publish()
+        self.display.stage(f"waiting for the rollout and its {self.config.engine} engine")
+        watcher = asyncio.create_task(self._watch(), name="look at the rollout")
         try:
-            while self.step < self.config.steps:
-                if 2 * self.step >= self.config.steps:
-                    self.controller.faults = self._faults()  # for the groups that start from now on
-                began, before = time.monotonic(), self.controller.meter.seconds()
-                batch = await self.stream.next_batch() if self.config.stream else await self.controller.next_batch()
-                waited, after = time.monotonic() - began, self.controller.meter.seconds()
-                stats = await asyncio.to_thread(self._train, batch)
-                self.step, self.version = self.step + 1, self.version + 1
-                await asyncio.to_thread(self._account, batch)
-                await asyncio.to_thread(self._save, [group.prompt for group in batch.groups])
-                await self.controller.consumed(batch)
-                folder = await asyncio.to_thread(self._publish)
-                published = await self.engine.publish(folder, self.version)
-                await self.controller.published(self.version)
-                took = time.monotonic() - began
-                parts = split(waited=waited, worked=took - waited, before=before, after=after)
-                await self._record(host, batch, stats, parts, took, published.paused_s)
-                every = self.config.evaluate_every
-                if every and self.step % every == 0 and self.step < self.config.steps:
-                    await self._evaluate(f"held-out reward after step {self.step}", self.step, host)
+            if self.totals.reward_before is None:
+                self.totals.reward_before = await self._evaluate("held-out reward before GRPO", 0)
+                await asyncio.to_thread(self._save, self.unsettled)
+            if self.step < self.config.steps:
+                await self._learn()
+            self.totals.reward_after = await self._evaluate("held-out reward after GRPO", self.step, last=True)
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
-        await self.controller.stop()
 
-    async def _evaluate(self, name: str, step: int, host: Labelled) -> float:
+    async def _learn(self) -> None:
+        """Consumes batches of complete groups. Waits for: the rollout. Produces one policy version per batch."""
+        self.display.stage("GRPO", self.config.steps)
+        self.display.advance(self.step)
+        self.stream = Stream(self.rollout, self.learner, samples)
+        while self.step < self.config.steps:
+            began = time.monotonic()
+            batch = await (self.stream if self.config.stream else self.rollout).next_batch()
+            waited, taken = time.monotonic() - began, self.rollout.last
+            assert taken is not None
+            stats = await asyncio.to_thread(self._train, batch)
+            self.step, self.version = self.step + 1, self.version + 1
+            await asyncio.to_thread(self._account, batch)
+            await asyncio.to_thread(self._save, [group.prompt for group in batch.groups])
+            await self.rollout.consumed(batch)
+            await self._publish()
+            took = time.monotonic() - began
+            parts = split(waited=waited, worked=took - waited, spent=taken.spent)
+            await self._record(batch, stats, parts, took, taken.paused_s)
+            every = self.config.evaluate_every
+            if every and self.step % every == 0 and self.step < self.config.steps:
+                await self._evaluate(f"held-out reward after step {self.step}", self.step)
+
+    async def _evaluate(self, name: str, step: int, *, last: bool = False) -> float:
         """Mean reward over held-out seeds, sampled at T = 1 in real sandboxes."""
         self.display.stage(name)
         began = time.monotonic()
         seeds = [HELD_OUT + i for i in range(self.config.held_out)]
-        trajectories = await self.controller.evaluate(seeds)
+        trajectories = await self.rollout.evaluate(seeds, last=last)
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.scored]
         if not rewards:
             raise EngineFailed("no held-out episode could be completed", remedy=f"see {self.folder}/engine.log")
         self.totals.add(trajectories)
         self.totals.add_time({"evaluation": time.monotonic() - began})
         await asyncio.to_thread(self.recorder.turns, step, trajectories)
-        self._measure()
+        await self._measure()
         mean = sum(rewards) / len(rewards)
         self.recorder.step(step, {"reward_held_out": mean, "reward": mean, "held_out_episodes": len(rewards)})
         self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
         return mean
 
-    async def _finish(self, host: Labelled) -> dict[str, Any]:
+    async def _finish(self) -> dict[str, Any]:
         """Consumes the files of the run. Produces the summary and the plots."""
         from trainer import plots  # matplotlib takes a second to import
 
-        self._measure()
-        await host.sweep()  # what was being created when the rollouts were told to stop
+        self.totals.count(await self.rollout.finish())
         self.totals.wall_s = self._wall()
         content = report.summary(
             self.totals,
@@ -277,55 +269,15 @@ class Run:
             seed=self.config.seed,
             steps=self.step,
             version=self.version,
-            pace=self.sizing.pace,
-            concurrency=self.sizing.concurrency,
-            machine=f"{machine.processor()}, {self.sizing.reason}",
+            pace=self.plan.pace,
+            concurrency=self.plan.config.concurrency,
+            machine=f"{machine.processor()}, {self.plan.sizing}",
         )
         await asyncio.to_thread(report.write_summary, self.folder, content)
         await asyncio.to_thread(plots.draw, self.folder)
         return content
 
     # ------------------------------------------------------------------ parts
-
-    def _controller(self, host: Labelled) -> RolloutController:
-        config = self.config
-        image, end = config.image, self.model.config.eos_token_id
-
-        def environment() -> Environment:
-            made = self.task.environment()
-            if image is not None:
-                made.image = image
-            return made
-
-        return RolloutController(
-            environment=environment,
-            host=host,
-            engine=Paced(self.engine, seconds=self.sizing.pace),
-            tokenizer=FolderTokenizer(self.tokenizer),
-            config=RolloutConfig(
-                groups=config.groups,
-                size=config.size,
-                concurrency=self.sizing.concurrency,
-                staleness=1,
-                sampling=Sampling(max_tokens=ACTION_TOKENS, temperature=1.0, stop_token_ids=[end]),
-                seed=config.seed,
-            ),
-            folder=self.folder / "rollout",
-            version=self.version,
-            step=self.step,
-            on_turn=lambda _, turn: self._on_turn(turn),
-        )
-
-    def _faults(self) -> Faults:
-        """Strikes that hit about `config.faults` trajectories of the run's second half, at random turns."""
-        half = (self.config.steps + 1) // 2 * self.config.groups * self.config.size
-        return Faults(seed=self.config.seed, share=min(1.0, self.config.faults / half), turns=FAULT_TURNS)
-
-    def _on_turn(self, turn: TurnRecord) -> None:
-        if self.totals.first_rollout_s is None:
-            self.totals.first_rollout_s = self._wall()
-            self.display.say(f"first turn in a live sandbox after {self.totals.first_rollout_s:.1f} s")
-        self.display.turn(turn.verdict)
 
     def _learner(self, *, fresh: bool) -> Learner:
         objective = with_corrections(named(self.config.objective), self.config.corrections)
@@ -352,9 +304,18 @@ class Run:
         self.totals.add(trajectories)
         self.recorder.turns(self.step, trajectories)
 
-    def _measure(self) -> None:
+    async def _measure(self) -> None:
         """Brings the counters up to date."""
-        self.meter.update_rollouts(self.totals, self.controller.statistics())
+        self.totals.count(await self._look())
+
+    async def _look(self) -> Counts:
+        """What the rollout has counted, shown."""
+        counts = await self.rollout.counts()
+        self.display.turns(counts.verdicts)
+        if self.totals.first_rollout_s is None and counts.first_turn is not None:
+            self.totals.first_rollout_s = self.wall_before + max(0.0, counts.first_turn - self.started_at)
+            self.display.say(f"first turn in a live sandbox after {self.totals.first_rollout_s:.1f} s")
+        return counts
 
     def _save(self, consumed: list[str]) -> None:
         self.totals.wall_s = self._wall()
@@ -366,31 +327,38 @@ class Run:
         )
         self.saves.save(self.learner, state)
 
-    def _publish(self) -> Path:
-        return publish(self.model, self.weights, self.version, tokenizer=self.base)
+    async def _publish(self) -> None:
+        """Writes and seals the version, has the rollout take it up, and forgets it."""
+
+        def write() -> VersionRef:
+            folder = publish(self.model, self.weights, self.version, tokenizer=self.base)
+            return VersionRef(version=self.version, folder=str(folder), digest=digest_of(folder))
+
+        await self.rollout.publish(await asyncio.to_thread(write))
 
     def _wall(self) -> float:
         return self.wall_before + time.monotonic() - self.started
 
-    async def _watch(self, host: Labelled) -> None:
+    async def _watch(self) -> None:
         """Keeps the display's figures fresh."""
         while True:
-            statistics = await host.statistics()
+            counts = await self._look()
             self.display.figures.update(
                 {
-                    "checkpoints": f"{statistics.in_flight} in flight, {statistics.queued} queued",
+                    "checkpoints": f"{counts.in_flight} in flight, {counts.queued} queued",
                     "policy version": self.version,
+                    "waits": "; ".join(counts.waits) or "nobody",
                 }
             )
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(LOOK)
 
     async def _record(
-        self, host: Labelled, batch: Batch, stats: StepStats, parts: dict[str, float], took: float, paused: float
+        self, batch: Batch, stats: StepStats, parts: dict[str, float], took: float, paused: float
     ) -> None:
         """Produces one line of metrics and one of display."""
         self.totals.add_time(parts)
         trajectories = batch.trajectories
-        self._measure()
+        await self._measure()
         age = staleness(trajectories, self.version - 1)
         reward = sum(trajectory.reward for trajectory in trajectories) / max(1, len(trajectories))
         turns = self.totals.turns - self.last_turns

@@ -22,19 +22,19 @@ PART = {  # of the rollout's phases
 PARTS = ("engine", "environment", "checkpoint", "reward", "trainer", "idle")
 
 
-def split(*, waited: float, worked: float, before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by part. `before`, `after`: trajectory-seconds by phase, and ``idle``, at both ends of the wait.
+def split(*, waited: float, worked: float, spent: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by part. `spent`: trajectory-seconds by phase, and ``idle``, during the wait.
 
     Example: two trajectories generate for all of a wait of 4 s: ``split(waited=4, worked=1, ...)["engine"] == 4``.
     """
     parts = dict.fromkeys(PARTS, 0.0)
     parts["trainer"] = worked
-    spent = {name: after[name] - before.get(name, 0.0) for name in after}
-    parts["idle"] = min(waited, max(0.0, spent.pop("idle", 0.0)))
-    busy, total = waited - parts["idle"], sum(spent.values())
+    parts["idle"] = min(waited, max(0.0, spent.get("idle", 0.0)))
+    phases = {name: seconds for name, seconds in spent.items() if name != "idle"}
+    busy, total = waited - parts["idle"], sum(phases.values())
     if total <= 0:
         parts["idle"] += busy
         return parts
-    for phase, seconds in spent.items():
+    for phase, seconds in phases.items():
         parts[PART[phase]] += busy * seconds / total
     return parts

@@ -61,6 +61,11 @@ def read_manifest(folder: Path | str) -> Manifest:
         raise EngineFailed(f"{path} is damaged: {error}", remedy="publish it again") from error
 
 
+def digest_of(folder: Path | str) -> str:
+    """blake3 of the seal itself, which names the hash of every file: one word for all of a version."""
+    return blake3((Path(folder) / NAME).read_bytes()).hexdigest()
+
+
 def verify_folder(folder: Path | str, version: int | None = None) -> Manifest:
     """The manifest, after every file was read and hashed again. Raises EngineFailed naming what differs."""
     folder = Path(folder)

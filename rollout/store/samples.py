@@ -120,6 +120,18 @@ class SampleStore:
             (generation,) = db.execute("select generation from owners where name=?", (owner,)).fetchone()
         return Fence(owner, generation)
 
+    def need(self, fence: Fence) -> None:
+        """Raise Fenced when the owner has a newer generation."""
+        rows = self._read("select generation from owners where name=?", fence.owner)
+        if not rows or rows[0][0] != fence.generation:
+            raise self._fenced(fence)
+
+    def _fenced(self, fence: Fence) -> Fenced:
+        return Fenced(
+            f"another process is the {fence.owner} of {self.path.parent} now",
+            remedy="let it work; `pagurus roles` shows it",
+        )
+
     # ----------------------------------------------------------------- prompts
 
     def issue(self, seeds: Iterable[int], fence: Fence) -> int:
@@ -201,10 +213,14 @@ class SampleStore:
         return [Finished(member=member, start=start, oldest=oldest) for member, start, oldest in rows]
 
     def sample(self, prompt: str, member: int) -> Trajectory:
+        return unpacked(self.payload(prompt, member))
+
+    def payload(self, prompt: str, member: int) -> bytes:
+        """A sample as it lies on disk: see `unpacked`."""
         rows = self._read("select payload from samples where prompt=? and member=?", prompt, member)
         if not rows:
             raise NotFound(f"no finished trajectory {prompt}/{member}", remedy="`pagurus rollouts show RUN` lists them")
-        return _trajectory(rows[0][0])
+        return rows[0][0]
 
     def samples(self) -> Iterator[tuple[str, int, str, float]]:
         """(prompt, member, status, reward) of all."""
@@ -257,6 +273,10 @@ class SampleStore:
         with self._write(fence) as db:
             db.execute("update prompts set state='consumed' where state='handed' and step=?", (step,))
 
+    def next_step(self) -> int:
+        """The step after the last that was acknowledged."""
+        return self._read("select coalesce(max(step) + 1, 0) from prompts where state='consumed'")[0][0]
+
     def recover(self, saved: int, fence: Fence) -> Account:
         """Agree with a trainer that has saved `saved` steps. Batches of later steps are handed out again, unchanged."""
         with self._write(fence) as db:
@@ -301,10 +321,7 @@ class SampleStore:
             if fence is not None:
                 row = self._db.execute("select generation from owners where name=?", (fence.owner,)).fetchone()
                 if row is None or row[0] != fence.generation:
-                    raise Fenced(
-                        f"another process is the {fence.owner} of {self.path.parent} now",
-                        remedy="let it work; `pagurus roles` shows it",
-                    )
+                    raise self._fenced(fence)
             yield self._db
 
 
@@ -313,7 +330,8 @@ def _lease(row: tuple[str, int, int, int]) -> Lease:
     return Lease(prompt=prompt, number=number, seed=seed, failures=failures)
 
 
-def _trajectory(payload: bytes) -> Trajectory:
+def unpacked(payload: bytes) -> Trajectory:
+    """The trajectory of a payload."""
     try:
         return msgspec.msgpack.decode(zstandard.decompress(payload), type=Trajectory)
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:

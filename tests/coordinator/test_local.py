@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -32,8 +33,22 @@ sys.exit(int((run / "end").read_text()))
 """
 
 
-def argv(run: Path) -> list[str]:
-    return [sys.executable, "-c", RUN, str(run)]
+OTHER = "import time; time.sleep(600)"  # a rollout that does nothing
+WATCH = """
+import json, sys
+from pathlib import Path
+from coordinator import local
+local.PAUSE = 0.0
+sys.exit(local.supervise(Path(sys.argv[1]), json.loads(sys.argv[2])))
+"""
+
+
+def programs(run: Path) -> dict[str, list[str]]:
+    return {"rollout": [sys.executable, "-c", OTHER], "trainer": [sys.executable, "-c", RUN, str(run)]}
+
+
+def watch(run: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", WATCH, str(run), json.dumps(programs(run))], cwd=CHECKOUT)
 
 
 @pytest.fixture
@@ -54,52 +69,70 @@ def starts(run: Path) -> int:
     return len((run / "starts").read_text()) if (run / "starts").exists() else 0
 
 
-@pytest.mark.parametrize("status", local.SAID)
-def test_a_run_that_is_killed_is_started_again_and_one_that_ends_is_not(run: Path, status: int) -> None:
+def living(run: Path) -> dict[str, bool]:
+    return {state.name: state.alive for state in local.states(run)}
+
+
+@pytest.mark.parametrize("status", [local.DONE, local.SAID])
+def test_a_role_that_is_killed_is_started_again_and_one_that_ends_ends_the_run(run: Path, status: int) -> None:
     (run / "deaths").write_text("3")
     (run / "end").write_text(str(status))
-    assert local.supervise(run, argv(run)) == status
+    assert local.supervise(run, programs(run)) == status
     assert starts(run) == 4
-    assert [(state.name, state.alive) for state in local.states(run)] == [("supervisor", True), ("run", False)]
-    assert {state.name: state.generation for state in local.states(run)}["run"] == 4
+    assert living(run) == {"supervisor": True, "rollout": False, "trainer": False}
+    assert {state.name: state.generation for state in local.states(run)}["trainer"] == 4
 
 
-def test_a_run_that_dies_again_and_again_is_left_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_that_dies_again_and_again_is_left_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "DEATHS_MOST", 2)
     (run / "deaths").write_text("100")
-    assert local.supervise(run, argv(run)) == -9
+    assert local.supervise(run, programs(run)) == local.SAID
     assert starts(run) == 3
+
+
+def test_the_last_words_of_a_rollout_that_cannot_go_on_are_shown(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = [sys.executable, "-c", "import sys; print('first'); print('no image'); sys.exit(1)"]
+    assert local.supervise(run, {**programs(run), "rollout": said}) == local.SAID
+    assert "the rollout stopped: no image" in capfd.readouterr().err
+    assert not living(run)["trainer"]
+
+
+def test_a_process_that_finds_the_role_taken_is_tried_again(run: Path) -> None:
+    first = f"from pathlib import Path; r = Path({str(run)!r}) / 'tries'; n = len(r.read_text()) if r.exists() else 0"
+    then = f"; r.write_text('x' * (n + 1)); import sys; sys.exit({local.OWNED} if n < 2 else 0)"
+    taken = [sys.executable, "-c", first + then]
+    assert local.supervise(run, {**programs(run), "trainer": taken}) == local.DONE
+    assert len((run / "tries").read_text()) == 3
 
 
 def test_a_run_folder_has_one_supervisor(run: Path) -> None:
     with own(run, "supervisor.lock"), pytest.raises(Conflict, match=str(os.getpid())):
-        local.supervise(run, argv(run))
+        local.supervise(run, programs(run))
 
 
-def test_the_run_outlives_its_supervisor_and_the_next_one_waits_for_it(run: Path) -> None:
-    program = [sys.executable, "-m", "coordinator.local", str(run), *argv(run)]
-    first = subprocess.Popen(program, cwd=CHECKOUT)
+def test_the_roles_outlive_their_supervisor_and_the_next_one_adopts_them(run: Path) -> None:
+    first = watch(run)
     until(lambda: starts(run) == 1)
     first.kill()
     first.wait()
-    roles = {state.name: state for state in local.states(run)}
-    assert not roles["supervisor"].alive and roles["run"].alive
-    second = subprocess.Popen(program, cwd=CHECKOUT)
+    assert living(run) == {"supervisor": False, "rollout": True, "trainer": True}
+    second = watch(run)
     until(lambda: {s.name: s for s in local.states(run)}["supervisor"].generation == 2)
+    until(lambda: local.restart(run, "rollout"))
+    until(lambda: {s.name: s for s in local.states(run)}["rollout"].generation == 2)
     (run / "summary.json").write_text("{}")
     (run / "end").write_text("0")
     assert second.wait(120) == 0 and starts(run) == 1
+    assert not any(living(run).values())
 
 
 def test_a_detached_run_is_looked_at(run: Path) -> None:
-    local.detach(run, argv(run))
-    until(lambda: starts(run) == 1)
-    assert local.restart(run, "run")
-    until(lambda: starts(run) == 2)
-    (run / "end").write_text("0")
-    said = b"".join(local.follow(run))
-    assert b"start 1" in said and b"is started again" in said and b"start 2" in said
-    assert not local.restart(run, "run")
+    with pytest.raises(NotFound):
+        next(local.follow(run))
+    local.detach(run)  # of a folder that is no run: both roles say so
+    until(lambda: (run / "roles" / "trainer.json").exists() and not any(living(run).values()))
+    assert b"stopped" in b"".join(local.follow(run))
+    assert not local.restart(run, "trainer")
 
 
 def test_where_nothing_ran_there_is_nothing_to_look_at(tmp_path: Path) -> None:

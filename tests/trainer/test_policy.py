@@ -15,8 +15,9 @@ from examples.fix_the_service.demonstrations import script
 from examples.fix_the_service.scenario import BREAKAGES, scenario
 from rollout.engine.embedded.model import load_model
 from rollout.engine.manifest import verify_folder
+from rollout.environments import folder as task
 from sandbox.errors import EngineFailed, Invalid, NotFound
-from trainer import machine, sizing, task
+from trainer import machine, sizing
 from trainer.config import Config, open_run
 from trainer.models import policy
 from trainer.models.load import take

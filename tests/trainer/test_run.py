@@ -16,16 +16,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
+from coordinator import local
+from rollout.service.protocol import Counts
 from rollout.store import decisions
 from rollout.store.lock import own
 from rollout.store.samples import SampleStore
-from sandbox.errors import Conflict, ImageNotFound
+from sandbox.errors import Conflict
 from tests.support.daemon_host import Daemon, missing
+from trainer.config import Config, open_run
 from trainer.metrics import read_lines
 from trainer.report import Totals
-from trainer.run import Config, Run, main
+from trainer.run import main
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"
 FIELDS = {
@@ -42,7 +44,6 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     try:
         host.start()
         monkeypatch.setenv("PAGURUS_RUN", str(host.run))
-        monkeypatch.setattr("trainer.run.os.nice", lambda _: 0)  # this process is the tests' own
         yield host
     finally:
         host.clean()
@@ -56,16 +57,9 @@ def small(out: Path, **changes: Any) -> Config:
     return Config(**{**options, **changes})
 
 
-RUN = """
-import sys
-from pathlib import Path
-from rich.console import Console
-from trainer import run
-from tests.trainer.test_run import small
-run.os.nice = lambda _: 0
-out = Path(sys.argv[1])
-sys.exit(run.main(small(out, steps=3, pace=0.1, stream=True, resume=Path(sys.argv[2]) if len(sys.argv) > 2 else None)))
-"""
+def begin(run: Path) -> subprocess.Popen[bytes]:
+    """The supervisor of a run."""
+    return subprocess.Popen([sys.executable, "-m", "coordinator.local", str(run)], cwd=EXAMPLE.parent.parent)
 
 
 def rows(folder: Path, file: str, query: str) -> int:
@@ -80,31 +74,32 @@ def rows(folder: Path, file: str, query: str) -> int:
             return 0
 
 
-def test_a_run_that_is_killed_goes_on_and_consumes_every_prompt_once(daemon: Daemon, tmp_path: Path) -> None:
-    """kill -9 of the whole run while turns are under way, right after a batch was handed out, and after a step."""
-    out = tmp_path / "runs"
-    folder: Path | None = None
+def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_path: Path) -> None:
+    """kill -9 of each role: while turns are under way, right after a batch was handed out, and after a step."""
+    folder, _ = open_run(small(tmp_path / "runs", steps=3, pace=0.1, stream=True))
     instants = {
-        "turns under way": ("journal.sqlite", "select count(*) >= 3 from turns"),
-        "a batch handed out": ("samples.sqlite", "select count(*) from prompts where state='handed'"),
-        "a step consumed": ("samples.sqlite", "select count(*) from prompts where state='consumed'"),
+        ("rollout", "engine"): ("journal.sqlite", "select count(*) >= 3 from turns"),
+        ("trainer",): ("samples.sqlite", "select count(*) from prompts where state='handed'"),
+        ("supervisor", "rollout", "trainer"): ("samples.sqlite", "select count(*) from prompts where state='consumed'"),
     }
-    for file, query in instants.values():
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, str(out), *([str(folder)] if folder else [])], cwd=EXAMPLE.parent.parent
-        )
-        while process.poll() is None and not rows(folder or (out / "latest").resolve(), file, query):
-            time.sleep(0.02)
-        folder = (out / "latest").resolve()
-        if file == "journal.sqlite":
-            with pytest.raises(Conflict, match=str(process.pid)):
-                own(folder)  # a second owner is refused while it lives
-        assert process.poll() is None, "it ended before it could be killed"
-        process.kill()
+    process = begin(folder)
+    try:
+        for roles, (file, query) in instants.items():
+            while process.poll() is None and not rows(folder, file, query):
+                time.sleep(0.02)
+            assert process.poll() is None, "it ended before it could be killed"
+            for lock in ("supervisor.lock", "rollout.lock", "trainer.lock"):
+                with pytest.raises(Conflict):
+                    own(folder, lock)  # a second owner is refused while it lives
+            assert all(local.restart(folder, role) for role in roles)
+            if "supervisor" in roles:
+                process.wait()
+                process = begin(folder)
+        assert process.wait(300) == 0, (folder / "rollout.log").read_text()
+    finally:
+        process.terminate()
         process.wait()
-    done = subprocess.run([sys.executable, "-c", RUN, str(out), str(folder)], cwd=EXAMPLE.parent.parent, check=False)
-    assert done.returncode == 0
-    assert folder is not None
+    assert not any(state.alive for state in local.states(folder))
     run = SimpleNamespace(folder=folder)
 
     summary = json.loads((run.folder / "summary.json").read_text())
@@ -135,25 +130,29 @@ async def _sandboxes(daemon: Daemon) -> list[Any]:
         return await host.sandboxes()
 
 
-async def test_no_such_image_is_said_before_anything_is_spent(daemon: Daemon, tmp_path: Path) -> None:
-    with pytest.raises(ImageNotFound, match="debian"):
-        await Run(small(tmp_path / "runs", image="nope"), Console(quiet=True)).go()
+def test_no_such_image_is_said_before_anything_is_spent(
+    daemon: Daemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = open_run(small(tmp_path / "runs", image="nope"))
+    assert begin(folder).wait(120) == 1
+    assert "the rollout stopped: no image 'nope'; there are: debian" in capfd.readouterr().err
+    assert not (folder / "summary.json").exists()
 
 
 def test_a_full_disk_stops_the_run_cleanly_and_it_can_go_on(
-    daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    daemon: Daemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
     out.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=19m", "pagurus-test", str(out)], check=True)
     try:
-        assert main(small(out, steps=1)) == 1
-        said = capsys.readouterr().out
+        folder, _ = open_run(small(out, steps=1))
+        assert begin(folder).wait(300) == 1
+        said = capfd.readouterr().out
         assert "is full" in said
-        folder = (out / "latest").resolve()
         assert f"pagurus train --resume {folder}" in said
         subprocess.run(["mount", "-o", "remount,size=256m", str(out)], check=True)
-        assert main(small(out, resume=folder)) == 0
+        assert begin(folder).wait(300) == 0
         assert json.loads((folder / "summary.json").read_text())["trajectories_lost"] == 0
     finally:
         subprocess.run(["umount", str(out)], check=True)
@@ -166,6 +165,15 @@ def test_bad_input_is_one_line_and_a_status(tmp_path: Path, capsys: pytest.Captu
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert [line.split(":")[0] for line in lines] == ["stopped"] * 3
     assert not (tmp_path / "runs").exists()
+
+
+def test_counts_are_neither_lost_nor_doubled_whoever_is_started_again() -> None:
+    totals = Totals()
+    totals.count(Counts(born=1.0, killed=3, recovered_equal=1))
+    again = msgspec.convert(msgspec.to_builtins(totals), Totals)  # a trainer that was killed after its save
+    again.count(Counts(born=1.0, killed=5, recovered_equal=5))
+    again.count(Counts(born=2.0, killed=1))  # of the next rollout
+    assert (again.killed, again.recovered_equal) == (6, 5)
 
 
 def test_totals_survive_the_resume_state() -> None:

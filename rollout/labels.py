@@ -32,6 +32,10 @@ class Labelled:
     async def statistics(self) -> Statistics:
         return await self.client.statistics()
 
+    async def images(self) -> list[str]:
+        """Names of the images that sandboxes can start from."""
+        return [image.name for image in await self.client.images.list()]
+
     async def sweep(self, keep: Collection[str] = ()) -> int:
         """Removes what a process of this run that was killed left behind, but `keep`; how many sandboxes that were."""
         left = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from rollout import Environment
+from rollout.environments.base import Environment
 from sandbox.errors import Invalid, NotFound
 
 START = "start"  # the folder beside the environment with the policy that its runs begin with

@@ -1,0 +1,127 @@
+"""A rollout that plays back: the batches of a finished run's store, to a real trainer, over the real socket.
+
+Owns: the desk behind the door, and a trainer's process that is killed as often as asked. Does not own: recording (a
+run's store is the record). Guarantee: a trainer gets the batch of each step as it was handed out in the recorded run,
+and nothing that it publishes is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+
+from rollout.service import protocol as wire
+from rollout.service.role import TRAINER, by_reference
+from rollout.service.server import Door
+from rollout.store.samples import Fence, SampleStore
+from sandbox.errors import NotFound
+from sandbox.paths import CHECKOUT
+
+
+class Recorded:
+    """A desk that has samples and no engines."""
+
+    def __init__(self, store: SampleStore):
+        self.store = store
+        self.published: list[wire.VersionRef] = []
+        self.done = 0  # steps that were acknowledged
+        self.opened = False  # since somebody looked
+
+    def reached(self, step: int) -> bool:
+        """A trainer has begun, and so many steps are done."""
+        return self.opened and self.done >= step
+
+    async def open(self, ask: wire.Open) -> Fence:
+        fence = self.store.acquire(TRAINER)
+        self.store.recover(ask.step, fence)
+        self.opened = True
+        return fence
+
+    async def publish(self, ask: wire.Publish) -> wire.Done:
+        self.store.need(ask.fence)
+        self.published.append(ask.ref)
+        return wire.Done()
+
+    async def take(self, ask: wire.Take) -> wire.Taken:
+        self.store.need(ask.fence)
+        batch = self.store.batch(ask.step)
+        if batch is None:
+            raise NotFound(f"step {ask.step} was not recorded", remedy="this is where the record ends")
+        return by_reference(batch)
+
+    async def whole(self, ask: wire.Whole) -> wire.Taken:
+        return wire.Taken(step=0, version=0, oldest=0, groups=[])
+
+    async def named(self, ask: wire.Named) -> wire.Payloads:
+        return wire.Payloads([self.store.payload(ask.prompt, member) for member in ask.members])
+
+    async def ack(self, ask: wire.Ack) -> wire.Done:
+        self.store.ack(ask.step, ask.fence)
+        self.done = max(self.done, ask.step + 1)
+        return wire.Done()
+
+    async def evaluate(self, ask: wire.Evaluate) -> wire.Evaluated:
+        """No episode is played: one that was recorded stands for all, its reward is nobody's figure."""
+        prompt, member, *_ = next(self.store.samples())
+        return wire.Evaluated([self.store.sample(prompt, member)])
+
+    async def finish(self, ask: wire.Finish) -> wire.Counts:
+        return await self.counts()
+
+    async def counts(self) -> wire.Counts:
+        return wire.Counts(born=1.0)
+
+
+@contextlib.asynccontextmanager
+async def served(run: Path) -> AsyncIterator[Recorded]:
+    """The store of `run`, served to a trainer of `run`."""
+    store = SampleStore(run / "rollout")
+    try:
+        desk = Recorded(store)
+        async with Door(desk, run / "roles"):
+            yield desk
+    finally:
+        store.close()
+
+
+async def train(run: Path, steps: int, *, kills: int, seed: int = 0, longest: float = 0.0) -> int:
+    """Train on the record of `run` until version `steps` is published. The trainer is killed at random steps, each time
+    at most `longest` seconds after that step was acknowledged; how often that was."""
+    chance, killed = random.Random(seed), 0
+    async with served(run) as desk:
+        for target in sorted(chance.randrange(steps) for _ in range(kills)):
+            desk.opened = False
+            process = await _begin(run)
+            await _until(process, partial(desk.reached, target))
+            await asyncio.sleep(chance.uniform(0.0, longest))
+            killed += process.returncode is None
+            await _kill(process)
+        process = await _begin(run)
+        await _until(process, lambda: any(ref.version >= steps for ref in desk.published))
+        await _kill(process)
+    return killed
+
+
+async def _begin(run: Path) -> asyncio.subprocess.Process:
+    with (run / "trainer.log").open("ab") as log:
+        argv = (sys.executable, "-m", "trainer", str(run))
+        return await asyncio.create_subprocess_exec(*argv, cwd=CHECKOUT, stdout=log, stderr=subprocess.STDOUT)
+
+
+async def _until(process: asyncio.subprocess.Process, condition: Callable[[], bool]) -> None:
+    while not condition():
+        if process.returncode is not None:
+            raise RuntimeError(f"the trainer ended by itself with {process.returncode}: see its log")
+        await asyncio.sleep(0.01)
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

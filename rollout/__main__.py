@@ -1,0 +1,81 @@
+"""``python -m rollout RUN``: the rollout's process of a run. `pagurus train` starts it.
+
+Owns: its command line, its lock, its signals, its exit status. Does not own: what it does (rollout.service.role).
+
+Exit status: 0 after SIGTERM or SIGINT; 1 when it said itself why it cannot go on; 75 when another process is the
+rollout of this run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import sys
+from pathlib import Path
+
+from rollout.labels import Labelled
+from rollout.plan import read_plan
+from rollout.service.role import RolloutRole
+from rollout.service.server import Door
+from rollout.store.lock import own
+from sandbox import Client
+from sandbox.errors import Conflict, PagurusError
+
+LOCK = "rollout.lock"
+OWNED = 75  # exit status: try again later
+log = logging.getLogger("pagurus.rollout.main")
+
+
+async def serve(run: Path, *, listen: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+    """Until SIGTERM or SIGINT; raises what it cannot go on without."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    plan = read_plan(run)
+    os.nice(plan.nice)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
+    async with (
+        Client() as client,
+        RolloutRole(run, plan, Labelled(client, run)) as role,
+        Door(role, run / "roles") as door,
+    ):
+        if listen is not None:
+            await door.listen(listen, tls)
+        log.info("pid %d serves %s", os.getpid(), run)
+        ends = [asyncio.ensure_future(role.ended()), asyncio.ensure_future(stop.wait())]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if not stop.is_set():
+            await role.ended()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m rollout", description="The rollout's process of a run.")
+    parser.add_argument("run", type=Path, help="a run folder with its plan.json")
+    parser.add_argument("--listen", help="also serve trainers of other hosts, at HOST:PORT")
+    parser.add_argument("--certificate", type=Path, help="for --listen")
+    parser.add_argument("--key", type=Path, help="for --listen")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    tls = None
+    try:
+        if options.certificate is not None:
+            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            tls.load_cert_chain(options.certificate, options.key)
+        with own(options.run, LOCK):
+            asyncio.run(serve(options.run.resolve(), listen=options.listen, tls=tls))
+    except Conflict as error:
+        print(error, file=sys.stderr)
+        return OWNED
+    except (PagurusError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

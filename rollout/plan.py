@@ -1,0 +1,43 @@
+"""`RolloutPlan`: what the rollout's process is told, as `plan.json` of the run folder has it under ``rollout``.
+
+Owns: the struct and reading it. Does not own: how it follows from options (trainer.config).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from rollout.config import RolloutConfig
+from sandbox.errors import Invalid, NotFound
+
+NAME = "plan.json"
+
+
+class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Example: ``RolloutPlan(task="examples/fix_the_service", config=RolloutConfig(groups=8))``"""
+
+    task: str  # folder or file whose environment is played
+    config: RolloutConfig
+    engine: str = "embedded"  # or vllm
+    image: str | None = None  # instead of the environment's
+    pace: float = 0.0  # seconds per answer, at least: see rollout.engine.pace
+    steps: int = 0  # of the trainer
+    nice: int = 5  # of rollout, engine and trainer: sandboxes and their checkpoints come first
+    sizing: str = ""  # why so many sandboxes at once, such a pace, so nice
+    faults: int = 0  # sandboxes killed on purpose in the second half of the steps, about
+
+
+class _Plan(msgspec.Struct):
+    rollout: RolloutPlan
+
+
+def read_plan(run: Path) -> RolloutPlan:
+    """The rollout's part of the plan of a run folder."""
+    try:
+        return msgspec.json.decode((run / NAME).read_bytes(), type=_Plan).rollout
+    except FileNotFoundError:
+        raise NotFound(f"{run} is not a run folder", remedy="name a folder below runs/") from None
+    except msgspec.MsgspecError as error:
+        raise Invalid(f"{run / NAME} is no plan: {error}", remedy="begin a new run") from error

@@ -1,0 +1,118 @@
+"""`RolloutClient`: a rollout as the trainer sees it, in this process's words, wherever it runs.
+
+Owns: the calls, and the patience while a rollout is started again. Does not own: who starts it (coordinator).
+Guarantee: each call is carried out once, however often its connection broke; a batch arrives with the samples that the
+store has. A trainer that was replaced gets `Conflict` from every call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from rollout.messages import Batch, Group, Trajectory
+from rollout.service import protocol as wire
+from rollout.store.samples import Fence, unpacked
+from sandbox.errors import Closed, NoDaemon, NotFound
+from sandbox.sdk.transport import Transport
+
+T = TypeVar("T")
+PATIENCE = 300.0  # seconds for which a rollout may be away
+
+
+class RolloutClient(Transport):
+    """``async with RolloutClient.of(run) as rollout: await rollout.open(step=0)``; a URL with token for other hosts."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        patience: float = PATIENCE,
+        folder: int | None = None,
+    ):
+        super().__init__(address, token=token, ca=ca, patience=patience)
+        self._met = True  # it is started beside us: the first call waits for it like any other
+        self._folder = folder
+        self._fence: Fence | None = None
+        self.step = 0
+        self.last: wire.Taken | None = None  # the batch that `next_batch` gave
+
+    @classmethod
+    def of(cls, run: Path, **options: float) -> RolloutClient:
+        """The rollout of a run folder on this host. A Unix socket's name may have 107 bytes; a run folder's more."""
+        roles = run / "roles"
+        roles.mkdir(exist_ok=True)
+        folder = os.open(roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return cls(f"/proc/self/fd/{folder}/{wire.SOCKET}", folder=folder, **options)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        await super().close()
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
+
+    @property
+    def fence(self) -> Fence:
+        if self._fence is None:
+            raise Closed("this trainer was not opened", remedy="call open(step=...) first")
+        return self._fence
+
+    async def open(self, step: int) -> None:
+        """Become the trainer, after so many saved steps."""
+        self._fence = await self._ask(wire.Open(step=step), Fence)
+        self.step = step
+
+    async def publish(self, ref: wire.VersionRef) -> None:
+        """Have the engines serve this version, when they can. Returns as soon as that is written down."""
+        await self._ask(wire.Publish(fence=self.fence, ref=ref), wire.Done)
+
+    async def next_batch(self) -> Batch:
+        """The batch of the next step, as it was first handed out."""
+        self.last = await self._ask(wire.Take(fence=self.fence, step=self.step), wire.Taken)
+        return await self._fetched(self.last)
+
+    async def whole(self, without: Collection[str] = ()) -> Batch:
+        """Groups that wait for the next batch, but `without`."""
+        return await self._fetched(await self._ask(wire.Whole(fence=self.fence, without=list(without)), wire.Taken))
+
+    async def consumed(self, batch: Batch) -> None:
+        """The step on this batch is saved."""
+        await self._ask(wire.Ack(fence=self.fence, step=batch.step), wire.Done)
+        self.step = batch.step + 1
+
+    async def evaluate(self, seeds: Sequence[int], *, last: bool = False) -> list[Trajectory]:
+        """Held-out episodes. One that a rollout's death ended is played from the beginning."""
+        ask = wire.Evaluate(fence=self.fence, seeds=list(seeds), last=last)
+        return (await self._ask(ask, wire.Evaluated)).trajectories
+
+    async def finish(self) -> wire.Counts:
+        """End all, remove all sandboxes."""
+        return await self._ask(wire.Finish(fence=self.fence), wire.Counts)
+
+    async def counts(self) -> wire.Counts:
+        return await self.call("GET", "/counts", wire.Counts)
+
+    async def _fetched(self, taken: wire.Taken) -> Batch:
+        groups = []
+        for named in taken.groups:
+            payloads = (await self._ask(named, wire.Payloads)).samples
+            samples = [unpacked(payload) for payload in payloads]
+            if [sample.index for sample in samples] != named.members:
+                raise NotFound(
+                    f"samples of {named.prompt} are missing", remedy="`pagurus rollouts show RUN` lists them"
+                )
+            groups.append(Group(prompt=named.prompt, seed=named.seed, trajectories=samples))
+        return Batch(version=taken.version, groups=groups, step=taken.step, oldest=taken.oldest)
+
+    async def _ask(self, body: msgspec.Struct, answer: type[T]) -> T:
+        return await self.call("POST", f"/{type(body).__name__.lower()}", answer, body, keyed=True)
+
+    def _unreached(self, error: OSError) -> NoDaemon:
+        why = "nothing is there" if error.errno == 2 else error.strerror or str(error)
+        return NoDaemon(f"the rollout of this run does not answer: {why}", remedy="`pagurus roles RUN` shows it")

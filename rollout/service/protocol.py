@@ -1,0 +1,127 @@
+"""Every struct that crosses between a trainer and a rollout, headed "A -> B". msgpack over a Unix socket or TCP.
+
+Owns: the wire; fields are append-only with defaults. Does not own: behaviour. Batches and weights travel by reference:
+a batch names prompts and members, whose samples are fetched as the store has them; a version names a sealed folder.
+Each call may be sent again: one that was carried out already is answered as before.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rollout.messages import Trajectory
+from rollout.store.samples import Fence
+
+SOCKET = "rollout.sock"  # in the folder of roles
+TOKEN = "rollout.token"  # beside it, where TCP is served
+
+
+class VersionRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Published weights. `digest`: blake3 of the folder's manifest, which names the hash of each file."""
+
+    version: int
+    folder: str
+    digest: str
+
+
+# --------------------------------------------------------------------------- trainer -> rollout
+
+
+class Open(msgspec.Struct, kw_only=True):
+    """A trainer begins, after `step` saved steps. All trainers before it are fenced off. Answer: `Fence`."""
+
+    step: int
+
+
+class Publish(msgspec.Struct, kw_only=True):
+    """Have the engines serve this version. The answer says that it was written down, not that it is served."""
+
+    fence: Fence
+    ref: VersionRef
+
+
+class Take(msgspec.Struct, kw_only=True):
+    """The batch of a step; waits until there is one. Answer: `Taken`."""
+
+    fence: Fence
+    step: int
+
+
+class Whole(msgspec.Struct, kw_only=True):
+    """Groups that wait for a batch, but `without`. Answer: `Taken`."""
+
+    fence: Fence
+    without: list[str] = []
+
+
+class Ack(msgspec.Struct, kw_only=True):
+    """The step is saved: its prompts are consumed for good."""
+
+    fence: Fence
+    step: int
+
+
+class Evaluate(msgspec.Struct, kw_only=True):
+    """Play these episodes, which no store knows. `last`: no batch will be asked for any more. Answer: `Evaluated`."""
+
+    fence: Fence
+    seeds: list[int]
+    last: bool = False
+
+
+class Finish(msgspec.Struct, kw_only=True):
+    """The run is over: remove all its sandboxes. Answer: `Counts`."""
+
+    fence: Fence
+
+
+# --------------------------------------------------------------------------- rollout -> trainer
+
+
+class Named(msgspec.Struct, kw_only=True):
+    """A group, by reference. Sent back, it asks for its samples; answer: `Payloads`."""
+
+    prompt: str
+    seed: int
+    members: list[int]
+
+
+class Taken(msgspec.Struct, kw_only=True):
+    """A batch, by reference. `spent`: trajectory-seconds by phase while the call waited."""
+
+    step: int
+    version: int
+    oldest: int
+    groups: list[Named]
+    spent: dict[str, float] = {}
+    paused_s: float = 0.0  # of the engines, for the version before this batch
+
+
+class Payloads(msgspec.Struct):
+    """Samples as the store has them: msgpack, compressed with zstandard."""
+
+    samples: list[bytes]
+
+
+class Evaluated(msgspec.Struct):
+    trajectories: list[Trajectory]
+
+
+class Done(msgspec.Struct):
+    """It was carried out, and is on disk."""
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """What a rollout's process counted since it was `born`. Numbers only grow, but the last four."""
+
+    born: float
+    killed: int = 0
+    recovered_equal: int = 0
+    trajectories_lost: int = 0
+    trajectories_retried: int = 0
+    verdicts: dict[str, int] = {}  # of turns
+    first_turn: float | None = None  # when the first turn had ended
+    version: int = -1  # served; -1: none yet
+    in_flight: int = 0  # checkpoints
+    queued: int = 0
+    waits: list[str] = []  # who waits for what

@@ -1,0 +1,335 @@
+"""The rollout as a process: engines, sandboxes, samples, and what a trainer may ask of them.
+
+Owns: the lives of engines and controller in this process, the version that is served. Does not own: the trainer, HTTP
+(server), which groups make a batch (rollout.controller).
+Guarantee: a version that was accepted is on disk before the trainer hears of it, and is adopted by this process or the
+next one; no batch is handed out before the version that precedes it is served. Trainers that were replaced are refused.
+
+::
+
+    trainer ──publish──▶ accepted (on disk) ──▶ adopt: engines ──▶ controller.published ──▶ take may answer
+       │ ▲                                                                                        │
+       │ └────────────────────── batch, by reference ◀────────────────────────────────────────────┘
+       └──ack──▶ store
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from rollout import tokenizer
+from rollout.chaos import Faults
+from rollout.controller import NoMorePrompts, RolloutController
+from rollout.engine.client import Published
+from rollout.engine.manifest import NAME as MANIFEST
+from rollout.engine.manifest import digest_of
+from rollout.engine.pace import Paced
+from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
+from rollout.environments import folder as tasks
+from rollout.environments.base import Environment
+from rollout.episode.manager import Engine
+from rollout.labels import Labelled
+from rollout.messages import Batch, Trajectory, TurnRecord
+from rollout.plan import RolloutPlan
+from rollout.service import protocol as wire
+from rollout.store.samples import Fence, SampleStore
+from sandbox import durable
+from sandbox.errors import EngineFailed, ImageNotFound, NoDaemon, NotFound, PagurusError
+
+log = logging.getLogger("pagurus.rollout.role")
+
+TRAINER = "trainer"  # owner of fences
+ACCEPTED = "version.json"  # in the rollout's folder
+FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
+HOST_PATIENCE = 300.0  # seconds for which a run that has begun waits for its host
+HOST_AGAIN = 0.2  # seconds between two looks
+LAUNCHES = {"embedded": embedded, "vllm": vllm}
+
+
+class Engines(Engine, Protocol):
+    """All that generates for this rollout: one supervised server, or a router over pools of them."""
+
+    async def publish(self, folder: Path | str, version: int) -> Published: ...
+
+
+Serve = Callable[[wire.VersionRef], contextlib.AbstractAsyncContextManager[Engines]]
+
+
+class RolloutRole:
+    """``async with RolloutRole(run, plan, host) as role, Door(role, run / "roles"): await role.ended()``"""
+
+    def __init__(self, run: Path, plan: RolloutPlan, host: Labelled, *, serve: Serve | None = None):
+        self.run, self.plan, self.host = run, plan, host
+        self.folder = run / "rollout"
+        self.store = SampleStore(self.folder)
+        self.controller: RolloutController | None = None
+        self.born = time.time()
+        self._serve = serve or self._supervised
+        self._ref = _accepted(self.folder)
+        self._served: wire.VersionRef | None = None
+        self._paused_s = 0.0
+        self._changed = asyncio.Condition()
+        self._failure: BaseException | None = None
+        self._first_turn: float | None = None
+        self._verdicts: Counter[str] = Counter()
+        self._finished = False
+        self._work: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> RolloutRole:
+        await self._check_image()
+        self._work = asyncio.create_task(self._adopt(), name="adopt versions")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._work is not None
+        self._work.cancel()
+        await asyncio.wait([self._work])
+        self.store.close()
+
+    async def ended(self) -> None:
+        """Raises when this process cannot go on. Never returns."""
+        assert self._work is not None
+        await asyncio.shield(self._work)
+
+    # ----------------------------------------------------------------- asked by the trainer
+
+    async def open(self, ask: wire.Open) -> Fence:
+        fence = await asyncio.to_thread(self.store.acquire, TRAINER)
+        await asyncio.to_thread(self.store.recover, ask.step, fence)
+        if self.controller is not None:
+            self.controller.resumed(ask.step)
+        log.info("trainer %d begins after %d steps", fence.generation, ask.step)
+        return fence
+
+    async def publish(self, ask: wire.Publish) -> wire.Done:
+        await self._need(ask.fence)
+        await asyncio.to_thread(_accept, self.folder, ask.ref)
+        async with self._changed:
+            self._ref = ask.ref
+            self._changed.notify_all()
+        return wire.Done()
+
+    async def take(self, ask: wire.Take) -> wire.Taken:
+        controller = await self._serving(ask.fence)
+        before = controller.meter.seconds()
+        if 2 * ask.step >= self.plan.steps and self.plan.faults:
+            controller.faults = controller.faults or self._faults()  # for the groups that start from now on
+        await controller.start()
+        if controller.step != ask.step:
+            raise NotFound(f"step {controller.step} is next, not {ask.step}", remedy="open the trainer again")
+        try:
+            batch = await controller.next_batch()
+        except NoMorePrompts as error:
+            raise NotFound(str(error), remedy="every prompt was trained or given up") from None
+        spent = {name: value - before.get(name, 0.0) for name, value in controller.meter.seconds().items()}
+        return by_reference(batch, spent=spent, paused_s=self._paused_s)
+
+    async def whole(self, ask: wire.Whole) -> wire.Taken:
+        return by_reference(await (await self._serving(ask.fence)).whole(ask.without))
+
+    async def named(self, ask: wire.Named) -> wire.Payloads:
+        store = self.store
+        return wire.Payloads(
+            await asyncio.to_thread(lambda: [store.payload(ask.prompt, member) for member in ask.members])
+        )
+
+    async def ack(self, ask: wire.Ack) -> wire.Done:
+        await asyncio.to_thread(self.store.ack, ask.step, ask.fence)
+        if self.controller is not None:
+            self.controller.step = max(self.controller.step, ask.step + 1)
+        return wire.Done()
+
+    async def evaluate(self, ask: wire.Evaluate) -> wire.Evaluated:
+        controller = await self._serving(ask.fence)
+        if ask.last:
+            await controller.stop()
+        return wire.Evaluated(await controller.evaluate(ask.seeds))
+
+    async def finish(self, ask: wire.Finish) -> wire.Counts:
+        controller = await self._serving(ask.fence)
+        await controller.stop()
+        counts = await self.counts()
+        await self.host.sweep()  # what was being created when the rollouts were told to stop
+        return counts
+
+    async def counts(self) -> wire.Counts:
+        """Of this process. Where the host does not answer, its part is what it last was."""
+        counts = wire.Counts(
+            born=self.born, verdicts=dict(self._verdicts), first_turn=self._first_turn, version=self._version
+        )
+        with contextlib.suppress(PagurusError):  # the host is being replaced: nobody needs its figures
+            now = await self.host.statistics()
+            counts.in_flight, counts.queued = now.in_flight, now.queued
+        if self.controller is not None:
+            ours = self.controller.statistics()
+            for name in ("killed", "recovered_equal", "trajectories_lost", "trajectories_retried"):
+                setattr(counts, name, ours[name])
+            counts.waits = [f"{wait.who} waits: {wait.reason}" for wait in self.controller.waits]
+        return counts
+
+    # ----------------------------------------------------------------- versions
+
+    @property
+    def _version(self) -> int:
+        return -1 if self._served is None else self._served.version
+
+    async def _adopt(self) -> None:
+        """Consumes versions that were accepted. Produces engines that serve the newest, and tells the controller."""
+        try:
+            await self._changed_to(lambda: self._ref is not None)
+            assert self._ref is not None
+            ref = self._ref
+            await asyncio.to_thread(_need_sealed, ref)
+            async with self._serve(ref) as engines, self._playing(engines, ref) as controller:
+                while True:
+                    await self._set_served(ref)
+                    await self._changed_to(lambda: self._ref != self._served)
+                    ref = self._ref
+                    await asyncio.to_thread(_need_sealed, ref)
+                    self._paused_s = (await engines.publish(ref.folder, ref.version)).paused_s
+                    await controller.published(ref.version)
+        except Exception as error:
+            self._failure = error
+            async with self._changed:
+                self._changed.notify_all()
+            raise
+
+    async def _set_served(self, ref: wire.VersionRef) -> None:
+        async with self._changed:
+            self._served = ref
+            self._changed.notify_all()
+
+    async def _changed_to(self, condition: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
+    @contextlib.asynccontextmanager
+    async def _playing(self, engines: Engines, ref: wire.VersionRef) -> AsyncIterator[RolloutController]:
+        """The controller, going on where the one before it stopped; sandboxes that nobody goes on with are removed."""
+        controller = self._controller(engines, ref)
+        try:
+            await self.host.sweep(keep=controller.journalled_sandboxes())
+            if self.store.issued():  # it has learned before: nobody needs to ask for a batch first
+                await controller.start()
+            self.controller = controller
+            yield controller
+        finally:
+            await asyncio.shield(controller.stop(leave=True))
+
+    async def _serving(self, fence: Fence) -> RolloutController:
+        """The controller, once the version that was accepted last is served."""
+        await self._changed_to(
+            lambda: self._failure is not None or (self._served is not None and self._served == self._ref)
+        )
+        if self._failure is not None:
+            raise (
+                self._failure
+                if isinstance(self._failure, PagurusError)
+                else EngineFailed(f"the rollout cannot go on: {self._failure!r}", remedy=f"see {self.run}/rollout.log")
+            )
+        await self._need(fence)  # he may have been replaced while he waited
+        assert self.controller is not None
+        return self.controller
+
+    async def _need(self, fence: Fence) -> None:
+        await asyncio.to_thread(self.store.need, fence)
+
+    # ----------------------------------------------------------------- parts
+
+    async def _check_image(self) -> None:
+        """Before minutes are spent: is there an image to start sandboxes from?"""
+        wanted = self.plan.image or tasks.load(Path(self.plan.task)).environment.image
+        there = await self._images()
+        if wanted not in there:
+            raise ImageNotFound(
+                f"no image {wanted!r}; there are: {', '.join(sorted(there)) or 'none'}", remedy="pagurus image ls"
+            )
+
+    async def _images(self) -> list[str]:
+        """A run that has begun waits for a host that is being replaced; a new one is told at once."""
+        deadline = time.monotonic() + HOST_PATIENCE
+        while True:
+            try:
+                return await self.host.images()
+            except NoDaemon:
+                if not self.store.issued() or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(HOST_AGAIN)
+
+    def _supervised(self, ref: wire.VersionRef) -> contextlib.AbstractAsyncContextManager[Engines]:
+        """One engine server, which outlives this process when that is killed."""
+        launch = LAUNCHES[self.plan.engine]()
+        return EngineSupervisor(launch, ref.folder, ref.version, log=self.run / "engine.log", roles=self.run / "roles")
+
+    def _controller(self, engines: Engines, ref: wire.VersionRef) -> RolloutController:
+        made, image = tasks.load(Path(self.plan.task)).environment, self.plan.image
+
+        def environment() -> Environment:
+            environment: Environment = made()
+            if image is not None:
+                environment.image = image
+            return environment
+
+        return RolloutController(
+            environment=environment,
+            host=self.host,
+            engine=Paced(engines, seconds=self.plan.pace),
+            tokenizer=tokenizer.load(ref.folder),
+            config=self.plan.config,
+            folder=self.folder,
+            version=ref.version,
+            on_turn=self._on_turn,
+        )
+
+    def _faults(self) -> Faults:
+        """Strikes that hit about `faults` trajectories of the second half, at random turns."""
+        plan = self.plan
+        half = (plan.steps + 1) // 2 * plan.config.groups * plan.config.size
+        return Faults(seed=plan.config.seed, share=min(1.0, plan.faults / half), turns=FAULT_TURNS)
+
+    def _on_turn(self, _: Trajectory, turn: TurnRecord) -> None:
+        self._first_turn = self._first_turn or time.time()
+        self._verdicts[turn.verdict] += 1
+
+
+def _need_sealed(ref: wire.VersionRef) -> None:
+    if not (Path(ref.folder) / MANIFEST).exists() or digest_of(ref.folder) != ref.digest:
+        raise EngineFailed(
+            f"{ref.folder} is not what was published as version {ref.version}", remedy="publish it again"
+        )
+
+
+def by_reference(batch: Batch, *, spent: Mapping[str, float] | None = None, paused_s: float = 0.0) -> wire.Taken:
+    """A batch as it is handed out: its samples by their names."""
+    groups = [
+        wire.Named(prompt=group.prompt, seed=group.seed, members=[each.index for each in group.trajectories])
+        for group in batch.groups
+    ]
+    return wire.Taken(
+        step=batch.step,
+        version=batch.version,
+        oldest=batch.oldest,
+        groups=groups,
+        spent=dict(spent or {}),
+        paused_s=paused_s,
+    )
+
+
+def _accept(folder: Path, ref: wire.VersionRef) -> None:
+    durable.publish(folder / ACCEPTED, msgspec.json.encode(ref))
+
+
+def _accepted(folder: Path) -> wire.VersionRef | None:
+    try:
+        return msgspec.json.decode((folder / ACCEPTED).read_bytes(), type=wire.VersionRef)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,138 @@
+"""The rollout's door: HTTP over a Unix socket of the run folder, and over TCP where other hosts ask.
+
+Owns: sockets, routes, who may ask, errors on the wire. Does not own: what is asked (role).
+Guarantee: the Unix socket is this user's alone; TCP asks for the token of the run folder, and is refused without TLS
+unless it is the loopback.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import secrets
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from rollout.service import protocol as wire
+from rollout.store.samples import Fence
+from sandbox.errors import Invalid, PagurusError
+
+MSGPACK = "application/msgpack"
+BODY_MOST = 1 << 20  # bytes of a call
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Desk(Protocol):
+    """What can be asked. A method per struct of the protocol."""
+
+    async def open(self, ask: wire.Open) -> Fence: ...
+    async def publish(self, ask: wire.Publish) -> wire.Done: ...
+    async def take(self, ask: wire.Take) -> wire.Taken: ...
+    async def whole(self, ask: wire.Whole) -> wire.Taken: ...
+    async def named(self, ask: wire.Named) -> wire.Payloads: ...
+    async def ack(self, ask: wire.Ack) -> wire.Done: ...
+    async def evaluate(self, ask: wire.Evaluate) -> wire.Evaluated: ...
+    async def finish(self, ask: wire.Finish) -> wire.Counts: ...
+    async def counts(self) -> wire.Counts: ...
+
+
+ASKS = (wire.Open, wire.Publish, wire.Take, wire.Whole, wire.Named, wire.Ack, wire.Evaluate, wire.Finish)
+
+
+class Door:
+    """``async with Door(desk, roles): ...``; ``await door.listen("0.0.0.0:8710", context)`` for other hosts."""
+
+    def __init__(self, desk: Desk, roles: Path):
+        self.desk, self.roles = desk, roles
+        self._token = ""
+        application = web.Application(client_max_size=BODY_MOST, middlewares=[self._guarded])
+        application.add_routes([self._route(kind) for kind in ASKS])
+        application.add_routes([web.get("/counts", self._counts)])
+        self._runner = web.AppRunner(
+            application, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=600.0
+        )
+
+    async def __aenter__(self) -> Door:
+        await self._runner.setup()
+        self.roles.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.roles, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        before = os.umask(0o177)
+        try:
+            (self.roles / wire.SOCKET).unlink(missing_ok=True)  # of a process that died: this one holds the run's lock
+            await web.UnixSite(self._runner, f"/proc/self/fd/{folder}/{wire.SOCKET}").start()
+        finally:
+            os.umask(before)
+            os.close(folder)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def listen(self, address: str, tls: ssl.SSLContext | None = None) -> None:
+        """Serve TCP as well, for who has the token of the run folder."""
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise Invalid(f"{address!r} is no address", remedy="write it like 10.0.0.1:8710")
+        if tls is None and not _loopback(host):
+            raise Invalid(f"{address} would carry samples and a token in the clear", remedy="give certificate and key")
+        self._token = _token(self.roles / wire.TOKEN)
+        await web.TCPSite(self._runner, host, int(port), ssl_context=tls).start()
+
+    def _route(self, kind: type[Any]) -> web.RouteDef:
+        name = kind.__name__.lower()
+        act = getattr(self.desk, name)
+
+        async def handle(request: web.Request) -> web.Response:
+            return _answer(await act(msgspec.msgpack.decode(await request.read(), type=kind)))
+
+        return web.post(f"/{name}", handle)
+
+    async def _counts(self, _: web.Request) -> web.Response:
+        return _answer(await self.desk.counts())
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Who asks, and the one place where an error becomes a response."""
+        try:
+            self._need_token(request)
+            return await handler(request)
+        except msgspec.MsgspecError as error:
+            failure: PagurusError = Invalid(f"{request.path}: {error}")
+        except PagurusError as error:
+            failure = error
+        return web.Response(status=failure.status, body=msgspec.msgpack.encode(failure.body()), content_type=MSGPACK)
+
+    def _need_token(self, request: web.Request) -> None:
+        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+        if not isinstance(peer, tuple):
+            return  # the Unix socket: the kernel has checked who may open it
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
+            raise Invalid("no token, or a wrong one", remedy=f"give the content of {wire.TOKEN} of the run folder")
+
+
+def _answer(body: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.msgpack.encode(body), content_type=MSGPACK)
+
+
+def _token(path: Path) -> str:
+    """The token of a run folder: made once, readable by its owner alone."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+    except FileExistsError:
+        pass
+    return path.read_text()
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
