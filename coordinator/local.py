@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -110,9 +110,17 @@ def supervise(run: Path, programs: Mapping[str, Sequence[str]]) -> int:
 
     Ctrl-C and SIGTERM are theirs: they end, say how to go on, and so does this.
     """
-    with own(run, "supervisor.lock"), _passed_on() as children:
+    with own(run, "supervisor.lock"), _passed_on() as passed:
         _write_down(run, "supervisor", os.getpid())
-        return _Supervisor(run, programs, children).watch()
+        return _Supervisor(run, programs, passed).watch()
+
+
+@dataclass(eq=False)
+class _Passed:
+    """Who gets the signals that the supervisor gets, and whether there was one."""
+
+    to: set[int] = field(default_factory=set)
+    asked: bool = False
 
 
 @dataclass(eq=False)
@@ -133,8 +141,8 @@ class _Role:
 class _Supervisor:
     """Consumes deaths. Produces living roles, until one of them says that the run is over."""
 
-    def __init__(self, run: Path, programs: Mapping[str, Sequence[str]], children: set[int]):
-        self.run, self.children = run, children
+    def __init__(self, run: Path, programs: Mapping[str, Sequence[str]], passed: _Passed):
+        self.run, self.passed = run, passed
         self.roles = [_Role(name, argv) for name, argv in programs.items()]
 
     def watch(self) -> int:
@@ -161,7 +169,9 @@ class _Supervisor:
                 role.process = subprocess.Popen(role.argv, stdout=out, stderr=out)
             role.pid, role.descriptor = role.process.pid, os.pidfd_open(role.process.pid)
             _write_down(self.run, role.name, role.pid, log=log)
-        self.children.add(role.pid)
+        self.passed.to.add(role.pid)
+        if self.passed.asked:  # before it was in there
+            signal.pidfd_send_signal(role.descriptor, signal.SIGINT)
 
     def _wait(self) -> None:
         """Until a process ended, or one is to be started again."""
@@ -179,6 +189,8 @@ class _Supervisor:
 
     def _ended(self, role: _Role) -> None:
         code = self._reap(role)
+        if self.passed.asked:  # also of one whose status only its parent could know
+            code = code if code in (DONE, SAID) else SAID
         if code in (DONE, SAID):
             role.status = code
             self._quote(role, code)
@@ -195,7 +207,7 @@ class _Supervisor:
 
     def _reap(self, role: _Role) -> int | None:
         """The status of a process that has ended; None where it was not our child and did not leave a summary."""
-        self.children.discard(role.pid)
+        self.passed.to.discard(role.pid)
         os.close(role.descriptor)
         role.descriptor = -1
         if role.process is not None:
@@ -205,7 +217,7 @@ class _Supervisor:
     def _quote(self, role: _Role, code: int) -> None:
         """The last words of a role whose log nobody sees."""
         log = self.run / f"{role.name}.log"
-        if code == SAID and role.name not in SHOWN and log.exists():
+        if code == SAID and not self.passed.asked and role.name not in SHOWN and log.exists():
             lines = log.read_text(errors="replace").splitlines()
             print(f"the {role.name} stopped: {lines[-1] if lines else 'without a word'}", file=sys.stderr)
 
@@ -262,19 +274,20 @@ def _write_down(run: Path, name: str, pid: int, *, log: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _passed_on() -> Iterator[set[int]]:
-    """SIGINT and SIGTERM go to these processes; a terminal sends SIGINT to them by itself."""
-    children: set[int] = set()
+def _passed_on() -> Iterator[_Passed]:
+    """SIGINT and SIGTERM go to the roles; a terminal sends SIGINT to them by itself, but not to adopted ones."""
+    passed = _Passed()
 
     def pass_on(number: int, _: object) -> None:
-        for pid in list(children):
+        passed.asked = True
+        for pid in list(passed.to):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGINT)
+                if number != signal.SIGINT or not sys.stdin.isatty() or os.getpgid(pid) != os.getpgid(0):
+                    os.kill(pid, signal.SIGINT)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM,)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None if sys.stdin.isatty() else pass_on(0, None))
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield children
+        yield passed
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

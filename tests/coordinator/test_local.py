@@ -126,6 +126,18 @@ def test_the_roles_outlive_their_supervisor_and_the_next_one_adopts_them(run: Pa
     assert not any(living(run).values())
 
 
+def test_who_is_asked_to_end_ends_what_it_adopted_too(run: Path) -> None:
+    first = watch(run)
+    until(lambda: starts(run) == 1)
+    first.kill()
+    first.wait()
+    second = watch(run)
+    until(lambda: {s.name: s for s in local.states(run)}["supervisor"].generation == 2)
+    second.terminate()
+    assert second.wait(120) == local.SAID and starts(run) == 1
+    assert not any(living(run).values())
+
+
 def test_a_detached_run_is_looked_at(run: Path) -> None:
     with pytest.raises(NotFound):
         next(local.follow(run))
