@@ -42,7 +42,6 @@ from sandbox.paths import CHECKOUT
 MODEL = CHECKOUT / ".prefix" / "models" / "SmolLM2-135M-Instruct"
 TOLERANCE = 1e-3
 START = 900.0  # seconds for a server to start, or to take weights, on a machine that is busy
-SILENCE = 60.0  # seconds without a token until a server hangs
 ASKED = ["List the files of this folder.", "Which of them is the largest?", "Write one line of shell that counts them."]
 
 
@@ -56,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=24, help="of an answer")
     parser.add_argument("--threads", type=int, default=1, help="of each server")
     parser.add_argument("--rounds", type=int, default=3, help="of the comparison with bare servers; 0: none")
+    parser.add_argument("--silence", type=float, default=60.0, help="seconds without a token until a server hangs")
     parser.add_argument("--home", type=Path, help="where the versions of the model are kept for the next time")
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {}
@@ -211,7 +211,7 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
     folders = await asyncio.to_thread(_versions, home, 4)
     renderer = await asyncio.to_thread(ChatRenderer.load, MODEL)
     launch = dataclasses.replace(vllm(slots=32, length=1024, threads=options.threads), start_timeout=START)
-    rules = RoutingRules(silence=SILENCE, update=START)
+    rules = RoutingRules(silence=options.silence, update=START)
     async with AsyncExitStack() as stack:
         servers = {name: EngineSupervisor(launch, folders[0], 0, log=home / f"{name}.log") for name in "ab"}
         await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))

@@ -7,6 +7,7 @@ in (mask 0) or sampled (mask 1) with ``logprobs[i]`` under weights ``versions[i]
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
@@ -84,6 +85,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     own_s: float = 0.0  # seconds of its own clock
     continued: int = 0  # times that another process went on with it
     opening: str = ""  # what the agent read first
+    breaks: list[int] = []  # where a new sample begins: the model saw nothing of what stands before
 
     @property
     def recovered_equal(self) -> int:
@@ -110,6 +112,17 @@ class Trajectory(msgspec.Struct, kw_only=True):
     def bearing(self, oldest: int) -> list[int]:
         """`mask` without the tokens that were sampled before version `oldest`."""
         return [m if version >= oldest else 0 for m, version in zip(self.mask, self.versions, strict=True)]
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """Its samples: from where to where. Example: breaks [7] of 12 tokens: [(0, 7), (7, 12)]."""
+        edges = [0, *self.breaks, len(self.tokens)]
+        return list(itertools.pairwise(edges))
+
+    @property
+    def sample(self) -> list[int]:
+        """The tokens of its last sample: what the model sees next."""
+        return self.tokens[self.breaks[-1] if self.breaks else 0 :]
 
     def put(self, ids: list[int]) -> None:
         """Tokens that came from outside: prompt, observation."""

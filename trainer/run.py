@@ -403,18 +403,19 @@ def samples(batch: Batch) -> list[Sample]:
     """A batch as the learner sees it. Its groups are whole; tokens older than the bound bear no gradient."""
     return [
         Sample(
-            tokens=trajectory.tokens,
-            mask=trajectory.bearing(batch.oldest),
-            logprobs=trajectory.logprobs,
+            tokens=trajectory.tokens[start:end],
+            mask=trajectory.bearing(batch.oldest)[start:end],
+            logprobs=trajectory.logprobs[start:end],
             reward=trajectory.reward,
             group=group.prompt,
             temperature=trajectory.temperature,
             truncated=trajectory.status == "truncated",
             version=trajectory.oldest or 0,
-            name=f"{trajectory.prompt}/{trajectory.index}",
+            name=f"{trajectory.prompt}/{trajectory.index}" + (f"+{part}" if part else ""),
         )
         for group in batch.groups
         for trajectory in group.trajectories
+        for part, (start, end) in enumerate(trajectory.parts)
     ]
 
 

@@ -7,6 +7,7 @@ Guarantee: text is tokenised exactly once, by `encode_observation`, when it ente
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
 
-_SETTINGS = ("image", "max_turns", "limits", "network")  # who makes the environment sets these anew
+_SETTINGS = ("image", "max_turns", "limits", "network", "system", "tools")  # who makes the environment sets these anew
 
 
 class Environment(ABC):
@@ -47,6 +48,8 @@ class Environment(ABC):
     max_turns: int = 8
     limits: Limits = Limits()
     network: Network = Network.none()
+    system: str = ""  # what a chat model is told first
+    tools: Sequence[dict[str, Any]] = ()  # functions that a chat model may call, as OpenAI describes them
 
     @abstractmethod
     async def reset(self, sandbox: Any, seed: int) -> Observation:
@@ -88,6 +91,17 @@ class Environment(ABC):
     def encode_observation(self, tokenizer: Tokenizer, observation: Observation, first: bool) -> list[int]:
         """Tokens of an observation; `first` for the prompt that opens the episode."""
         return tokenizer.encode(observation.text)
+
+    def read_action(self, content: str, calls: Sequence[tuple[str, str]]) -> str:
+        """The action in a chat model's answer: the only argument of its first call, or what it said.
+
+        `calls` are names with their arguments as JSON.
+        """
+        if not calls:
+            return content
+        values = msgspec.json.decode(calls[0][1])
+        only = list(values.values()) if isinstance(values, dict) else []
+        return only[0] if len(only) == 1 and isinstance(only[0], str) else calls[0][1]
 
     def decode_action(self, tokenizer: Tokenizer, token_ids: list[int]) -> str:
         """The action's text. `token_ids` has no stop token. The ids themselves, not this text, go to the loss."""

@@ -32,7 +32,9 @@ from rollout.environments.base import Environment, Observation, Tokenizer
 from rollout.episode import takeover
 from rollout.episode.clock import Clock, PhaseMeter
 from rollout.episode.guard import Diverged, Executed, GuardedSandbox, KilledItself
+from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeSpec, Limits, sampling_seed
+from rollout.episode.talk import Chat, Plain
 from rollout.messages import Trajectory, TurnRecord
 from rollout.store.journal import Key, TurnEntry
 from sandbox.errors import NotFound, PagurusError
@@ -74,6 +76,7 @@ class EpisodeManager:
     host: Any
     engine: Engine
     tokenizer: Tokenizer
+    renderer: Renderer | None = None  # of a chat model: observations and answers are then messages
     limits: Limits = field(default_factory=Limits)
     notes: Notes | None = None
     meter: PhaseMeter | None = None
@@ -187,6 +190,7 @@ class _Episode:
         self.guarded = GuardedSandbox(sandbox, meter=manager.meter, epoch=last.epoch if last is not None else None)
         self.guarded.on_epoch = self._on_epoch
         self.clock = Clock(self.limits.step_s, used=last.own_s if last is not None else 0.0)
+        self.talk = Plain(env, manager.tokenizer) if manager.renderer is None else Chat(env, manager.renderer)
         self.phase = Phase.RESET
         self._written = 0  # tokens that the journal has
         self._turn_of: list[tuple[TurnRecord, Executed]] = []
@@ -215,7 +219,7 @@ class _Episode:
     # ----------------------------------------------------------------- the loop
 
     async def _play(self, since: Sequence[TurnEntry]) -> None:
-        trajectory, env, tokenizer = self.trajectory, self.env, self.manager.tokenizer
+        trajectory, env = self.trajectory, self.env
         observation: Observation | None = None
         if since:
             observation = await self._take_over(since)
@@ -223,13 +227,13 @@ class _Episode:
             async with self._limited(Phase.RESET, Clock(self.limits.reset_s)):
                 first = await env.reset(self.guarded, self.spec.seed)
             trajectory.opening = first.text
-            trajectory.put(env.encode_observation(tokenizer, first, True))
+            self.talk.open(trajectory, first)
         while observation is None or not observation.done:
             if observation is not None:
-                trajectory.put(env.encode_observation(tokenizer, observation, False))
+                self.talk.hear(trajectory, observation)
             if len(trajectory.turns) >= env.max_turns:
                 raise _ended(Phase.STEP, Cause.TURNS, f"{env.max_turns} were not enough")
-            if len(trajectory.tokens) + 1 >= self.limits.max_length:
+            if len(trajectory.sample) + 1 >= self.limits.max_length:
                 raise self._full()
             observation = await self._turn(TurnRecord(index=len(trajectory.turns)))
         await self._outlive()
@@ -250,7 +254,8 @@ class _Episode:
         self.guarded.start_settling()
         self.phase = Phase.GENERATE
         record.gen_start = time.time()
-        room = self.limits.max_length - len(trajectory.tokens)
+        prompt = trajectory.sample
+        room = self.limits.max_length - len(prompt)
         sampling = msgspec.structs.replace(
             self.sampling,
             max_tokens=min(self.sampling.max_tokens, room),
@@ -259,21 +264,19 @@ class _Episode:
         try:
             with self.manager._metered(Phase.GENERATE):
                 async with asyncio.timeout(self.limits.generate_s):
-                    generation = await self.manager.engine.generate(list(trajectory.tokens), sampling)
+                    generation = await self.manager.engine.generate(list(prompt), sampling)
         except TimeoutError:
             raise _ended(Phase.GENERATE, Cause.LATE, f"no answer within {self.limits.generate_s:g} s") from None
         ids = generation.token_ids
         record.gen_end, record.tokens, record.finish = time.time(), len(ids), generation.finish_reason
         record.version = max((span.version for span in generation.spans), default=-1)
-        record.action = self.env.decode_action(
-            self.manager.tokenizer, ids[:-1] if generation.finish_reason == "stop" else ids
-        )
+        record.action = self.talk.read(ids, prompt, whole=generation.finish_reason == "stop")
         trajectory.sampled(generation)
         return generation
 
     async def _cut(self, record: TurnRecord) -> Observation:
         """The action is not complete: it is not executed."""
-        if len(self.trajectory.tokens) + 1 >= self.limits.max_length:
+        if len(self.trajectory.sample) + 1 >= self.limits.max_length:
             raise self._full()
         async with self._limited(Phase.STEP, self.clock):
             observation = await self.env.cut(self.guarded, record.action)
@@ -359,6 +362,7 @@ class _Episode:
             recoveries=guarded.recoveries,
             continued=trajectory.continued,
             opening=trajectory.opening,
+            breaks=list(trajectory.breaks),
         )
         self._written = len(trajectory.tokens)
         await notes.append(self.spec.key, entry)
@@ -375,6 +379,7 @@ class _Episode:
         trajectory, guarded, last = self.trajectory, self.guarded, since[-1]
         self.phase = Phase.RECOVER
         takeover.recall(trajectory, since)
+        self.talk.recall(trajectory)
         self._written = len(trajectory.tokens)
         guarded.begin_turn(last.turn)
         guarded.adopt(last.checkpoint, last.killed, last.recoveries)
@@ -438,7 +443,7 @@ class _Episode:
             guarded.clock = guarded.phase = None
 
     def _full(self) -> Ended:
-        used, most = len(self.trajectory.tokens), self.limits.max_length
+        used, most = len(self.trajectory.sample), self.limits.max_length
         return _ended(Phase.GENERATE, Cause.LENGTH, f"{used} of {most} tokens are used")
 
     def fill_turns(self, stored: Mapping[str, CheckpointInfo] | None = None) -> None:

@@ -24,7 +24,7 @@ def recall(trajectory: Trajectory, since: Sequence[TurnEntry]) -> None:
         trajectory.append(entry.at, entry.tokens, entry.mask, entry.logprobs, entry.versions)
         for record in entry.records:
             trajectory.turns[record.index :] = [record]
-    trajectory.opening = last.opening
+    trajectory.opening, trajectory.breaks = last.opening, list(last.breaks)
     trajectory.reward, trajectory.struck, trajectory.continued = last.reward, last.struck, last.continued + 1
 
 

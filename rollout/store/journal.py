@@ -57,6 +57,7 @@ class TurnEntry(msgspec.Struct, kw_only=True):
     recoveries: list[Recovery] = []
     continued: int = 0
     opening: str = ""
+    breaks: list[int] = []
 
 
 class Journal:

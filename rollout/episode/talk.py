@@ -1,0 +1,121 @@
+"""How an episode's texts become tokens and its answers texts: by the environment's own layout, or as a chat.
+
+Owns: `Plain` (text after text, as `Environment.encode_observation` lays it out) and `Chat` (messages, by the model's
+own template). Does not own: the turn loop, engines.
+Guarantee (I8): sampled tokens are never tokenised again. Where a template rewrites history, the trajectory has a break:
+a new sample begins there, with its whole prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rollout.environments.base import Environment, Observation, Tokenizer
+from rollout.episode.renderer import Message, Renderer
+from rollout.messages import Trajectory
+
+
+class Talk(Protocol):
+    def open(self, trajectory: Trajectory, first: Observation) -> None:
+        """Puts the prompt."""
+
+    def hear(self, trajectory: Trajectory, observation: Observation) -> None:
+        """Puts what follows the last answer."""
+
+    def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
+        """The action in sampled tokens, of which the last one is the end if they are `whole`."""
+
+    def recall(self, trajectory: Trajectory) -> None:
+        """Become what another process was, before the last action of the trajectory."""
+
+
+class Plain:
+    """Texts one after the other."""
+
+    def __init__(self, env: Environment, tokenizer: Tokenizer):
+        self.env, self.tokenizer = env, tokenizer
+
+    def open(self, trajectory: Trajectory, first: Observation) -> None:
+        trajectory.put(self.env.encode_observation(self.tokenizer, first, True))
+
+    def hear(self, trajectory: Trajectory, observation: Observation) -> None:
+        trajectory.put(self.env.encode_observation(self.tokenizer, observation, False))
+
+    def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
+        return self.env.decode_action(self.tokenizer, ids[:-1] if whole else ids)
+
+    def recall(self, trajectory: Trajectory) -> None:
+        """Nothing is kept here."""
+
+
+class Chat:
+    """Messages: the system's words and the first observation, then answers and observations in turn.
+
+    An observation answers the call of a tool, where the answer was one, and is a user's message otherwise.
+    """
+
+    def __init__(self, env: Environment, renderer: Renderer):
+        self.env, self.renderer = env, renderer
+        self.history: list[Message] = []
+
+    def open(self, trajectory: Trajectory, first: Observation) -> None:
+        self._begin(first.text)
+        trajectory.put(self.renderer.open(self.history, self.env.tools))
+
+    def _begin(self, text: str) -> None:
+        self.history = [{"role": "system", "content": self.env.system}] if self.env.system else []
+        self.history.append({"role": "user", "content": text})
+
+    def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
+        action = self.renderer.parse(ids, prompt, self.env.tools)
+        number = len(self.history)
+        self.history.append(action.message([f"call_{number}_{n}" for n in range(len(action.calls))]))
+        return self.env.read_action(action.content, [(call.name, call.arguments) for call in action.calls])
+
+    def hear(self, trajectory: Trajectory, observation: Observation) -> None:
+        ids, new = trajectory.sample, self._answer(observation.text)
+        longer = self.renderer.bridge(ids, self.history, new, self.env.tools)
+        self.history += new
+        if longer is None:
+            trajectory.breaks.append(len(trajectory.tokens))
+            trajectory.put(self.renderer.open(self.history, self.env.tools))
+        else:
+            trajectory.put(longer[len(ids) :])
+
+    def recall(self, trajectory: Trajectory) -> None:
+        self._begin(trajectory.opening)
+        answers = sampled(trajectory)
+        for number, (record, (start, prompt, end)) in enumerate(zip(trajectory.turns, answers, strict=True)):
+            self.read(trajectory.tokens[prompt:end], trajectory.tokens[start:prompt], whole=True)
+            if number + 1 < len(answers):
+                self.history += self._answer(record.observation)
+
+    def _answer(self, text: str) -> list[Message]:
+        calls = self.history[-1].get("tool_calls") or ()
+        if not calls:
+            return [{"role": "user", "content": text}]
+        results: list[Message] = []
+        for number, call in enumerate(calls):
+            said = text if number == 0 else ""  # one action of an answer is executed: its first
+            results.append(
+                {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": said}
+            )
+        return results
+
+
+def sampled(trajectory: Trajectory) -> list[tuple[int, int, int]]:
+    """Of each answer: where its sample begins, where it begins, where it ends."""
+    found: list[tuple[int, int, int]] = []
+    edges: Sequence[int] = [0, *trajectory.breaks, len(trajectory.tokens)]
+    at = 0
+    while at < len(trajectory.mask):
+        if not trajectory.mask[at]:
+            at += 1
+            continue
+        end = at
+        while end < len(trajectory.mask) and trajectory.mask[end]:
+            end += 1
+        found.append((max(edge for edge in edges if edge <= at), at, end))
+        at = end
+    return found

@@ -1,0 +1,110 @@
+"""Episodes with chat models: one environment, several families, token for token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollout import Environment, Observation, Trajectory
+from rollout.engine.client import Sampling
+from rollout.episode.manager import EpisodeManager
+from rollout.episode.spec import EpisodeSpec
+from rollout.episode.talk import Chat, sampled
+from tests.rollout.test_doors import BASH, Speaker
+from tests.support.chat_models import need_models
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+class Counting(Environment):
+    """Says how often it was told something; three answers end it."""
+
+    system = "You count."
+    tools = (BASH,)
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        return Observation("begin")
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        self.heard.append(action)
+        return Observation(f"answer {len(self.heard)}", reward=1.0, done=len(self.heard) == 3)
+
+
+class Silent:
+    """A sandbox that nothing is asked of."""
+
+    id = "none"
+
+    class info:
+        head = None
+
+    async def tree(self) -> list[Any]:
+        return []
+
+
+async def play(engine: Speaker, env: Counting) -> Trajectory:
+    from rollout.episode.manager import _Episode, _name
+
+    manager = EpisodeManager(
+        environment=lambda: env,
+        host=None,
+        engine=engine,
+        tokenizer=None,
+        renderer=engine.renderer,  # type: ignore[arg-type]
+    )
+    trajectory, spec = Trajectory(), EpisodeSpec(prompt="p", seed=0)
+    _name(trajectory, spec, Sampling())
+    await _Episode(manager, env, Silent(), trajectory, spec, Sampling(), None, None).run(())
+    return trajectory
+
+
+CALL = '<tool_call>\n{"name":  "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models() -> None:
+    need_models()
+
+
+async def test_an_episode_of_calls_is_one_sample() -> None:
+    env, engine = Counting(), Speaker("qwen2.5", "I look.\n" + CALL, "so", "done")
+    trajectory = await play(engine, env)
+    assert trajectory.status == "completed", trajectory.reason
+    assert env.heard == ["ls", "so", "done"] and trajectory.reward == 3.0 and not trajectory.breaks
+    trajectory.check()
+    assert [trajectory.tokens[:at] for _, at, _ in sampled(trajectory)] == engine.asked
+    text = engine.renderer.decode(trajectory.tokens)
+    assert CALL in text and "<tool_response>\nanswer 1\n</tool_response>" in text and "You count." in text
+
+
+async def test_where_a_template_drops_reasoning_a_new_sample_begins() -> None:
+    env = Counting()
+    engine = Speaker("qwen3", *[f"<think>\nhm {n}\n</think>\n\nyes {n}" for n in range(3)])
+    trajectory = await play(engine, env)
+    assert trajectory.status == "completed", trajectory.reason
+    assert env.heard == ["yes 0", "yes 1", "yes 2"] and len(trajectory.breaks) == 2
+    trajectory.check()
+    assert [trajectory.tokens[start:at] for start, at, _ in sampled(trajectory)] == engine.asked
+    assert len(trajectory.parts) == 3 and trajectory.parts[-1][1] == len(trajectory.tokens)
+    first = engine.renderer.decode(trajectory.tokens[slice(*trajectory.parts[0])])
+    second = engine.renderer.decode(trajectory.tokens[slice(*trajectory.parts[1])])
+    assert "hm 0" in first and "hm 0" not in second and "hm 1" in second
+
+
+async def test_a_successor_knows_the_conversation() -> None:
+    engine = Speaker("qwen2.5", "I look.\n" + CALL, "so", "done")
+    trajectory = await play(engine, Counting())
+    chat = Chat(Counting(), engine.renderer)
+    chat.recall(trajectory)
+    roles = [message["role"] for message in chat.history]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]
+    assert chat.history[2]["tool_calls"][0]["function"]["name"] == "bash"
+    before = trajectory.tokens[: sampled(trajectory)[2][1]]
+    again = engine.renderer.bridge(
+        trajectory.tokens[: sampled(trajectory)[1][2]], chat.history[:5], chat.history[5:6], [BASH]
+    )
+    assert again == before
