@@ -45,6 +45,7 @@ def test_soft_dirty_is_told_as_the_kernel_has_it(findings: dict[str, doctor.Find
     assert (finding.level == "ok") == (done.returncode == 0)
 
 
+@pytest.mark.alone
 def test_the_probes_leave_nothing_behind(findings: dict[str, doctor.Finding]) -> None:
     loops = subprocess.run(["losetup", "--list", "--noheadings"], capture_output=True, text=True, check=True).stdout
     with open("/proc/self/mountinfo") as mounts:

@@ -34,7 +34,7 @@ async def _thread_bomb(scene: Scene) -> str:
 
 @act("take all memory")
 async def _memory(scene: Scene) -> str:
-    done = await run(scene, "print('tried', flush=True)\nx = bytearray(4 << 30)\nprint('BREACH')")
+    done = await run(scene, "print('tried', flush=True)\nx = bytearray(4 << 30)\nprint('BREACH')", timeout=60)
     return judge(done) or ("" if done.oom_killed else "not reported as out of memory") or await unharmed(scene)
 
 
