@@ -4,7 +4,7 @@
 
     pagurus bench hooks [--json] [--rounds N] [--folder DIRECTORY] [--object FILE]
 
-Each round measures eight calls four times: without an inspector, loaded while no sandbox is watched (`idle`), attached
+Each round measures nine calls four times: without an inspector, loaded while no sandbox is watched (`idle`), attached
 while the caller is in no watched group (`outside`), and in a watched one. `added` is the median over rounds of the
 difference; `programs` is what the kernel accounts for each BPF program meanwhile (kernel.bpf_stats_enabled, whose own
 clock is in it), of all tasks of the host. Processor time bears other load better than wall time does, but not for

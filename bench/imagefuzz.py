@@ -11,9 +11,9 @@ snapshot of the tree: one that the gate lets through, and one that it refuses, w
 private root is tried by itself. Bait on the host and fanotify tell what CRIU did outside.
 
 `mutations`, `refused`, `passed`: what the gate said. `restores`: through CRIU, `restored` of them to the end; `open` of
-them with the gate held open. `timed_out`, `open_timed_out`: stopped after PATIENCE seconds. `died`: CRIU crashed
-although the gate had let it pass. `escapes`: what changed on the host. `crashes`: errors of ours that are no refusal.
-`slowest_ms`: of the gate.
+them with the gate held open. `timed_out`, `open_timed_out`: stopped after PATIENCE seconds; `waited` says what had been
+changed. `died`: CRIU crashed although the gate had let it pass. `escapes`: what changed on the host. `crashes`: errors
+of ours that are no refusal. `slowest_ms`: of the gate.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Tally:
     slowest_ms: float = 0.0
     escapes: list[str] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
+    waited: list[str] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
@@ -205,6 +206,11 @@ class Fuzz:
                 tally.restored += 1
             except PagurusError as error:
                 late = "gave no answer" in str(error)
+                if late and not held_open:
+                    changed = [
+                        name for name in {**dumped.images, **files} if dumped.images.get(name) != files.get(name)
+                    ]
+                    tally.waited.append(f"{dumped.name}, {' '.join(changed)}: {error}"[:400])
                 tally.timed_out += late and not held_open
                 tally.open_timed_out += late and held_open
                 tally.died += "died without" in str(error) and not held_open

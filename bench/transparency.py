@@ -49,6 +49,7 @@ SOURCE = Path(__file__).parent / "native" / "waits.c"
 LIMITS = Limits(memory="2GiB", processes=2000)
 GROUP = 8  # calls that wait in one sandbox
 ROW_GROUP = 24  # likewise, through checkpoints in a row
+TRIED = 3  # turns that tell how long one takes
 ROW_MARGIN = 10.0  # seconds by which such a wait is longer than the row
 EARLY_MS = {"bash": 20.0}  # it measures by /proc/uptime; all others by the clock itself:
 EARLY_ELSE_MS = 1.5  # time-outs in milliseconds
@@ -172,18 +173,18 @@ def calls() -> list[str]:
     return re.findall(r"\bT\((?!name\))(\w+)\)", SOURCE.read_text())
 
 
-async def until(sandbox: Sandbox, test: str) -> None:
+async def until(sandbox: Sandbox, test: str, seconds: float = 0.0) -> None:
     """Wait until a test of the shell succeeds. Its commands end no turn."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE + seconds
     while (await sandbox.exec(test, ends_turn=False)).exit_code:
         if time.monotonic() > deadline:
             raise TimeoutError(f"`{test}` never came true in {sandbox.id}")
         await asyncio.sleep(0.1)
 
 
-async def told(sandbox: Sandbox) -> str:
-    """The outcomes, when all are there."""
-    await until(sandbox, f"test -e {RESULTS}.done")
+async def told(sandbox: Sandbox, seconds: float = 0.0) -> str:
+    """The outcomes, when all are there: soon, or when this time is over."""
+    await until(sandbox, f"test -e {RESULTS}.done", seconds)
     return (await sandbox.exec(f"cat {RESULTS}", ends_turn=False)).stdout.decode()
 
 
@@ -211,7 +212,7 @@ async def waiting(
         started = await sandbox.exec(command, timeout=PATIENCE)
 
         async def usual() -> dict[str, float]:
-            return results.control(await told(control), seconds)
+            return results.control(await told(control, seconds), seconds)
 
         yield sandbox, started, usual
 
@@ -234,8 +235,18 @@ async def one_group(client: Client, results: Results, seconds: float, names: lis
         results.add("restored", await told(sandbox), seconds, frozen + restored.total_ms, late, resumed)
 
 
+async def pace_of(client: Client, results: Results, pace: float, names: list[str]) -> float:
+    """Seconds from one turn to the next, so that the sandbox runs half of the time: on a busy machine longer."""
+    async with waiting(client, results, 9999, names, []) as (sandbox, _, _usual):
+        began = time.monotonic()
+        for _ in range(TRIED):
+            await sandbox.captured(await sandbox.exec(TURN))
+        return max(pace, 2 * (time.monotonic() - began) / TRIED)
+
+
 async def in_a_row(client: Client, results: Results, row: int, pace: float, names: list[str]) -> dict[str, Any]:
-    """Wait through many turns, one every `pace` seconds, each checkpointed with its processes."""
+    """Wait through many turns, one every `pace` seconds or slower, each checkpointed with its processes."""
+    pace = await pace_of(client, results, pace, names)
     seconds = round(row * pace + ROW_MARGIN)
     frozen: list[float] = []
     async with waiting(client, results, seconds, names, []) as (sandbox, _, usual):
@@ -246,11 +257,12 @@ async def in_a_row(client: Client, results: Results, row: int, pace: float, name
                 frozen.append((await sandbox.captured(turn)).frozen_ms)
             await asyncio.sleep(began + pace * len(frozen) - time.monotonic())
         late = await usual()
-        results.add("in a row", await told(sandbox), seconds, sum(frozen), late)
+        results.add("in a row", await told(sandbox, seconds), seconds, sum(frozen), late)
     return {
         "waits": 2 * len(names),
         "checkpoints": len(frozen),
         "seconds": seconds,
+        "pace_s": round(pace, 2),
         "frozen_ms_p50": round(statistics.median(frozen), 1),
         "frozen_ms_total": round(sum(frozen), 1),
     }

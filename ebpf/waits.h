@@ -54,18 +54,33 @@ static __always_inline u32 thread_number(struct task_struct *p)
 #define NR_SETSOCKOPT 54
 #define NR_ACCEPT4 288
 
-static __always_inline bool may_wait_for_socket(u64 nr)
+/* Which calls are looked at when they begin, one bit each by their number: that is asked at every call of the host. */
+#define CALLS 512
+#define BIT_OF(nr) (1ull << (nr) % 64)
+
+static const u64 calls_with_time[CALLS / 64] = {
+	[NR_SETSOCKOPT / 64] = BIT_OF(NR_SETSOCKOPT),
+	[NR_RT_SIGTIMEDWAIT / 64] = BIT_OF(NR_RT_SIGTIMEDWAIT),
+	[NR_IO_GETEVENTS / 64] = BIT_OF(NR_IO_GETEVENTS) | BIT_OF(NR_SEMTIMEDOP) | BIT_OF(NR_EPOLL_WAIT),
+	[NR_EPOLL_PWAIT / 64] = BIT_OF(NR_EPOLL_PWAIT),
+	[NR_IO_PGETEVENTS / 64] = BIT_OF(NR_IO_PGETEVENTS),
+	[NR_EPOLL_PWAIT2 / 64] = BIT_OF(NR_EPOLL_PWAIT2),
+};
+/* Only once a sandbox has a socket with a time-out (`patience`). */
+static const u64 calls_of_sockets[CALLS / 64] = {
+	BIT_OF(NR_READ) | BIT_OF(NR_WRITE) | BIT_OF(NR_READV) | BIT_OF(NR_WRITEV) | BIT_OF(NR_CONNECT) |
+		BIT_OF(NR_ACCEPT) | BIT_OF(NR_SENDTO) | BIT_OF(NR_RECVFROM) | BIT_OF(NR_SENDMSG) | BIT_OF(NR_RECVMSG),
+	[NR_ACCEPT4 / 64] = BIT_OF(NR_ACCEPT4),
+};
+
+static __always_inline bool has_bit(const u64 *bits, u64 nr)
 {
-	switch (nr) {
-	case NR_READ:
-	case NR_WRITE:
-	case NR_READV:
-	case NR_WRITEV:
-	case NR_CONNECT ... NR_RECVMSG:
-	case NR_ACCEPT4:
-		return patience;
-	}
-	return false;
+	return bits[nr / 64 % (CALLS / 64)] & BIT_OF(nr);
+}
+
+static __always_inline bool is_of_socket(u64 nr)
+{
+	return has_bit(calls_of_sockets, nr);
 }
 
 static __always_inline bool sets_patience(u64 nr, struct pt_regs *regs)
@@ -102,23 +117,23 @@ static __always_inline bool forgets_its_end(u64 nr, struct pt_regs *regs)
 	return false;
 }
 
-SEC("tp_btf/sys_enter")
-int BPF_PROG(on_sys_enter, struct pt_regs *regs, long nr)
+/* One of the calls above begins. */
+static __noinline int wait_begins(struct pt_regs *regs, u64 nr)
 {
 	struct task_struct *p = bpf_get_current_task_btf();
-	bool socket = may_wait_for_socket(nr), sets = sets_patience(nr, regs);
+	bool sets = sets_patience(nr, regs);
 	struct wait *w, fresh = {};
 	struct sandbox *s;
 	u32 number;
 
-	if (!(socket || sets || forgets_its_end(nr, regs)) || !p->bpf_storage)
-		return 0;
-	if (socket || sets) {
-		s = sandbox_with(p);
+	if (sets || is_of_socket(nr)) {
+		s = p->bpf_storage ? sandbox_with(p) : NULL;
 		if (s && sets)
 			s->has_patience = patience = 1;
 		if (!s || !s->has_patience || sets)
 			return 0;
+	} else if (!forgets_its_end(nr, regs) || !p->bpf_storage) {
+		return 0;
 	}
 	number = thread_number(p);
 	w = bpf_map_lookup_elem(&waits, &number);
@@ -131,6 +146,14 @@ int BPF_PROG(on_sys_enter, struct pt_regs *regs, long nr)
 	w->entries++;
 	if (w == &fresh)
 		bpf_map_update_elem(&waits, &number, &fresh, BPF_ANY);
+	return 0;
+}
+
+SEC("tp_btf/sys_enter")
+int BPF_PROG(on_sys_enter, struct pt_regs *regs, long nr)
+{
+	if ((u64)nr < CALLS && (has_bit(calls_with_time, nr) || (is_of_socket(nr) && patience)))
+		wait_begins(regs, nr);
 	return 0;
 }
 

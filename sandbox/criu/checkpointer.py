@@ -10,9 +10,9 @@ Guarantee: a capture is complete or CheckpointFailed is raised and the sandbox r
     capture = syncfs ▸ freeze ▸ dump to tmpfs ▸ on_frozen ▸ thaw          (dump.py over criu.py)
             ▸ without the processes that are apart                        (prune.py)
     store   = pages by content ▸ dump file, synced                        (pages.py, dumpfile.py; after the thaw)
-    restore = images to tmpfs ▸ adapt ▸ CRIU in the cgroup ▸ attach       (restore.py)
-    held    = restore ▸ POSIX locks ▸ stops ▸ let run                    (locks.py, amend.py)
-    verify  = held, before the stops: dump again ▸ compare               (digest.py)
+    restore = images to tmpfs ▸ adapt ▸ CRIU in the cgroup ▸ attach, held (restore.py)
+            ▸ POSIX locks ▸ stops ▸ let run                               (locks.py, amend.py)
+    verify  = before the stops: dump again ▸ compare                      (digest.py)
 """
 
 from __future__ import annotations
@@ -298,13 +298,11 @@ class Checkpointer:
             starting = restoring.worker(container, self.cache, images.parent, pipes, waiting, self._notes)
             async with starting as process:
                 adapted = await asyncio.shield(preparing)
-                hold = restoring.Hold(container) if verify or adapted.locks else None
-                last = None if hold is not None else before_run
-                pid = await restoring.restore(container, adapted, process, hold=hold, before_run=last)
+                hold = restoring.Hold(container)
+                pid = await restoring.restore(container, adapted, process, hold)
             report = RestoreReport(pid, 0.0, closed=adapted.closed)
-            if hold is not None:
-                await self._complete(container, adapted, hold, (images, reference) if verify else None, before_run)
-                report.verified = verify
+            await self._complete(container, adapted, hold, (images, reference) if verify else None, before_run)
+            report.verified = verify
         finally:
             if waiting is not None:
                 waiting.worker.close()
@@ -371,10 +369,12 @@ class Checkpointer:
     ) -> None:
         """What is done to a tree that is held, until it runs. `verify`: its images, and its file tree to compare."""
         try:
-            await asyncio.to_thread(_lock, container, adapted.locks, hold)
+            if adapted.locks:
+                await asyncio.to_thread(_lock, container, adapted.locks, hold)
             if verify is not None:
                 await self._verify(container, *verify, hold, adapted.made_anew)
-            await asyncio.to_thread(amend.stop, container, adapted.stopped)
+            if adapted.stopped:
+                await asyncio.to_thread(amend.stop, container, adapted.stopped)
             if before_run is not None:
                 await asyncio.to_thread(before_run)
             hold.release()
@@ -437,7 +437,7 @@ def _without(directory: Path, numbers: frozenset[int]) -> int:
 @going_first()
 def _lock(container: Container, owed: list[locks.Lock], hold: restoring.Hold) -> None:
     """Have the processes of a held tree take the POSIX locks again that CRIU lost."""
-    known = amend.numbers(container) if owed else {}
+    known = amend.numbers(container)
     if lost := locks.missing(owed, known):
         with inject.standing(container.tasks(), thaw=hold.seized, freeze=hold.hold) as tasks:
             locks.take(lost, known, tasks)

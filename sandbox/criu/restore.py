@@ -4,7 +4,7 @@ Owns: the options of a restore, the network namespace where connections ask for 
 tree before its first instruction.
 Does not own: what is changed in the images (:mod:`sandbox.criu.rewrite`), mounting the right file tree, cgroups and
 their limits (the container; limits are applied after the restore), comparing (:mod:`sandbox.criu.equality`).
-Guarantee: :func:`restore` returns the host pid of a complete, attached process tree, or raises RestoreFailed and
+Guarantee: :func:`restore` returns the host pid of a complete, attached, held process tree, or raises RestoreFailed and
 leaves no process of it behind. The images given are never changed.
 
 CRIU runs inside the sandbox's cgroups and in a cgroup namespace rooted there, so the restored tasks need no move. One
@@ -147,18 +147,8 @@ async def _spawn(
             os.close(fd)
 
 
-async def restore(
-    container: Container,
-    images: Adapted,
-    process: Process,
-    *,
-    hold: Hold | None = None,
-    before_run: Callable[[], None] | None = None,
-) -> int:
-    """Restore the adapted images; returns pid 1's host pid after `container.attach`. With `hold`, nothing runs yet.
-
-    `before_run` is called on a worker thread when all is back and nothing has run.
-    """
+async def restore(container: Container, images: Adapted, process: Process, hold: Hold) -> int:
+    """Restore the adapted images; returns pid 1's pid after `container.attach`. Nothing runs until `hold` lets it."""
     protobuf = rpc.messages()
     own_network = images.own_network
     options = protobuf.criu_opts(
@@ -188,7 +178,7 @@ async def restore(
             await asyncio.to_thread(lingering.end, container.netns, images.ports)
         response = await process.worker.call(
             protobuf.criu_req(type=protobuf.RESTORE, opts=options),
-            notify=_notify(container, images, process, hold, before_run),
+            notify=_notify(container, images, process, hold),
             timeout=TIMEOUT,
             log=images.directory / LOG,
             kill_on_cancel=True,
@@ -214,9 +204,7 @@ async def _end(container: Container, images: Adapted) -> None:
     await asyncio.to_thread(other_names.drop, container, images.directory)
 
 
-def _notify(
-    container: Container, images: Adapted, process: Process, hold: Hold | None, before_run: Callable[[], None] | None
-) -> dict[str, Callable[[int], None]]:
+def _notify(container: Container, images: Adapted, process: Process, hold: Hold) -> dict[str, Callable[[int], None]]:
     init, times = 0, amend.Times()
     loop = asyncio.get_running_loop()
 
@@ -239,17 +227,16 @@ def _notify(
             memory.write(images.fill, numbers, container.spec.id)
         sysv.put_back(images.directory, init)
         settings.put_all_back(images.directory, numbers)
-        if hold is not None:
-            hold.leave(process.worker.pid)
-            hold.hold()
-        if before_run is not None:
-            before_run()
+        hold.leave(process.worker.pid)
+        hold.hold()
 
     return {"setup-namespaces": namespaces, "pre-resume": finish}
 
 
 class Hold:
-    """Holds a restored tree before its first instruction, so that it can be dumped again unchanged.
+    """Holds a restored tree before its first instruction, so that it runs as a whole, and can be dumped again.
+
+    CRIU lets go of one task after another, and would give up where one of them has just ended the next.
 
     The v2 freezer, not SIGSTOP: a stop would send SIGCHLD to every parent, and the handlers would run. Frozen tasks
     let CRIU seize them, but not run its parasite; so it is thawed once all are seized (`seized`) and frozen again

@@ -18,7 +18,7 @@ from sandbox.content import dumpfile
 from sandbox.criu import dump, equality
 from sandbox.criu.open_files import held_files
 from sandbox.errors import CheckpointFailed, NotEqual, RestoreFailed
-from tests.support.checkpoint_programs import ALL, CHECK, LISTENER, MEMORY, SHELL
+from tests.support.checkpoint_programs import ALL, CHECK, LISTENER, MEMORY, SHELL, python_program
 from tests.support.checkpoint_support import Bench, shell
 from tests.support.daemon_host import ASLEEP
 
@@ -33,6 +33,31 @@ async def test_what_is_restored_equals_and_goes_on(bench: Bench, name: str) -> N
     for source in (saved.capture.dir, saved.dump):
         await bench.kill_and_restore(sb, saved, source)
         assert await shell(sb, check) == "good\n"
+
+
+# Ends all of its children as soon as there is a file, which is made between the checkpoint and the restore.
+IMPATIENT = python_program("""
+null = subprocess.DEVNULL
+children = [subprocess.Popen(['sleep', '9999'], stdout=null, stderr=null) for _ in range(80)]
+open('/t/ready', 'w').close()
+while not os.path.exists('/t/go'): pass
+for one in children: one.kill()
+for one in children: one.wait()
+open('/t/ended', 'w').close()
+""")
+
+
+async def test_what_runs_first_may_end_all_others(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, IMPATIENT)
+    saved = await bench.save(sb)
+    for _ in range(3):
+        await sb.kill()
+        tree = bench.snapshot(saved.tree, readonly=False)
+        (tree / "upper" / "t" / "go").touch()
+        await sb.remount(tree)
+        await bench.checkpointer.restore(sb, saved.capture.dir)
+        assert await shell(sb, "while [ ! -e /t/ended ]; do sleep 0.05; done; pgrep -c sleep || true") == "0\n"
 
 
 async def test_an_idle_sandbox_keeps_its_confinement(bench: Bench) -> None:
