@@ -2,7 +2,7 @@
 
 ::
 
-    python -m bench.sync [--json] [--parts delta,slices,link,versions,kills] [--model FOLDER]
+    python -m bench.sync [--json] [--parts delta,slices,link,engine,versions,kills] [--model FOLDER]
 
 delta     SmolLM2-135M (``make setup-models``) under real optimiser steps, published in bfloat16. By optimiser and rate:
           `changed_share` of the 16-bit words, `bytes_ratio` of a step to all bytes; `encode_mb_s` of weights compared,
@@ -12,6 +12,10 @@ slices    two trainer ranks' layout read by two tensor-parallel readers: `slice_
 link      eight readers over one line of 1 Gbit/s and 20 ms: whole images straight from the origin, whole images
           through a relay, steps through a relay. `slow_link_copies`, `whole_time_ratio`, `step_time_ratio`. Readers
           fetch and check content; they do not write it, since eight hosts would not share two cores for that.
+engine    an embedded engine of 14 million parameters samples for 16 requests at once; in every other window of time it
+          pulls and applies a version a second: `throughput_ratio` of these windows to the others (median of pairs),
+          `pause_ms` (nothing is sampled) and `take_s` (to fetch, check and apply). The cache is kept, so that
+          what is counted is the taking alone.
 versions  200 versions of a small model by HTTP, with skipped versions, readers, publishers and relays that are
           killed, and flipped bytes in the relay's cache: `bit_identical`.
 kills     200 times a publisher, a relay or a reader is killed at a random instant: after each the store lists whole
@@ -41,7 +45,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bench.harness.slow_link import slow_link
+from rollout.engine.client import EngineClient, Sampling, wait_healthy
 from rollout.engine.embedded.apply import prepare
+from rollout.engine.embedded.model import ModelConfig, Qwen3
 from rollout.weights.mirror import Mirror
 from rollout.weights.puller import Puller
 from rollout.weights.relay import Relay, serve
@@ -304,6 +310,89 @@ async def fetched(url: str) -> int:
     return int(got["fetched_bytes"])
 
 
+# ---------------------------------------------------------------------- engine
+
+LARGER = ModelConfig(
+    vocab_size=4000, hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6,
+    num_key_value_heads=2, head_dim=64, max_position_embeddings=4096, eos_token_id=0,
+)  # fmt: skip
+WINDOW = 3.0  # seconds
+
+
+async def engine(root: Path, windows: int) -> Figures:
+    """What an engine loses of its throughput while it takes versions."""
+    store = VersionStore(root / "engine-weights")
+    model = Qwen3(LARGER)
+    model.initialise(0)
+    publisher = Publisher(store, whole_every=1000, keep=1000)
+    files = {"config.json": json.dumps(LARGER.to_json()).encode()}
+    publisher.publish(0, model.state_dict(), files)
+    for version in range(1, windows * 3 + 1):  # made before: a trainer is on another host
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=3e-6)
+        publisher.publish(version, model.state_dict(), files)
+    publisher.close()
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rollout.engine.embedded.server", "--model", root / "engine-mirror", "--port", str(port),
+        "--weights", store.folder, "--at", "0", "--length", "4096", "--slots", "16",
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with EngineClient(f"http://127.0.0.1:{port}") as client:
+            await asyncio.wait_for(wait_healthy(client), 120)
+            return await _alternate(client, windows)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def _alternate(client: EngineClient, windows: int) -> Figures:
+    sampling = Sampling(max_tokens=400, ignore_eos=True)
+
+    async def ask(number: int) -> None:
+        while True:
+            await client.generate([5, 6 + number], sampling)
+
+    asking = [asyncio.create_task(ask(number)) for number in range(16)]
+    await asyncio.sleep(WINDOW)
+    version, ratios, pauses, lags = 0, [], [], []
+    for _ in range(windows):
+        alone, _ = await _window(client, None)
+        beside, taken = await _window(client, version)
+        version += len(taken)
+        ratios.append(beside / alone)
+        pauses += [pause for pause, _ in taken]
+        lags += [lag for _, lag in taken]
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    return {
+        "throughput_ratio": rounded(statistics.median(ratios)),
+        "ratio_quartiles": [rounded(each) for each in statistics.quantiles(ratios, n=4)[::2]],
+        "versions_taken": version,
+        "pause_ms": rounded(1000 * statistics.median(pauses)),
+        "pause_ms_worst": rounded(1000 * max(pauses)),
+        "take_s": rounded(statistics.median(lags)),
+    }
+
+
+async def _window(client: EngineClient, version: int | None) -> tuple[float, list[tuple[float, float]]]:
+    """Tokens a second of one window; in it, unless `version` is None, a version a second is taken after that one."""
+    before, began = (await client.statistics()).generated_tokens, time.monotonic()
+    taken: list[tuple[float, float]] = []
+    while version is not None and time.monotonic() < began + WINDOW - 0.5 and len(taken) < 3:
+        started = time.monotonic()
+        await client.pull(version + len(taken) + 1)
+        applied = await client.apply(version + len(taken) + 1, recompute=False)
+        taken.append((applied.paused_s, time.monotonic() - started))
+        await asyncio.sleep(max(0.0, started + 1.0 - time.monotonic()))
+    await asyncio.sleep(max(0.0, began + WINDOW - time.monotonic()))
+    tokens = (await client.statistics()).generated_tokens - before
+    return tokens / (time.monotonic() - began), taken
+
+
 # ---------------------------------------------------------------------- versions and kills
 
 
@@ -467,7 +556,7 @@ def rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-PARTS = ("delta", "slices", "link", "versions", "kills")
+PARTS = ("delta", "slices", "link", "engine", "versions", "kills")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -477,6 +566,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=MODEL, help="Hugging Face folder")
     parser.add_argument("--rounds", type=int, default=5, help="measured optimiser steps of each kind")
     parser.add_argument("--versions", type=int, default=200)
+    parser.add_argument("--windows", type=int, default=20, help="pairs of windows of the engine part")
     parser.add_argument("--trials", type=int, default=200, help="kills")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -493,6 +583,7 @@ def main(arguments: list[str] | None = None) -> int:
             "versions": lambda: versions(root, options.versions, options.seed),
             "slices": lambda: slices(options.model, root),
             "link": lambda: link(options.model, root),
+            "engine": lambda: engine(root, options.windows),
             "delta": lambda: delta(options.model, root, options.rounds),
         }
         for part, act in acts.items():  # those that fork come before torch has made threads
