@@ -280,7 +280,7 @@ async def _seconds(socket: Path, name: str, label: str) -> dict[str, dict[str, f
 
 def need_image(name: str) -> Path:
     """The tree of the image, built when it is the bench's own and missing (minutes, from the host's Debian mirror)."""
-    images = ImageStore(Pool())
+    images = ImageStore(Pool().images)
     if name == NAME and name not in images.list():
         print(f"build the image {name}: git, gcc, pytest, sqlite", file=sys.stderr)
         images.debootstrap(name, include=PACKAGES)

@@ -203,6 +203,7 @@ class CheckpointRow(msgspec.Struct, kw_only=True):
     programs: dict[str, ProgramRow] = {}  # those of the state that it holds
     template: Template | None = None  # imported, or a step of a build: stays until somebody removes it
     step: KeptStep | None = None
+    image: str = ""  # content of the image that was made of its files
     damaged: bool = False  # a verification found that the disk does not hold what was stored; `error` says what
 
     def info(self) -> CheckpointInfo:

@@ -373,6 +373,13 @@ def _network() -> str:
         raise _Miss(error.message, error.remedy or "needed by sandboxes with a network only") from None
 
 
+def _registries() -> str:
+    if shutil.which("skopeo") is None:
+        raise _Miss("skopeo is missing", "make setup, or apt-get install skopeo; needed by `pagurus image pull` only")
+    done = subprocess.run(["skopeo", "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "skopeo"
+
+
 def _gpu() -> str:
     try:
         import torch
@@ -409,6 +416,7 @@ PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("userfaultfd", False, _uffd),
     ("network", False, _network),
     ("images", True, _images),
+    ("registries", False, _registries),
     ("docker", False, _docker),
     ("gpu", False, _gpu),
     ("vllm", False, _vllm),

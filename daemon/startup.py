@@ -84,7 +84,7 @@ async def open_host(options: config.Config) -> Host:
         queue = CheckpointQueue(LIMITS, RATES)
         capturer = Capturer(pool, places, checkpointer, inspector)
         services = Services(catalogue, queue, capturer, inspector, Aside(queue))
-        host = Host(services, places, ImageStore(pool), run / "sandboxes")
+        host = Host(services, places, ImageStore(pool.images), run / "sandboxes")
         host.collector.default = Retention() if options.keep_last is None else Retention(last=options.keep_last)
         gateway = GatewayService(host, state / "gateway.sqlite", Config.load(options.gateway_config))
         undo.push_async_callback(gateway.close)

@@ -6,6 +6,7 @@ need root and no daemon; the others speak to the daemon, which knows what is in 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,6 +87,20 @@ def import_image(
 
 
 @application.command()
+def pull(
+    reference: Annotated[str, typer.Argument(help="[registry/]path[:tag][@digest], such as python:3.12-slim.")],
+    name: Annotated[str | None, typer.Option(help="What it is called here; else as it is there.")] = None,
+) -> None:
+    """Take an image from a registry; only what is missing is fetched. Needs no Docker Engine.
+
+    Credentials are the daemon's: `docker login` or `skopeo login` as its user, or REGISTRY_AUTH_FILE.
+    """
+    with output.working(f"pull {reference}"):
+        made = call(lambda host: host.images.pull(reference, name))
+    _made(made)
+
+
+@application.command()
 def docker(
     name: NewImage,
     reference: Annotated[str, typer.Argument(help="What the Docker Engine calls it, such as python:3.12.")],
@@ -133,19 +148,22 @@ def build(
     network: Annotated[str, typer.Option(help="What RUN may reach: none or open.")] = "none",
     replace: Replace = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Carry out steps that are kept, too.")] = False,
+    secret: Annotated[
+        list[str] | None, typer.Option("--secret", help="id=NAME,src=FILE or id=NAME,env=VARIABLE, for RUN --mount.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the output.")] = False,
 ) -> None:
     """Build a Dockerfile, every step in a sandbox. Needs no Docker Engine."""
     from sandbox.messages import Network
 
+    known = dict(_secret(each) for each in secret or [])
     pairs = {given.partition("=")[0]: given.partition("=")[2] for given in argument or []}
     if network not in ("none", "open"):
         raise Invalid(f"--network is none or open, not {network!r}")
     reach = Network.open() if network == "open" else Network.none()
 
     def show(line: str) -> None:
-        if not quiet:
-            print(output.printable(line), file=sys.stderr)
+        print(output.printable(line), file=sys.stderr, flush=True)
 
     _made(
         call(
@@ -158,7 +176,8 @@ def build(
                 network=reach,
                 replace=replace,
                 cache=not no_cache,
-                output=show,
+                secrets=known,
+                output=None if quiet else show,
             )
         )
     )
@@ -180,6 +199,22 @@ def rm(name: ImageName) -> None:
     call(lambda host: host.images.remove(name))
 
 
+def _secret(text: str) -> tuple[str, bytes]:
+    """Of ``id=NAME,src=FILE``."""
+    options = dict(word.partition("=")[::2] for word in text.split(","))
+    name, file, variable = options.get("id"), options.get("src") or options.get("source"), options.get("env")
+    if not name or (file is None) == (variable is None):
+        raise Invalid(f"--secret {text.split(',')[0]}: not a secret", remedy="id=NAME,src=FILE or id=NAME,env=VARIABLE")
+    if variable is not None:
+        if variable not in os.environ:
+            raise Invalid(f"--secret id={name}: the variable {variable} is not set")
+        return name, os.environb[variable.encode()]
+    try:
+        return name, Path(file or "").read_bytes()
+    except OSError as error:
+        raise Invalid(f"--secret id={name}: {error}") from None
+
+
 def _made(info: ImageInfo) -> None:
     print(output.line(f"{info.name} {info.digest[:12]} {output.size(info.size)}"))
 
@@ -190,4 +225,4 @@ def _store() -> Any:
 
     pool = Pool()
     pool.images.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return ImageStore(pool)
+    return ImageStore(pool.images)

@@ -38,6 +38,11 @@ def run() -> Path:
     return Path(os.environ.get("PAGURUS_RUN", "/run/pagurus"))
 
 
+def cache() -> Path:
+    """Directory of this user for what can be made again (XDG base directories)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagurus"
+
+
 def api_socket() -> Path:
     """Unix socket of the local daemon's API."""
     return run() / "pagurus.sock"

@@ -1,7 +1,7 @@
 """Static types of sandbox.sync. Made by scripts/sync_stubs.py; do not edit."""
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -227,6 +227,7 @@ class Images:
         limits: Limits | None = None,
         replace: bool = False,
         cache: bool = True,
+        secrets: Mapping[str, bytes] | None = None,
         output: Callable[[str], Any] | None = None,
     ) -> ImageInfo:
         """Build a Dockerfile, every step in a sandbox; no Docker Engine is needed."""
@@ -244,6 +245,8 @@ class Images:
         """All images, by name."""
     def prune(self) -> StepsRemoved:
         """Remove the kept steps, but for those that living sandboxes stand on."""
+    def pull(self, reference: str, name: str | None = None) -> ImageInfo:
+        """Take an image from a registry, by the credentials of the host: ``pull("python:3.12-slim")``."""
     def remove(self, name: str) -> None:
         """Remove a name. The tree stays while another name or a sandbox needs it."""
     def steps(self) -> Sequence[StepInfo]:
@@ -506,7 +509,7 @@ class Client:
     def gateway(self) -> Models:
         """The LLM gateway of the host."""
     def get(self, sandbox: str) -> Sandbox:
-        """The sandbox with this id or name."""
+        """The sandbox with this id or name, or whose id alone begins so (``"s-4f"``)."""
     def health(self) -> dict[str, Any]: ...
     @property
     def images(self) -> Images:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -54,7 +53,7 @@ def main(base: Path, agents: Path) -> None:
         place.mkdir(parents=True)
         copy(packages(agents, python_of(base)), place)
 
-    ImageStore(SimpleNamespace(images=images)).build("agents", fill, "agents from PyPI")  # type: ignore[arg-type]
+    ImageStore(images).build("agents", fill, "agents from PyPI")
 
 
 if __name__ == "__main__":

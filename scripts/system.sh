@@ -8,6 +8,7 @@ PACKAGES=(
     gcc libc6-dev linux-libc-dev          # compile the shim and pid 1
     btrfs-progs                           # the pool of sandbox trees
     debootstrap                           # the base image
+    skopeo                                # images from registries
     iproute2 nftables iptables            # network of sandboxes; CRIU calls iptables-restore for locked sockets
     python3 python3-venv                  # .venv
     ca-certificates procps util-linux

@@ -121,7 +121,7 @@ def image(name: str) -> Path:
     """The tree of an image of this host."""
     from sandbox.image.store import ImageStore
 
-    return ImageStore(Pool()).resolve(name).tree
+    return ImageStore(Pool().images).resolve(name).tree
 
 
 class Census:

@@ -13,7 +13,8 @@ from aiohttp import web
 from daemon.api.presence import while_asked
 from daemon.api.wire import HOST, Route, body, chunks, parameters, reply
 from daemon.host.host import Host
-from sandbox.messages import CommitRequest, ImageInfo
+from daemon.store import pulling
+from sandbox.messages import CommitRequest, ImageInfo, PullImage
 
 ARCHIVE_MOST = 64 << 30  # bytes of one archive
 _WRITE_AT_ONCE = 1 << 22
@@ -60,6 +61,13 @@ def _spool(host: Host) -> tuple[int, Path]:
     return descriptor, Path(path)
 
 
+async def _pull(request: web.Request) -> web.Response:
+    """Take an image from a registry. Only what is missing is fetched; an equal image stays as it is."""
+    host, wanted = request.app[HOST], await body(request, PullImage)
+    name = await while_asked(request, pulling.pull(host.images, wanted.reference, wanted.name))
+    return reply(request, await asyncio.to_thread(host.images.info, name, host.images_used()), 201)
+
+
 async def _commit(request: web.Request) -> web.Response:
     """Make an image of the files of a checkpoint."""
     host, wanted = request.app[HOST], await body(request, CommitRequest)
@@ -90,6 +98,7 @@ ROUTES: list[Route] = [
         status=201,
         scope="admin",
     ),
+    Route("POST", "/v1/images/pull", _pull, body=PullImage, answer=ImageInfo, status=201, scope="admin"),
     Route("DELETE", "/v1/images/{name}", _remove, scope="admin"),
     Route(
         "POST", "/v1/checkpoints/{id}/image", _commit, body=CommitRequest, answer=ImageInfo, status=201, scope="admin"

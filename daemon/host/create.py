@@ -21,7 +21,7 @@ from daemon.wording import plain
 from sandbox import paths
 from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid
-from sandbox.image.store import NAME, Image
+from sandbox.image.store import Image, filed
 from sandbox.messages import CreateRequest, Limits, Mount
 
 SANDBOX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -86,7 +86,7 @@ def imported(settings: Mapping[str, Any], image: Image, *, host_mounts: bool) ->
         raise Invalid(f"the settings for forks cannot be read: {plain(error)}") from None
     if len(msgspec.json.encode(said)) > SETTINGS_MOST:
         raise Invalid(f"the settings for forks are longer than {SETTINGS_MOST} bytes")
-    if NAME.fullmatch(said.image) is None:
+    if filed(said.image) is None:
         raise Invalid(f"not an image name: {said.image[:80]!r}")
     if said.gateway is not None:
         raise Invalid("how an agent reaches a model is no matter of a checkpoint", remedy="export it without a gateway")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,9 +80,17 @@ class Store:
         return await self._host.verifier.verify(rows or every, catalogue=not checkpoints)
 
     async def image(self, checkpoint: str, name: str, config: ImageConfig | None, *, replace: bool) -> None:
-        """Make an image of the files of a checkpoint. Cancelled, nothing of it is left."""
-        row = await self._host.restorable(checkpoint)
+        """Make an image of the files of a checkpoint. Cancelled, nothing of it is left.
+
+        Where an image was made of them before and is still there, only the name is new.
+        """
+        row, source, images = await self._host.restorable(checkpoint), f"checkpoint {checkpoint}", self._host.images
         below = await asyncio.to_thread(self._host.image_below, row)
+        wanted = config or below.config
+        if row.image:
+            known = functools.partial(images.give_name, name, row.image, source, wanted, replace=replace)
+            if await asyncio.to_thread(known):
+                return
         upper = None if row.files is None else self._host.places.snapshot(row.files) / "upper"
         copying: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
@@ -96,14 +105,13 @@ class Store:
 
         def fill(tree: Path) -> ImageConfig:
             asyncio.run_coroutine_threadsafe(copy(tree), loop).result()
-            return config or below.config
+            return wanted
 
         with self._host.collector.pin(row):
-            building = asyncio.ensure_future(
-                _streamed(self._host.images.build, name, fill, f"checkpoint {row.id}", replace)
-            )
+            building = asyncio.ensure_future(_streamed(images.build, name, fill, source, replace))
             try:
-                await asyncio.shield(building)
+                row.image = (await asyncio.shield(building)).parent.name
+                self._host.services.catalogue.later([put_checkpoint(row)])
             except asyncio.CancelledError:
                 if copying is not None:
                     copying.cancel()

@@ -1,6 +1,7 @@
 """Dockerfiles: from text to stages of instructions. Pure: no files, no sandboxes.
 
-Owns: the language (Dockerfile reference, "Format", "Environment replacement"): stages, arguments, variables, quoting.
+Owns: the language (Dockerfile reference, "Format", "Environment replacement", "Here-Documents", "RUN --mount"): stages,
+arguments, variables, quoting.
 Does not own: carrying it out (:mod:`sandbox.sdk.build`). Guarantee: what is not understood is refused by line, never
 skipped.
 """
@@ -22,7 +23,31 @@ IGNORED = {"MAINTAINER", "EXPOSE", "VOLUME", "STOPSIGNAL", "HEALTHCHECK"}  # the
 KNOWN = SUBSTITUTED | IGNORED | {"ARG", "RUN", "CMD", "ENTRYPOINT", "SHELL"}
 _VARIABLE = re.compile(r"\\\$|\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
 _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?\s+")
-_HEREDOC = re.compile(r"<<-?\s*[\"']?\w")
+_DOCUMENT = re.compile(r"(?:(?<=\s)|^)<<(-?)([\"']?)([A-Za-z_][\w.-]*)\2(?=[\s;|&>)]|$)")
+_ADDRESS = re.compile(r"https?://[^/\s]+/\S*")
+_CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A here-document: ``<<NAME``, lines, ``NAME``."""
+
+    name: str
+    text: str
+    literal: bool  # the name was quoted: variables in the text stay as they are
+
+
+@dataclass(frozen=True)
+class Mount:
+    """What a RUN finds at `target` and leaves out of the image: a directory kept from build to build, or a secret."""
+
+    kind: str  # cache or secret
+    id: str
+    target: str = ""  # "": none, the secret is a variable only
+    variable: str = ""  # of the environment, for a secret
+    required: bool = False
+    mode: int = 0o400
+    owner: str = "0:0"
 
 
 @dataclass(frozen=True)
@@ -35,6 +60,8 @@ class Instruction:
     flags: dict[str, str] = field(default_factory=dict)
     shell: bool = False
     pairs: dict[str, str] = field(default_factory=dict)  # of ENV, LABEL and ARG
+    documents: tuple[Document, ...] = ()  # of RUN that is nothing else, and of COPY and ADD
+    mounts: tuple[Mount, ...] = ()
 
 
 @dataclass
@@ -55,16 +82,14 @@ def parse(text: str, arguments: dict[str, str] | None = None) -> list[Stage]:
     outside: dict[str, str] = {}  # arguments before the first FROM
     scope: dict[str, str] = {}
     stages: list[Stage] = []
+    text, found = _documents(text)
     for entry in DockerfileParser(fileobj=io.BytesIO(text.encode())).structure:
         kind, line, value = entry["instruction"].upper(), entry["startline"] + 1, entry["value"].strip()
         if kind == "COMMENT":
             continue
         if kind not in KNOWN:
             raise Invalid(f"line {line}: {kind} is not supported")
-        if kind in ("RUN", "COPY", "ADD") and _HEREDOC.search(value):
-            raise Invalid(
-                f"line {line}: here-documents are not supported", remedy="put the text into a file and COPY it"
-            )
+        documents = found.get(line, ())
         if kind in SUBSTITUTED:
             value = substitute(value, scope if stages and kind != "FROM" else outside)
         if kind == "FROM":
@@ -79,7 +104,9 @@ def parse(text: str, arguments: dict[str, str] | None = None) -> list[Stage]:
             continue
         if not stages:
             raise Invalid(f"line {line}: {kind} before FROM")
-        instruction = _instruction(kind, value, line)
+        if kind in ("COPY", "ADD"):
+            documents = tuple(each if each.literal else _filled(each, scope) for each in documents)
+        instruction = _instruction(kind, value, line, documents)
         if kind == "ENV":
             scope.update(instruction.pairs)
         if kind not in IGNORED:
@@ -105,6 +132,39 @@ def substitute(text: str, scope: dict[str, str]) -> str:
     return _VARIABLE.sub(found, text)
 
 
+def _documents(text: str) -> tuple[str, dict[int, tuple[Document, ...]]]:
+    """The text with empty lines for here-documents, and those by the line of their instruction."""
+    lines, found, at = text.split("\n"), {}, 0
+    while at < len(lines):
+        first = at
+        while lines[at].rstrip().endswith("\\") and at + 1 < len(lines):
+            at += 1
+        kind = lines[first].split(maxsplit=1)[:1]
+        logical = "\n".join(lines[first : at + 1])
+        at += 1
+        if not kind or kind[0].upper() not in ("RUN", "COPY", "ADD"):
+            continue
+        documents = []
+        for dash, quote, name in _DOCUMENT.findall(logical):
+            body: list[str] = []
+            while at < len(lines) and (lines[at].lstrip("\t") if dash else lines[at]) != name:
+                body.append(lines[at].lstrip("\t") if dash else lines[at])
+                lines[at] = ""
+                at += 1
+            if at == len(lines):
+                raise Invalid(f"line {first + 1}: the here-document {name} has no end", remedy=f"a line {name} ends it")
+            lines[at] = ""
+            at += 1
+            documents.append(Document(name, "".join(f"{each}\n" for each in body), bool(quote)))
+        if documents:
+            found[first + 1] = tuple(documents)
+    return "\n".join(lines), found
+
+
+def _filled(document: Document, scope: dict[str, str]) -> Document:
+    return Document(document.name, substitute(document.text, scope), literal=True)
+
+
 def _stage(value: str, line: int, number: int) -> Stage:
     _, value = _flags(value)
     words = value.split()
@@ -127,14 +187,14 @@ def _arguments(
     return pairs
 
 
-def _instruction(kind: str, value: str, line: int) -> Instruction:
-    flags, value = _flags(value) if kind in ("COPY", "ADD", "RUN", "HEALTHCHECK") else ({}, value)
+def _instruction(kind: str, value: str, line: int, documents: tuple[Document, ...] = ()) -> Instruction:
+    if kind == "RUN":
+        return _run(value, line, documents)
+    flags, value = _flags(value) if kind in ("COPY", "ADD", "HEALTHCHECK") else ({}, value)
     if kind in ("ENV", "LABEL"):
         return Instruction(kind, line, pairs=_pairs(value, line))
     listed = _json(value)
-    if kind == "RUN" and flags:
-        raise Invalid(f"line {line}: RUN --{next(iter(flags))} is not supported")
-    if kind in ("RUN", "CMD", "ENTRYPOINT"):
+    if kind in ("CMD", "ENTRYPOINT"):
         return Instruction(kind, line, tuple(listed) if listed is not None else (value,), shell=listed is None)
     if kind == "SHELL":
         if listed is None:
@@ -143,23 +203,80 @@ def _instruction(kind: str, value: str, line: int) -> Instruction:
     if kind in ("WORKDIR", "USER"):
         return Instruction(kind, line, (value.strip("\"'"),))
     if kind in ("COPY", "ADD"):
-        words = tuple(listed if listed is not None else value.split())
-        if unknown := set(flags) - {"from", "chown", "chmod", "link"}:
-            raise Invalid(f"line {line}: {kind} --{min(unknown)} is not supported")
-        if len(words) < 2:
-            raise Invalid(f"line {line}: {kind} needs a source and a target")
-        if kind == "ADD" and any("://" in word for word in words[:-1]):
-            raise Invalid(f"line {line}: ADD from an address is not supported", remedy="fetch it with RUN")
-        return Instruction(kind, line, words, flags)
+        return _copy(kind, tuple(listed if listed is not None else value.split()), flags, line, documents)
     return Instruction(kind, line, (value,))
 
 
-def _flags(value: str) -> tuple[dict[str, str], str]:
-    flags = {}
+def _copy(
+    kind: str, words: tuple[str, ...], flags: dict[str, str], line: int, documents: tuple[Document, ...]
+) -> Instruction:
+    known = {"from", "chown", "chmod", "link"} | ({"checksum"} if kind == "ADD" else set())
+    if unknown := set(flags) - known:
+        raise Invalid(f"line {line}: {kind} --{min(unknown)} is not supported")
+    if len(words) < 2:
+        raise Invalid(f"line {line}: {kind} needs a source and a target")
+    words = tuple(word for word in words if _DOCUMENT.fullmatch(word) is None)
+    addresses = [word for word in words[:-1] if "://" in word]
+    if addresses and (kind == "COPY" or not all(_ADDRESS.fullmatch(word) for word in addresses)):
+        raise Invalid(f"line {line}: {kind} cannot fetch {addresses[0]}", remedy="ADD takes http:// and https://")
+    if "checksum" in flags and (len(addresses) != 1 or len(words) != 2 or not _CHECKSUM.fullmatch(flags["checksum"])):
+        raise Invalid(f"line {line}: ADD --checksum=sha256:HEX goes with one address")
+    return Instruction(kind, line, words, flags, documents=documents)
+
+
+def _run(value: str, line: int, documents: tuple[Document, ...]) -> Instruction:
+    """Of a RUN: nothing but a here-document is a script; beside a command it is the shell's business."""
+    flags, value = _flag_list(value)
+    mounts = []
+    for name, given in flags:
+        if name != "mount":
+            raise Invalid(f"line {line}: RUN --{name} is not supported")
+        mounts.append(_mount(given, line))
+    if (listed := _json(value)) is not None and not documents:
+        return Instruction("RUN", line, tuple(listed), mounts=tuple(mounts))
+    if documents and _DOCUMENT.fullmatch(value):
+        return Instruction("RUN", line, (documents[0].text,), shell=True, documents=documents, mounts=tuple(mounts))
+    for document in documents:
+        value += f"\n{document.text}{document.name}"
+    return Instruction("RUN", line, (value,), shell=True, mounts=tuple(mounts))
+
+
+def _mount(given: str, line: int) -> Mount:
+    """``type=cache,target=/root/.cache`` or ``type=secret,id=token``."""
+    options = dict(word.partition("=")[::2] for word in given.split(","))
+    kind, here = options.pop("type", "bind"), f"line {line}: RUN --mount"
+    if kind not in ("cache", "secret"):
+        raise Invalid(f"{here}=type={kind} is not supported", remedy="cache and secret are")
+    target = next((options.pop(name) for name in ("target", "dst", "destination") if name in options), "")
+    options.pop("sharing", None)  # builds at the same time each have a copy, and the last one is kept
+    name, variable = options.pop("id", ""), options.pop("env", "") if kind == "secret" else ""
+    required = kind == "secret" and options.pop("required", "false") in ("", "true", "1")
+    try:
+        mode = int(options.pop("mode", "0755" if kind == "cache" else "0400"), 8)
+    except ValueError:
+        raise Invalid(f"{here}: mode is an octal number") from None
+    owner = f"{options.pop('uid', '0')}:{options.pop('gid', '0')}"
+    if options:
+        raise Invalid(f"{here}=type={kind}: {min(options)} is not supported")
+    if (kind == "cache" and not target) or (kind == "secret" and not (name or target)):
+        raise Invalid(f"{here}=type={kind} needs {'a target' if kind == 'cache' else 'an id'}")
+    if kind == "secret" and not target and not variable:
+        target = f"/run/secrets/{name}"
+    name = name or (target if kind == "cache" else target.rpartition("/")[2])
+    return Mount(kind, name, target, variable, required, mode, owner)
+
+
+def _flag_list(value: str) -> tuple[list[tuple[str, str]], str]:
+    flags = []
     while (match := _FLAG.match(value)) is not None:
-        flags[match[1]] = match[2] or ""
+        flags.append((match[1], match[2] or ""))
         value = value[match.end() :]
     return flags, value
+
+
+def _flags(value: str) -> tuple[dict[str, str], str]:
+    flags, value = _flag_list(value)
+    return dict(flags), value
 
 
 def _json(value: str) -> list[str] | None:

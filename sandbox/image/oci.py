@@ -96,14 +96,14 @@ def _from_index(layout: Path) -> tuple[dict[str, Any], list[Path]]:
     for _ in range(4):  # an index may point to an index
         if "layers" in document:
             break
-        document = _document(_blob(layout, _chosen(document.get("manifests"))))
+        document = _document(_blob(layout, chosen(document.get("manifests"))))
     else:
         raise Invalid("the image's index points to indexes only")
     layers = [_blob(layout, layer) for layer in _list(document["layers"])]
     return _document(_blob(layout, document.get("config"))), layers
 
 
-def _chosen(manifests: object) -> dict[str, Any]:
+def chosen(manifests: object) -> dict[str, Any]:
     """The manifest for this machine."""
     wanted = ARCHITECTURES.get(platform.machine(), platform.machine())
     offered = [entry for entry in _list(manifests) if isinstance(entry, dict)]

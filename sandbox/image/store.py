@@ -8,7 +8,8 @@ removed only when no name points to it and the caller says that nobody stands on
 
 ::
 
-    <state>/images/NAME                     symbolic link to a tree
+    <state>/images/NAME                     symbolic link to a tree; ``%2F`` is a slash of the name
+    <state>/images/.layers/                 layers of registries, as they came (:mod:`sandbox.image.registry`)
     <state>/images/.trees/DIGEST/tree/      the tree
     <state>/images/.trees/DIGEST/image.json its source, size and configuration
     <state>/images/.trees/DIGEST/CONFIG/    another configuration of the same tree: image.json, and a link to the tree
@@ -26,21 +27,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 import msgspec
 from blake3 import blake3
 
 from sandbox.errors import Conflict, ImageNotFound, Invalid
-from sandbox.image import sources
+from sandbox.image import reference, registry, sources
 from sandbox.messages import ImageConfig, ImageInfo
 from sandbox.tree import facts, walk
 from sandbox.tree.safe_path import directory
 
-if TYPE_CHECKING:
-    from sandbox.tree.pool import Pool
-
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+FILE_MOST = 250  # characters of the name of a file
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, "root": 0o700, "etc": 0o755}
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -68,16 +67,18 @@ class Image:
 class ImageStore:
     """The images of a host, below ``<state>/images``. Several processes may use it at once."""
 
-    def __init__(self, pool: Pool):
-        self.folder = pool.images
-        self.trees = pool.images / ".trees"
+    def __init__(self, images: Path):
+        self.folder = images
+        self.trees = images / ".trees"
+        self.layers = images / ".layers"  # of registries, as they came
 
     # ---------------------------------------------------------------- finding
 
     def list(self) -> list[str]:
         if not self.folder.is_dir():
             return []
-        return sorted(path.name for path in self.folder.iterdir() if path.is_dir() and NAME.fullmatch(path.name))
+        here = [(unquote(path.name), path) for path in self.folder.iterdir() if not path.name.startswith(".")]
+        return sorted(name for name, path in here if path.is_dir() and filed(name) == path.name)
 
     def info(self, name: str, used: dict[str, int] | None = None) -> ImageInfo:
         """An image as listed; `used` counts the sandboxes that stand on a digest."""
@@ -96,10 +97,11 @@ class ImageStore:
     def resolve(self, name: str) -> Image:
         """The image that `name` means now; raises ImageNotFound, which names those there are.
 
-        A plain directory that somebody put there is taken in first, which reads all of it once.
+        ``python`` and ``docker.io/library/python:latest`` are both ``python:latest``, unless there is a ``python``. A
+        plain directory that somebody put there is taken in first, which reads all of it once.
         """
-        path = self.folder / name
-        if NAME.fullmatch(name) is None or not path.is_dir():
+        path = self._path(name)
+        if path is None:
             known = ", ".join(self.list()) or "none"
             raise ImageNotFound(f"no image {name!r}; there are: {known}", remedy="pagurus image import, or make setup")
         tree = path.resolve()
@@ -109,12 +111,19 @@ class ImageStore:
 
     def _place(self, name: str) -> Path:
         """The directory with the image.json of this name."""
-        path = self.folder / name
+        path = self._path(name) or self.folder
         while path.is_symlink():  # a name may point to one of another store
             path = path.parent / os.readlink(path)
             if (path.parent / "image.json").is_file():
                 break
         return path.parent
+
+    def _path(self, name: str) -> Path | None:
+        """What points to the image that `name` means."""
+        for each in (name, f"{name}:{reference.LATEST}"):
+            if (file := filed(each)) is not None and (self.folder / file).is_dir():
+                return self.folder / file
+        return None
 
     def path(self, name: str) -> Path:
         """The tree of an image; raises ImageNotFound."""
@@ -147,7 +156,7 @@ class ImageStore:
         """
         with self._locked():
             image = self.resolve(name)
-            (self.folder / name).unlink()
+            (self._path(name) or self.folder).unlink()
             if image.digest in used or any(self.resolve(other).digest == image.digest for other in self.list()):
                 return False
             return self._drop(image.digest)
@@ -188,6 +197,18 @@ class ImageStore:
         """Take an image from the local Docker Engine, pulled if it is not there."""
         return self.build(name, lambda tree: sources.docker(reference, tree), f"docker {reference}", replace)
 
+    def pull(self, wanted: str, name: str | None = None, *, tell: registry.Tell = lambda done, total: None) -> str:
+        """Take an image from a registry, and give it `name`, or its own; which that is. An equal one stays as it is."""
+        address = reference.parse(wanted)
+        name = name or address.name
+        self.check_free(name, replace=True)
+        found = registry.manifest(address)
+        source = found.reference.address
+        if self._path(name) == self.folder / (filed(name) or "") and self.info(name).source == source:
+            return name
+        self.build(name, lambda tree: registry.fetch(found, self.layers, tree, tell), source, replace=True)
+        return name
+
     def debootstrap(
         self, name: str, *, suite: str = "bookworm", include: Sequence[str] = (), mirror: str | None = None
     ) -> Path:
@@ -196,10 +217,24 @@ class ImageStore:
 
     def check_free(self, name: str, replace: bool) -> None:
         """Raise unless `name` can be given to a new image."""
-        if NAME.fullmatch(name) is None:
-            raise Invalid(f"not an image name: {name!r}", remedy="use a-z, 0-9, dot, dash and underscore")
-        if not replace and (self.folder / name).exists():
+        file = filed(name)
+        if file is None:
+            raise Invalid(
+                f"not an image name: {name!r}", remedy="use a-z, 0-9, dot, dash and underscore, or registry/path:tag"
+            )
+        if not replace and (self.folder / file).exists():
             raise Conflict(f"image {name} exists already", remedy=f"replace it, or pagurus image rm {name}")
+
+    def give_name(self, name: str, content: str, source: str, config: ImageConfig, *, replace: bool = False) -> bool:
+        """Let a name point to the tree with this digest; False: that is not here."""
+        self.check_free(name, replace)
+        with self._locked():
+            place = self.trees / content
+            if not (place / "image.json").is_file():
+                return False
+            record = msgspec.structs.replace(_read(place), source=source, config=config)
+            self._point(name, place, record)
+            return True
 
     def build(self, name: str, fill: Fill, source: str, replace: bool = False) -> Path:
         """A new image whose tree `fill` writes; its tree."""
@@ -223,27 +258,30 @@ class ImageStore:
     def _publish(self, name: str, aside: Path, source: str, config: ImageConfig) -> Path:
         content, size = fingerprint(aside / "tree")
         record = _Record(source=source, created_at=time.time(), size=size, config=config)
-        (aside / "image.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+        _write(aside, record)
         place = self.trees / content
         os.sync()
-        target = f".trees/{content}/tree"
         if not place.exists():
             aside.rename(place)
-        elif _read(place).config != config:
-            target = f".trees/{content}/{self._variant(place, aside, config)}/tree"
-        link = self.trees / f".link-{secrets.token_hex(6)}"
-        link.symlink_to(target)
-        link.rename(self.folder / name)  # replaces a former link in one step
+        self._point(name, place, record)
         return place / "tree"
 
-    @staticmethod
-    def _variant(place: Path, aside: Path, config: ImageConfig) -> str:
+    def _point(self, name: str, place: Path, record: _Record) -> None:
+        """Let a name point to a tree, under the configuration of `record`."""
+        target = f".trees/{place.name}/tree"
+        if _read(place).config != record.config:
+            target = f".trees/{place.name}/{self._variant(place, record)}/tree"
+        link = self.trees / f".link-{secrets.token_hex(6)}"
+        link.symlink_to(target)
+        link.rename(self.folder / (filed(name) or name))  # replaces a former link in one step
+
+    def _variant(self, place: Path, record: _Record) -> str:
         """Keep another configuration of a tree that is there already; the name of its directory."""
-        name = blake3(msgspec.json.encode(config, order="sorted")).hexdigest()[:16]
+        name = blake3(msgspec.json.encode(record.config, order="sorted")).hexdigest()[:16]
         if not (place / name).exists():
-            made = aside / "variant"
+            made = self.trees / f".new-{secrets.token_hex(6)}"
             made.mkdir(mode=0o700)
-            (aside / "image.json").rename(made / "image.json")
+            _write(made, record)
             (made / "tree").symlink_to("../tree")
             made.rename(place / name)
         return name
@@ -258,7 +296,7 @@ class ImageStore:
             place = self.trees / content
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             record = _Record(source="directory", created_at=time.time(), size=size, config=ImageConfig())
-            (place / "image.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+            _write(place, record)
             link = self.trees / f".link-{secrets.token_hex(6)}"
             link.symlink_to(f".trees/{content}/tree")
             tree.rename(place / "tree")
@@ -277,12 +315,31 @@ class ImageStore:
             os.close(descriptor)
 
 
+def filed(name: str) -> str | None:
+    """The file that a name is: itself, or one of a registry without its slashes. None: it is no name of an image."""
+    if NAME.fullmatch(name) is not None:
+        return name
+    try:
+        file = quote(reference.parse(name).name, safe=":@")
+    except Invalid:
+        return None
+    return file if len(file) <= FILE_MOST else None
+
+
 def _stored(tree: Path) -> bool:
     return tree.name == "tree" and (tree.parent / "image.json").is_file()
 
 
 def _read(place: Path) -> _Record:
     return msgspec.json.decode((place / "image.json").read_bytes(), type=_Record)
+
+
+def _write(place: Path, record: _Record) -> None:
+    """On the disk before a name points to it."""
+    with open(place / "image.json", "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(record)))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import msgspec
 
 from sandbox.messages.brief import Brief
 
-ImageName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+ImageName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$")]
 
 
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,6 +40,13 @@ class CommitRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     name: ImageName
     config: ImageConfig | None = None  # None: that of the image below
     replace: bool = False  # let the name point to the new image when it exists
+
+
+class PullImage(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/images/pull: take an image from a registry, as the host's credentials allow."""
+
+    reference: ImageName  # [registry/]path[:tag][@digest], as docker reads it
+    name: ImageName | None = None  # None: as it is called there
 
 
 StepKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]

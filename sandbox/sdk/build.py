@@ -2,36 +2,37 @@
 
 Owns: carrying out the stages of a Dockerfile in sandboxes that are gone at the end. Does not own: the language
 (:mod:`sandbox.image.dockerfile`), the keys of steps (:mod:`sandbox.sdk.plan`), the context
-(:mod:`sandbox.sdk.context`), what was built before (the daemon keeps it). Guarantee: a RUN has no more rights than any
-command in a sandbox; nothing outside the context directory is read; a failure names the line and leaves no image and no
-sandbox behind. A step that is kept under its key is not carried out again, and a stage of which nothing is missing is
-not begun.
+(:mod:`sandbox.sdk.context`), mounts of a RUN (:mod:`sandbox.sdk.build_mounts`), what was built before (the daemon keeps
+it). Guarantee: a RUN has no more rights than any command in a sandbox; nothing outside the context directory is read; a
+failure names the line and leaves no image and no sandbox behind. A step that is kept under its key is not carried out
+again, and a stage of which nothing is missing is not begun.
 
 ::
 
     parse ▸ plan: the key of each step ▸ which are kept? ▸ from the last kept one on: carry out ▸ checkpoint ▸ keep
-
-Not here: RUN --mount, ADD from an address, here-documents. Those are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
+import re
 import secrets
 import shlex
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sandbox.errors import CheckpointFailed, CommandNotFound, Invalid, NotFound, PagurusError
-from sandbox.image import dockerfile
+from sandbox.image import dockerfile, reference
 from sandbox.image.dockerfile import Instruction, Stage
 from sandbox.messages import ImageInfo, Limits, Network
-from sandbox.sdk import context, plan
+from sandbox.sdk import build_mounts, context, fetch, plan
 from sandbox.sdk.context import Ignored
 from sandbox.sdk.handle import Sandbox
 from sandbox.sdk.plan import State, Step
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 SCRATCH = "scratch"
 STEP_TIMEOUT = 3600.0  # seconds of one RUN
 OUTPUT = 4000  # characters of a failed command's output that the error repeats
+NO_NAMES = re.compile(
+    "Temporary failure (in name )?resol|Could not resolve|Name or service not known|Network is unreachable"
+    "|Failed to resolve|getaddrinfo|bad address|EAI_AGAIN"
+)
 Output = Callable[[str], Any]
 
 
@@ -57,6 +62,22 @@ class _Stage:
     checkpoint: str | None = None  # of that tree, once there is one
     sandbox: Sandbox | None = None  # that stands on it
     shown: bool = False
+    first: int = 1  # number of its first step, among all of the build
+
+
+class _Lines:
+    """Output in pieces becomes whole lines; `tail` keeps the end of it."""
+
+    def __init__(self, output: Output) -> None:
+        self._output, self._rest, self.tail = output, "", ""
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def feed(self, data: bytes, *, final: bool = False) -> None:
+        text = self._decode(data, final)
+        self.tail = (self.tail + text)[-OUTPUT:]
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines + ([self._rest] if final and self._rest else []):
+            self._output(line.rpartition("\r")[2] if not line.endswith("\r") else line.rstrip("\r"))
 
 
 class Builder:
@@ -71,6 +92,7 @@ class Builder:
         network: Network,
         limits: Limits,
         cache: bool = True,
+        secrets: Mapping[str, bytes] | None = None,
         output: Output | None = None,
     ) -> None:
         self._host = host
@@ -79,7 +101,12 @@ class Builder:
         self._network = network
         self._limits = limits
         self._cache = cache
+        self._secrets = secrets or {}
+        self._shows = output is not None
         self._output = output or (lambda line: None)
+        self._hashes = context.Hashes.of_context(folder) if cache else context.Hashes(None)
+        self._fetched: dict[tuple[int, str], Path] = {}  # line and address of an ADD -> the file
+        self._count = 0  # steps of all stages that are needed
         self._planned: dict[str, _Stage] = {}
         self._origins: dict[int, _Stage | None] = {}  # line of a COPY --from -> its stage; None: an image
         self._kept: dict[str, str] = {}  # key of a step -> the checkpoint behind it
@@ -92,8 +119,9 @@ class Builder:
         last = self._position(target)
         async with self._undo:
             try:
-                for number in sorted(_needed(self._stages, last)):
+                for number in sorted(plan.needed(self._stages, last)):
                     await self._plan(number, self._stages[number])
+                await asyncio.to_thread(self._hashes.save)
                 keys = [step.key for stage in self._planned.values() for step in stage.steps if step.key is not None]
                 if self._cache and keys:
                     found = await self._host.images.find_steps(list(dict.fromkeys(keys)))
@@ -135,7 +163,8 @@ class Builder:
             image = await self._image(base)
             state, key = State.of(image.config), plan.image_key(image.digest)
         title = f"FROM {stage.base}" + (f" AS {stage.name}" if stage.name != str(number) else "")
-        planned = _Stage(title, base, state, key)
+        planned = _Stage(title, base, state, key, first=self._count + 1)
+        self._count += len(stage.instructions)
         for instruction in stage.instructions:
             planned.state = planned.state.after(instruction)
             changing = instruction.kind in plan.CHANGING
@@ -158,17 +187,43 @@ class Builder:
         if (origin := instruction.flags.get("from")) is not None:
             known = self._origins[instruction.line] = self._planned.get(origin.lower())
             return known.key if known is not None else plan.image_key((await self._image(origin)).digest)
-        return await asyncio.to_thread(self._digest, instruction)
+        fetched = [await self._fetch(address, instruction) for address in plan.addresses(instruction)]
+        return " ".join([await asyncio.to_thread(self._digest, instruction), *fetched])
+
+    async def _fetch(self, address: str, instruction: Instruction) -> str:
+        """The checksum of what an ADD fetches; without one in the Dockerfile it is fetched now, to know it."""
+        if (checksum := instruction.flags.get("checksum")) is not None and self._cache:
+            return checksum
+        return (await self._file_of(address, instruction))[1]
+
+    async def _file_of(self, address: str, instruction: Instruction) -> tuple[Path, str]:
+        folder = Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            file, seen = await fetch.fetch(address, folder, checksum=instruction.flags.get("checksum"))
+        except Invalid as error:
+            raise Invalid(f"line {instruction.line}: {error.message}", remedy=error.remedy) from error
+        self._fetched[instruction.line, address] = file
+        return file, f"sha256:{seen}"
 
     def _digest(self, instruction: Instruction) -> str:
         ignored = context.ignored(self._context)
-        paths = context.matching(self._context, list(instruction.words[:-1]), ignored, instruction)
-        return context.digest(self._context, paths, ignored)
+        paths = context.matching(self._context, plan.sources(instruction), ignored, instruction)
+        return context.digest(self._context, paths, ignored, self._hashes)
 
     async def _image(self, name: str) -> ImageInfo:
         if name == SCRATCH:
             await self._need_scratch()
-        return await self._host.images.get(name)
+        try:
+            return await self._host.images.get(name)
+        except NotFound:
+            if not reference.is_one(name):
+                raise
+        self._output(f"pull {reference.parse(name).address}")
+        try:
+            return await self._host.images.pull(name)
+        except PagurusError as error:
+            text = f"no image {name!r} on this host, and {error.message}"
+            raise type(error)(text, remedy=error.remedy) from error
 
     async def _need_scratch(self) -> None:
         with contextlib.suppress(NotFound):
@@ -203,8 +258,12 @@ class Builder:
         if stage.sandbox is None:
             stage.sandbox, done = await self._begin(stage)
             self._show(stage, done)
-            for step in stage.steps[done:]:
+            for number, step in enumerate(stage.steps[done:], stage.first + done):
+                began = time.monotonic()
+                self._output(f"[{number}/{self._count}] {step.title}")
                 await self._step(stage, stage.sandbox, step)
+                if step.key is not None:
+                    self._output(f"[{number}/{self._count}] took {time.monotonic() - began:.1f} s")
         return stage.sandbox
 
     async def _begin(self, stage: _Stage) -> tuple[Sandbox, int]:
@@ -231,14 +290,13 @@ class Builder:
             return
         stage.shown = True
         self._output(stage.title)
-        for step in stage.steps[:done]:
-            self._output(step.title + (" (kept)" if step.key is not None else ""))
+        for number, step in enumerate(stage.steps[:done], stage.first):
+            self._output(f"[{number}/{self._count}] {step.title}" + (" (kept)" if step.key is not None else ""))
 
     # ----------------------------------------------------------------- steps
 
     async def _step(self, stage: _Stage, sandbox: Sandbox, step: Step) -> None:
         instruction, state = step.instruction, step.state
-        self._output(step.title)
         if step.key is None:
             return
         self._carried_out += 1
@@ -263,11 +321,21 @@ class Builder:
             self._output(f"{title}: not kept for the next build: {error.message}")
 
     async def _run(self, sandbox: Sandbox, state: State, instruction: Instruction) -> None:
-        command = state.command(instruction)
+        command, variables = state.command(instruction), state.variables
+        script = instruction.words[0] if instruction.documents else ""
+
+        async def execute(argv: Sequence[str]) -> None:
+            await self._exec(sandbox, [*argv], instruction)
+
         try:
-            await self._exec(
-                sandbox, command, instruction, env=state.variables, cwd=state.workdir, user=state.user or 0
-            )
+            async with build_mounts.mounted(sandbox, instruction, self._secrets, execute) as secret:
+                if script.startswith("#!"):  # a here-document for another interpreter than the shell
+                    command = [f"/.pagurus-run-{secrets.token_hex(4)}"]
+                    await sandbox.files.write(command[0], script, mode=0o755)
+                env = {**variables, **secret}
+                await self._exec(sandbox, command, instruction, env=env, cwd=state.workdir, user=state.user or 0)
+                if script.startswith("#!"):
+                    await sandbox.files.remove(command[0])
         except (Invalid, CommandNotFound) as error:  # no such user, working directory, shell
             here = f"line {instruction.line}: "
             raise Invalid(here + error.message.removeprefix(here), remedy=error.remedy) from error
@@ -283,7 +351,7 @@ class Builder:
         user: int | str = 0,
         stdin: bytes = b"",
     ) -> None:
-        tail = ""
+        lines = _Lines(self._output)
         streamed = sandbox.stream(
             command,
             env=env,
@@ -295,20 +363,33 @@ class Builder:
         )
         async for chunk in streamed:
             if chunk.result is None:
-                text = chunk.data.decode("utf-8", "replace")
-                tail = (tail + text)[-OUTPUT:]
-                self._output(text.rstrip("\n"))
-            elif chunk.result.timed_out or chunk.result.exit_code:
+                lines.feed(chunk.data)
+                continue
+            lines.feed(b"", final=True)
+            if chunk.result.timed_out or chunk.result.exit_code:
                 why = "took too long" if chunk.result.timed_out else f"exit code {chunk.result.exit_code}"
-                raise Invalid(f"line {instruction.line}: {instruction.kind} failed: {why}\n{tail.strip()}")
+                said = "" if self._shows else f"\n{lines.tail.strip()}"  # who was shown it has read it
+                unreached = self._network.mode != "open" and NO_NAMES.search(lines.tail)
+                raise Invalid(
+                    f"line {instruction.line}: {instruction.kind} failed: {why}{said}",
+                    remedy="RUN reaches no network unless told: build with --network open" if unreached else "",
+                )
 
     # ----------------------------------------------------------------- copying
 
     async def _copy(self, sandbox: Sandbox, state: State, instruction: Instruction) -> None:
-        *sources, target = instruction.words
+        sources, target = plan.sources(instruction), instruction.words[-1]
         place = state.workdir / target
-        into = target.endswith("/") or target in (".", "..") or len(sources) > 1
+        several = len(instruction.words) - 1 + len(instruction.documents) > 1
+        into = target.endswith("/") or target in (".", "..") or several
         copied: list[str] = []
+        for document in instruction.documents:
+            copied.append(str(place / document.name if into else place))
+            await sandbox.files.write(copied[-1], document.text)
+        for address in plan.addresses(instruction):
+            file = self._fetched.get((instruction.line, address)) or (await self._file_of(address, instruction))[0]
+            await asyncio.to_thread(file.chmod, 0o600)
+            copied += await self._copy_file(sandbox, file, place, into)
         async with self._source(instruction) as (root, ignored):
             for path in await asyncio.to_thread(context.matching, root, sources, ignored, instruction):
                 copied += await self._copy_one(sandbox, path, root, ignored, place, into, instruction)
@@ -342,6 +423,9 @@ class Builder:
                 kept = await asyncio.to_thread(context.gather, path, root, ignored, Path(chosen))
                 await sandbox.files.upload(chosen, str(place))
             return [str(place / name) for name in kept]
+        return await self._copy_file(sandbox, path, place, into)
+
+    async def _copy_file(self, sandbox: Sandbox, path: Path, place: PurePosixPath, into: bool) -> list[str]:
         if into:
             await sandbox.files.upload(path, str(place))
             return [str(place / path.name)]
@@ -371,22 +455,6 @@ class Builder:
             yield Path(folder), lambda path: False
 
 
-def _needed(stages: list[Stage], last: int) -> set[int]:
-    """The stages that `last` is made of."""
-    names = {stage.name: number for number, stage in enumerate(stages)}
-    names |= {str(number): number for number in range(len(stages))}
-    needed, pending = set(), [last]
-    while pending:
-        number = pending.pop()
-        if number in needed:
-            continue
-        needed.add(number)
-        stage = stages[number]
-        wanted = [stage.base, *(step.flags.get("from", "") for step in stage.instructions)]
-        pending += [names[name.lower()] for name in wanted if names.get(name.lower(), number) < number]
-    return needed
-
-
 async def build(
     host: Client,
     name: str,
@@ -399,6 +467,7 @@ async def build(
     limits: Limits | None = None,
     replace: bool = False,
     cache: bool = True,
+    secrets: Mapping[str, bytes] | None = None,
     output: Output | None = None,
 ) -> ImageInfo:
     """See :meth:`sandbox.sdk.images.Images.build`."""
@@ -411,6 +480,7 @@ async def build(
         network=network or Network.none(),
         limits=limits or Limits(),
         cache=cache,
+        secrets=secrets,
         output=output,
     )
     return await builder.build(name, target=target, replace_name=replace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -20,6 +20,7 @@ from sandbox.messages import (
     KeepStep,
     Limits,
     Network,
+    PullImage,
     StepInfo,
     StepsRemoved,
     StepsWanted,
@@ -61,6 +62,15 @@ class Images(Facet):
         url = f"/v1/images/{quote(name, safe='')}?{encoded(replace='true' if replace else 'false')}"
         return msgspec.msgpack.decode(await self._client.raw("PUT", url, _chunks(path, progress), TAR), type=ImageInfo)
 
+    async def pull(self, reference: str, name: str | None = None) -> ImageInfo:
+        """Take an image from a registry, by the credentials of the host: ``pull("python:3.12-slim")``.
+
+        It is called as it is there, or `name`. Only layers that are missing are fetched. Raises ImageNotFound,
+        Forbidden (log in on the host), TooMany (the registry's limit), Unsupported, Invalid.
+        """
+        request = PullImage(reference=reference, name=name)
+        return await self._client.call("POST", "/v1/images/pull", ImageInfo, request)
+
     async def commit(
         self,
         checkpoint: CheckpointInfo | str,
@@ -86,14 +96,16 @@ class Images(Facet):
         limits: Limits | None = None,
         replace: bool = False,
         cache: bool = True,
+        secrets: Mapping[str, bytes] | None = None,
         output: Callable[[str], Any] | None = None,
     ) -> ImageInfo:
         """Build a Dockerfile, every step in a sandbox; no Docker Engine is needed.
 
         `context`: the directory that COPY reads. `file`: the Dockerfile, when it is not in there. `network`: what
         RUN may reach (nothing, unless said). `cache`: do not carry out again what the host keeps of an earlier build,
-        by its content; what is carried out is kept in any case. `output` is called with each line. Raises Invalid with
-        the line of the Dockerfile that failed, or that is not supported.
+        by its content; what is carried out is kept in any case. `secrets`: by id, for ``RUN --mount=type=secret``; they
+        are in no image and in no key. `output` is called with each line, which an error then does not repeat. Raises
+        Invalid with the line of the Dockerfile that failed, or that is not supported.
         """
         from sandbox.sdk import build
 
@@ -108,6 +120,7 @@ class Images(Facet):
             limits=limits,
             replace=replace,
             cache=cache,
+            secrets=secrets,
             output=output,
         )
 

@@ -4,7 +4,8 @@ Owns: what instructions set (:class:`State`), which of them change the file tree
 own: carrying them out (:mod:`sandbox.sdk.build`), where results are kept (the daemon's
 ``daemon/store/build_cache.py``). Guarantee: a key is made of everything that the daemon is told for a step: what it
 stands on, the instruction, the variables, directory, user and shell that it runs with, what it may reach and use, and
-the content of what is copied. What a command fetches from elsewhere is not part of it.
+the content of what is copied. What a command fetches from elsewhere is not part of it, nor what its cache holds, nor
+the secrets that it is given.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from sandbox.image.dockerfile import Instruction
+from sandbox.image.dockerfile import Instruction, Stage
 from sandbox.messages import ImageConfig, Limits, Network
 
-VERSION = 1  # of the keys: another one forgets all that is kept
+VERSION = 2  # of the keys: another one forgets all that is kept
+TITLE_MOST = 120  # characters
 CHANGING = frozenset({"RUN", "COPY", "ADD", "WORKDIR"})  # the instructions that change the file tree
 
 
@@ -99,9 +101,10 @@ class Step:
 
     @property
     def title(self) -> str:
-        """Example: ``RUN make install``."""
+        """One line. Example: ``RUN make install``."""
         words = " ".join(self.instruction.words) or " ".join(f"{k}={v}" for k, v in self.instruction.pairs.items())
-        return f"{self.instruction.kind} {words}"
+        line = " ".join(f"{self.instruction.kind} {words}".split())
+        return line if len(line) <= TITLE_MOST else line[: TITLE_MOST - 1] + "…"
 
 
 def image_key(digest: str) -> str:
@@ -117,8 +120,38 @@ def step_key(
         return _hashed(parent, "WORKDIR", str(state.workdir))
     if instruction.kind == "RUN":
         surroundings = [state.variables, str(state.workdir), state.user, network, limits]
-        return _hashed(parent, "RUN", state.command(instruction), *surroundings)
-    return _hashed(parent, instruction.kind, instruction.words, instruction.flags, str(state.workdir), content)
+        mounts = [repr(mount) for mount in instruction.mounts]
+        return _hashed(parent, "RUN", state.command(instruction), *surroundings, *mounts)
+    documents = [[each.name, each.text] for each in instruction.documents]
+    return _hashed(
+        parent, instruction.kind, instruction.words, instruction.flags, str(state.workdir), content, documents
+    )
+
+
+def addresses(instruction: Instruction) -> list[str]:
+    """What an ADD fetches from the web."""
+    return [word for word in instruction.words[:-1] if "://" in word] if instruction.kind == "ADD" else []
+
+
+def sources(instruction: Instruction) -> list[str]:
+    """What an instruction copies of the context or of another stage."""
+    return [word for word in instruction.words[:-1] if word not in addresses(instruction)]
+
+
+def needed(stages: list[Stage], last: int) -> set[int]:
+    """The stages that `last` is made of."""
+    names = {stage.name: number for number, stage in enumerate(stages)}
+    names |= {str(number): number for number in range(len(stages))}
+    needed, pending = set(), [last]
+    while pending:
+        number = pending.pop()
+        if number in needed:
+            continue
+        needed.add(number)
+        stage = stages[number]
+        wanted = [stage.base, *(step.flags.get("from", "") for step in stage.instructions)]
+        pending += [names[name.lower()] for name in wanted if names.get(name.lower(), number) < number]
+    return needed
 
 
 def _hashed(*parts: Any) -> str:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from sandbox import Client
-from sandbox.errors import Conflict, ImageNotFound, Invalid
+from sandbox.errors import Conflict, ImageNotFound, Invalid, Unsupported
 from sandbox.messages import ImageConfig
+from sandbox.sdk import context
+from tests.support.registry import Registry
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Caches of builds are the user's: here they are the test's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    return tmp_path / ".cache/pagurus"
 
 
 async def test_a_checkpoint_becomes_an_image(host: Client, sb) -> None:
@@ -115,7 +129,7 @@ async def test_a_dockerfile_is_built_in_sandboxes(host: Client, tmp_path: Path) 
     assert {sandbox.id for sandbox in await host.sandboxes()} == before
     assert made.config.user == "nobody" and made.config.labels == {"who": "me too"}
     assert made.config.cmd == ["/bin/sh", "-c", "renamed --fast"] and made.config.workdir == "/work"
-    assert any(line.startswith("COPY app") for line in said)
+    assert "[4/14] COPY app ." in said and any(line.startswith("[4/14] took ") for line in said)
     async with host.create("built") as sandbox:
         found = await sandbox.exec(
             "cat said /copied/said /copied/sub/deep; stat -c %u:%g /bin/renamed; ls; ls /data; renamed; "
@@ -135,14 +149,14 @@ async def test_a_dockerfile_is_built_in_sandboxes(host: Client, tmp_path: Path) 
         ("FROM debian\nCOPY ../x /x", "outside the context"),
         ("FROM debian\nCOPY link /x", "leads out of the context"),
         ("FROM debian\nUSER ghost\nRUN id", "line 3: no user 'ghost' in the sandbox's /etc/passwd"),
-        ("FROM nothing", "no image"),
+        ("FROM nothing", "no image 'nothing' on this host, and nothing:latest: "),
     ],
 )
 async def test_a_build_that_fails_leaves_nothing(host: Client, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "link").symlink_to("/etc")
     (tmp_path / "Dockerfile").write_text(text)
     images, sandboxes = await host.images.list(), await host.sandboxes()
-    with pytest.raises((Invalid, ImageNotFound), match=message):
+    with pytest.raises((Invalid, ImageNotFound, Unsupported), match=message):
         await host.images.build("broken", tmp_path)
     assert [image.name for image in await host.images.list()] == [image.name for image in images]
     assert await host.sandboxes() == sandboxes
@@ -181,7 +195,7 @@ USER 65534:7
     assert {step.title.split()[0] for step in kept} == {"WORKDIR", "COPY", "RUN"} and len(kept) == 5
     again, said = await build(arguments={"TEXT": "given"})
     assert again == first and said[-1] == "nothing was run: every step is kept from an earlier build"
-    assert said[:2] == ["FROM made", "COPY /work/said /copied/ (kept)"]
+    assert said[:2] == ["FROM made", "[6/8] COPY /work/said /copied/ (kept)"]
     async with host.create("built") as sandbox:
         shown = "read line < /copied/said; echo $line; read line < /done; echo $line"
         assert (await sandbox.exec(shown)).text == "stage given main 1\ndone\n"
@@ -190,13 +204,13 @@ USER 65534:7
     (folder / "app/main").write_text("main 2\n")
     (folder / "Dockerfile").write_text(text + "WORKDIR /end\n")
     changed, said = await build(arguments={"TEXT": "given"})
-    assert changed != first and "WORKDIR /work (kept)" in said and sum("(kept)" in line for line in said) == 1
+    assert changed != first and "[3/9] WORKDIR /work (kept)" in said and sum("(kept)" in line for line in said) == 1
     async with host.create("built", user=0) as sandbox:
         assert (await sandbox.exec(shown)).text == "stage given main 2\ndone\n"
     # A stage of which nothing is missing is not begun.
     (folder / "Dockerfile").write_text(text + "USER root\nRUN echo later > /done\n")
     _, said = await build(arguments={"TEXT": "given"})
-    assert "FROM tiny AS made" not in said and said[-1] == "RUN echo later > /done"
+    assert "FROM tiny AS made" not in said and said[-2] == "[10/10] RUN echo later > /done"
     _, said = await build(target="made", cache=False)
     assert not any("kept" in line for line in said)
 
@@ -208,3 +222,173 @@ USER 65534:7
     await host.images.prune()
     await host.images.remove("built")
     await host.images.remove("tiny")
+
+
+async def test_an_image_of_a_checkpoint_is_made_once(host: Client, sb, daemon: Any) -> None:
+    """The second name of it is a link: no file of the tree is copied or read again."""
+    done = await sb.exec("echo new > /srv/new")
+    await sb.captured(done)
+    first = await host.images.commit(done.checkpoint, "first")
+    names = {path.name for path in (daemon.state / "images/.trees").iterdir()}
+    tree = daemon.state / "images/.trees" / first.digest / "tree"
+    seen = (tree / "srv/new").stat()
+    os.utime(tree / "srv", ns=(1, 1))  # who read the tree again would find another one
+    second = await host.images.commit(done.checkpoint, "second", config=ImageConfig(user="nobody"))
+    assert second.digest == first.digest and second.config.user == "nobody" and first.config.user == ""
+    assert {path.name for path in (daemon.state / "images/.trees").iterdir()} == names
+    assert (tree / "srv/new").stat() == seen
+    await host.images.remove("first")
+    await host.images.remove("second")  # the tree goes with its last name: the next commit makes it again
+    third = await host.images.commit(done.checkpoint, "third")
+    assert third.digest == first.digest
+    await host.images.remove("third")
+
+
+WEB = b"from the web\n"
+
+
+async def _web(asked: list[str]) -> TestServer:
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(body=WEB) if request.path == "/files/note.txt" else web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    server = TestServer(app)
+    await server.start_server()
+    return server
+
+
+async def test_here_documents_caches_secrets_and_addresses(host: Client, tmp_path: Path, own_cache: Path) -> None:
+    folder, asked = tmp_path / "context", list[str]()
+    folder.mkdir()
+    server = await _web(asked)
+    checksum = f"sha256:{hashlib.sha256(WEB).hexdigest()}"
+    text = f"""FROM debian
+ENV NAME=crab
+RUN mkdir -p /var/cache/tool && echo under > /var/cache/tool/under
+RUN <<EOF
+set -e
+echo "$NAME" > /said
+EOF
+RUN <<'EOF'
+#!/usr/bin/env python3
+open("/said", "a").write("python\\n")
+EOF
+COPY --chmod=0640 <<note <<'other' /notes/
+$NAME
+note
+$NAME
+other
+ADD --checksum={checksum} {server.make_url("/files/note.txt")} /got/
+ADD {server.make_url("/files/note.txt")} /named
+RUN --mount=type=cache,target=/var/cache/tool [ ! -e /var/cache/tool/under ] && echo x >> /var/cache/tool/count
+RUN --mount=type=cache,target=/var/cache/tool --mount=type=secret,id=token --mount=type=secret,id=token,env=TOKEN \\
+    test "$(cat /run/secrets/token)" = s3cret && test "$TOKEN" = s3cret && wc -l < /var/cache/tool/count > /counted
+"""
+    (folder / "Dockerfile").write_text(text.replace("\\\\", "\\"))
+
+    async def build(**options: Any) -> list[str]:
+        said: list[str] = []
+        secrets = {"token": b"s3cret"}
+        await host.images.build("built", folder, replace=True, output=said.append, secrets=secrets, **options)
+        return said
+
+    await build()
+    show = (
+        "cat /said /notes/note /notes/other /got/note.txt /named /counted /var/cache/tool/under; stat -c %a /notes/note"
+        " /named; ls /run/secrets /var/cache/tool/count; grep -rl s3cret /run /root /var/cache; ls -A / | grep pagurus-"
+    )
+    async with host.create("built") as sandbox:
+        found = await sandbox.exec(show)
+    assert found.text == "crab\npython\ncrab\n$NAME\nfrom the web\nfrom the web\n1\nunder\n640\n600\n"
+    # The one without a checksum is asked for again, to see whether it has changed.
+    asked.clear()
+    assert (await build())[-1].startswith("nothing was run") and asked == ["/files/note.txt"]
+    # A cache outlives builds; a secret is in no key.
+    await build(cache=False)
+    async with host.create("built") as sandbox:
+        assert (await sandbox.exec("cat /counted")).text == "2\n"
+    await host.images.prune()
+
+    for line, message in (
+        ("ADD --checksum=sha256:" + "0" * 64 + f" {server.make_url('/files/note.txt')} /x", "has the checksum"),
+        (f"ADD {server.make_url('/nowhere')} /x", "line 2: .* answers 404"),
+        ("RUN --mount=type=secret,id=none,required true", "line 2: the secret none is required"),
+        ("RUN --mount=type=secret,id=none test ! -e /run/secrets/none; exit 5", "exit code 5"),
+    ):
+        (folder / "Dockerfile").write_text(f"FROM debian\n{line}\n")
+        with pytest.raises(Invalid, match=message):
+            await host.images.build("broken", folder)
+    await host.images.remove("built")
+    await server.close()
+
+
+async def test_output_comes_in_lines_and_a_failure_hints_at_the_network(host: Client, tmp_path: Path) -> None:
+    lines = "i=0; while [ $i -lt 3000 ]; do echo a line of some length that is $i; i=$((i+1)); done; printf 'no end'"
+    lost = "echo 'curl: (6) Could not resolve host: pypi.org' >&2; exit 6"
+    (tmp_path / "Dockerfile").write_text(f"FROM debian\nRUN {lines}\nRUN {lost}\n")
+    said: list[str] = []
+    with pytest.raises(Invalid) as caught:
+        await host.images.build("broken", tmp_path, output=said.append)
+    shown = [line for line in said if line.startswith("a line")]
+    assert shown == [f"a line of some length that is {i}" for i in range(3000)] and "no end" in said
+    assert caught.value.message == "line 3: RUN failed: exit code 6" and "--network open" in caught.value.remedy
+    with pytest.raises(Invalid, match="Could not resolve"):  # who is shown nothing else is told the end of it
+        await host.images.build("broken", tmp_path)
+    await host.images.prune()
+
+
+async def test_a_build_begins_with_an_image_of_a_registry(host: Client, tmp_path: Path) -> None:
+    if not shutil.which("skopeo"):
+        pytest.skip("needs skopeo")
+    with Registry() as there:
+        name = f"{there.host}/team/base:1"
+        there.push("team/base", "1", [{"etc/": b"", "etc/base": b"base\n"}], config={"Env": ["A=b"]})
+        (tmp_path / "Dockerfile").write_text(f"FROM {name}\nCOPY <<note /note\n$A\nnote\n")
+        said: list[str] = []
+        made = await host.images.build("built", tmp_path, output=said.append)
+        assert f"pull {name}" in said and made.config.env == {"A": "b"}
+        assert (await host.images.get(name)).source.startswith(f"{there.host}/team/base@sha256:")
+        there.asked.clear()
+        await host.images.build("built", tmp_path, replace=True)
+        assert not there.asked  # it is here
+        assert (await host.images.pull(name)).digest == (await host.images.get(name)).digest
+        assert (await host.images.pull(name, "base")).name == "base"
+        assert len(there.blobs_asked()) == 1  # the configuration, which skopeo reads each time
+        with pytest.raises(ImageNotFound, match="name and tag"):
+            await host.images.pull(f"{there.host}/team/nothing")
+        with pytest.raises(ImageNotFound, match="name and tag"):
+            (tmp_path / "Dockerfile").write_text(f"FROM {there.host}/team/nothing")
+            await host.images.build("broken", tmp_path)
+    for each in ("built", "base", name):
+        await host.images.remove(each)
+    await host.images.prune()
+
+
+def test_a_file_is_hashed_again_only_when_it_may_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, read = tmp_path / "file", list[Path]()
+    hashed = context._hashed
+    monkeypatch.setattr(context, "_hashed", lambda path: read.append(path) or hashed(path))
+
+    def digest(hashes: context.Hashes) -> str:
+        return context.digest(tmp_path, [file], lambda path: False, hashes)
+
+    file.write_bytes(b"one")
+    young = context.Hashes(tmp_path / "known")
+    first = digest(young)
+    young.save()
+    assert not (tmp_path / "known").exists()  # it was changed a moment ago: it may change again within a tick
+    monkeypatch.setattr(context, "_YOUNG", 0)
+    old = context.Hashes(tmp_path / "known")
+    assert digest(old) == first and len(read) == 2
+    old.save()
+    again = context.Hashes(tmp_path / "known")
+    assert digest(again) == first and len(read) == 2
+    stamp = file.stat()
+    file.write_bytes(b"two")  # the same size, and the time set back: the kernel's own time tells
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    changed = context.Hashes(tmp_path / "known")
+    assert digest(changed) != first and len(read) == 3
+    (tmp_path / "known").write_bytes(b"damaged")
+    assert digest(context.Hashes(tmp_path / "known")) == digest(changed)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.errors import Invalid
-from sandbox.image.dockerfile import parse, substitute
+from sandbox.image.dockerfile import Mount, parse, substitute
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,17 @@ EXPOSE 80
         ("RUN x", "before FROM"),
         ("FROM a b", "FROM IMAGE"),
         ("FROM a\nFROBNICATE b", "line 2: FROBNICATE is not supported"),
-        ("FROM a\nRUN <<EOF\nx\nEOF", "here-documents"),
-        ("FROM a\nRUN --mount=type=cache x", "--mount"),
+        ("FROM a\nRUN <<EOF\nx\nEO", "line 2: the here-document EOF has no end"),
+        ("FROM a\nRUN --mount=type=cache x", "--mount=type=cache needs a target"),
+        ("FROM a\nRUN --mount=type=secret x", "needs an id"),
+        ("FROM a\nRUN --mount=type=bind,target=/x x", "type=bind is not supported"),
+        ("FROM a\nRUN --mount=type=cache,target=/x,size=3 x", "size is not supported"),
+        ("FROM a\nRUN --network=none x", "--network is not supported"),
+        ("FROM a\nADD --checksum=md5:1 https://x/y /z", "--checksum=sha256:HEX"),
+        ("FROM a\nADD --checksum=sha256:1 y /z", "--checksum=sha256:HEX"),
         ("FROM a\nCOPY x", "needs a source"),
-        ("FROM a\nADD https://x/y /z", "address"),
+        ("FROM a\nCOPY https://x/y /z", "COPY cannot fetch https://x/y"),
+        ("FROM a\nADD ftp://x/y /z", "ADD cannot fetch ftp://x/y"),
         ("FROM a\nENV 'x", "line 2"),
         ("FROM a\nONBUILD RUN x", "ONBUILD"),
     ],
@@ -84,6 +91,54 @@ EXPOSE 80
 def test_what_is_not_understood_is_refused(text: str, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         parse(text)
+
+
+def test_here_documents() -> None:
+    (stage,) = parse(
+        """FROM a
+ENV W=world
+RUN <<EOF
+echo $W
+EOF
+RUN python3 <<'PY' > /out
+print(1 << 2)
+PY
+COPY <<"a.txt" <<-b.txt /dest/
+hello $W
+a.txt
+\thello $W
+b.txt
+RUN echo $((1 << 2)) && cat <<<x
+"""
+    )
+    _, script, piped, copy, none = stage.instructions
+    assert script.words == ("echo $W\n",) and script.shell and [each.name for each in script.documents] == ["EOF"]
+    assert piped.words == ("python3 <<'PY' > /out\nprint(1 << 2)\nPY",) and piped.shell and not piped.documents
+    assert [(each.name, each.text) for each in copy.documents] == [
+        ("a.txt", "hello $W\n"),
+        ("b.txt", "hello world\n"),
+    ]
+    assert copy.words == ("/dest/",) and copy.line == 9
+    assert none.words == ("echo $((1 << 2)) && cat <<<x",) and not none.documents
+
+
+def test_mounts() -> None:
+    (stage,) = parse(
+        """FROM a
+RUN --mount=type=cache,target=/root/.cache,sharing=locked --mount=type=secret,id=token,env=TOKEN make
+RUN --mount=type=secret,id=key,dst=/etc/key,mode=0440,gid=7,required ["cat", "/etc/key"]
+RUN --mount=type=secret,id=plain true
+"""
+    )
+    first, second, third = stage.instructions
+    assert first.words == ("make",) and first.shell
+    assert first.mounts == (
+        Mount("cache", "/root/.cache", "/root/.cache", mode=0o755),
+        Mount("secret", "token", variable="TOKEN"),
+    )
+    assert second.words == ("cat", "/etc/key") and not second.shell
+    assert second.mounts == (Mount("secret", "key", "/etc/key", required=True, mode=0o440, owner="0:7"),)
+    assert third.mounts[0].target == "/run/secrets/plain"
 
 
 @given(st.text(max_size=200))

@@ -11,7 +11,6 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: images ke
 @pytest.fixture
 def store(tmp_path: Path) -> ImageStore:
     (tmp_path / "images").mkdir()
-    return ImageStore(SimpleNamespace(images=tmp_path / "images"))  # type: ignore[arg-type]
+    return ImageStore(tmp_path / "images")
 
 
 def test_image_from_a_directory(store: ImageStore, tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_image_from_a_tar_cannot_leave_its_tree(store: ImageStore, tmp_path: Pat
     assert list(store.folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "UPPER", "-x", "x" * 65])
+@pytest.mark.parametrize("name", ["", "..", "a//b", "UPPER", "-x", "x" * 201])
 def test_image_names(store: ImageStore, tmp_path: Path, name: str) -> None:
     with pytest.raises(Invalid):
         store.import_directory(name, tmp_path)

@@ -1,0 +1,47 @@
+"""Images that are pulled from registries, each by a process of its own (:mod:`sandbox.image.pull`).
+
+Owns: how many at once, starting and ending those processes. Guarantee: cancelled, a pull ends at once, with all that it
+started; what it left half made is collected with other half-made images.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+
+import msgspec
+
+from sandbox.errors import PagurusError, from_body
+from sandbox.image.pull import Line
+from sandbox.image.store import ImageStore
+
+AT_ONCE = 2
+_slots = asyncio.Semaphore(AT_ONCE)
+
+
+async def pull(images: ImageStore, reference: str, name: str | None) -> str:
+    """The name of the image. Raises what the process says."""
+    async with _slots:
+        argv = [sys.executable, "-m", "sandbox.image.pull", str(images.folder), reference, *([name] if name else [])]
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None
+        try:
+            said = Line()
+            async for text in process.stdout:
+                said = msgspec.json.decode(text, type=Line)
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+    if said.error is not None:
+        raise from_body(said.error)
+    if not said.name:
+        raise PagurusError(f"the process that pulled {reference} was killed", remedy="try again; see the daemon's log")
+    return said.name

@@ -1,0 +1,60 @@
+"""Pulls an image in a process of its own: ``python -m sandbox.image.pull IMAGES REFERENCE [NAME]``.
+
+Owns: the lines that it prints, JSON: how far it is, then the name of the image or the error. A pull reads and unpacks
+gigabytes, so the daemon starts one process for each, and ends it when whoever asked has left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from sandbox.errors import ErrorBody, PagurusError
+from sandbox.image.store import ImageStore
+
+EVERY = 0.25  # seconds between two lines
+NICE = 10
+_DEATH_SIGNAL = 1  # prctl
+
+
+class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the process prints."""
+
+    done: int = 0  # bytes
+    total: int = 0
+    name: str = ""  # at the end
+    error: ErrorBody | None = None
+
+
+def say(line: Line) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main(images: str, reference: str, name: str = "") -> int:
+    os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)  # and skopeo with it
+    said = 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= EVERY or done == total:
+            said = time.monotonic()
+            say(Line(done=done, total=total))
+
+    try:
+        say(Line(name=ImageStore(Path(images)).pull(reference, name or None, tell=tell)))
+    except PagurusError as error:
+        say(Line(error=error.body()))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

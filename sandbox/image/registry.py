@@ -1,0 +1,266 @@
+"""Images from registries, fetched by skopeo: what is in one, its layers on this disk, its tree.
+
+Owns: reading a manifest, what of it is refused, running skopeo, layers kept between pulls. Does not own: unpacking
+(:mod:`sandbox.image.oci`), names (:mod:`sandbox.image.reference`). Credentials are skopeo's business: it reads
+``$REGISTRY_AUTH_FILE``, or else what `docker login` wrote (``~/.docker/config.json``).
+
+Guarantee: what comes from a registry is an adversary's. An image is chosen by the digest of its manifest, which is
+checked here, and every blob by its own; no file is written that is larger than the manifest said, no more than
+`FETCH_MOST` in all, and nothing is fetched from an address that a manifest names. A layer that is here is not fetched.
+
+::
+
+    inspect --raw ─▶ index: the manifest for this machine ─▶ copy docker://…@digest ─▶ layers/blobs ─▶ oci.unpack
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sandbox.errors import Forbidden, ImageNotFound, Invalid, NoSpace, PagurusError, TooMany, Unsupported
+from sandbox.image import oci
+from sandbox.image.reference import Reference
+from sandbox.messages import ImageConfig
+
+FETCH_MOST = 64 << 30  # bytes of the layers of one image, compressed
+KEPT_MOST = 8 << 30  # bytes of layers that are kept between pulls
+SILENCE_MOST = 180.0  # seconds in which nothing comes; skopeo's own pauses after a 429 are shorter
+LOOK = 0.1  # seconds
+SLACK = 1 << 20  # bytes that a file may be larger than declared: skopeo's own documents
+INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+#: Of the environment, what skopeo is to know: where it is, whose credentials, which proxy.
+PASSED_ON = re.compile(r"PATH|HOME|REGISTRY_AUTH_FILE|XDG_RUNTIME_DIR|SSL_CERT_(FILE|DIR)|(?i:https?_proxy|no_proxy)")
+Tell = Callable[[int, int], object]  # bytes that are here, and of how many
+_FATAL = re.compile(r'level=(?:fatal|error) msg="((?:[^"\\]|\\.)*)"')
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+#: What skopeo says -> the error, and its remedy. The first that fits.
+_SAYS: tuple[tuple[str, type[PagurusError], str], ...] = (
+    (r"no space left", NoSpace, "free disk space and pull again"),
+    (r"toomanyrequests|too many requests|\b429\b", TooMany, "wait, or log in: docker login, skopeo login"),
+    (r"unauthorized|authentication required|denied|\b40[13]\b", Forbidden, "log in: docker login, or skopeo login"),
+    (r"manifest unknown|name unknown|not found|\b404\b", ImageNotFound, "look at its name and tag"),
+    (r"x509|certificate|tls:", Unsupported, "see /etc/containers/certs.d and registries.conf"),
+    (r"does not match|mismatch|unexpected eof|digest did not|file too large", Invalid, "the registry damages it"),
+    (r"no such host|refused|timeout|unreachable|no route", Unsupported, "is the registry reachable from this host?"),
+)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Of an image for this machine."""
+
+    reference: Reference  # by digest
+    blobs: Mapping[str, int]  # configuration and layers: digest -> bytes
+
+    @property
+    def size(self) -> int:
+        return sum(self.blobs.values())
+
+
+def manifest(wanted: Reference) -> Manifest:
+    """What the registry has under this name, for this machine. Raises ImageNotFound, Forbidden, Invalid, ..."""
+    digest, document = _document(wanted)
+    if document.get("mediaType") in INDEXES or "manifests" in document:
+        chosen = oci.chosen(document.get("manifests"))
+        named = chosen.get("digest") if isinstance(chosen, dict) else None
+        if not isinstance(named, str) or _DIGEST.fullmatch(named) is None:
+            raise Invalid(f"{wanted.name}: not a digest: {str(named)[:80]!r}")
+        digest, document = _document(Reference(wanted.registry, wanted.path, wanted.tag, named))
+    if "layers" not in document or document.get("mediaType", MANIFESTS[0]) not in MANIFESTS:
+        raise Unsupported(
+            f"{wanted.name} is of a kind that is not supported: {str(document.get('mediaType') or 'schema 1')[:80]}",
+            remedy="push it again with a current docker or podman",
+        )
+    return Manifest(Reference(wanted.registry, wanted.path, wanted.tag, digest), _blobs(wanted, document))
+
+
+def fetch(found: Manifest, layers: Path, tree: Path, tell: Tell = lambda done, total: None) -> ImageConfig:
+    """Fill the empty directory `tree`; `layers` keeps what was fetched. `tell` is called while it is fetched."""
+    with _kept(layers, found) as blobs, tempfile.TemporaryDirectory(dir=tree.parent) as folder:
+        layout = Path(folder)
+        (layout / "blobs").symlink_to(blobs.resolve())
+        copy(found, layout, blobs, tell)
+        return oci.unpack(layout, tree)
+
+
+def copy(found: Manifest, layout: Path, blobs: Path, tell: Tell) -> None:
+    """The image as an OCI layout, whose blobs lie in `blobs`. What is there already is not fetched."""
+    source, most = found.reference, max(found.blobs.values()) + SLACK
+    options = ["--quiet", "--src-tls-verify=false"] if source.local else ["--quiet"]
+    target = f"oci:{layout}:image"
+    uncompressed = "--dest-oci-accept-uncompressed-layers"
+    _skopeo(
+        source,
+        ["copy", *options, uncompressed, f"docker://{source.address}", target],
+        most=most,
+        progress=lambda: _here(found, layout, blobs),
+        tell=lambda done: tell(min(done, found.size), found.size),
+    )
+
+
+# ---------------------------------------------------------------------------- manifests
+
+
+def _document(wanted: Reference) -> tuple[str, dict[str, Any]]:
+    """A manifest or an index, as it was pushed, and its digest."""
+    options = ["--tls-verify=false"] if wanted.local else []
+    raw = _skopeo(wanted, ["inspect", "--raw", *options, f"docker://{wanted.address}"], most=oci.DOCUMENT_MOST)
+    digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    if wanted.digest and digest != wanted.digest:
+        raise Invalid(f"{wanted.name}: the registry sent {digest}", remedy="the registry damages it")
+    try:
+        document = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise Invalid(f"{wanted.name}: its manifest is no JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise Invalid(f"{wanted.name}: its manifest is no object")
+    return digest, document
+
+
+def _blobs(wanted: Reference, document: dict[str, Any]) -> dict[str, int]:
+    layers = document["layers"]
+    if not isinstance(layers, list) or len(layers) > oci.LAYERS_MOST:
+        raise Invalid(f"{wanted.name}: more than {oci.LAYERS_MOST} layers, or none")
+    found: dict[str, int] = {}
+    for each in [document.get("config"), *layers]:
+        digest, size = (each.get("digest"), each.get("size")) if isinstance(each, dict) else (None, None)
+        if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None or not isinstance(size, int) or size < 0:
+            raise Invalid(f"{wanted.name}: its manifest names a layer without digest or size")
+        if each.get("urls"):
+            raise Unsupported(f"{wanted.name} has layers that lie elsewhere", remedy="images of Windows do")
+        found[digest] = size
+    if sum(found.values()) > FETCH_MOST:
+        raise Invalid(f"{wanted.name} is larger than {FETCH_MOST >> 30} GiB")
+    return found
+
+
+# ---------------------------------------------------------------------------- layers on the disk
+
+
+@contextlib.contextmanager
+def _kept(layers: Path, found: Manifest) -> Iterator[Path]:
+    """The directory of blobs, from which nothing is removed meanwhile; afterwards what is too much, oldest first."""
+    blobs = layers / "blobs"
+    (blobs / "sha256").mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        for path in _paths(found, blobs):
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path)
+        yield blobs
+        with contextlib.suppress(BlockingIOError):  # another pull goes on: it prunes at its end
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            prune(blobs, KEPT_MOST)
+    finally:
+        os.close(descriptor)
+
+
+def prune(blobs: Path, most: int) -> None:
+    """Remove the layers that were used longest ago, until the others are `most` bytes."""
+    total = 0
+    for status, path in sorted(((path.stat(), path) for path in (blobs / "sha256").iterdir()), key=_newest):
+        total += status.st_size
+        if total > most:
+            path.unlink()
+
+
+def _newest(entry: tuple[os.stat_result, Path]) -> int:
+    return -entry[0].st_mtime_ns
+
+
+def _paths(found: Manifest, blobs: Path) -> list[Path]:
+    return [blobs / digest.replace(":", "/") for digest in found.blobs]
+
+
+def _here(found: Manifest, layout: Path, blobs: Path) -> int:
+    """Bytes that are here: of whole blobs, and of those that come just now."""
+    size = 0
+    for path in [*_paths(found, blobs), *layout.glob("oci-put-blob*")]:
+        with contextlib.suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size
+
+
+# ---------------------------------------------------------------------------- skopeo
+
+
+def _skopeo(
+    wanted: Reference,
+    arguments: list[str],
+    *,
+    most: int,
+    progress: Callable[[], int] | None = None,
+    tell: Callable[[int], object] = lambda done: None,
+) -> bytes:
+    """What skopeo prints. It writes no file larger than `most`, and ends when nothing comes for long."""
+    if shutil.which("skopeo") is None:
+        raise Unsupported("skopeo is missing, which fetches images", remedy="make setup, or apt-get install skopeo")
+    architecture = oci.ARCHITECTURES.get(platform.machine(), platform.machine())
+    command = ["setpriv", "--pdeathsig=KILL", "--", "prlimit", f"--fsize={most}", "--"]  # it ends with who started it
+    command += ["skopeo", f"--override-arch={architecture}", "--override-os=linux"]
+    environment = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+    environment.setdefault("HOME", os.path.expanduser("~"))
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [*command, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=environment
+        )
+        try:
+            _watch(process, progress or (lambda: os.fstat(out.fileno()).st_size), tell, wanted)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        if process.returncode:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - 8192))
+            raise _failure(wanted, errors.read().decode("utf-8", "replace"), process.returncode)
+        out.seek(0)
+        return out.read(most)
+
+
+def _watch(
+    process: subprocess.Popen[bytes], progress: Callable[[], int], tell: Callable[[int], object], wanted: Reference
+) -> None:
+    done, since = -1, time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK)
+        now = progress()
+        if now != done:
+            done, since = now, time.monotonic()
+            tell(done)
+        if process.returncode is not None:
+            return
+        if time.monotonic() - since > SILENCE_MOST:
+            raise Unsupported(
+                f"{wanted.name}: nothing came from {wanted.registry} for {SILENCE_MOST:g} s", remedy="pull again"
+            )
+
+
+def _failure(wanted: Reference, said: str, status: int) -> PagurusError:
+    """What went wrong, in skopeo's last words."""
+    words = _FATAL.findall(said)
+    last = words[-1].replace('\\"', '"') if words else said.strip().rpartition("\n")[2] or f"skopeo ended with {status}"
+    if status == -signal.SIGXFSZ:
+        last = "file too large: larger than its manifest says"
+    for sign, kind, remedy in _SAYS:
+        if re.search(sign, last, re.IGNORECASE):
+            return kind(f"{wanted.name}: {last[-600:]}", remedy=remedy)
+    return Invalid(f"{wanted.name}: {last[-600:]}")
