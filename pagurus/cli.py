@@ -23,6 +23,7 @@ from pagurus import (
     image_cli,
     network_cli,
     output,
+    play_cli,
     rollouts_cli,
     run_cli,
     shell_cli,
@@ -153,6 +154,10 @@ def rm(
 
 
 # --------------------------------------------------------------------------- training and benches
+
+
+application.command()(play_cli.play)
+application.command("eval")(play_cli.evaluate)
 
 
 @application.command()

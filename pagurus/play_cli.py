@@ -1,0 +1,160 @@
+"""``pagurus play`` and ``pagurus eval``: any environment against any model that speaks OpenAI's protocol; no training.
+
+Owns: names, arguments, what is printed. Does not own: playing and scoring (:mod:`rollout.evaluate`), the model
+(:mod:`rollout.engine.chat`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pagurus import output
+from pagurus.common import Json, client
+from sandbox.errors import Invalid
+
+if TYPE_CHECKING:
+    from rollout.evaluate import Evaluation
+    from rollout.messages import Trajectory, TurnRecord
+
+Env = Annotated[
+    Path, typer.Argument(help="Its .py file, or a folder such as examples/fix_the_service.", metavar="ENVIRONMENT")
+]
+Url = Annotated[str, typer.Option("--model", help="Address of the model's server, with or without /v1.", metavar="URL")]
+ModelName = Annotated[
+    str | None, typer.Option("--name", help="What the server calls the model; its first one when left out.")
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="File that holds the key; else OPENAI_API_KEY, if that is set.", metavar="FILE")
+]
+System = Annotated[str | None, typer.Option(help="Instead of our own first message to the model.", metavar="TEXT")]
+Temperature = Annotated[float, typer.Option(help="At which it samples.")]
+Tokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Of each answer, at most.")]
+TRANSCRIPT = 1 << 20  # characters of an episode
+
+
+def play(
+    environment: Env,
+    model: Url,
+    name: ModelName = None,
+    seed: Annotated[int, typer.Option(help="Which episode.")] = 0,
+    key_file: KeyFile = None,
+    system: System = None,
+    temperature: Temperature = 1.0,
+    max_tokens: Tokens = 1024,
+    json: Json = False,
+) -> None:
+    """Play one episode of an environment, and show it turn by turn. Exits with 1 where it could not be played."""
+    import asyncio
+
+    from rollout.engine.client import Sampling
+    from rollout.episode.spec import EpisodeSpec
+    from rollout.evaluate import play as play_one
+
+    told = 0
+
+    def show(trajectory: Trajectory, record: TurnRecord) -> None:
+        nonlocal told
+        if not told:
+            output.say(trajectory.opening)
+        told += 1
+        output.say(f"\n> {record.action}   [{record.verdict}]\n{record.observation}")
+
+    async def work() -> Trajectory:
+        async with _episodes(environment, model, name, key_file, system) as episodes:
+            episodes.on_turn = None if json else show
+            sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
+            return await play_one(episodes, EpisodeSpec(prompt=f"play-{seed}", seed=seed), sampling)
+
+    trajectory = asyncio.run(work())
+    if json:
+        output.as_json(trajectory)
+    else:
+        reason = f": {trajectory.reason}" if trajectory.reason else ""
+        output.say(f"\nreward {trajectory.reward:g} in {len(trajectory.turns)} turns, {trajectory.status}{reason}")
+    raise typer.Exit(0 if trajectory.scored else 1)
+
+
+def evaluate(
+    environment: Env,
+    model: Url,
+    name: ModelName = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Seeds that are played.")] = 20,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Times that each is played; the k of pass@k.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 4,
+    pass_at: Annotated[float, typer.Option(help="Reward with which an episode passes.")] = 1.0,
+    key_file: KeyFile = None,
+    system: System = None,
+    temperature: Temperature = 1.0,
+    max_tokens: Tokens = 1024,
+    json: Json = False,
+) -> None:
+    """Score a model at an environment: pass@1 and pass@k with 95 % intervals. Exits with 1 where nothing was scored."""
+    import asyncio
+
+    from rollout.engine.client import Sampling
+    from rollout.evaluate import evaluate as score
+
+    def ended(trajectory: Trajectory) -> None:
+        if not json:
+            output.say(
+                f"seed {trajectory.seed} sample {trajectory.index}: reward {trajectory.reward:g}, {trajectory.status}"
+            )
+
+    async def work() -> Evaluation:
+        async with _episodes(environment, model, name, key_file, system) as made:
+            sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
+            seeds = range(first_seed, first_seed + episodes)
+            return await score(
+                made, seeds, sampling, samples=samples, concurrency=concurrency, pass_at=pass_at, on_end=ended
+            )
+
+    found = asyncio.run(work())
+    if json:
+        output.as_json(found)
+    else:
+        for rate in found.rates:
+            output.say(f"pass@{rate.k} {rate.mean:.3f}, 95 % between {rate.low:.3f} and {rate.high:.3f}")
+        output.say(
+            f"reward {found.reward:.3f} over {found.seeds} seeds x {found.samples}, {found.turns:.1f} turns each"
+        )
+        for reason in found.reasons:
+            output.complain(f"lost: {reason}")
+    raise typer.Exit(0 if found.seeds else 1)
+
+
+def _episodes(environment: Path, url: str, name: str | None, key_file: Path | None, system: str | None) -> Any:
+    """What plays episodes of this environment with this model, as a context."""
+    import contextlib
+    from collections.abc import AsyncIterator
+
+    from rollout.engine.chat import SYSTEM, Characters, ChatEngine
+    from rollout.episode.manager import EpisodeManager
+    from rollout.episode.spec import Limits
+    from trainer.task import load
+
+    if not url.startswith(("http://", "https://")):
+        raise Invalid(f"{url!r} is no address", remedy="write --model http://HOST:PORT")
+    key = os.environ.get("OPENAI_API_KEY", "") if key_file is None else key_file.read_text().strip()
+    made = load(environment).environment
+
+    @contextlib.asynccontextmanager
+    async def opened() -> AsyncIterator[EpisodeManager]:
+        async with (
+            ChatEngine(url, name or "", key=key, system=SYSTEM if system is None else system) as engine,
+            client() as host,
+        ):
+            engine.model = name or await engine.first_model()
+            yield EpisodeManager(
+                environment=made,
+                host=host,
+                engine=engine,
+                tokenizer=Characters(),
+                limits=Limits(max_length=TRANSCRIPT),
+            )
+
+    return opened()

@@ -1,0 +1,101 @@
+"""Play an environment to see how good a policy is at it, without learning: ``pagurus play`` and ``pagurus eval``.
+
+Owns: which episodes, again where the platform failed, the score. Does not own: the episode
+(:mod:`rollout.episode.manager`), the policy: any engine with its tokenizer, a served model
+(:mod:`rollout.engine.chat`) or a trained version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from rollout.decide.blame import Blame, blame
+from rollout.decide.passed import at_least_one, interval
+from rollout.engine.client import Sampling
+from rollout.episode.manager import EpisodeManager
+from rollout.episode.spec import EpisodeSpec
+from rollout.messages import Trajectory
+
+STARTS = 3  # of an episode that the platform lost
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """pass@k: the mean over the seeds, and its 95 % interval."""
+
+    k: int
+    mean: float
+    low: float
+    high: float
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """What was played. Example: ``Evaluation(seeds=20, samples=4, ...).rates[0].mean``"""
+
+    seeds: int  # of which each sample could be played
+    samples: int  # of each seed
+    reward: float  # mean
+    rates: list[Rate]  # pass@1, and pass@k for the number of samples
+    lost: int = 0  # episodes that the platform or the environment failed: their seeds are not counted
+    turns: float = 0.0  # mean
+    killed: int = 0  # times that a sandbox died and was restored
+    reasons: list[str] = []  # why episodes were lost, the first few
+
+
+async def play(episodes: EpisodeManager, spec: EpisodeSpec, sampling: Sampling) -> Trajectory:
+    """One episode; begun again where the platform failed."""
+    while True:
+        trajectory = await episodes.run(spec, sampling)
+        lost = trajectory.failure is not None and blame(trajectory.failure) is Blame.PLATFORM
+        if not lost or spec.start + 1 >= STARTS:
+            return trajectory
+        spec = msgspec.structs.replace(spec, start=spec.start + 1)
+
+
+async def evaluate(
+    episodes: EpisodeManager,
+    seeds: Sequence[int],
+    sampling: Sampling,
+    *,
+    samples: int = 1,
+    concurrency: int = 4,
+    pass_at: float = 1.0,
+    on_end: Callable[[Trajectory], None] = lambda _: None,
+) -> Evaluation:
+    """Play each seed `samples` times, `concurrency` at once. An episode passes with a reward of `pass_at`."""
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(seed: int, index: int) -> Trajectory:
+        async with slots:
+            trajectory = await play(episodes, EpisodeSpec(prompt=f"eval-{seed}", seed=seed, index=index), sampling)
+        on_end(trajectory)
+        return trajectory
+
+    played = await asyncio.gather(*(one(seed, index) for seed in seeds for index in range(samples)))
+    return scored([played[at : at + samples] for at in range(0, len(played), samples)], pass_at=pass_at)
+
+
+def scored(by_seed: Sequence[Sequence[Trajectory]], *, pass_at: float = 1.0) -> Evaluation:
+    """What trajectories say of their policy. Of a seed of which any could not be scored nothing counts."""
+    whole = [each for each in by_seed if all(trajectory.scored for trajectory in each)]
+    lost = [trajectory for each in by_seed for trajectory in each if not trajectory.scored]
+    samples = len(by_seed[0]) if by_seed else 0
+    passed = [sum(trajectory.reward >= pass_at for trajectory in each) for each in whole]
+    counted = [trajectory for each in whole for trajectory in each]
+    rates = []
+    for k in sorted({1, samples} - {0}):
+        mean, low, high = interval([at_least_one(samples, number, k) for number in passed])
+        rates.append(Rate(k=k, mean=mean, low=low, high=high))
+    number = max(1, len(counted))
+    return Evaluation(
+        seeds=len(whole),
+        samples=samples,
+        reward=sum(trajectory.reward for trajectory in counted) / number,
+        rates=rates,
+        lost=len(lost),
+        turns=sum(len(trajectory.turns) for trajectory in counted) / number,
+        killed=sum(trajectory.killed for trajectory in counted),
+        reasons=sorted({trajectory.reason for trajectory in lost})[:5],
+    )
