@@ -132,10 +132,11 @@ def _episodes(environment: Path, url: str, name: str | None, key_file: Path | No
     import contextlib
     from collections.abc import AsyncIterator
 
+    from trainer.task import load
+
     from rollout.engine.chat import SYSTEM, Characters, ChatEngine
     from rollout.episode.manager import EpisodeManager
     from rollout.episode.spec import Limits
-    from trainer.task import load
 
     if not url.startswith(("http://", "https://")):
         raise Invalid(f"{url!r} is no address", remedy="write --model http://HOST:PORT")
