@@ -35,6 +35,7 @@ class Launch:
     start_timeout: float  # seconds until it must be healthy
     slots: int = 64  # requests at once
     leaves: bool = False  # it ends by itself when nobody has asked it for long: it may outlive who started it
+    kept: bool = False  # it does not, and is kept by a process that ends it then (rollout.engine.keep)
 
 
 def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
@@ -76,4 +77,4 @@ def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, thr
             env["LD_PRELOAD"] = str(openmp)
         return Command(argv, env)
 
-    return Launch("vllm", command, start_timeout=300.0, slots=slots)
+    return Launch("vllm", command, start_timeout=300.0, slots=slots, kept=True)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -28,11 +27,13 @@ import socket
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
-from rollout.engine import adopted
+from rollout.engine import adopted, keep
 from rollout.engine.adopted import Adopted, Named
 from rollout.engine.client import EngineClient, Generation, Published, Sampling, wait_healthy
-from rollout.engine.launch import Launch, embedded, vllm
+from rollout.engine.keep import die_with_parent
+from rollout.engine.launch import IDLE_EXIT, Launch, embedded, vllm
 from rollout.engine.manifest import absolute, verify_folder
 from sandbox.errors import Closed, EngineFailed, Invalid, Timeout
 
@@ -44,8 +45,8 @@ RESTARTS_MOST = 5  # in a row, without a minute of service between two deaths
 SERVED_WELL = 60.0  # seconds of service after which earlier deaths are forgotten
 STOP_PATIENCE = 5.0  # seconds between SIGTERM and SIGKILL
 LOG_TAIL = 15  # lines of the engine's log in an error
-PR_SET_PDEATHSIG = 1
 ROLE = "engine"
+USED = "engine.used"  # in the folder of roles: locked by who uses the server
 
 
 class EngineSupervisor:
@@ -68,9 +69,22 @@ class EngineSupervisor:
         self._serving = asyncio.Event()  # set while serving, and for ever once failed or closed
         self._failure: EngineFailed | Closed | None = None
         self._publishing = asyncio.Lock()
+        self._using: IO[str] | None = None  # the lock that says so to who keeps the server
+
+    @property
+    def outlives(self) -> bool:
+        """Whether the server goes on when this process is killed."""
+        return self.roles is not None and (self.launch.leaves or self.launch.kept)
+
+    def _kept(self, argv: list[str]) -> list[str]:
+        if self.roles is None or not self.launch.kept:
+            return argv
+        return keep.command(argv, self.roles / USED, IDLE_EXIT)
 
     async def __aenter__(self) -> EngineSupervisor:
         try:
+            if self.roles is not None:
+                self._using = await asyncio.to_thread(keep.use, self.roles / USED)
             self.adopted = await self._adopt()
             if not self.adopted:
                 await self._start()
@@ -88,6 +102,8 @@ class EngineSupervisor:
     async def close(self) -> None:
         """Stop the server. Idempotent."""
         self._failure = self._failure or Closed("the engine supervisor is closed")
+        if self._using is not None:
+            self._using.close()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
@@ -214,13 +230,13 @@ class EngineSupervisor:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._process = await asyncio.create_subprocess_exec(
-                *command.argv,
+                *self._kept(command.argv),
                 env={**os.environ, **command.env},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                preexec_fn=None if self.roles is not None and self.launch.leaves else _die_with_parent,
+                preexec_fn=None if self.outlives else die_with_parent,
             )
         self.pid = self._process.pid
         client = EngineClient(f"http://127.0.0.1:{port}")
@@ -322,14 +338,3 @@ def free_port() -> int:
 def _signal_group(leader: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, number)
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with_parent() -> None:
-    """In the child, before exec: a server must not outlive a supervisor that was killed.
-
-    SIGTERM, since vLLM's server then ends its own workers; killed, it would leave them behind.
-    """
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import select
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.engine import adopted
+from rollout.engine import adopted, keep
 from rollout.engine.client import Sampling
 from rollout.engine.launch import Command, Launch, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
@@ -119,20 +120,22 @@ def test_a_missing_vllm_names_the_remedy(tmp_path: Path) -> None:
 
 LEAVE = """
 import asyncio, os, sys
+from dataclasses import replace
 from pathlib import Path
 from rollout.engine.launch import embedded
 from rollout.engine.supervisor import EngineSupervisor
 async def main():
-    folder, log, roles = map(Path, sys.argv[1:])
-    engine = await EngineSupervisor(embedded(slots=4), folder, 0, log=log, roles=roles).__aenter__()
+    folder, log, roles = map(Path, sys.argv[1:4])
+    launch = replace(embedded(slots=4), leaves=False, kept=True) if "kept" in sys.argv else embedded(slots=4)
+    engine = await EngineSupervisor(launch, folder, 0, log=log, roles=roles).__aenter__()
     print(engine.pid, flush=True)
     os.kill(os.getpid(), 9)
 asyncio.run(main())
 """
 
 
-def left_by_a_killed_process(folder: Path, tmp_path: Path) -> int:
-    argv = [sys.executable, "-c", LEAVE, str(folder), str(tmp_path / "engine.log"), str(tmp_path / "roles")]
+def left_by_a_killed_process(folder: Path, tmp_path: Path, *words: str) -> int:
+    argv = [sys.executable, "-c", LEAVE, str(folder), str(tmp_path / "engine.log"), str(tmp_path / "roles"), *words]
     done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
     assert done.returncode == -9
     return int(done.stdout)
@@ -150,6 +153,38 @@ async def test_an_engine_outlives_who_started_it_and_is_adopted_with_newer_weigh
         os.kill(pid, 9)
         assert (await engine.generate([5], SHORT)).token_ids and engine.pid != pid and engine.restarts == 1
     assert adopted.hold(adopted.read(roles, "engine")) is None  # it ended with who used it last
+
+
+async def test_a_server_that_cannot_end_by_itself_is_kept_for_who_comes_next(folder: Path, tmp_path: Path) -> None:
+    pid = await asyncio.to_thread(left_by_a_killed_process, folder, tmp_path, "kept")
+    launch = dataclasses.replace(embedded(slots=4), leaves=False, kept=True)
+    log, roles = tmp_path / "engine.log", tmp_path / "roles"
+    assert not keep.used(roles / "engine.used")
+    async with EngineSupervisor(launch, folder, 0, log=log, roles=roles) as engine:
+        assert (engine.adopted, engine.pid) == (True, pid) and keep.used(roles / "engine.used")
+        assert (await engine.generate([5], SHORT)).token_ids
+        os.kill(pid, 9)  # who keeps the server: the server goes as well
+        assert (await engine.generate([5], SHORT)).token_ids and engine.restarts == 1
+    assert adopted.hold(adopted.read(roles, "engine")) is None
+
+
+SLEEPER = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+
+
+def test_what_is_kept_ends_when_nobody_uses_it_with_all_that_it_started(tmp_path: Path) -> None:
+    lock = tmp_path / "used"
+    argv = keep.command([sys.executable, "-c", SLEEPER], lock, 0.5)
+    with keep.use(lock):
+        keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+        assert keeper.stdout is not None
+        child = os.pidfd_open(int(keeper.stdout.readline()))
+        with pytest.raises(subprocess.TimeoutExpired):
+            keeper.wait(3)
+    assert keeper.wait(60) == 128 + 15
+    keeper.stdout.close()
+    ended, _, _ = select.select([child], [], [], 30)
+    os.close(child)
+    assert ended
 
 
 async def test_nothing_is_adopted_by_a_number_alone(folder: Path, tmp_path: Path) -> None:
