@@ -15,7 +15,7 @@ main() {
     say "build the base image debian with debootstrap (a small Debian $SUITE that sandboxes start from)"
     PAGURUS_STATE=$STATE quiet image "$VENV/bin/pagurus" image debootstrap debian --suite "$SUITE" --include "$INCLUDE" ||
         die "the base image could not be built" "check the network and $LOGS/image.log; then run make setup again"
-    say "base image debian is built ($(du -sh "$STATE/images/debian" | cut -f 1))"
+    say "base image debian is built ($(du -sh "$STATE/images/debian/" | cut -f 1))"
 }
 
 main
