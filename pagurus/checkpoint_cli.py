@@ -39,7 +39,7 @@ class _TakeByDefault(TyperGroup):
 application = typer.Typer(
     name="checkpoint",
     cls=_TakeByDefault,
-    help="Capture a sandbox (checkpoint SANDBOX [LABEL]); verify, label, remove, move checkpoints.",
+    help="Capture a sandbox: checkpoint SANDBOX [LABEL]. The commands below work with checkpoints that there are.",
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
@@ -74,7 +74,7 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """The checkpoints of the host, or those of a sandbox and what they descend from; the oldest first."""
+    """The checkpoints of the host, or of a sandbox. The oldest come first, those of a sandbox with their ancestors."""
 
     async def work(host: Client) -> list[CheckpointInfo]:
         return await (host.store.checkpoints() if sandbox is None else (await host.get(sandbox)).tree())

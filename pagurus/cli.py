@@ -75,7 +75,7 @@ def about(
 
 @application.command()
 def doctor(json: Json = False) -> None:
-    """Probe what this host can do, for real, and say how to mend what it cannot."""
+    """Find out what this host can do, by doing it. Says how to mend what is missing."""
     from daemon.doctor import conclusion, examine, sound
 
     findings = examine()
@@ -92,7 +92,7 @@ def doctor(json: Json = False) -> None:
 
 @application.command(context_settings=PASSED_ON, add_help_option=False)
 def daemon(context: typer.Context) -> None:
-    """Run the daemon of this host in the foreground (see `pagurus daemon --help`)."""
+    """Run the daemon of this host in the foreground."""
     from daemon.app import main
 
     raise typer.Exit(main(context.args))
@@ -142,7 +142,7 @@ def rm(
     sandboxes: SandboxNames = None,
     every: Annotated[bool, typer.Option("--all", help="All that you may see.")] = False,
 ) -> None:
-    """Remove sandboxes with their checkpoints, but for what forks of them need."""
+    """Remove sandboxes with their checkpoints. What forks of them need stays."""
     if every == bool(sandboxes):
         raise Invalid("remove which?", remedy="name sandboxes, or say --all")
 
@@ -217,7 +217,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     folder: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.")],
 ) -> None:
-    """Write the newest policy of a run as a Hugging Face folder, for transformers and vLLM."""
+    """Write the newest policy of a run into a folder. Transformers and vLLM can load it."""
     with needs_training():
         from trainer.publish import export_newest
 

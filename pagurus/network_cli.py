@@ -54,7 +54,7 @@ def is_address(text: str) -> bool:
 
 
 def net(sandbox: SandboxName, network: Mode = None, allow: Allow = None, json: Json = False) -> None:
-    """Show the network of a sandbox, or change what it may reach while it runs."""
+    """Show the network of a sandbox, or change its policy. Also while it runs."""
     wanted = policy(network, allow)
 
     async def work(host: Client) -> NetworkStatus:

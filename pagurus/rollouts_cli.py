@@ -32,7 +32,7 @@ def rollout_of(run: Path) -> Path:
 
 @application.command("why")
 def why(run: Run, json: Json = False) -> None:
-    """Who waits for what, since when; what each trajectory does; where all prompts are."""
+    """Who waits for what, and since when. Also what each trajectory does, and where all prompts are."""
     from rollout.store.status import read_status
 
     status = read_status(rollout_of(run))
@@ -97,7 +97,7 @@ def show(
     name: Annotated[str | None, typer.Argument(help="One trajectory, such as p12/4; all when left out.")] = None,
     json: Json = False,
 ) -> None:
-    """Read a trajectory: what the model wrote and saw; verdict, checkpoint, version and effects of each turn."""
+    """Read a trajectory: what the model wrote and saw. With verdict, checkpoint, version and effects of each turn."""
     from rollout.store.samples import SampleStore
 
     store = SampleStore(rollout_of(run))

@@ -35,7 +35,7 @@ def port_forward(
     pair: Annotated[str, typer.Argument(help="LOCAL:REMOTE, or REMOTE for any free port here.", metavar="PORTS")],
     address: Annotated[str, typer.Option(help="Address of this machine to listen on.")] = "127.0.0.1",
 ) -> None:
-    """Lead a port of this machine to a port of a sandbox, until interrupted."""
+    """Forward a port of this machine to one of a sandbox. Ctrl-C ends it."""
     import asyncio
 
     from pagurus.shell import forward, ports

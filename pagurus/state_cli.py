@@ -48,7 +48,7 @@ def fork(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
     json: Json = False,
 ) -> None:
-    """Start new sandboxes that continue from a checkpoint or from a sandbox as it is now."""
+    """Start sandboxes that continue from a checkpoint. Named a sandbox, they continue from its present state."""
 
     async def work(host: Client) -> list[Any]:
         return [
@@ -84,7 +84,7 @@ async def _forks(host: Client, source: str, count: int) -> list[Any]:
 
 
 def tree(sandbox: SandboxName, json: Json = False) -> None:
-    """The checkpoints of a sandbox and how they descend from one another, each with when, what and how large."""
+    """The checkpoints of a sandbox and how they descend. Each with its time, verdict and size."""
 
     async def work(host: Client) -> tuple[str | None, list[CheckpointInfo]]:
         found = await host.get(sandbox)
@@ -121,7 +121,7 @@ def diff(
     why: Annotated[bool, typer.Option("--why", help="Also which process did it, by which call.")] = False,
     json: Json = False,
 ) -> None:
-    """How the file tree of a sandbox differs from a checkpoint: without one, what has changed since it was made."""
+    """What changed in the files of a sandbox since a checkpoint. Without one, since the sandbox was made."""
 
     async def work(host: Client) -> Any:
         found = await host.get(sandbox)

@@ -25,7 +25,7 @@ def top(
     count: Annotated[int | None, typer.Option("--count", "-c", min=1, help="End after so many looks.")] = None,
     json: Json = False,
 ) -> None:
-    """A live view of the sandboxes: what they use, what their turns did. Ctrl-C ends it."""
+    """Watch what sandboxes use and what their turns did. Ctrl-C ends it."""
 
     import asyncio
 
