@@ -78,6 +78,7 @@ class Bare:
         self.netns = netns
         self.followers: list[object] = []
         self.address: str | None = None
+        self.outside = self  # of which nobody asks more than what follows
 
     async def keep(self, name: str, fds: object) -> None:
         """Nobody outlives this."""

@@ -175,7 +175,7 @@ class GatewayService:
         known = self._listeners.get(sandbox)
         if known is not None and known[0] == inode:
             return
-        kept = await container.kept(listener.KEPT)
+        kept = await container.outside.kept(listener.KEPT)
         sock = await asyncio.to_thread(listener.socket_inside, container.netns, port, kept)
         self.moved(sandbox, inode, sock, container)
 
@@ -199,7 +199,7 @@ class GatewayService:
 
     async def _keep(self, container: Container, fd: int) -> None:
         try:
-            await container.keep(listener.KEPT, [fd])
+            await container.outside.keep(listener.KEPT, [fd])
         except SandboxDead:  # and its shim: there is nothing to keep it for
             return
         finally:

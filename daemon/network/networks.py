@@ -261,7 +261,7 @@ class Networks:
         if policy.mode == "none":
             await self._take_away(sandbox)
             container.address = None
-            await container.keep(KEPT, ())
+            await container.outside.keep(KEPT, ())
             return
         await self._ensure()
         if attached is not None and await self._move(lambda: links.address_inside(where)) != attached.address:
@@ -276,7 +276,8 @@ class Networks:
                 await self._move(lambda: links.open_devices([each.network for each in policy.segments]))
         container.address = str(attached.address)
         if not attached.resolver.listening:
-            await container.keep(KEPT, await attached.resolver.listen(where, await container.kept(KEPT)))
+            kept = await container.outside.kept(KEPT)
+            await container.outside.keep(KEPT, await attached.resolver.listen(where, kept))
 
     async def _connect(
         self, sandbox: str, where: Path, policy: Policy, wish: IPv4Address | None, former: Attached | None

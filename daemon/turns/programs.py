@@ -24,9 +24,9 @@ import msgspec
 from daemon.catalogue import ProgramRow, put_sandbox
 from daemon.turns import excluded
 from sandbox.container import supervisor
-from sandbox.container.container import PATH
 from sandbox.container.process import exit_code, kill_started
 from sandbox.container.procfs import host_pid
+from sandbox.container.spawn import PATH
 from sandbox.container.supervisor import Data, Gone, Mode, Program, Started, Supervisor, Until
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError
 from sandbox.messages import (

@@ -153,7 +153,8 @@ def prepare_host() -> None:
             _write(host.unified / PARENT / "pids.max", process_budget())
         for name in (SHIMS, ASIDE):
             (host.unified / PARENT / name).mkdir(exist_ok=True)
-        _write(host.unified / PARENT / ASIDE / "cpu.weight", ASIDE_WEIGHT)
+        if "cpu" in wanted:
+            _write(host.unified / PARENT / ASIDE / "cpu.weight", ASIDE_WEIGHT)
 
 
 def step_aside() -> None:

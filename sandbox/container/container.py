@@ -9,7 +9,7 @@ Guarantee: `create` and `prepare` leave either a whole sandbox or nothing: no pr
 ::
 
     create = prepare ▸ start                     prepare: groups ▸ shim ▸ overlay
-    kill ▸ remount ▸ start | restore ▸ attach    restore: a CRIU process started by spawn_host(in_cgroup=True)
+    kill ▸ remount ▸ start | restore ▸ attach    restore: a CRIU process started by outside.start(in_cgroup=True)
 
 Mounts that a process of the sandbox sees: the overlay, proc, devpts, and Docker's masks over parts of proc.
 """
@@ -34,6 +34,7 @@ from sandbox.container.cgroup import Cgroup, parse_bytes
 from sandbox.container.excluded import Excluded
 from sandbox.container.identity import machine_id
 from sandbox.container.outlet import Outlet
+from sandbox.container.outside import Outside
 from sandbox.container.process import (
     Command,
     Handles,
@@ -48,14 +49,12 @@ from sandbox.container.process import (
 from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
 from sandbox.container.procfs import is_doomed
 from sandbox.container.shim import Refused, Shim, ShimGone, launch
-from sandbox.container.spawn import ID_RANGE
-from sandbox.criu import namespaces
+from sandbox.container.spawn import ID_RANGE, PATH
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
 from sandbox.messages import ExecResult, Limits
+from sandbox.private import passable
 from sandbox.tree import quota
 from sandbox.tree.safe_path import SandboxRoot
-
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,7 @@ class Container:
         #: Called with `netns`, from a thread, when a restore has made a new one and before anything runs in it.
         self.followers: list[Callable[[Path], None]] = []
         self.excluded = Excluded()  # processes that are no part of its checkpoints
+        self.outside = Outside(self)
         self.address: str | None = None  # IPv4, of the link that the daemon gave it; None without a network
 
     # ---------------------------------------------------------------- making
@@ -139,7 +139,7 @@ class Container:
             container._shim = await Shim.connect(spec.run_dir)
             layer = str(container.layer)
             files = spec.limits.open_files
-            await container._call(
+            await container.call(
                 "setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files, machine_id(spec.id)
             )
             await container._bind()
@@ -159,7 +159,7 @@ class Container:
         container = cls(spec)
         try:
             container._shim = await Shim.connect(spec.run_dir)
-            (pid, init, _), fds = await container._call("hello")
+            (pid, init, _), fds = await container.call("hello")
         except (ShimGone, FileNotFoundError) as error:
             raise SandboxDead("its shim is gone", remedy=f"pagurus restore {spec.id}", sandbox=spec.id) from error
         container._shim_pid = int(pid)
@@ -179,12 +179,12 @@ class Container:
 
     async def _bind(self) -> None:
         for bind, (target, place) in zip(self.spec.binds, self.binds, strict=True):
-            await asyncio.to_thread(_passable, place, self.spec.run_dir)
-            await self._call("bind", str(bind.source), str(place), target, int(bind.read_only))
+            await asyncio.to_thread(passable, place, self.spec.run_dir)
+            await self.call("bind", str(bind.source), str(place), target, int(bind.read_only))
 
     async def _mount(self) -> None:
-        await asyncio.to_thread(_count_disk, self.tree, self.spec.id)
-        await self._call("mount", str(self.tree), str(self.spec.image))
+        await asyncio.to_thread(quota.count, self.tree, self.spec.id)
+        await self.call("mount", str(self.tree), str(self.spec.image))
 
     async def _limit(self) -> None:
         """Set all limits. Not before a restore: bringing a full sandbox back takes a little more than it may have."""
@@ -196,7 +196,7 @@ class Container:
         """Start a fresh pid 1 in a prepared or killed sandbox; returns its host pid."""
         await self._limit()
         try:
-            (pid,), (pidfd,) = await self._call("start")
+            (pid,), (pidfd,) = await self.call("start")
         except Refused as error:
             raise Unsupported(f"cannot start pid 1: {error}", sandbox=self.spec.id) from error
         self._adopt_init(int(pid), pidfd)
@@ -204,7 +204,7 @@ class Container:
 
     async def attach(self, init_pid: int) -> None:
         """A restore made `init_pid` (its host pid) the sandbox's pid 1. Sets the limits."""
-        (pid,), (pidfd,) = await self._call("attach", init_pid)
+        (pid,), (pidfd,) = await self.call("attach", init_pid)
         self._adopt_init(int(pid), pidfd)
         await self._limit()
 
@@ -222,10 +222,14 @@ class Container:
             os.close(self._init_pidfd)
         self.init_pid, self._init_pidfd = None, -1
 
-    async def _call(self, *fields: str | bytes | int, fds: Sequence[int] = ()) -> tuple[list[str], list[int]]:
+    async def call(self, *fields: str | bytes | int, fds: Sequence[int] = ()) -> tuple[list[str], list[int]]:
+        """Ask the shim. Raises SandboxDead without one, Refused, ShimGone."""
+        return await self.need_shim().call(*fields, fds=fds)
+
+    def need_shim(self) -> Shim:
         if self._shim is None:
             raise self.dead("no shim")
-        return await self._shim.call(*fields, fds=fds)
+        return self._shim
 
     # ---------------------------------------------------------------- observing
 
@@ -313,7 +317,7 @@ class Container:
 
     async def move_network(self, pid: int) -> None:
         """Take the network namespace of `pid` (host pid) for this sandbox's own: a restore has made a new one."""
-        await self._call("network", pid)
+        await self.call("network", pid)
 
     # ---------------------------------------------------------------- commands
 
@@ -386,7 +390,7 @@ class Container:
 
         async def end() -> int:
             if parented:
-                return await self.host_exited(pid)
+                return await self.outside.exited(pid)
             if self._reaped is None:
                 self._reaped = Reaped()
             await self._reaped.wait(pidfd)
@@ -396,7 +400,7 @@ class Container:
 
         async def release() -> None:
             with contextlib.suppress(ShimGone, Refused, SandboxDead):
-                await self._call("release", stream)
+                await self.call("release", stream)
 
         return Handles(
             end=end,
@@ -405,64 +409,6 @@ class Container:
             terminate=lambda: end_started(pid, self.tasks),
             signal=lambda number, group: signal_started(pid, self.tasks, number, group=group),
         )
-
-    # ---------------------------------------------------------------- host programs
-
-    async def spawn_host(
-        self,
-        argv: Sequence[str],
-        *,
-        fds: Sequence[int] = (),
-        in_cgroup: bool,
-        join: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        stderr: int | None = None,
-        waits: bool = False,
-    ) -> int:
-        """Start a host program (CRIU) as a child of the shim, in the shim's mount namespace; returns its host pid.
-
-        ``fds[i]`` becomes its descriptor ``3 + i``. `in_cgroup`: inside the sandbox's groups and in fresh ipc and uts
-        namespaces, so that what it restores is; otherwise outside all groups. `join`: namespaces of pid 1 to enter
-        (:data:`sandbox.criu.namespaces.IDS`). `stderr`: the descriptor for its stdout and stderr, else the shim's log.
-        `waits`: the groups are joined later, by `cgroup.join`; a shim of before that is Refused.
-        """
-        passed, targets = list(fds), list(range(3, 3 + len(fds)))
-        if stderr is not None:
-            passed, targets = [*passed, stderr, stderr], [*targets, 1, 2]
-        flags = namespaces.flags(join)
-        variables = [f"{name}={value}" for name, value in {"PATH": PATH, **(env or {})}.items()]
-        listed = ",".join(map(str, targets))
-        (pid,), (pidfd,) = await self._call(
-            "wait" if waits else "host", int(in_cgroup), flags, listed, len(argv), *argv, *variables, fds=passed
-        )
-        os.close(pidfd)
-        return int(pid)
-
-    async def host_exited(self, pid: int) -> int:
-        """Wait status of a program of `spawn_host`. Ask for it before the connection is lost."""
-        if self._shim is None:
-            raise self.dead("no shim")
-        status = await self._shim.exited(pid)
-        self._shim.forget(pid)
-        return status
-
-    async def sink(self) -> int:
-        """A new descriptor to write to: the shim discards what comes. For output pipes of restored processes."""
-        _, (fd,) = await self._call("sink")
-        return fd
-
-    async def keep(self, name: str, fds: Sequence[int]) -> None:
-        """Let the shim hold these descriptors, by a name, for the next daemon; it lets go of those that it held."""
-        with contextlib.suppress(Refused, ShimGone):  # a shim of before this: the next daemon makes them anew
-            await self._call("keep", name, fds=fds)
-
-    async def kept(self, name: str) -> list[int]:
-        """New descriptors of what a former daemon let the shim keep by this name, in the order of then."""
-        try:
-            _, fds = await self._call("kept", name)
-        except (Refused, ShimGone):
-            return []
-        return fds
 
     # ---------------------------------------------------------------- ending
 
@@ -487,7 +433,7 @@ class Container:
     async def _until_init_forgotten(self) -> None:
         """The shim answers after it has noticed pid 1's death and reaped it."""
         while True:
-            (_, init, _), fds = await self._call("hello")
+            (_, init, _), fds = await self.call("hello")
             for fd in fds:
                 os.close(fd)
             if not int(init):
@@ -495,7 +441,7 @@ class Container:
 
     async def remount(self, tree: Path) -> None:
         """After `kill`: the same sandbox over another upper tree."""
-        await self._call("umount")
+        await self.call("umount")
         self.tree = tree
         try:
             await self._mount()
@@ -540,21 +486,6 @@ class Container:
             self._shim = None
         pid, self._shim_pid = self._shim_pid, 0
         await ended(pid)
-
-
-def _count_disk(tree: Path, sandbox: str) -> None:
-    """Count what is written from now on, beside what former trees of the sandbox and its scratch hold. No limit yet."""
-    quota.join(tree, sandbox)
-    quota.limit(tree, sandbox, None)
-
-
-def _passable(place: Path, top: Path) -> None:
-    """Make `place`, which CRIU reaches with a sandbox's rights: every directory up to `top` lets it pass."""
-    place.mkdir(parents=True, exist_ok=True)
-    for directory in (place, *place.parents):
-        directory.chmod(0o711)
-        if directory == top:
-            return
 
 
 async def _launched(launch: Coroutine[Any, Any, Command]) -> Command:

@@ -17,6 +17,7 @@ from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusE
 if TYPE_CHECKING:
     from sandbox.container.container import Container
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ID_RANGE = 65_536
 STDIN, PARENTED = 1, 2  # flags of `start`: it gets a pipe to read from; the shim stays its parent
 
@@ -49,7 +50,7 @@ async def start(
     variables = [f"{name}={value}" for name, value in env.items()]
     before = container.cgroup.oom_kills() if oom_kills is None else oom_kills
     try:
-        answer: tuple[list[str], list[int]] = await container._call(
+        answer: tuple[list[str], list[int]] = await container.call(
             "exec", flags, uid, gids, cwd, len(argv), *argv, *variables
         )
         return answer

@@ -196,7 +196,7 @@ async def _first_words(container: Container, argv: Sequence[str], program: Progr
         os.close(fds[0])
         os.close(fds[2])
         with contextlib.suppress(PagurusError):
-            await container._call("release", stream)
+            await container.call("release", stream)
     return int(pid), bytes(said.kept)
 
 

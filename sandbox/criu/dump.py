@@ -130,7 +130,7 @@ async def ready(
 
     async def spawn(argv: Sequence[str], fds: Sequence[int]) -> int:
         async def attempt() -> int:
-            return await container.spawn_host(argv, fds=fds, in_cgroup=False, join=("net", *inside.joined))
+            return await container.outside.start(argv, fds=fds, in_cgroup=False, join=("net", *inside.joined))
 
         try:
             try:

@@ -133,12 +133,12 @@ async def _spawn(
     fds: list[int] = []
     try:
         for _ in range(sinks):
-            fds.append(await container.sink())
+            fds.append(await container.outside.sink())
 
         async def spawn(argv: Sequence[str], passed: Sequence[int]) -> int:
             # One that waits is outside the group, whose namespace it must have: pid 1's.
             join = ("cgroup",) if waits else ()
-            return await container.spawn_host(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
+            return await container.outside.start(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
 
         root = rpc.Root(cache, images, container.root, [place for _, place in container.binds], [notes])
         return Waiting(await rpc.Worker.spawn(root, spawn, fds, cgroup_namespace=not waits), sinks, images)

@@ -48,6 +48,12 @@ def join(path: Path, sandbox: str) -> None:
             return
 
 
+def count(tree: Path, sandbox: str) -> None:
+    """Count what is written from now on, beside what former trees of the sandbox and its scratch hold. No limit yet."""
+    join(tree, sandbox)
+    limit(tree, sandbox, None)
+
+
 def limit(path: Path, sandbox: str, size: int | None) -> None:
     """Let the members of the sandbox's group write at most `size` bytes together. `path`: one of them. Blocks."""
     btrfs.limit(path.parent, size, group=group(sandbox))

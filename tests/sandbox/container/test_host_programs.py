@@ -17,8 +17,8 @@ from tests.support.container_support import Maker, shell
 async def _host_output(sb: Container, argv: list[str], **options: object) -> str:
     reading, writing = os.pipe()
     try:
-        pid = await sb.spawn_host(argv, stderr=writing, **options)  # type: ignore[arg-type]
-        assert await sb.host_exited(pid) == 0
+        pid = await sb.outside.start(argv, stderr=writing, **options)  # type: ignore[arg-type]
+        assert await sb.outside.exited(pid) == 0
     finally:
         os.close(writing)
         text = _read_all(reading)
@@ -68,12 +68,12 @@ async def test_host_program_gets_its_descriptors(maker: Maker, tmp_path: Path) -
     assert out.startswith("firstsecond")
     assert set(out.removeprefix("firstsecond").split()) == {"0", "1", "2", "3", "4", "5"}  # 5: ls itself
     with pytest.raises(Refused, match="exec"):
-        await sb.spawn_host(["/no/such/program"], in_cgroup=False)
+        await sb.outside.start(["/no/such/program"], in_cgroup=False)
 
 
 async def test_sink_swallows(maker: Maker) -> None:
     sb = await maker.create()
-    fd = await sb.sink()
+    fd = await sb.outside.sink()
     try:
         for _ in range(100):
             await asyncio.to_thread(os.write, fd, bytes(1 << 16))

@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from sandbox.container import supervisor
-from sandbox.container.container import PATH, Container
+from sandbox.container.container import Container
+from sandbox.container.spawn import PATH
 from sandbox.container.supervisor import Gone, Mode, Program, Supervisor, Until
 from sandbox.errors import CommandNotFound
 from tests.support.checkpoint_support import Bench

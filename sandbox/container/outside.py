@@ -1,0 +1,81 @@
+"""What belongs to a sandbox and is none of its processes: programs of the host, and what its shim keeps.
+
+Owns: starting such a program (CRIU) in the shim's mount namespace, sinks, descriptors for the next daemon. Does not
+own: what the program does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sandbox.container import spawn
+from sandbox.container.shim import Refused, ShimGone
+from sandbox.criu import namespaces
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
+
+
+class Outside:
+    """Of one sandbox. All calls raise SandboxDead when its shim is gone."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        fds: Sequence[int] = (),
+        in_cgroup: bool,
+        join: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        stderr: int | None = None,
+        waits: bool = False,
+    ) -> int:
+        """Start a host program (CRIU) as a child of the shim, in the shim's mount namespace; returns its host pid.
+
+        ``fds[i]`` becomes its descriptor ``3 + i``. `in_cgroup`: inside the sandbox's groups and in fresh ipc and uts
+        namespaces, so that what it restores is; otherwise outside all groups. `join`: namespaces of pid 1 to enter
+        (:data:`sandbox.criu.namespaces.IDS`). `stderr`: the descriptor for its stdout and stderr, else the shim's log.
+        `waits`: the groups are joined later, by `cgroup.join`; a shim of before that is Refused.
+        """
+        passed, targets = list(fds), list(range(3, 3 + len(fds)))
+        if stderr is not None:
+            passed, targets = [*passed, stderr, stderr], [*targets, 1, 2]
+        flags = namespaces.flags(join)
+        variables = [f"{name}={value}" for name, value in {"PATH": spawn.PATH, **(env or {})}.items()]
+        listed = ",".join(map(str, targets))
+        (pid,), (pidfd,) = await self._container.call(
+            "wait" if waits else "host", int(in_cgroup), flags, listed, len(argv), *argv, *variables, fds=passed
+        )
+        os.close(pidfd)
+        return int(pid)
+
+    async def exited(self, pid: int) -> int:
+        """Wait status of a program of `start`. Ask for it before the connection is lost."""
+        shim = self._container.need_shim()
+        status = await shim.exited(pid)
+        shim.forget(pid)
+        return status
+
+    async def sink(self) -> int:
+        """A new descriptor to write to: the shim discards what comes. For output pipes of restored processes."""
+        _, (fd,) = await self._container.call("sink")
+        return fd
+
+    async def keep(self, name: str, fds: Sequence[int]) -> None:
+        """Let the shim hold these descriptors, by a name, for the next daemon; it lets go of those that it held."""
+        with contextlib.suppress(Refused, ShimGone):  # a shim of before this: the next daemon makes them anew
+            await self._container.call("keep", name, fds=fds)
+
+    async def kept(self, name: str) -> list[int]:
+        """New descriptors of what a former daemon let the shim keep by this name, in the order of then."""
+        try:
+            _, fds = await self._container.call("kept", name)
+        except (Refused, ShimGone):
+            return []
+        return fds
