@@ -27,7 +27,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from daemon.checkpoints.queue import CheckpointQueue
@@ -61,6 +61,10 @@ class Aside:
 
         `sandbox`, `owner`: on whose behalf. Raises TooMany when too many of that sandbox's jobs wait.
         """
+        return await self.within(lambda: self.do(function, *arguments), sandbox=sandbox, owner=owner)
+
+    async def within(self, work: Callable[[], Awaitable[T]], *, sandbox: str, owner: str = "") -> T:
+        """Likewise for `work`, which has a slot meanwhile: what it holds, others of its kind do not hold as well."""
         if self._waiting.get(sandbox, 0) >= QUEUED_MOST:
             raise TooMany(
                 f"{QUEUED_MOST} requests that read whole trees wait for this sandbox", remedy="wait for their answers"
@@ -70,7 +74,7 @@ class Aside:
             sandbox=sandbox,
             owner=owner,
             deadline=self._queue.now() + PATIENCE,
-            work=lambda: self.do(function, *arguments),
+            work=work,
             waited=True,
         )
         self._waiting[sandbox] = self._waiting.get(sandbox, 0) + 1

@@ -157,6 +157,20 @@ async def _threads(ground: Ground) -> AsyncIterator[None]:
             yield
 
 
+@attack("40 sparse memfds of four tebibytes in each of four sandboxes")
+async def _sparse(ground: Ground) -> AsyncIterator[None]:
+    memfds = (
+        "import os, time\n"
+        "for n in range(40): os.ftruncate(os.memfd_create(str(n)), 1 << 42)\n"
+        "while True: time.sleep(0.01)"
+    )
+    async with ground.attackers(4) as made:
+        for each in made:
+            await each.exec(f"setsid python3 -c '{memfds}' >/dev/null 2>&1 & sleep 0.5")
+        async with ground.always(*map(saved, made)):
+            yield
+
+
 # ------------------------------------------------------------------ long work
 
 

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.presence import while_asked, while_there
-from daemon.api.wire import HOST, RAW, Route, Stream, chunks, frame, parameters, reply, streaming
+from daemon.api.wire import HOST, RAW, Route, Stream, chunks, frame, packed, parameters, ready, reply, streaming
 from daemon.auth.access import CALLER
 from daemon.turns import watches
 from daemon.turns.turns import LiveSandbox
@@ -21,7 +21,7 @@ from sandbox.container.cgroup import parse_bytes
 from sandbox.container.pipes import in_thread, put
 from sandbox.messages import Change, FileEvent, FileInfo
 from sandbox.names import native
-from sandbox.tree import archive, files, safe_path
+from sandbox.tree import archive, diff, files, safe_path
 
 TREE_MOST = 64 << 30  # bytes of the files of one upload where the sandbox has no disk limit
 CHUNK = 1 << 18
@@ -249,8 +249,9 @@ async def _watch(request: web.Request) -> web.StreamResponse:
 async def _diff(request: web.Request) -> web.Response:
     """How the file tree differs from a checkpoint."""
     asked = parameters(request, DiffQuery)
-    work = request.app[HOST].diff(request.match_info["id"], asked.checkpoint, why=asked.why)
-    return reply(request, await while_asked(request, work))
+    form: diff.Form = "msgpack" if packed(request) else "json"
+    work = request.app[HOST].diff(request.match_info["id"], asked.checkpoint, why=asked.why, form=form)
+    return ready(request, await while_asked(request, work))
 
 
 _WRITE = 256 << 20  # bytes of a file that is written by one request

@@ -39,6 +39,7 @@ __all__ = [
     "packed",
     "parameters",
     "query",
+    "ready",
     "reply",
     "streaming",
 ]
@@ -107,6 +108,11 @@ def reply(request: web.Request, value: object, status: int = 200) -> web.Respons
     if packed(request):
         return web.Response(body=msgspec.msgpack.encode(value), status=status, content_type=MSGPACK)
     return web.Response(body=msgspec.json.encode(value), status=status, content_type=JSON)
+
+
+def ready(request: web.Request, data: bytes) -> web.Response:
+    """A value that was made in the form that the caller takes (:func:`packed`)."""
+    return web.Response(body=data, content_type=MSGPACK if packed(request) else JSON)
 
 
 def streaming(request: web.Request) -> web.StreamResponse:

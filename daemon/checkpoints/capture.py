@@ -46,6 +46,7 @@ from daemon.verdict.ignore import NOTHING, Rules
 from daemon.verdict.judge import judge
 from sandbox import durable
 from sandbox.container import unstoppable
+from sandbox.container.binds import need_in_place
 from sandbox.container.unstoppable import HELD_PATIENCE
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import HashedImages
@@ -242,6 +243,7 @@ class Capturer:
         await asyncio.to_thread(recent.remove, gone)
 
     def _snapshot(self, container: Container, tree: str, row: CheckpointRow) -> None:
+        need_in_place(container)
         self.inspector.mark(container.cgroup.id, files=True, processes=False)
         btrfs.snapshot(self.places.tree(tree), self.places.snapshot(row.id), readonly=True)
         row.files = row.id

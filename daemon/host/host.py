@@ -20,11 +20,10 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-import msgspec
 
 from daemon import metrics, states
 from daemon.auth import visibility
@@ -52,13 +51,12 @@ from daemon.store.gc import GarbageCollector
 from daemon.store.library import Store
 from daemon.store.verify import Verifier
 from daemon.turns.turns import LiveSandbox
-from daemon.verdict.explain import explained
+from daemon.verdict.explain import last_reasons, reason
 from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.image.store import Image
 from sandbox.messages import (
-    Change,
     CheckpointInfo,
     CheckpointState,
     CreateRequest,
@@ -448,24 +446,29 @@ class Host:
 
     # ----------------------------------------------------------------- comparing
 
-    async def diff(self, sandbox: str, checkpoint: str, *, why: bool = False) -> list[Change]:
-        """What differs in the file tree now from a checkpoint, and why: the last call known to have changed each."""
-        changes = await self._changes(sandbox, checkpoint)
-        if not why:
-            return changes
-        live = self.live(sandbox)
-        turns = await self.services.catalogue.turns(live.row.id)
-        now = [] if live.container_or_none is None else self.services.inspector.read(live.container.cgroup.id).reasons
-        return explained(changes, turns, now)
+    async def diff(self, sandbox: str, checkpoint: str, *, why: bool = False, form: diff.Form = "msgpack") -> bytes:
+        """What differs in the file tree now from a checkpoint, and why: the last call known to have changed each.
 
-    async def _changes(self, sandbox: str, checkpoint: str) -> list[Change]:
+        It is the whole answer, made in another process. The files are those of when its turn comes: what waits for its
+        turn holds no snapshot.
+        """
         live = self.live(sandbox)
-        target = await self.restorable(checkpoint, sandbox=live.row.id)
-        image = self.restorer.tree_below(live.row)
         row = live.row
-        async with self.restorer.uppers(row, target) as (old, new):
-            found = await self.services.aside.run(diff.packed, old, new, image, sandbox=row.id, owner=row.owner)
-        return msgspec.msgpack.decode(found, type=list[Change])
+        target = await self.restorable(checkpoint, sandbox=row.id)
+        explain: Callable[[str], str] | None = None
+        if why:
+            turns = await self.services.catalogue.turns(row.id)
+            dead = live.container_or_none is None
+            now = [] if dead else self.services.inspector.read(live.container.cgroup.id).reasons
+            explain = partial(reason, last_reasons(turns, now))
+
+        async def compare() -> bytes:
+            below = self.restorer.tree_below(self.live(row.id).row)
+            with self.collector.pin(target):
+                async with self.restorer.uppers(row, target) as (old, new):
+                    return await self.services.aside.do(diff.packed, old, new, below, explain, form)
+
+        return await self.services.aside.within(compare, sandbox=row.id, owner=row.owner)
 
     # ----------------------------------------------------------------- ending
 

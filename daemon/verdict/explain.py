@@ -1,4 +1,4 @@
-"""Why a file changed: the explanations of turns, put beside the differences of the tree.
+"""Why a file changed: the explanations of turns, by path.
 
 Owns: which explanation belongs to which path, a pure matter. Does not own: the differences (sandbox/tree/diff.py) or
 where explanations come from (ebpf/). No verdict depends on it: a turn explains its first changes only, and programs
@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
-from sandbox.messages import Change, TurnInfo
+from sandbox.messages import TurnInfo
 
 _LINE = re.compile(r"^(?P<call>.+?) (?P<path>/.*) by (?P<who>.+\[\d+\]|the API)$", re.DOTALL)
 _WHOLE = re.compile(r"rename\w* by |.+ by the API$|.+ by the API in turn \d+$")  # what holds for all below a directory
@@ -27,13 +25,11 @@ def by_api(call: str, path: str) -> str:
     return f"{call} /{path.lstrip('/')} by the API"
 
 
-def explained(changes: Iterable[Change], turns: Iterable[TurnInfo], now: Iterable[str] = ()) -> list[Change]:
-    """The changes, each with the last explanation of its path. `turns`: oldest first; `now`: after the last of them.
+def last_reasons(turns: Iterable[TurnInfo], now: Iterable[str] = ()) -> dict[str, str]:
+    """The last explanation of each path. `turns`: oldest first; `now`: after the last of them.
 
-    Where a path has none, that of a directory above it is given which was renamed, or changed by the API.
-
-    >>> explained([Change(path="/a", kind="added")], [], ["openat /a by sh[5]"])[0].why
-    'openat by sh[5]'
+    >>> last_reasons([], ["openat /a by sh[5]"])
+    {'/a': 'openat by sh[5]'}
     """
     found: dict[str, str] = {}
     for turn in turns:
@@ -41,10 +37,15 @@ def explained(changes: Iterable[Change], turns: Iterable[TurnInfo], now: Iterabl
             _note(found, line, f" in turn {turn.turn}")
     for line in now:
         _note(found, line, "")
-    return [msgspec.structs.replace(change, why=_of(found, change.path)) for change in changes]
+    return found
 
 
-def _of(found: Mapping[str, str], path: str) -> str:
+def reason(found: Mapping[str, str], path: str) -> str:
+    """The explanation of a path. Where it has none, that of a directory above it: renamed, or changed by the API.
+
+    >>> reason({"/a": "rename by mv[5]"}, "/a/b")
+    'rename by mv[5]'
+    """
     if path in found:
         return found[path]
     while path := path.rpartition("/")[0]:

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sandbox.container.binds import need_in_place
 from sandbox.container.procfs import descriptors, inner_pid, status
 from sandbox.container.shim import Refused, going_first
 from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import Unstoppable, Watch, refusal
 from sandbox.criu import image_files, inotify, rpc
 from sandbox.criu.carried import other_names, settings
-from sandbox.criu.gate import gate, refusals
+from sandbox.criu.gate import gate, refusals, shared_memory
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
 from sandbox.criu.gate.remedies import remedy_for
 from sandbox.criu.namespaces import Inside, look
@@ -187,7 +188,7 @@ async def dump(
     try:
         await process.worker.call(
             _request(container, _target(container), watched),
-            notify={**(steps or {}), "post-dump": frozen},
+            notify={"query-ext-files": frozen.begin, **(steps or {}), "post-dump": frozen},
             timeout=TIMEOUT,
             log=process.images / LOG,
             kill_on_cancel=False,
@@ -277,6 +278,11 @@ class _Frozen:
         self.settings = settings.Settings()
         self.excluded: frozenset[int] = frozenset()
         self.took_ms = 0.0
+
+    def begin(self, _pid: int) -> None:
+        """All tasks stand still, and nothing was read yet."""
+        need_in_place(self._container)
+        shared_memory.check(self._container.tasks(), self._inside, self._container.spec.id)
 
     def __call__(self, pid: int) -> None:
         began = time.monotonic()

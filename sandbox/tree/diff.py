@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ from sandbox.tree.walk import Step, walk
 RUNTIME = ".pagurus"  # ours: where attendants have their FIFOs
 TOLD_MOST = 64 << 20  # bytes of all paths that are told
 OLD, NEW, LOWER = range(3)
+Form = Literal["json", "msgpack"]
 Shown = tuple[int, os.stat_result]  # the directory that holds it, and what it is
 
 
@@ -60,9 +62,12 @@ def changes(old: Path, new: Path, lower: Path) -> list[Change]:
     return found
 
 
-def packed(old: Path, new: Path, lower: Path) -> bytes:
-    """The same as MessagePack: to be made in one process and read in another."""
-    return msgspec.msgpack.encode(changes(old, new, lower))
+def packed(old: Path, new: Path, lower: Path, why: Callable[[str], str] | None, form: Form) -> bytes:
+    """The same as an answer of the API: made in one process, sent by another. `why`: explains a path."""
+    found = changes(old, new, lower)
+    if why is not None:
+        found = [msgspec.structs.replace(change, why=why(change.path)) for change in found]
+    return msgspec.json.encode(found) if form == "json" else msgspec.msgpack.encode(found)
 
 
 def _kind(was: Shown | None, now: Shown | None, name: str) -> Literal["added", "modified", "removed"] | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from daemon.host import mounts
 from sandbox import Client, Mount
-from sandbox.errors import Invalid
+from sandbox.errors import CheckpointFailed, Invalid
 from sandbox.messages import Verdict
 from tests.support.daemon_host import ASLEEP, until
 
@@ -95,3 +95,19 @@ async def test_mounts_live_through_restores_forks_and_daemons(daemon, host: Clie
         assert [name for name in left if "scratch" in name] == [f"{sb.id}.scratch1"]
     trees = daemon.state / "pool/sandboxes"
     await until(lambda: not any("scratch" in path.name for path in trees.iterdir()), "its scratch is gone")
+
+
+@pytest.mark.parametrize("name", ["plain", "$(printf '\\377\\n odd\\\\134')"])
+async def test_a_mount_whose_parent_was_moved_is_refused_until_it_is_back(host: Client, name: str) -> None:
+    """Whatever the parent is called now, and whether processes have to be captured or files alone."""
+    async with host.create("debian", mounts=[Mount.scratch("/deep/below/scratch")]) as sb:
+        await sb.exec(ASLEEP)
+        await sb.exec("echo kept > /deep/below/scratch/file")
+        for also in ("", ASLEEP):
+            moved = await sb.exec(f'mv /deep/below "/deep/{name}"; {also}')
+            with pytest.raises(CheckpointFailed, match="a directory above the mount at /deep/below/scratch was moved"):
+                await sb.captured(moved)
+            made = await sb.captured(await sb.exec(f'mv "/deep/{name}" /deep/below; {also}'))
+            assert made.error is None
+            await sb.restore(made, verify=True)
+            assert (await sb.exec("cat /deep/below/scratch/file")).text == "kept\n"

@@ -176,6 +176,30 @@ def test_remedies(words: str, remedy: str) -> None:
     assert remedy in remedy_for(words)
 
 
+MANY = "for n in range(3): "
+SPARSE = {
+    "descriptors": f"import os\n{MANY}os.ftruncate(os.memfd_create('m'), 100 << 30)",
+    "mapped in part": f"import mmap, os\nkept = []\n{MANY}\n fd = os.memfd_create('m'); os.ftruncate(fd, 100 << 30)\n"
+    " kept.append(mmap.mmap(fd, 4096)); os.close(fd)",
+    "mappings": f"import mmap\nkept = []\n{MANY}kept.append(mmap.mmap(-1, 100 << 30, mmap.MAP_SHARED | 0x4000))",
+    "segments": f"import ctypes\n{MANY}ctypes.CDLL(None).shmget(0, ctypes.c_size_t(100 << 30), 0o11600)",
+}
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+async def test_sparse_memory_is_not_looked_through(bench: Bench, kind: str) -> None:
+    """CRIU would look at each page that nobody ever touched, for minutes if there are many."""
+    sb = await bench.maker.create()
+    program = f"{SPARSE[kind]}\nopen('/t/made', 'w').close()\nimport time; time.sleep(9999)"
+    begin = 'mkdir -p /t; setsid python3 -c "$0" >/dev/null 2>&1 & echo $! > /t/pid; until [ -e /t/made ]; do :; done'
+    begun = await sb.exec(["sh", "-c", begin, program])
+    assert begun.exit_code == 0, begun
+    with pytest.raises(CheckpointFailed, match="its processes name 300 GiB of shared memory") as caught:
+        await bench.save(sb)
+    assert "as large as they are used" in (caught.value.remedy or "")
+    assert await shell(sb, "kill -0 $(cat /t/pid) && echo on") == "on\n"
+
+
 async def test_a_segment_that_the_kernel_would_not_make_again_is_refused(bench: Bench) -> None:
     """It costs nothing while nobody writes to it. CRIU makes it without the flag that let it be made."""
     sb = await bench.maker.create()

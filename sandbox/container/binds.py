@@ -1,0 +1,40 @@
+"""Whether what is mounted into a sandbox is still where it was mounted.
+
+Owns: the question. Does not own: the mounts (:class:`sandbox.container.container.Bind`). A sandbox cannot move a mount
+point, but may move a directory above it, and a restore would bind it where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from sandbox.errors import CheckpointFailed
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
+
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+
+
+def need_in_place(container: Container) -> None:
+    """Raise CheckpointFailed where a mount of the sandbox lies elsewhere. Blocks, some 0.1 ms.
+
+    Nothing of the sandbox may run meanwhile.
+    """
+    targets = [target for target, _ in container.binds]
+    if not targets or container.init_pid is None:
+        return
+    with contextlib.suppress(OSError):  # pid 1 is gone: others say so
+        with open(f"/proc/{container.init_pid}/mountinfo", "rb") as mounts:
+            points = {_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), line.split()[4]) for line in mounts}
+        for target in targets:
+            if os.fsencode(str(PurePosixPath(target))) not in points:
+                raise CheckpointFailed(
+                    f"a directory above the mount at {target} was moved or removed",
+                    remedy="move it back",
+                    sandbox=container.spec.id,
+                )
