@@ -30,7 +30,7 @@ native:
 	@$(ROOT) bash scripts/native.sh
 
 image:
-	@$(ROOT) bash scripts/image.sh
+	@$(ROOT) bash scripts/image.sh fetch && $(ROOT) bash scripts/image.sh import
 
 setup-train: setup
 	@$(ROOT) bash scripts/setup.sh train

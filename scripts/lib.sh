@@ -20,11 +20,23 @@ die() { # die WHAT REMEDY
     exit 1
 }
 
+# Every ten seconds a line: how long a step has run, and how long it takes on two cores (ABOUT, in seconds).
+beat() { # beat LOG
+    local began=$SECONDS about=${ABOUT:+ of about $ABOUT}
+    while :; do
+        read -rt 10 <> <(:) || true # ten seconds, without a child that would outlive this one
+        say "... $((SECONDS - began)) s$about: $(tail -n 1 "$1" 2>/dev/null | tr -cd '[:print:]' | cut -c 1-90)"
+    done
+}
+
 # quiet NAME COMMAND...: run with the output in a log; on failure show its end and return the status.
 quiet() {
-    local log="$LOGS/$1.log" status=0
+    local log="$LOGS/$1.log" status=0 beating
     shift
+    beat "$log" &
+    beating=$!
     "$@" >"$log" 2>&1 </dev/null || status=$?
+    kill "$beating" 2>/dev/null || true
     if [ "$status" -ne 0 ]; then
         printf '%s failed (%s), the end of %s:\n' "$1" "$status" "$log" >&2
         tail -n 15 "$log" >&2

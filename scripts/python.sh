@@ -31,7 +31,7 @@ install_hosts() {
     # A set-up that was interrupted may have left half an environment.
     "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || quiet venv "$PYTHON" -m venv --clear "$VENV" ||
         die "no virtual environment could be made" "install python3-venv"
-    quiet pip pip install -r "$LOCK" ||
+    ABOUT=40 quiet pip pip install -r "$LOCK" ||
         die "pip could not install requirements.lock" "check the network and $LOGS/pip.log, then run make setup again"
     quiet pip-self pip install --no-build-isolation --no-deps -e "$ROOT" ||
         die "this checkout could not be installed into .venv" "see $LOGS/pip-self.log"

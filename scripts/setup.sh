@@ -2,8 +2,11 @@
 # make setup: from a fresh Debian to a machine that runs sandboxes. `setup.sh train` adds what training needs.
 # Idempotent.
 #
-#   system ─┬▶ python ─▶ image ─┬▶ ready        (image mostly waits for the mirror)
-#           └▶ criu ─▶ native ──┘
+#   system ─┬▶ python ──────┬▶ image ─┬▶ ready        (python and the base image mostly wait for the network)
+#           ├▶ base image ──┘         │
+#           └▶ criu ─▶ native ────────┘
+#
+# What a set-up made is written down with what it was made of ($PREFIX/.setup): the next one finds it equal, and ends.
 STEP=setup
 . "$(dirname "$0")/lib.sh"
 
@@ -15,9 +18,23 @@ criu_and_native() {
     "$HERE/native.sh"
 }
 
-python_and_image() {
-    "$HERE/python.sh" hosts
-    "$HERE/image.sh"
+sources() { # what a part is made of
+    cat "$HERE"/*.sh "$ROOT"/pyproject.toml "$ROOT"/requirements*.lock "$ROOT"/sandbox/native/* "$ROOT"/ebpf/*.[ch] |
+        sha256sum | cut -d ' ' -f 1
+    echo "$ROOT $PREFIX $STATE"
+}
+
+complete() { # complete PART: whether a set-up of these sources has ended, and its parts are there
+    [ "$(cat "$PREFIX/.setup-$1" 2>/dev/null || true)" = "$(sources)" ] || return 1
+    [ -x "$VENV/bin/pagurus" ] && [ -d "$STATE/images/debian" ] && [ -x "$PREFIX/criu/bin/criu" ] &&
+        [ -x "$PREFIX/bin/pagurus-shim" ] && [ -e "$PREFIX/bpf/inspector.bpf.o" ] &&
+        { [ "$1" = hosts ] || [ -e "$VENV/.train" ]; }
+}
+
+plan() {
+    say "into $VENV, $PREFIX and $STATE, about two minutes on two cores where packages come fast:"
+    say "  Debian packages for the system (clang, btrfs, nftables, skopeo; up to 150 MB), CRIU (20 MB),"
+    say "  Python packages (60 MB), a small Debian as base image (60 MB). What is there already stays."
 }
 
 end_children() {
@@ -26,15 +43,19 @@ end_children() {
 }
 
 hosts() {
+    plan
     "$HERE/system.sh"
     criu_and_native 9>&- &
     CHILDREN+=($!)
-    python_and_image 9>&- &
+    "$HERE/python.sh" hosts 9>&- &
+    CHILDREN+=($!)
+    "$HERE/image.sh" fetch 9>&- &
     CHILDREN+=($!)
     trap end_children EXIT
     local child
     for child in "${CHILDREN[@]}"; do wait "$child"; done
     trap - EXIT
+    "$HERE/image.sh" import
 }
 
 main() {
@@ -43,11 +64,16 @@ main() {
     # One set-up at a time: tests, a demo and a person may all ask for it.
     exec 9>"$PREFIX/setup.lock"
     flock 9
+    if complete "${1:-hosts}"; then
+        say "${1:-hosts}: everything is there; \`.venv/bin/pagurus doctor\` probes it"
+        return
+    fi
     case ${1:-hosts} in
     hosts) hosts ;;
     train) "$HERE/python.sh" train ;;
     *) die "no part $1" "run make setup or make setup-train" ;;
     esac
+    sources >"$PREFIX/.setup-${1:-hosts}"
     say "${1:-hosts}: ready after $((SECONDS - started)) s; \`.venv/bin/pagurus doctor\` probes every capability"
 }
 

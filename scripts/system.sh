@@ -15,10 +15,8 @@ PACKAGES=(
 )
 
 missing() {
-    local package
-    for package in "${PACKAGES[@]}"; do
-        dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -q '^installed$' || echo "$package"
-    done
+    comm -23 <(printf '%s\n' "${PACKAGES[@]}" | sort) \
+        <(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${PACKAGES[@]}" 2>/dev/null | sed -n 's/ installed$//p' | sort -u)
 }
 
 check_host() {
@@ -43,7 +41,7 @@ main() {
     fi
     say "install ${wanted[*]} (compilers, btrfs, network tools)"
     quiet apt-update apt-get update || die "apt-get update failed" "check the network and /etc/apt/sources.list"
-    quiet apt-install apt-get install -y --no-install-recommends "${wanted[@]}" ||
+    ABOUT=60 quiet apt-install apt-get install -y --no-install-recommends "${wanted[@]}" ||
         die "apt-get could not install the packages" "see $LOGS/apt-install.log; then run make setup again"
 }
 
