@@ -12,9 +12,9 @@ trained on once more by a trainer that nobody kills, and by one that is killed `
 
 `kills` by role; `prompts_lost`: issued and in no state, or in the wrong one; `prompts_doubled`: in more than one batch;
 `finished_groups_lost`: whole before a kill and not after it; `turns_replayed_max`: turns of one trajectory that were
-executed again after one death; `first_token_s`: from a kill to the first answer that was finished after it, by role;
-`hangs`: nothing went on for two minutes; `continued`: trajectories that a successor went on with;
-`decisions`, `identical`: logged, and made again by a replay. `given_up` with reasons should be none.
+executed again after one death; `first_token_s`: from a kill to the first answer that was finished after it, by role,
+and `first_token_s_p95` of all; `hangs`: nothing went on for two minutes; `continued`: trajectories that another went
+on with; `decisions`, `identical`: logged, and made again by a replay; `given_up` with reasons should be none;
 `weights_identical`, `live_weights_identical`: the last weights of the trainer that was killed on recorded samples, and
 those of the run itself, are bit by bit what the trainer that nobody killed made.
 """
@@ -246,6 +246,7 @@ def result(bench: Bench) -> dict[str, Any]:
         "turns_replayed_max": max((r.replayed for sample in samples for r in sample.recoveries), default=0),
         "restores_equal": all(r.equal for sample in samples for r in sample.recoveries),
         "first_token_s": {role: spread(times) for role, times in bench.first.items()},
+        "first_token_s_p95": spread([each for times in bench.first.values() for each in times])["p95"],
         "hangs": bench.hangs,
         "decisions": replayed.decisions,
         "identical": replayed.identical,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,36 @@ async def test_masking_waits_for_nobody_and_takes_the_gradient_from_old_tokens(m
         assert trajectory.start == 0 and 0 < sum(bearing) < sum(trajectory.mask)
         ages = [v for v, b in zip(trajectory.versions, bearing, strict=True) if b]
         assert min(ages) >= batch.oldest
+
+
+class Tenth(Notebook):
+    """Every tenth prompt is slow: several times as slow as the step of a trainer."""
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        self.slow = seed % 10 == 0
+        return await super().reset(sandbox, seed)
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        if self.slow:
+            await asyncio.sleep(0.1)
+        return await super().step(sandbox, action)
+
+
+@pytest.mark.parametrize("over_stale", ["wait", "mask"])
+async def test_the_slowest_tenth_is_trained_as_often_as_the_others(make: Make, over_stale: str) -> None:
+    """Of the prompts that were issued before the last ten steps, slow and fast ones are consumed at one rate."""
+    rollout = make(environment=Tenth, config=configured(over_stale=over_stale))
+    trained: Counter[int] = Counter()
+    await rollout.start()
+    for _ in range(50):
+        batch = await rollout.next_batch()
+        trained.update(group.seed for group in batch.groups)
+        await train(rollout, batch)
+    assert max(trained.values()) == 1
+    slow, others = range(0, 80, 10), [seed for seed in range(80) if seed % 10]
+    rate = [sum(trained[seed] for seed in some) / len(some) for some in (slow, others)]
+    assert rate[0] >= 0.99 * rate[1] > 0.9
+    assert rollout.store.account().given_up == 0
 
 
 async def test_dropping_ends_what_is_over_stale_and_gives_up_after_its_starts(make: Make) -> None:
