@@ -114,7 +114,7 @@ class WaitingServer:
             self.generated += count
             last = given == sampling.max_tokens
             yield Delta(
-                token_ids=[random.randrange(1000) for _ in range(count)],
+                token_ids=list(os.urandom(count)),
                 logprobs=[-1.0] * count,
                 spans=[Span(0, 0, given)] if last else None,
                 finish_reason="length" if last else None,
@@ -124,26 +124,28 @@ class WaitingServer:
 async def synthetic(live: int) -> dict[str, Any]:
     """`live` trajectories of four turns that grow from a prompt which eight of them share; two servers die."""
     servers = {f"s{n}": WaitingServer(live // SERVERS * 5 // 4) for n in range(SERVERS)}
-    lags: list[float] = []
+    lags, busy = list[float](), list[float]()  # of these, while this process computed: the rest is the machine's
+    openings = [os.urandom(400) for _ in range(live // 8 + 1)]
     async with Pool(rules=RoutingRules(silence=30)) as pool:
         for name, server in servers.items():
             await pool.join(name, server)
 
         async def lag() -> None:
             while True:
-                began = time.perf_counter()
+                began, worked = time.perf_counter(), time.process_time()
                 await asyncio.sleep(0.01)
-                lags.append(1000 * (time.perf_counter() - began - 0.01))
+                late = time.perf_counter() - began - 0.01
+                lags.append(1000 * late)
+                busy.append(1000 * min(late, time.process_time() - worked))
 
         async def play(number: int) -> int:
-            rng = random.Random(number // 8)
-            ids = [rng.randrange(1000) for _ in range(400)]
+            ids = list(openings[number // 8])
             await asyncio.sleep(4 * random.random())
             kept = 0
             for _ in range(4):
                 generation = await pool.generate(ids, Sampling(max_tokens=40))
                 kept += len(generation.token_ids)
-                ids += generation.token_ids + [random.randrange(1000) for _ in range(60)]
+                ids += [*generation.token_ids, *os.urandom(60)]
             return kept
 
         async def strike() -> None:
@@ -156,7 +158,8 @@ async def synthetic(live: int) -> dict[str, Any]:
         quiet = asyncio.create_task(lag())  # what the machine itself does to a loop
         await asyncio.sleep(5)
         quiet.cancel()
-        idle_lag, lags[:] = _p99(lags), []
+        idle_lag, lags[:], busy[:] = _p99(lags), [], []
+        used = time.process_time()
         watching, striking = asyncio.create_task(lag()), asyncio.create_task(strike())
         began = time.monotonic()
         kept = await asyncio.gather(*(play(number) for number in range(live)))
@@ -173,6 +176,8 @@ async def synthetic(live: int) -> dict[str, Any]:
             "loop_lag_idle_ms_p99": round(idle_lag, 2),
             "loop_lag_ms_p50": round(statistics.median(lags), 2),
             "loop_lag_ms_p99": round(_p99(lags), 2),
+            "loop_busy_ms_p99": round(_p99(busy), 2),
+            "router_cpu_share": round((time.process_time() - used) / seconds, 3),
             "prefix_hit_share": round(float(found["prefix_hit_share"]), 4),  # type: ignore[arg-type]
             "failovers": pool.counts["moved"],
             "failover_tokens_kept": pool.counts["moved_tokens"],

@@ -92,6 +92,31 @@ async def test_the_same_seed_samples_the_same(engine: EngineClient) -> None:
     assert (await engine.generate([4, 5], sampling)).token_ids == first.token_ids
 
 
+async def test_a_stream_is_the_same_answer_in_pieces(engine: EngineClient) -> None:
+    greedy = Sampling(max_tokens=20, temperature=0.0, ignore_eos=True)
+    whole = await engine.generate([9, 8, 7], greedy)
+    pieces = [delta async for delta in engine.stream([9, 8, 7], greedy)]
+    assert [token for delta in pieces for token in delta.token_ids] == whole.token_ids
+    got = [logprob for delta in pieces for logprob in delta.logprobs]
+    assert got == pytest.approx(whole.logprobs, abs=1e-4)
+    assert len(pieces) > 1 and [delta.finish_reason for delta in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert pieces[-1].finish_reason == "length" and pieces[-1].spans == whole.spans
+
+
+async def test_who_leaves_a_stream_ends_the_request(engine: EngineClient) -> None:
+    stream = engine.stream([9, 9, 9], LONG)
+    await anext(stream)
+    await stream.aclose()
+    await engine.pause("wait")  # returns although the request would have run on
+    await engine.resume()
+
+
+async def test_a_stream_of_nonsense_is_refused(engine: EngineClient) -> None:
+    with pytest.raises((Invalid, EngineFailed)):
+        async for _ in engine.stream([VOCABULARY + 500], Sampling()):
+            pass
+
+
 async def test_stop_tokens_end_an_answer_and_are_part_of_it(engine: EngineClient) -> None:
     probe = await engine.generate([30, 31], Sampling(max_tokens=10, temperature=0.0, ignore_eos=True))
     stop = probe.token_ids[3]
