@@ -92,9 +92,8 @@ class RolloutController:
         faults: Faults | None = None,
         on_turn: OnTurn | None = None,
     ):
-        """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved; None: as
-        many as it has acknowledged.
-        `seeds`: of the prompts, in order, the same at every start; None: 0, 1, 2, … from ``config.seed`` million on."""
+        """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved; None: those
+        acknowledged. `seeds`: of the prompts, the same at every start; None: all from ``config.seed`` million on."""
         self.config, self.faults, self.host = config, faults, host
         self.folder = Path(folder)
         self._disk = DiskThread()
@@ -130,14 +129,13 @@ class RolloutController:
         self._asked: asyncio.Future[Batch] | None = None
         self._asked_at = 0.0
         self._training = self.store.account().handed > 0
-        self._draining = False
+        self._draining = self._stopped = False
         self._changed = asyncio.Event()
         self._waits: list[Wait] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._counts = Counts()
-        self._stopped = False
         self._load()
 
     async def __aenter__(self) -> RolloutController:

@@ -38,12 +38,12 @@ from daemon.catalogue import (
     put_sandbox,
 )
 from daemon.checkpoints.capture import Places
-from daemon.checkpoints.inflight import InFlight, Services
-from daemon.checkpoints.persist import nearest, store
+from daemon.checkpoints.inflight import Services
 from daemon.checkpoints.queue import quantile
 from daemon.checkpoints.schedule import Stage
 from daemon.host import create, mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
+from daemon.host.outcomes import Outcomes
 from daemon.host.restore import Restorer
 from daemon.host.uid_ranges import IdRanges
 from daemon.network.networks import Networks
@@ -98,58 +98,10 @@ class Host:
         self.collector = GarbageCollector(services, self.live_sandboxes)
         self.verifier = Verifier(services, places, self.collector)
         self.store = Store(self)
-        services.settled = self._settled
-        services.again = self._store_again
-        services.lost = self.fall_back
-        services.damaged = self._avoid
+        self.outcomes = Outcomes(services, self.live_sandboxes, self.collector, self.verifier)
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]
         self.restorer = Restorer(services, places, images, run_dir, self.attachments)
-
-    def _settled(self, row: CheckpointRow, parent: CheckpointRow) -> None:
-        self.collector.changed(row.sandbox)
-        self.verifier.later(row, parent)
-
-    def fall_back(self, row: CheckpointRow) -> None:
-        """A checkpoint is not whole: what stands on it stands on the nearest that is, and owes all that came since."""
-        for live in self.live_sandboxes.values():
-            if live.row.head == row.id:
-                live.row.head = nearest(self.services.checkpoints, row.id)
-                self.services.catalogue.later([put_sandbox(live.row)])
-                if live.container_or_none is not None:
-                    self.services.capturer.taint(live.container, f"{row.id} is lost", files=True, processes=True)
-
-    def _avoid(self, row: CheckpointRow) -> None:
-        """A checkpoint is damaged: whoever stands on content of it captures all anew with the next turn."""
-        for live in self.live_sandboxes.values():
-            head = self.services.checkpoints.get(live.row.head)
-            if head is None or live.container_or_none is None:
-                continue
-            if head.id == row.id or {head.files, head.dump} & {row.files, row.dump} - {None}:
-                self.services.capturer.taint(live.container, f"{row.id} is damaged", files=True, processes=True)
-
-    def store_later(self, row: CheckpointRow) -> None:
-        """Make a captured checkpoint durable in the background, whether its sandbox is there or not."""
-        inflight = InFlight(row, self.services.checkpoints.get(row.parent or "", row))
-        inflight.captured.set_result(None)
-        self.services.inflights[row.id] = inflight
-        self.services.spawn(self._store(inflight), f"store {row.id}")
-
-    async def _store(self, inflight: InFlight) -> None:
-        if (live := self.live_sandboxes.get(inflight.row.sandbox)) is not None:
-            await live.store(inflight)
-            return
-        try:
-            await store(self.services, inflight)
-        finally:
-            inflight.finish()
-            self.services.inflights.pop(inflight.row.id, None)
-
-    def _store_again(self) -> None:
-        """There may be room now for what could not be made durable."""
-        for row in list(self.services.checkpoints.values()):
-            if row.state is CheckpointState.CAPTURED and row.error and row.id not in self.services.inflights:
-                self.store_later(row)
 
     # ----------------------------------------------------------------- finding
 

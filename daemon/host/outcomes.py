@@ -1,0 +1,82 @@
+"""What follows for the sandboxes when a checkpoint is durable, could not be stored, is lost or damaged.
+
+Owns: who stands on what afterwards, what is stored again. Does not own: storing (:mod:`daemon.checkpoints.persist`),
+finding damage (:mod:`daemon.store.verify`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from daemon.catalogue import CheckpointRow, put_sandbox
+from daemon.checkpoints.inflight import InFlight, Services
+from daemon.checkpoints.persist import nearest, store
+from daemon.store.gc import GarbageCollector
+from daemon.store.verify import Verifier
+from daemon.turns.turns import LiveSandbox
+from sandbox.messages import CheckpointState
+
+
+class Outcomes:
+    """Of all checkpoints of a host; told by `services`."""
+
+    def __init__(
+        self,
+        services: Services,
+        live_sandboxes: Mapping[str, LiveSandbox],
+        collector: GarbageCollector,
+        verifier: Verifier,
+    ) -> None:
+        self._services = services
+        self._live_sandboxes = live_sandboxes
+        self._collector = collector
+        self._verifier = verifier
+        services.settled = self._settled
+        services.again = self._store_again
+        services.lost = self._fall_back
+        services.damaged = self._avoid
+
+    def _settled(self, row: CheckpointRow, parent: CheckpointRow) -> None:
+        self._collector.changed(row.sandbox)
+        self._verifier.later(row, parent)
+
+    def _fall_back(self, row: CheckpointRow) -> None:
+        """A checkpoint is not whole: what stands on it stands on the nearest that is, and owes all that came since."""
+        for live in self._live_sandboxes.values():
+            if live.row.head == row.id:
+                live.row.head = nearest(self._services.checkpoints, row.id)
+                self._services.catalogue.later([put_sandbox(live.row)])
+                if live.container_or_none is not None:
+                    self._services.capturer.taint(live.container, f"{row.id} is lost", files=True, processes=True)
+
+    def _avoid(self, row: CheckpointRow) -> None:
+        """A checkpoint is damaged: whoever stands on content of it captures all anew with the next turn."""
+        for live in self._live_sandboxes.values():
+            head = self._services.checkpoints.get(live.row.head)
+            if head is None or live.container_or_none is None:
+                continue
+            if head.id == row.id or {head.files, head.dump} & {row.files, row.dump} - {None}:
+                self._services.capturer.taint(live.container, f"{row.id} is damaged", files=True, processes=True)
+
+    def store_later(self, row: CheckpointRow) -> None:
+        """Make a captured checkpoint durable in the background, whether its sandbox is there or not."""
+        inflight = InFlight(row, self._services.checkpoints.get(row.parent or "", row))
+        inflight.captured.set_result(None)
+        self._services.inflights[row.id] = inflight
+        self._services.spawn(self._store(inflight), f"store {row.id}")
+
+    async def _store(self, inflight: InFlight) -> None:
+        if (live := self._live_sandboxes.get(inflight.row.sandbox)) is not None:
+            await live.store(inflight)
+            return
+        try:
+            await store(self._services, inflight)
+        finally:
+            inflight.finish()
+            self._services.inflights.pop(inflight.row.id, None)
+
+    def _store_again(self) -> None:
+        """There may be room now for what could not be made durable."""
+        for row in list(self._services.checkpoints.values()):
+            if row.state is CheckpointState.CAPTURED and row.error and row.id not in self._services.inflights:
+                self.store_later(row)
