@@ -42,9 +42,11 @@ def slots(parts: list[PartView], *, free: int, trying: int, now: float) -> int:
 
 
 def waits(parts: list[PartView], now: float) -> list[Wait]:
+    """Until its pause is over; after that, until whoever tries has succeeded or failed."""
     return [
-        Wait("rollout", f"{known.part} refuses: {known.reason}", known.since, max(now, retry_at(known)))
+        Wait("rollout", f"{known.part} refuses: {known.reason}", known.since, again if again > now else None)
         for known in parts
+        for again in [retry_at(known)]
     ]
 
 
