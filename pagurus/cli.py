@@ -26,6 +26,7 @@ from pagurus import (
     play_cli,
     rollouts_cli,
     run_cli,
+    serve_cli,
     shell_cli,
     state_cli,
     token_cli,
@@ -158,6 +159,7 @@ def rm(
 
 application.command()(play_cli.play)
 application.command("eval")(play_cli.evaluate)
+application.command()(serve_cli.serve)
 
 
 @application.command()

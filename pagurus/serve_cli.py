@@ -1,0 +1,47 @@
+"""``pagurus serve``: a model folder, or a run's newest version, behind OpenAI's and Anthropic's routes.
+
+Owns: arguments, what is printed. Does not own: serving (:mod:`rollout.pool.serve`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pagurus import output
+from pagurus.common import needs_training
+from sandbox.errors import Invalid
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="A Hugging Face folder with a chat template, or a run folder.")],
+    engine: Annotated[str, typer.Option(help="embedded (a small Qwen3) or vllm.")] = "vllm",
+    engines: Annotated[int, typer.Option(min=1, help="Servers; requests go where their prefix is.")] = 1,
+    length: Annotated[int, typer.Option(min=16, help="Tokens of the longest conversation.")] = 4096,
+    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
+) -> None:
+    """Serve a model to agents until Ctrl-C: OpenAI's chat completions, Anthropic's messages."""
+    import asyncio
+    import tempfile
+
+    with needs_training():
+        from rollout.engine.launch import embedded, vllm
+        from rollout.pool.serve import serving
+
+    kinds = {"embedded": embedded, "vllm": vllm}
+    if engine not in kinds:
+        raise Invalid(f"no engine {engine!r}", remedy="embedded or vllm")
+
+    async def work(home: Path) -> None:
+        launch = kinds[engine](length=length)
+        async with serving(model, launch, home, engines=engines, length=length, port=port) as doors:
+            output.say(f"http://{doors.host}:{doors.port}/v1 serves {model.name}")
+            await asyncio.Event().wait()
+
+    with tempfile.TemporaryDirectory(prefix="pagurus-serve-") as home:
+        try:
+            asyncio.run(work(Path(home)))
+        except KeyboardInterrupt:
+            output.say("ended")

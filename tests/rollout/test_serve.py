@@ -1,0 +1,67 @@
+"""A model folder behind an address, from its files to an answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from rollout.engine.launch import embedded
+from rollout.pool.serve import sealed, serving
+from sandbox.errors import NotFound
+from tests.support.chat_models import SMOL, need_models
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def small(folder: Path) -> Path:
+    """A tiny Qwen3 of random weights with SmolLM2's tokenizer and template."""
+    from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+
+    config = ModelConfig(
+        vocab_size=49152, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, eos_token_id=2,
+    )  # fmt: skip
+    model = Qwen3(config)
+    model.initialise(0)
+    save_model(model, folder)
+    for path in SMOL.iterdir():
+        if path.name.startswith(("token", "chat_template")):
+            shutil.copyfile(path, folder / path.name)
+    return folder
+
+
+async def test_a_model_folder_is_served_to_agents_by_two_engines(tmp_path: Path) -> None:
+    need_models()
+    model = small(tmp_path / "small")
+    launch = embedded(slots=4, length=256)
+    async with (
+        serving(model, launch, tmp_path / "home", engines=2, length=256) as doors,
+        aiohttp.ClientSession() as http,
+    ):
+        url = f"http://{doors.host}:{doors.port}"
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0, "seed": 1}
+        async with http.post(url + "/v1/chat/completions", json=body) as got:
+            answer = await got.json()
+            assert got.status == 200, answer
+        async with http.get(url + "/v1/models") as got:
+            assert (await got.json())["data"][0]["id"] == "small"
+    assert answer["usage"]["completion_tokens"] == 12 and answer["choices"][0]["finish_reason"] == "length"
+    (sample,) = doors.recorder.session("default").samples
+    assert sample.versions[-12:] == [0] * 12 and sum(sample.mask) == 12
+    assert not (model / "manifest.json").exists(), "somebody else's folder is left as it is"
+
+
+def test_a_run_is_served_by_its_newest_version_and_nonsense_is_refused(tmp_path: Path) -> None:
+    for version in (3, 12):
+        folder = tmp_path / "run" / "weights" / f"v{version:06d}"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "manifest.json").write_text(json.dumps({"version": version, "files": {}}))
+    assert sealed(tmp_path / "run", tmp_path / "home") == (tmp_path / "run" / "weights" / "v000012", 12)
+    with pytest.raises(NotFound, match=r"config\.json"):
+        sealed(tmp_path, tmp_path / "home")
