@@ -137,6 +137,7 @@ GROUPS = {
     "token": {"create", "ls", "revoke"},
     "gateway": {"ls", "set", "rm", "token", "log"},
     "rollouts": {"why", "account", "replay", "show"},
+    "weights": {"ls", "verify", "diff", "rollback", "gc"},
 }
 
 
