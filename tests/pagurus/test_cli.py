@@ -132,7 +132,7 @@ VERBS = {
     *("tree", "diff", "net", "train", "export", "roles", "attach", "bench", "play", "eval", "serve"),
 }
 GROUPS = {
-    "image": {"ls", "import", "docker", "debootstrap", "upload", "build", "commit", "rm", "steps", "prune"},
+    "image": {"ls", "import", "docker", "debootstrap", "upload", "build", "commit", "rm", "steps", "prune", "pull"},
     "checkpoint": {"take", "ls", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
     "token": {"create", "ls", "revoke"},
     "gateway": {"ls", "set", "rm", "token", "log"},
