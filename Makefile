@@ -51,10 +51,10 @@ demo: setup-train
 # from them.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(ROOT) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=10
 
-test: setup-train lint
+test: setup-train setup-models lint
 	@$(PYTEST) $(TESTS)
 
-test-long: setup-train
+test-long: setup-train setup-models
 	@$(PYTEST) -m long $(TESTS)
 
 lint: setup-train

@@ -132,9 +132,8 @@ def _episodes(environment: Path, url: str, name: str | None, key_file: Path | No
     import contextlib
     from collections.abc import AsyncIterator
 
-    from trainer.task import load
-
     from rollout.engine.chat import SYSTEM, Characters, ChatEngine
+    from rollout.environments.folder import load
     from rollout.episode.manager import EpisodeManager
     from rollout.episode.spec import Limits
 

@@ -5,8 +5,6 @@ Owns: names, arguments, what is printed. Does not own: what is on disk (:mod:`ro
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,6 +78,8 @@ def list_versions(run: Run, json: Json = False) -> None:
 @application.command()
 def verify(run: Run) -> None:
     """Read every version that is listed: content by its hash, and every piece of the weights after its changes."""
+    import tempfile
+
     store = store_of(run)
     failed = 0
     with tempfile.TemporaryDirectory(prefix=".verify-", dir=store.folder) as place:
@@ -97,6 +97,8 @@ def verify(run: Run) -> None:
 @application.command()
 def diff(run: Run, one: Version, other: Version, json: Json = False) -> None:
     """How many elements of each tensor differ between two versions."""
+    import tempfile
+
     import numpy as np
 
     store = store_of(run)
@@ -135,6 +137,8 @@ def rollback(run: Run, version: Version) -> None:
 
 def _tables(store: VersionStore, version: int, place: Path) -> dict[str, Table]:
     """The weights of a version, put together in `place` and checked piece by piece."""
+    import asyncio
+
     from rollout.weights.mirror import Mirror
     from rollout.weights.puller import Puller
     from rollout.weights.source import FolderSource

@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from sandbox.errors import Forbidden, ImageNotFound, Invalid, NoSpace, PagurusError, TooMany, Unsupported
+from sandbox.errors import Forbidden, ImageNotFound, Invalid, NoSpace, PagurusError, Protocol, TooMany, Unsupported
 from sandbox.image import oci
 from sandbox.image.reference import Reference
 from sandbox.messages import ImageConfig
@@ -58,7 +58,7 @@ _SAYS: tuple[tuple[str, type[PagurusError], str], ...] = (
     (r"manifest unknown|name unknown|not found|\b404\b", ImageNotFound, "look at its name and tag"),
     (r"x509|certificate|tls:", Unsupported, "see /etc/containers/certs.d and registries.conf"),
     (r"does not match|mismatch|unexpected eof|digest did not|file too large", Invalid, "the registry damages it"),
-    (r"no such host|refused|timeout|unreachable|no route", Unsupported, "is the registry reachable from this host?"),
+    (r"no such host|refused|timeout|unreachable|no route", Protocol, "is the registry reachable from this host?"),
 )
 
 
@@ -249,7 +249,7 @@ def _watch(
         if process.returncode is not None:
             return
         if time.monotonic() - since > SILENCE_MOST:
-            raise Unsupported(
+            raise Protocol(
                 f"{wanted.name}: nothing came from {wanted.registry} for {SILENCE_MOST:g} s", remedy="pull again"
             )
 

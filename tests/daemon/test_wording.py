@@ -41,7 +41,7 @@ def test_every_pattern_has_words() -> None:
         (
             CommitRequest,
             b'{"name":"A"}',
-            "name must be small letters, digits, dots, dashes and underscores, beginning ",
+            "name must be the name of an image, such as ",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def box(daemon: Daemon) -> Iterator[str]:
         ),
         (["exec", "nosuch", "true"], 125, "no such sandbox: nosuch (list those there are with `pagurus ls`)"),
         (["exec", "web", "nosuch"], 127, "nosuch: no such program"),
-        (["restore", "web", "c-0"], 1, "no such checkpoint: c-0 (list those there are with `pagurus tree`)"),
+        (["restore", "web", "c-none"], 1, "no such checkpoint: c-none (list those there are with `pagurus tree`)"),
         (["fork", "nosuch"], 1, "no sandbox and no checkpoint is called nosuch (`pagurus ls` and `pagurus tree` list"),
         (["fork", "web", "--count", "2000"], 1, "count must lie between 1 and 1024, not 2000"),
         (["checkpoint", "web", "a", "--label", "b"], 1, "two labels: 'a' and 'b' (give one)"),

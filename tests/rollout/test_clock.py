@@ -47,7 +47,9 @@ def test_the_parts_of_a_step_add_up() -> None:
             with meter.phase(Phase.CHECKPOINT, inside=Phase.STEP):
                 now = 5.0
             now = 6.0
-    parts = split(waited=6.0, worked=2.0, before=before, after=meter.seconds())
+    parts = split(
+        waited=6.0, worked=2.0, spent={name: value - before.get(name, 0.0) for name, value in meter.seconds().items()}
+    )
     assert sum(parts.values()) == pytest.approx(8.0) and set(parts) == set(PARTS)
     assert parts["idle"] == 1.0 and parts["trainer"] == 2.0
     assert parts["engine"] == pytest.approx(5 * 10 / 13) and parts["environment"] == pytest.approx(5 * 1 / 13)
@@ -55,4 +57,4 @@ def test_the_parts_of_a_step_add_up() -> None:
 
 
 def test_a_wait_in_which_nothing_is_known_to_have_run_is_idle() -> None:
-    assert split(waited=3.0, worked=1.0, before={}, after={})["idle"] == 3.0
+    assert split(waited=3.0, worked=1.0, spent={})["idle"] == 3.0

@@ -97,13 +97,16 @@ async def test_mounts_live_through_restores_forks_and_daemons(daemon, host: Clie
     await until(lambda: not any("scratch" in path.name for path in trees.iterdir()), "its scratch is gone")
 
 
+SLEEPER = f"sleep 1000 >/dev/null 2>&1 & {ASLEEP}"
+
+
 @pytest.mark.parametrize("name", ["plain", "$(printf '\\377\\n odd\\\\134')"])
 async def test_a_mount_whose_parent_was_moved_is_refused_until_it_is_back(host: Client, name: str) -> None:
     """Whatever the parent is called now, and whether processes have to be captured or files alone."""
     async with host.create("debian", mounts=[Mount.scratch("/deep/below/scratch")]) as sb:
-        await sb.exec(ASLEEP)
+        await sb.exec(SLEEPER)
         await sb.exec("echo kept > /deep/below/scratch/file")
-        for also in ("", ASLEEP):
+        for also in ("", SLEEPER):
             moved = await sb.exec(f'mv /deep/below "/deep/{name}"; {also}')
             with pytest.raises(CheckpointFailed, match="a directory above the mount at /deep/below/scratch was moved"):
                 await sb.captured(moved)

@@ -307,6 +307,7 @@ def _kept() -> None:
     other.close()
 
 
+@pytest.mark.alone
 def test_no_packet_passes_while_rules_are_made_anew(table: Table) -> None:
     table.remove()
     former = a_table(GROUP + 1, owned=table.ownable)  # other rules

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.errors import Forbidden, ImageNotFound, Invalid, TooMany, Unsupported
+from sandbox.errors import Forbidden, ImageNotFound, Invalid, Protocol, TooMany, Unsupported
 from sandbox.image import reference, registry
 from sandbox.image.store import ImageStore, filed
 from tests.support.registry import ARCHITECTURE, DOCKER_MANIFEST, Registry, digest_of
@@ -100,7 +100,7 @@ def test_a_busy_registry_is_waited_for(store: ImageStore) -> None:
 def test_what_is_not_there_is_said(store: ImageStore) -> None:
     with Registry() as there, pytest.raises(ImageNotFound, match="name and tag"):
         store.pull(f"{there.host}/nothing:1")
-    with pytest.raises(Unsupported, match="reachable"):
+    with pytest.raises(Protocol, match="reachable"):
         store.pull(f"{there.host}/nothing:1")
     with pytest.raises(Invalid, match="no name of an image"):
         store.pull("No Such/Name")
@@ -113,7 +113,7 @@ def test_damage_leaves_nothing(store: ImageStore, fault: str) -> None:
         there.push("app", "1", [BASE, TOP])
         blob = next(name for name, data in there.blobs.items() if data.startswith(b"\x1f\x8b"))
         getattr(there, fault).add(blob)
-        with pytest.raises((Invalid, Unsupported)):
+        with pytest.raises((Invalid, Unsupported, Protocol)):
             store.pull(f"{there.host}/app:1")
         assert store.list() == [] and not store.trees.exists()
         kept = {path.name for path in (store.layers / "blobs/sha256").iterdir()}
@@ -136,7 +136,7 @@ def test_a_manifest_that_lies_is_refused_before_anything_is_fetched(
 ) -> None:
     with Registry() as there:
         there.push("app", "1", [BASE], change=change)
-        with pytest.raises((Invalid, Unsupported), match=message):
+        with pytest.raises((Invalid, Unsupported, Protocol), match=message):
             store.pull(f"{there.host}/app:1")
         assert not there.blobs_asked()
 

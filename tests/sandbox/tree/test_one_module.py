@@ -29,10 +29,10 @@ OWN_TREES = {
     "sandbox.criu.checkpointer",
     "sandbox.criu.dump",
     "sandbox.criu.recent",
-    "sandbox.sdk.context",
     "sandbox.testing.files",
     "sandbox.testing.wire",
     "pagurus.copy_cli",
+    "pagurus.image_cli",
 }
 WALKS = {("os", "walk"), ("os", "fwalk"), ("shutil", "rmtree"), ("shutil", "copytree"), ("shutil", "move")}
 
