@@ -94,7 +94,7 @@ async def _replace_init(scene: Scene) -> str:
     await scene.attacker.kill()
     with contextlib.suppress(PagurusError):  # it need not start; if it does, it is confined
         pid = await scene.attacker.start()
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
             if "CapBnd:\t00000000a80425fb" not in status or "Seccomp:\t2" not in status:
                 return f"not confined: {status}"

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
+import json
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench import imagefuzz
 from bench.harness.mutate_images import Mutator
 from bench.harness.watched_host import WatchedHost
 from sandbox.criu import image_files
+from sandbox.paths import CHECKOUT
 from tests.support.container_support import base_image
 
 
@@ -59,10 +59,13 @@ def test_changes_are_made_again_from_their_seed_and_leave_the_original() -> None
 
 @pytest.mark.parametrize(("mutations", "restores"), [(250, 2), pytest.param(750, 4, marks=pytest.mark.long)])
 def test_nothing_escapes(host: WatchedHost, mutations: int, restores: int) -> None:
-    options = argparse.Namespace(
-        mutations=mutations, seconds=200.0, seed=random.randrange(1 << 30), programs="ghosts,unix", image=base_image()
-    )
-    result = asyncio.run(imagefuzz.run(options))
-    assert (result["escapes"], result["crashes"]) == ([], []), (options.seed, result)
+    seed = random.randrange(1 << 30)
+    command = [sys.executable, "-m", "bench.imagefuzz", "--json", "--mutations", str(mutations), "--seconds", "200"]
+    command += ["--seed", str(seed), "--programs", "ghosts,unix", "--image", str(base_image())]
+    # In a session of its own: a signal that a mutated image has sent must not end this process unsaid.
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, start_new_session=True)
+    assert done.returncode == 0, (seed, done.returncode, done.stderr[-2000:])
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["escapes"], result["crashes"]) == ([], []), (seed, result)
     assert result["mutations"] == mutations and result["refused"] and result["passed"]
     assert result["restores"] >= restores and result["open"] >= restores // 2 and result["restored"]

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from sandbox import Client
-from sandbox.errors import Conflict, ImageNotFound, Invalid, Unsupported
+from sandbox.errors import Conflict, ImageNotFound, Invalid, Protocol
 from sandbox.messages import ImageConfig
 from sandbox.sdk import context
 from tests.support.registry import Registry
@@ -156,7 +156,7 @@ async def test_a_build_that_fails_leaves_nothing(host: Client, tmp_path: Path, t
     (tmp_path / "link").symlink_to("/etc")
     (tmp_path / "Dockerfile").write_text(text)
     images, sandboxes = await host.images.list(), await host.sandboxes()
-    with pytest.raises((Invalid, ImageNotFound, Unsupported), match=message):
+    with pytest.raises((Invalid, ImageNotFound, Protocol), match=message):
         await host.images.build("broken", tmp_path)
     assert [image.name for image in await host.images.list()] == [image.name for image in images]
     assert await host.sandboxes() == sandboxes
