@@ -44,7 +44,7 @@ TURNS = 12  # of each agent in the turns part
 THINKING = (0.0, 0.3)  # seconds
 PAUSE = (0.1, 0.8)  # seconds that a daemon lives after it serves
 AGENT = r"""
-import json, os, sys, time, urllib.request
+import http.client, json, os, sys, time, urllib.request
 
 address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
 said, turn, most = [os.environ["NAME"]], 0, int(sys.argv[1])
@@ -57,7 +57,7 @@ while turn < most:
             with urllib.request.urlopen(request) as told:
                 answer = json.load(told)["choices"][0]["message"]["content"]
             break
-        except (OSError, ValueError, EOFError):
+        except (OSError, ValueError, EOFError, http.client.HTTPException):
             time.sleep(0.02)
     with open("/heard", "a") as heard:
         heard.write(json.dumps([turn, answer, time.monotonic() - began]) + "\n")
