@@ -171,7 +171,12 @@ def test_callers_wait_in_the_socket_that_systemd_passed_while_the_daemon_is_repl
     passed = socket.socket(socket.AF_UNIX)
     passed.bind(str(daemon.socket))
     passed.listen(16)
-    program = "import os, sys; os.environ['LISTEN_PID'] = str(os.getpid()); os.execv(sys.executable, sys.argv[1:])"
+    # The number is taken in the child alone: in this process 3 is somebody else's.
+    program = (
+        "import os, sys; os.environ['LISTEN_PID'] = str(os.getpid())\n"
+        f"if {passed.fileno()} != 3: os.dup2({passed.fileno()}, 3)\n"
+        "os.set_inheritable(3, True); os.execv(sys.executable, sys.argv[1:])"
+    )
     environment = {
         **os.environ,
         "PAGURUS_STATE": str(daemon.state),
@@ -181,11 +186,10 @@ def test_callers_wait_in_the_socket_that_systemd_passed_while_the_daemon_is_repl
     }
 
     def start(gate: socket.socket) -> subprocess.Popen[bytes]:
-        os.dup2(passed.fileno(), 3) if passed.fileno() != 3 else None
         return subprocess.Popen(
             [sys.executable, "-c", program, sys.executable, "-m", "daemon"],
             env={**environment, "NOTIFY_SOCKET": "@" + gate.getsockname()[1:].decode()},
-            pass_fds=[3],
+            pass_fds=[passed.fileno()],
             stderr=subprocess.DEVNULL,
         )
 
@@ -196,7 +200,6 @@ def test_callers_wait_in_the_socket_that_systemd_passed_while_the_daemon_is_repl
             caller.sendall(b"GET /v1/health HTTP/1.0\r\n\r\n")
             return caller.makefile("rb").readline()
 
-    saved = os.dup(3) if os.path.exists("/proc/self/fd/3") else -1
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gate:
             gate.bind(f"\0pagurus-systemd-{os.getpid()}")
@@ -211,9 +214,6 @@ def test_callers_wait_in_the_socket_that_systemd_passed_while_the_daemon_is_repl
                 while gate.recv(64) != b"STOPPING=1":
                     pass
     finally:
-        if saved >= 0:
-            os.dup2(saved, 3)
-            os.close(saved)
         passed.close()
         daemon.socket.unlink()
         daemon.clean()
