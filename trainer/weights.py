@@ -145,11 +145,12 @@ class Publisher:
                         created=time.time(),
                     )
                 )
+        if self.ranks.rank == 0:
+            # Before the others are told: one that has begun the next version would wait here for us, and we for it.
+            self.store.collect(keep=self.keep)
         self._base, self._base_ref = copies, self._tell(ref)
         self._since_whole = 0 if whole else self._since_whole + 1
         self.seconds.encode_s = time.monotonic() - started
-        if self.ranks.rank == 0:
-            self.store.collect(keep=self.keep)
         return self._base_ref
 
     def _cut(self, copies: dict[str, Tensor], shapes: dict[str, torch.Size]) -> tuple[Layout, Ref]:

@@ -107,7 +107,8 @@ async def test_what_the_api_changes_is_said_to_be_its(sb: Sandbox) -> None:
 
 async def test_a_diff_says_who_did_it(sb: Sandbox) -> None:
     before = await sb.checkpoint()
-    await sb.exec("mkdir /work; echo 1 > /work/file; echo 2 > /work/new; mv /work/new /work/moved; rm /etc/issue")
+    work = "mkdir /work; echo 1 > /work/file; echo 2 > /work/new; mv /work/new /work/moved; rm /etc/issue"
+    await sb.captured(await sb.exec(work))  # what it did is its turn's from then on
     found = {change.path: change.why for change in await sb.diff(before, why=True)}
     assert "mkdir" in found["/work"] and "in turn 1" in found["/work"]
     assert "by sh[" in found["/work/file"]
