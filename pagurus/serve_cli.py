@@ -22,7 +22,7 @@ def serve(
     length: Annotated[int, typer.Option(min=16, help="Tokens of the longest conversation.")] = 4096,
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
 ) -> None:
-    """Serve a model to agents until Ctrl-C: OpenAI's chat completions, Anthropic's messages."""
+    """Serve a model to agents until Ctrl-C: OpenAI's and Anthropic's routes."""
     import asyncio
     import tempfile
 

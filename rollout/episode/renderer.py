@@ -79,6 +79,12 @@ class Renderer(Protocol):
         """The message in sampled tokens; `prompt` is what they were sampled after, `tools` say of which kind the
         arguments of calls are."""
 
+    def encode(self, text: str) -> list[int]:
+        """Text that somebody laid out by himself: the names of special tokens in it are these tokens."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """All of it, special tokens by their names."""
+
 
 class ChatRenderer:
     """The renderer of a model folder. Example: ``ChatRenderer.load("SmolLM2-135M-Instruct").open([{...}])``"""
@@ -144,6 +150,9 @@ class ChatRenderer:
             broken=broken,
         )
 
+    def encode(self, text: str) -> list[int]:
+        return self._encoder.encode(text, add_special_tokens=False).ids
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._encoder.decode(list(ids), skip_special_tokens=False)
 
@@ -197,15 +206,13 @@ class ChatRenderer:
 
     def _encode(self, text: str) -> list[int]:
         """Tokens of a template's text. A guarded text is spelt in ordinary tokens."""
-        if GUARD not in text:
-            return self._encoder.encode(text, add_special_tokens=False).ids
         ids: list[int] = []
         while (at := text.find(GUARD)) >= 0:
             token = next(t for t in self._marked if text.startswith(t[0] + GUARD + t[1:], at - 1))
-            ids += self._encoder.encode(text[: at - 1], add_special_tokens=False).ids
+            ids += self.encode(text[: at - 1])
             ids += self._plain.encode(token, add_special_tokens=False).ids
             text = text[at + len(token) :]
-        return ids + self._encoder.encode(text, add_special_tokens=False).ids
+        return ids + self.encode(text)
 
 
 GUARD = "\uf8ff"  # of Unicode's private use

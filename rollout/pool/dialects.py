@@ -1,6 +1,7 @@
 """What agents say to models, in OpenAI's and in Anthropic's words, to our messages and back. Pure.
 
-Owns: the two forms of requests and answers. Does not own: HTTP, tokens.
+Owns: the forms of requests and answers, but for OpenAI's responses (rollout.pool.responses). Does not own: HTTP,
+tokens.
 Guarantee: a parameter that would change what is sampled and that no engine here implements is refused, not passed over.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from rollout.engine.client import Sampling
 from rollout.episode.renderer import Message, Tool
-from rollout.pool.recorder import Answered
+from rollout.pool.recorder import Answered, Completed
 from sandbox.errors import Invalid
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # what a parameter may be without changing anything
@@ -24,16 +25,30 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # what a parameter may be without chang
     "stop": (None, []),
     "stop_sequences": (None, []),
     "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto", {"type": "auto"}),
+}
+COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    **NEUTRAL,
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "logprobs": (None,),
+    "suffix": (None, ""),
 }
 FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}  # OpenAI's word: Anthropic's
 
 
-def sampling_of(body: dict[str, Any], default: Sampling) -> Sampling:
-    """How a request wants to be sampled."""
-    for name, values in NEUTRAL.items():
+def refuse(body: dict[str, Any], only: dict[str, tuple[Any, ...]]) -> None:
+    """Raise where a parameter has another value than these."""
+    for name, values in only.items():
         if body.get(name) not in values:
             raise Invalid(f"{name} = {body[name]!r} is not implemented", remedy="leave it out")
-    most = body.get("max_completion_tokens") or body.get("max_tokens") or default.max_tokens
+
+
+def sampling_of(body: dict[str, Any], default: Sampling) -> Sampling:
+    """How a request wants to be sampled."""
+    refuse(body, NEUTRAL)
+    names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+    most = next((body[name] for name in names if body.get(name)), default.max_tokens)
     temperature = body.get("temperature")
     try:
         found = Sampling(
@@ -84,7 +99,7 @@ def openai_answer(answered: Answered, *, name: str, model: str) -> dict[str, Any
     }
 
 
-def openai_usage(answered: Answered) -> dict[str, int]:
+def openai_usage(answered: Answered | Completed) -> dict[str, int]:
     return {
         "prompt_tokens": answered.prompt_tokens,
         "completion_tokens": answered.tokens,
@@ -105,6 +120,43 @@ def openai_stream(answered: Answered, *, name: str, model: str, usage: bool) -> 
     ]
     if usage:
         found.append({**base, "choices": [], "usage": openai_usage(answered)})
+    return found
+
+
+# --------------------------------------------------------------------------- OpenAI's completions
+
+
+def completion_request(body: dict[str, Any]) -> str | list[int]:
+    """The prompt: text, or tokens."""
+    refuse(body, COMPLETIONS)
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+        return prompt
+    if not isinstance(prompt, str) or not prompt:
+        raise Invalid("prompt must be one text, or one list of tokens", remedy="send several prompts one by one")
+    return prompt
+
+
+def completion_answer(completed: Completed, *, name: str, model: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "text_completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "text": completed.text, "finish_reason": completed.finish, "logprobs": None}],
+        "usage": openai_usage(completed),
+    }
+
+
+def completion_stream(completed: Completed, *, name: str, model: str, usage: bool) -> list[dict[str, Any]]:
+    """The same in the pieces of a stream."""
+    whole = completion_answer(completed, name=name, model=model)
+    counted = whole.pop("usage")
+    found = [whole]
+    if usage:
+        found.append({**whole, "choices": [], "usage": counted})
     return found
 
 

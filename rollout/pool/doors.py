@@ -1,6 +1,8 @@
-"""The doors for agents: OpenAI's chat completions and Anthropic's messages, over whatever generates tokens.
+"""The doors for agents: OpenAI's chat completions, responses and completions, Anthropic's messages, over whatever
+generates tokens.
 
-Owns: the routes, their errors. Does not own: the forms (dialects), recording (recorder), engines.
+Owns: the routes, their errors, the last responses, which requests may name. Does not own: the forms (dialects,
+responses), recording (recorder), engines.
 Guarantee: an engine that queues, restarts or refuses is an error whose code clients repeat (503), never an answer.
 
 An agent's base URL names its session: ``http://HOST:PORT/session/NAME`` (what comes before ``/v1``). Without that, its
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,11 +22,13 @@ import msgspec
 from aiohttp import web
 
 from rollout.engine.client import Sampling
-from rollout.pool import dialects
+from rollout.episode.renderer import Message
+from rollout.pool import dialects, responses
 from rollout.pool.recorder import Answered, Recorder
 from sandbox.errors import EngineFailed, Invalid, PagurusError
 
 BODY_MOST = 32 << 20
+RESPONSES_KEPT = 4096  # the latest ones
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -37,6 +42,7 @@ class Doors:
         self.recorder, self.model, self.host = recorder, model, host
         self.sampling = sampling or Sampling(max_tokens=1024)
         self.port = 0
+        self._responses: OrderedDict[tuple[str, str], list[Message]] = OrderedDict()  # by session and name
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Doors:
@@ -61,6 +67,8 @@ class Doors:
             app.add_routes(
                 [
                     web.post(prefix + "/v1/chat/completions", self.chat),
+                    web.post(prefix + "/v1/responses", self.responses),
+                    web.post(prefix + "/v1/completions", self.completions),
                     web.post(prefix + "/v1/messages", self.messages),
                     web.post(prefix + "/v1/messages/count_tokens", self.count),
                     web.get(prefix + "/v1/models", self.models),
@@ -75,9 +83,44 @@ class Doors:
         answered = await self._answer(request, messages, tools, body, name)
         if not body.get("stream"):
             return _json(dialects.openai_answer(answered, name=name, model=self.model))
-        usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        pieces = dialects.openai_stream(answered, name=name, model=self.model, usage=usage)
-        return await _events(request, [f"data: {json.dumps(piece)}\n\n" for piece in pieces] + ["data: [DONE]\n\n"])
+        return await _pieces(
+            request, dialects.openai_stream(answered, name=name, model=self.model, usage=_wants_usage(body))
+        )
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request)
+        session, name = _session(request), f"resp_{uuid.uuid4().hex}"
+        before = self._before(session, body.get("previous_response_id"))
+        new, tools = responses.request(body, before)
+        messages = [*before, *new]
+        answered = await self._answer(request, responses.instructed(body, messages), tools, body, name)
+        if body.get("store") is not False:
+            self._responses[session, name] = [*messages, answered.message]
+            while len(self._responses) > RESPONSES_KEPT:
+                self._responses.popitem(last=False)
+        if not body.get("stream"):
+            return _json(responses.answer(answered, body, name=name, model=self.model))
+        return await _named_events(request, responses.stream(answered, body, name=name, model=self.model))
+
+    def _before(self, session: str, name: str | None) -> list[Message]:
+        """The conversation up to a response of this session."""
+        if name is None:
+            return []
+        try:
+            return self._responses[session, name]
+        except KeyError:
+            raise Invalid(f"no response {name!r} is kept", remedy="send the whole conversation as input") from None
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request)
+        prompt, name = dialects.completion_request(body), f"cmpl-{uuid.uuid4().hex}"
+        sampling = dialects.sampling_of(body, self.sampling)
+        completed = await self.recorder.complete(_session(request), prompt, sampling, request_id=name)
+        if not body.get("stream"):
+            return _json(dialects.completion_answer(completed, name=name, model=self.model))
+        return await _pieces(
+            request, dialects.completion_stream(completed, name=name, model=self.model, usage=_wants_usage(body))
+        )
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
@@ -86,10 +129,7 @@ class Doors:
         answered = await self._answer(request, messages, tools, body, name)
         if not body.get("stream"):
             return _json(dialects.anthropic_answer(answered, name=name, model=self.model))
-        events = dialects.anthropic_stream(answered, name=name, model=self.model)
-        return await _events(
-            request, [f"event: {kind}\ndata: {json.dumps({'type': kind, **event})}\n\n" for kind, event in events]
-        )
+        return await _named_events(request, dialects.anthropic_stream(answered, name=name, model=self.model))
 
     async def count(self, request: web.Request) -> web.Response:
         messages, tools = dialects.anthropic_request(await _body(request))
@@ -105,8 +145,15 @@ class Doors:
         self, request: web.Request, messages: list[Any], tools: list[Any], body: dict[str, Any], name: str
     ) -> Answered:
         sampling = dialects.sampling_of(body, self.sampling)
-        session = request.match_info.get("session", "default")
-        return await self.recorder.answer(session, messages, tools, sampling, request_id=name)
+        return await self.recorder.answer(_session(request), messages, tools, sampling, request_id=name)
+
+
+def _session(request: web.Request) -> str:
+    return request.match_info.get("session", "default")
+
+
+def _wants_usage(body: dict[str, Any]) -> bool:
+    return bool((body.get("stream_options") or {}).get("include_usage"))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
@@ -121,6 +168,18 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 def _json(body: dict[str, Any]) -> web.Response:
     return web.Response(body=json.dumps(body).encode(), content_type="application/json")
+
+
+async def _pieces(request: web.Request, pieces: list[dict[str, Any]]) -> web.StreamResponse:
+    """As OpenAI's completions send them."""
+    return await _events(request, [f"data: {json.dumps(piece)}\n\n" for piece in pieces] + ["data: [DONE]\n\n"])
+
+
+async def _named_events(request: web.Request, events: list[tuple[str, dict[str, Any]]]) -> web.StreamResponse:
+    """As OpenAI's responses and Anthropic send them."""
+    return await _events(
+        request, [f"event: {kind}\ndata: {json.dumps({'type': kind, **event})}\n\n" for kind, event in events]
+    )
 
 
 async def _events(request: web.Request, pieces: list[str]) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""`Recorder`: what an agent asks in messages, kept as the tokens that the model saw and sampled.
+"""`Recorder`: what an agent asks in messages or in text, kept as the tokens that the model saw and sampled.
 
 Owns: sessions (one agent's work), their samples, the match between an agent's history and recorded tokens. Does not
 own: HTTP (rollout.pool.doors), engines, rewards.
@@ -63,12 +63,14 @@ class Recorded(msgspec.Struct, kw_only=True):
 
 @dataclass(kw_only=True)
 class Line:
-    """The tip of a sample: the messages that its tokens stand for."""
+    """The tip of a sample: the messages, or the text, that its tokens stand for."""
 
     sample: Recorded
     history: list[Message]
     tools: list[Tool]
     prompt: int = 0  # tokens before the last answer
+    asked: str | None = None  # of a line of text: what the last answer was given to
+    told: str = ""  # and what it said, as far as the agent was told: its end is a token without text
 
 
 @dataclass
@@ -81,6 +83,7 @@ class Asked:
     temperature: float
     line: Line | None
     how: str  # opened, extended, again, rewritten (by the template), drifted (by the agent)
+    text: str | None = None  # of a request in text
 
 
 @dataclass(kw_only=True)
@@ -89,6 +92,16 @@ class Answered:
 
     action: Action
     message: Message
+    finish: str
+    prompt_tokens: int
+    tokens: int
+
+
+@dataclass(kw_only=True)
+class Completed:
+    """What an agent is told that asked in text."""
+
+    text: str
     finish: str
     prompt_tokens: int
     tokens: int
@@ -137,6 +150,23 @@ class Recorder:
             tokens=len(generation.token_ids),
         )
 
+    async def complete(
+        self, name: str, prompt: str | list[int], sampling: Sampling, *, request_id: str = ""
+    ) -> Completed:
+        """The same for an agent that lays its conversation out by itself: text, or tokens, to go on with."""
+        session = self.session(name)
+        async with session.busy:
+            asked = await asyncio.to_thread(self._continue, session, prompt, sampling.temperature)
+            generation = await self._sample(asked.ids, sampling, request_id)
+            ids = generation.token_ids
+            ended = bool(ids) and ids[-1] in self.renderer.stops
+            told = await asyncio.to_thread(self.renderer.decode, ids[:-1] if ended else ids)
+            line = self._put(session, asked, generation)
+            line.asked, line.told = asked.text, told
+        return Completed(
+            text=told, finish=generation.finish_reason, prompt_tokens=len(asked.ids), tokens=len(generation.token_ids)
+        )
+
     async def _sample(self, ids: list[int], sampling: Sampling, request_id: str) -> Generation:
         room = self.length - len(ids)
         if room < 1:
@@ -154,7 +184,7 @@ class Recorder:
         """Which sample the request extends. Changes nothing. Blocks for a millisecond or two."""
         wanted = [mark(message) for message in messages]
         for line in reversed(session.lines):
-            if line.tools != tools or line.sample.temperature != temperature:
+            if line.asked is not None or line.tools != tools or line.sample.temperature != temperature:
                 continue
             known = [mark(message) for message in line.history]
             if known[:-1] == wanted:  # another answer to the same
@@ -168,7 +198,42 @@ class Recorder:
         how = "drifted" if session.lines else "opened"
         return Asked(self.renderer.open(messages, tools), messages, tools, temperature, None, how)
 
+    def _continue(self, session: Session, prompt: str | list[int], temperature: float) -> Asked:
+        """Which sample a text extends: the one whose prompt and answer it begins with. Changes nothing."""
+        text = prompt if isinstance(prompt, str) else self.renderer.decode(prompt)
+        how = "drifted" if session.lines else "opened"
+        for line in reversed(session.lines):
+            if line.asked is None or line.sample.temperature != temperature:
+                continue
+            tokens = line.sample.tokens
+            if isinstance(prompt, list):
+                if prompt[: len(tokens)] == tokens:
+                    return Asked(prompt, [], [], temperature, line, "extended", text)
+            elif prompt == line.asked:  # another answer to the same
+                return Asked(tokens[: line.prompt], [], [], temperature, None, "again", text)
+            elif prompt.startswith(line.asked + line.told):
+                longer = self._after(tokens, prompt[len(line.asked + line.told) :])
+                exact = longer[: len(tokens)] == tokens
+                return Asked(
+                    longer, [], [], temperature, line if exact else None, "extended" if exact else "rewritten", text
+                )
+        ids = self.renderer.encode(prompt) if isinstance(prompt, str) else prompt
+        return Asked(ids, [], [], temperature, None, how, text)
+
+    def _after(self, tokens: list[int], rest: str) -> list[int]:
+        """`tokens` and then `rest`. An end that the agent was not told it has to write by itself; if it does not, the
+        end goes, and all before it stays as it was sampled."""
+        if tokens[-1] in self.renderer.stops:
+            end = self.renderer.decode(tokens[-1:])
+            if not rest.startswith(end):
+                return tokens[:-1] + self.renderer.encode(rest)
+            rest = rest[len(end) :]
+        return tokens + self.renderer.encode(rest)
+
     def _record(self, session: Session, asked: Asked, generation: Generation, message: Message) -> None:
+        self._put(session, asked, generation).history = [*asked.history, message]
+
+    def _put(self, session: Session, asked: Asked, generation: Generation) -> Line:
         line = asked.line
         if line is None:
             line = Line(sample=Recorded(temperature=asked.temperature), history=[], tools=asked.tools)
@@ -177,9 +242,9 @@ class Recorder:
         line.sample.put(asked.ids[len(line.sample.tokens) :])
         line.prompt = len(line.sample.tokens)
         line.sample.sampled(generation)
-        line.history = [*asked.history, message]
         session.counts["answers"] += 1
         session.counts[asked.how] += 1
+        return line
 
 
 def mark(message: Message) -> bytes:

@@ -233,3 +233,76 @@ async def test_sessions_stay_apart(session: aiohttp.ClientSession) -> None:
         await asyncio.gather(*asked)
     assert sorted(recorder.sessions) == [f"e{n}" for n in range(8)]
     assert all(len(work.samples) == 1 for work in recorder.sessions.values())
+
+
+async def respond(http: aiohttp.ClientSession, url: str, **body: Any) -> dict[str, Any]:
+    async with http.post(url + "/v1/responses", json={"model": "policy", **body}) as got:
+        answer: dict[str, Any] = await got.json()
+        assert got.status == 200, answer
+        return answer
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_openai_s_responses_with_tools_become_one_sample(session: aiohttp.ClientSession, named: bool) -> None:
+    """Whether the agent sends its history again, or names the response before."""
+    engine = Speaker("qwen2.5", "I look. " + CALL + CALL, "It is done.")
+    recorder = Recorder(engine, engine.renderer)
+    tools = [{"type": "function", **BASH["function"]}]
+    async with Doors(recorder) as doors:
+        asked: list[Any] = [{"role": "user", "content": "list the files"}]
+        first = await respond(session, doors.url("e"), input=asked, instructions="s", tools=tools)
+        assert [item["type"] for item in first["output"]] == ["message", "function_call", "function_call"]
+        calls = first["output"][1:]
+        assert all(json.loads(call["arguments"]) == {"command": "ls -a"} for call in calls)
+        results = [
+            {"type": "function_call_output", "call_id": call["call_id"], "output": f"a {n}"}
+            for n, call in enumerate(calls)
+        ]
+        before: dict[str, Any] = (
+            {"input": results, "previous_response_id": first["id"]}
+            if named
+            else {"input": [*asked, *first["output"], *results]}
+        )
+        second = await respond(session, doors.url("e"), instructions="s", tools=tools, **before)
+    assert second["output"][0]["content"][0]["text"] == "It is done." and second["status"] == "completed"
+    work = recorder.session("e")
+    assert len(work.samples) == 1 and work.counts["extended"] == 1
+    exact(engine, work.samples)
+    text = engine.renderer.decode(work.samples[0].tokens)
+    assert text.count(CALL) == 2 and text.index("a 0") < text.index("a 1") and text.count("<|im_start|>system") == 1
+
+
+async def test_a_response_belongs_to_its_session(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "one")
+    async with Doors(Recorder(engine, engine.renderer)) as doors:
+        first = await respond(session, doors.url("e"), input="x")
+        body = {"input": "y", "previous_response_id": first["id"]}
+        async with session.post(doors.url("f") + "/v1/responses", json=body) as got:
+            assert got.status == 400 and first["id"] in (await got.json())["error"]["message"]
+
+
+async def complete(http: aiohttp.ClientSession, url: str, prompt: str) -> str:
+    async with http.post(url + "/v1/completions", json={"prompt": prompt}) as got:
+        answer = await got.json()
+        assert got.status == 200, answer
+        text: str = answer["choices"][0]["text"]
+        return text
+
+
+async def test_completions_whose_agent_writes_ends_or_leaves_them_out(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "one", "two", "three", "four")
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors:
+        url, text = doors.url("e"), "count:"
+        assert await complete(session, url, text) == "one"
+        text += "one<|im_end|>more:"
+        assert await complete(session, url, text) == "two"
+        assert await complete(session, url, text) == "three"  # again
+        assert await complete(session, url, text + "three more:") == "four"
+    work = recorder.session("e")
+    assert [sample.answers for sample in work.samples] == [2, 1, 1]
+    assert (work.counts["extended"], work.counts["again"], work.counts["rewritten"]) == (1, 1, 1)
+    exact(engine, work.samples)
+    third, fourth = work.samples[1:]
+    assert fourth.tokens[: len(third.tokens) - 1] == third.tokens[:-1], "all but the end stays as it was sampled"
+    assert recorder.renderer.decode(work.samples[0].tokens) == "count:one<|im_end|>more:two<|im_end|>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import aiohttp
@@ -12,32 +11,16 @@ import pytest
 from rollout.engine.launch import embedded
 from rollout.pool.serve import sealed, serving
 from sandbox.errors import NotFound
-from tests.support.chat_models import SMOL, need_models
+from tests.support.chat_models import need_models
+from tests.support.door_engines import small_chat_model
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def small(folder: Path) -> Path:
-    """A tiny Qwen3 of random weights with SmolLM2's tokenizer and template."""
-    from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
-
-    config = ModelConfig(
-        vocab_size=49152, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=16, eos_token_id=2,
-    )  # fmt: skip
-    model = Qwen3(config)
-    model.initialise(0)
-    save_model(model, folder)
-    for path in SMOL.iterdir():
-        if path.name.startswith(("token", "chat_template")):
-            shutil.copyfile(path, folder / path.name)
-    return folder
-
-
 async def test_a_model_folder_is_served_to_agents_by_two_engines(tmp_path: Path) -> None:
     need_models()
-    model = small(tmp_path / "small")
+    model = small_chat_model(tmp_path / "small")
     launch = embedded(slots=4, length=256)
     async with (
         serving(model, launch, tmp_path / "home", engines=2, length=256) as doors,

@@ -1,0 +1,239 @@
+"""The contract of the doors over a fake engine, the embedded one and a real vLLM: OpenAI's own client at one end, the
+tokens that the engine was given and gave at the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from rollout.engine.client import Sampling
+from rollout.pool.doors import Doors
+from rollout.pool.recorder import Recorder, Session
+from tests.support.chat_models import need_models, renderer
+from tests.support.door_engines import ENGINES, LENGTH, Noted, engine
+
+pytest.importorskip("torch", reason="torch is not installed")
+openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.asyncio(loop_scope="module")]
+MOST = 10  # tokens of an answer
+Ask = dict[str, Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
+async def behind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
+    need_models()
+    async with engine(request.param, tmp_path_factory.mktemp("engine")) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def doors(behind: Any) -> AsyncIterator[Doors]:
+    recorder = Recorder(Noted(behind), renderer("smollm2"), length=LENGTH)
+    async with Doors(recorder, sampling=Sampling(max_tokens=MOST, temperature=0.0, seed=1)) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def agent(doors: Doors) -> AsyncIterator[Any]:
+    """OpenAI's client. Nothing is asked again behind our back."""
+    async with openai.AsyncOpenAI(base_url=doors.url("e") + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def noted(doors: Doors) -> Noted:
+    kept = doors.recorder.engine
+    assert isinstance(kept, Noted)
+    return kept
+
+
+def exact(doors: Doors, name: str = "e") -> Session:
+    """The samples of a session are what the engine was given and gave, token by token, and nothing else."""
+    session = doors.recorder.session(name)
+    left = list(noted(doors).answered)
+    for sample in session.samples:
+        at = 0
+        for _ in range(sample.answers):
+            found = next(
+                (given for given in left if sample.tokens[: len(given[0])] == given[0] and len(given[0]) >= at), None
+            )
+            assert found is not None, "an answer in a sample that the engine never gave"
+            left.remove(found)
+            prompt, generation = found
+            assert sum(sample.mask[at : len(prompt)]) == 0
+            at = len(prompt) + len(generation.token_ids)
+            assert sample.tokens[len(prompt) : at] == generation.token_ids
+            assert sample.logprobs[len(prompt) : at] == generation.logprobs
+            assert sample.mask[len(prompt) : at] == [1] * len(generation.token_ids)
+            assert sample.versions[len(prompt) : at] == [0] * len(generation.token_ids)
+        assert at == len(sample.tokens)
+    assert not left, "an answer of the engine that is in no sample"
+    return session
+
+
+async def test_chat_completions(doors: Doors, agent: Any) -> None:
+    messages: list[Ask] = [{"role": "system", "content": "s"}, {"role": "user", "content": "list the files"}]
+    for turn in range(3):
+        answer = await agent.chat.completions.create(model="policy", messages=messages)
+        said = answer.choices[0]
+        assert said.finish_reason == "length" and answer.usage.completion_tokens == MOST
+        assert answer.usage.prompt_tokens == len(noted(doors).answered[turn][0])
+        messages += [said.message.model_dump(exclude_none=True), {"role": "user", "content": f"go on {turn}"}]
+    session = exact(doors)
+    assert len(session.samples) == 1 and session.counts["extended"] == 2
+
+
+async def test_responses_that_name_the_one_before(doors: Doors, agent: Any) -> None:
+    before, ids = None, []
+    for turn in range(3):
+        answer = await agent.responses.create(
+            model="policy", input=f"turn {turn}", instructions="be short", previous_response_id=before
+        )
+        assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
+        assert answer.usage.output_tokens == MOST and answer.output[0].type == "message"
+        before = answer.id
+        ids.append(before)
+    session = exact(doors)
+    assert len(session.samples) == 1 and session.counts["extended"] == 2 and len(set(ids)) == 3
+
+
+async def test_responses_that_carry_their_history(doors: Doors, agent: Any) -> None:
+    said: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
+    for turn in range(2):
+        answer = await agent.responses.create(model="policy", input=said, instructions="be short", store=False)
+        said += [item.model_dump(exclude_none=True) for item in answer.output]
+        said.append({"type": "message", "role": "user", "content": f"go on {turn}"})
+    session = exact(doors)
+    assert len(session.samples) == 1 and session.counts["extended"] == 1
+    with pytest.raises(openai.BadRequestError, match="no response"):  # it was not to be kept
+        await agent.responses.create(model="policy", input="x", previous_response_id=answer.id)
+
+
+async def test_completions_in_text(doors: Doors, agent: Any) -> None:
+    text = "<|im_start|>user\nlist the files<|im_end|>\n<|im_start|>assistant\n"
+    for turn in range(3):
+        answer = await agent.completions.create(model="policy", prompt=text, max_tokens=MOST)
+        said = answer.choices[0]
+        assert said.finish_reason == "length" and answer.usage.total_tokens == answer.usage.prompt_tokens + MOST
+        text += said.text + f"<|im_end|>\n<|im_start|>user\nmore {turn}<|im_end|>\n<|im_start|>assistant\n"
+    session = exact(doors)
+    assert len(session.samples) == 1 and session.counts["extended"] == 2
+
+
+async def test_completions_in_tokens(doors: Doors, agent: Any) -> None:
+    ids = doors.recorder.renderer.encode("one two three")
+    for _ in range(2):
+        await agent.completions.create(model="policy", prompt=ids, max_tokens=MOST)
+        ids = [*ids, *noted(doors).answered[-1][1].token_ids, *doors.recorder.renderer.encode(" and")]
+    await agent.completions.create(model="policy", prompt=[5, *ids], max_tokens=MOST)
+    session = exact(doors)
+    assert [sample.answers for sample in session.samples] == [2, 1]
+    assert (session.counts["extended"], session.counts["drifted"]) == (1, 1)
+
+
+async def test_messages(doors: Doors) -> None:
+    body: Ask = {"model": "policy", "max_tokens": MOST, "system": "s", "messages": [{"role": "user", "content": "x"}]}
+    async with aiohttp.ClientSession() as http:
+        for turn in range(2):
+            async with http.post(doors.url("e") + "/v1/messages", json=body) as got:
+                answer = await got.json()
+            assert answer["stop_reason"] == "max_tokens" and answer["usage"]["output_tokens"] == MOST
+            body["messages"] += [
+                {"role": "assistant", "content": answer["content"]},
+                {"role": "user", "content": f"go on {turn}"},
+            ]
+    session = exact(doors)
+    assert len(session.samples) == 1 and session.counts["extended"] == 1
+
+
+async def test_a_stream_says_what_the_whole_answer_says(doors: Doors, agent: Any) -> None:
+    """The same question in another session, at temperature 0."""
+    asked: Ask = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
+    whole = (await agent.chat.completions.create(**asked)).choices[0].message.content
+    stream = await agent.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    pieces = [piece async for piece in stream]
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == whole
+    assert pieces[-1].usage.completion_tokens == MOST
+
+    stream = await agent.responses.create(model="policy", input="x", stream=True)
+    events = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
+    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert deltas == events[-1].response.output_text == whole
+
+    text = (await agent.completions.create(model="policy", prompt="x")).choices[0].text
+    stream = await agent.completions.create(model="policy", prompt="x", stream=True)
+    assert "".join([piece.choices[0].text async for piece in stream]) == text
+    exact(doors)
+
+
+async def test_the_longest_conversation_is_refused_and_not_cut(doors: Doors, agent: Any) -> None:
+    for ask in (
+        agent.completions.create(model="policy", prompt=[7] * LENGTH),
+        agent.responses.create(model="policy", input=" x" * LENGTH),
+    ):
+        with pytest.raises(openai.BadRequestError, match="tokens"):
+            await ask
+    assert not doors.recorder.session("e").samples
+
+
+async def test_who_goes_away_leaves_nothing_behind(doors: Doors, agent: Any) -> None:
+    kept = noted(doors)
+    kept.free.clear()
+    waiting = [
+        asyncio.create_task(ask)
+        for ask in (
+            agent.responses.create(model="policy", input="x"),
+            agent.with_options(base_url=doors.url("f") + "/v1").completions.create(model="policy", prompt="x"),
+        )
+    ]
+    async with asyncio.timeout(60):
+        while not {"e", "f"} <= doors.recorder.sessions.keys():  # noqa: ASYNC110 - they are under way in the doors
+            await asyncio.sleep(0.01)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    kept.free.set()
+    await agent.completions.create(model="policy", prompt="y")
+    async with asyncio.timeout(60):
+        while doors.recorder.session("f").busy.locked():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert [len(doors.recorder.session(name).samples) for name in "ef"] == [1, 0]
+    exact(doors)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("responses", {"input": []}),
+        ("responses", {"input": 5}),
+        ("responses", {"input": [{"role": "user"}]}),
+        ("responses", {"input": [{"role": "nobody", "content": "x"}]}),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+        ("responses", {"input": "x", "tools": [{"type": "web_search"}]}),
+        ("responses", {"input": "x", "text": {"format": {"type": "json_object"}}}),
+        ("responses", {"input": "x", "previous_response_id": "resp_of_nobody"}),
+        ("responses", {"input": "x", "top_p": 0.5}),
+        ("responses", {"input": "x", "max_output_tokens": "many"}),
+        ("responses", {"input": "x", "tool_choice": "required"}),
+        ("completions", {"prompt": ""}),
+        ("completions", {"prompt": ["a", "b"]}),
+        ("completions", {"prompt": [1, True]}),
+        ("completions", {"prompt": "x", "echo": True}),
+        ("completions", {"prompt": "x", "logprobs": 5}),
+        ("completions", {"prompt": "x", "stop": ["\n"]}),
+        ("completions", {}),
+    ],
+)
+async def test_what_is_not_implemented_is_refused(doors: Doors, route: str, body: Ask) -> None:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{doors.url('e')}/v1/{route}", json=body) as got,
+    ):
+        assert got.status == 400 and (await got.json())["error"]["message"]
+    assert not noted(doors).answered

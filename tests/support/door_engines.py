@@ -1,0 +1,92 @@
+"""Engines behind the doors, one contract: a fake that computes nothing, the embedded engine, a real vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.launch import VLLM_PYTHON, embedded, vllm
+from rollout.pool.started import started
+from tests.support.chat_models import SMOL
+
+VLLM = Path(os.environ.get("PAGURUS_TEST_VLLM", VLLM_PYTHON))
+NO_VLLM = pytest.mark.skipif(not VLLM.exists(), reason=f"vLLM is not installed ({VLLM}); run `make setup-vllm`")
+ENGINES = ["fake", "embedded", pytest.param("vllm", marks=NO_VLLM)]
+LENGTH = 512
+
+
+def small_chat_model(folder: Path, version: int | None = None) -> Path:
+    """A tiny Qwen3 of random weights with SmolLM2's tokenizer and template; sealed where a version is named."""
+    from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+    from rollout.engine.manifest import write_manifest
+
+    config = ModelConfig(
+        vocab_size=49152, hidden_size=64, intermediate_size=128, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=32, eos_token_id=2,
+    )  # fmt: skip
+    model = Qwen3(config)
+    model.initialise(version or 0)
+    save_model(model, folder, untie=True)
+    for path in SMOL.iterdir():
+        if path.name.startswith(("token", "chat_template")):
+            shutil.copyfile(path, folder / path.name)
+    if version is not None:
+        write_manifest(folder, version)
+    return folder
+
+
+class Fake:
+    """Tokens that follow from the prompt alone, of any kind that a tokenizer would not choose; never an end."""
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        drawn = random.Random(repr(prompt_ids))
+        ids = [drawn.randrange(100, 40_000) for _ in range(sampling.max_tokens)]
+        return Generation(
+            token_ids=ids,
+            logprobs=[-drawn.random() for _ in ids],
+            spans=[Span(0, 0, len(ids))],
+            finish_reason="length",
+        )
+
+
+class Noted:
+    """An engine, and what it was given and gave. It may be held, to see who goes away."""
+
+    def __init__(self, engine: Any):
+        self.engine = engine
+        self.answered: list[tuple[list[int], Generation]] = []
+        self.cancelled = 0
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        try:
+            await self.free.wait()
+            generation: Generation = await self.engine.generate(prompt_ids, sampling, request_id=request_id)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        self.answered.append((list(prompt_ids), generation))
+        return generation
+
+
+@asynccontextmanager
+async def engine(kind: str, home: Path) -> AsyncIterator[Any]:
+    """What generates. The real ones in a pool."""
+    if kind == "fake":
+        yield Fake()
+        return
+    folder = small_chat_model(home / "v000000", 0)
+    make = {"embedded": embedded, "vllm": partial(vllm, python=VLLM)}[kind]
+    async with started(make(slots=4, length=LENGTH), folder, 0, count=1, run=home) as pool:
+        yield pool
