@@ -1,4 +1,4 @@
-"""The daemon's HTTP API, an area per module: each lists its own ROUTES."""
+"""The daemon's HTTP API, an area per module: each declares its own routes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ RAW_MOST = 256 << 20  # bytes of a raw body that a handler reads at once; struct
 
 def routes() -> list[Route]:
     """All routes of the API."""
-    return [Route.of(route) for area in AREAS for route in area.ROUTES]
+    return [route for area in AREAS for route in area.AREA.routes]
 
 
 def application(host: Host, token_file: Path, answers: Answers | None = None) -> web.Application:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from aiohttp import web
 
-from daemon.api.wire import HOST, Route, body, parameters, reply
+from daemon.api.route import Area
+from daemon.host.host import Host
+from daemon.turns.turns import LiveSandbox
 from sandbox.messages import CheckpointInfo, CheckpointRequest, ForkEntry, ForkRequest, RestoreRequest, RestoreResult
 
+AREA = Area()
 WAIT_MOST = 600.0  # seconds of one long poll
 
 
@@ -20,88 +22,42 @@ class WaitQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MOST)] = 60.0
 
 
-async def _tree(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/checkpoints")
+async def _tree(host: Host, live: LiveSandbox) -> list[CheckpointInfo]:
     """The checkpoints of a sandbox and those that they descend from, the oldest first."""
-    return reply(request, request.app[HOST].tree(request.match_info["id"]))
+    return host.tree(live.row.id)
 
 
-async def _checkpoint(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes/{id}/checkpoints", status=201, scope="exec", keyed="again")
+async def _checkpoint(live: LiveSandbox, body: CheckpointRequest) -> CheckpointInfo:
     """Capture the state of a sandbox as it is now."""
-    host = request.app[HOST]
-    wanted = await body(request, CheckpointRequest)
-    inflight = await host.live(request.match_info["id"]).checkpoint(wanted.label)
-    durable = wanted.wait == "durable"
+    inflight = await live.checkpoint(body.label)
+    durable = body.wait == "durable"
     await inflight.settled(durable=durable)
     if (trouble := inflight.trouble(durable=durable)) is not None:
         raise trouble
-    return reply(request, inflight.row.info(), 201)
+    return inflight.row.info()
 
 
-async def _restore(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes/{id}/restore", scope="exec", keyed="again")
+async def _restore(host: Host, live: LiveSandbox, body: RestoreRequest) -> RestoreResult:
     """Take a sandbox back to a checkpoint, in place. Also revives a dead one."""
-    wanted = await body(request, RestoreRequest)
-    return reply(request, await request.app[HOST].restore(request.match_info["id"], wanted))
+    return await host.restore(live.row.id, body)
 
 
-async def _fork_sandbox(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes/{id}/fork", status=201, scope="exec", keyed="anew")
+async def _fork_sandbox(host: Host, live: LiveSandbox, body: ForkRequest) -> list[ForkEntry]:
     """Make sandboxes that continue from the state as it is now. Each succeeds or fails alone."""
-    wanted = await body(request, ForkRequest)
-    return reply(request, await request.app[HOST].fork_sandbox(request.match_info["id"], wanted.count), 201)
+    return await host.fork_sandbox(live.row.id, body.count)
 
 
-async def _wait(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/checkpoints/{checkpoint}")
+async def _wait(host: Host, checkpoint: str, query: WaitQuery) -> CheckpointInfo:
     """A checkpoint, once it is captured or durable, or has failed, or the time is over."""
-    asked = parameters(request, WaitQuery)
-    info = await request.app[HOST].wait_checkpoint(request.match_info["checkpoint"], asked.wait, asked.timeout)
-    return reply(request, info)
+    return await host.wait_checkpoint(checkpoint, query.wait, query.timeout)
 
 
-async def _fork(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/checkpoints/{checkpoint}/fork", status=201, scope="exec", keyed="anew")
+async def _fork(host: Host, checkpoint: str, body: ForkRequest) -> list[ForkEntry]:
     """Make sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
-    wanted = await body(request, ForkRequest)
-    return reply(request, await request.app[HOST].fork(request.match_info["checkpoint"], wanted.count), 201)
-
-
-ROUTES: list[Route] = [
-    Route("GET", "/v1/sandboxes/{id}/checkpoints", _tree, answer=list[CheckpointInfo]),
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/checkpoints",
-        _checkpoint,
-        body=CheckpointRequest,
-        answer=CheckpointInfo,
-        status=201,
-        scope="exec",
-        keyed="again",
-    ),
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/restore",
-        _restore,
-        body=RestoreRequest,
-        answer=RestoreResult,
-        scope="exec",
-        keyed="again",
-    ),
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/fork",
-        _fork_sandbox,
-        body=ForkRequest,
-        answer=list[ForkEntry],
-        status=201,
-        scope="exec",
-        keyed="anew",
-    ),
-    Route("GET", "/v1/checkpoints/{checkpoint}", _wait, query=WaitQuery, answer=CheckpointInfo),
-    Route(
-        "POST",
-        "/v1/checkpoints/{checkpoint}/fork",
-        _fork,
-        body=ForkRequest,
-        answer=list[ForkEntry],
-        status=201,
-        scope="exec",
-        keyed="anew",
-    ),
-]
+    return await host.fork(checkpoint, body.count)

@@ -13,31 +13,34 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from daemon.api.presence import while_there
-from daemon.api.wire import HOST, Route, Stream, body, frame, log, reply, streaming
+from daemon.api.route import Area, Stream
+from daemon.api.wire import frame, log, streaming
+from daemon.host.host import Host
+from daemon.turns.turns import LiveSandbox
 from sandbox.container.outlet import Outlet
 from sandbox.errors import PagurusError
 from sandbox.messages import Chunk, ExecRequest, ExecResult, SignalRequest, TurnInfo
 
+AREA = Area()
+STDIN_MOST = 64 << 20  # bytes of a body: the stdin of a command is in it
 
-async def _exec(request: web.Request) -> web.Response:
+
+@AREA("POST", "/v1/sandboxes/{id}/exec", scope="exec", keyed="once", body_most=STDIN_MOST)
+async def _exec(live: LiveSandbox, body: ExecRequest) -> ExecResult:
     """Run a command to its end, and end the turn."""
-    live = request.app[HOST].live(request.match_info["id"])
-    return reply(request, await live.exec(await body(request, ExecRequest)))
+    return await live.exec(body)
 
 
-async def _stream(request: web.Request) -> web.StreamResponse:
+@AREA("POST", "/v1/sandboxes/{id}/stream", answer=Stream(Chunk), scope="exec", body_most=STDIN_MOST)
+async def _stream(request: web.Request, live: LiveSandbox, body: ExecRequest) -> web.StreamResponse:
     """Output as it comes. The command waits for a slow reader; when that leaves, it ends as after its deadline."""
-    live = request.app[HOST].live(request.match_info["id"])
-    command = await body(request, ExecRequest)
-    return await streamed(request, live.row.id, lambda outlet: live.exec(command, outlet))
+    return await streamed(request, live.row.id, lambda outlet: live.exec(body, outlet))
 
 
-async def _signal(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes/{id}/exec/{command}/signal", scope="exec", keyed="once")
+async def _signal(live: LiveSandbox, command: str, body: SignalRequest) -> None:
     """Send a signal to a command that runs; it is known by the key with which it was started."""
-    wanted = await body(request, SignalRequest)
-    live = request.app[HOST].live(request.match_info["id"])
-    await live.signal(request.match_info["command"], wanted.signal, group=wanted.group)
-    return reply(request, {})
+    await live.signal(command, body.signal, group=body.group)
 
 
 async def streamed(
@@ -85,39 +88,7 @@ async def _send(
     await response.write_eof()
 
 
-async def _turns(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/turns")
+async def _turns(host: Host, live: LiveSandbox) -> list[TurnInfo]:
     """The last turns of a sandbox, the oldest first."""
-    host = request.app[HOST]
-    return reply(request, await host.services.catalogue.turns(host.live(request.match_info["id"]).row.id))
-
-
-ROUTES: list[Route] = [
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/exec",
-        _exec,
-        body=ExecRequest,
-        answer=ExecResult,
-        scope="exec",
-        keyed="once",
-        body_most=64 << 20,  # its stdin
-    ),
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/stream",
-        _stream,
-        body=ExecRequest,
-        answer=Stream(Chunk),
-        scope="exec",
-        body_most=64 << 20,
-    ),
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/exec/{command}/signal",
-        _signal,
-        body=SignalRequest,
-        scope="exec",
-        keyed="once",
-    ),
-    Route("GET", "/v1/sandboxes/{id}/turns", _turns, answer=list[TurnInfo]),
-]
+    return await host.services.catalogue.turns(live.row.id)

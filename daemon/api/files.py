@@ -13,8 +13,10 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.presence import while_asked, while_there
-from daemon.api.wire import HOST, RAW, Route, Stream, chunks, frame, packed, parameters, ready, reply, streaming
+from daemon.api.route import Area, Stream
+from daemon.api.wire import RAW, chunks, frame, packed, ready, streaming
 from daemon.auth.access import CALLER
+from daemon.host.host import Host
 from daemon.turns import watches
 from daemon.turns.turns import LiveSandbox
 from sandbox.container.cgroup import parse_bytes
@@ -23,14 +25,11 @@ from sandbox.messages import Change, FileEvent, FileInfo
 from sandbox.names import native
 from sandbox.tree import archive, diff, files, safe_path
 
+AREA = Area()
 TREE_MOST = 64 << 30  # bytes of the files of one upload where the sandbox has no disk limit
 CHUNK = 1 << 18
-
-
-def _live(request: web.Request) -> LiveSandbox:
-    live = request.app[HOST].live(request.match_info["id"])
-    live.need_alive()
-    return live
+WRITE_MOST = 256 << 20  # bytes of a file that is written by one request
+_TAR = "application/x-tar"
 
 
 _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\0]*$")]  # as it is told
@@ -78,10 +77,10 @@ class Written(msgspec.Struct, kw_only=True):
 # --------------------------------------------------------------------------- single files
 
 
-async def _read(request: web.Request) -> web.StreamResponse:
+@AREA("GET", "/v1/sandboxes/{id}/files", answer=bytes)
+async def _read(request: web.Request, alive: LiveSandbox, query: ReadQuery) -> web.StreamResponse:
     """A part of a regular file, or all of it, as it is read: at the pace of a slow reader."""
-    live, asked = _live(request), parameters(request, ReadQuery)
-    part, first = await asyncio.to_thread(_begin, live.container.inside, asked)
+    part, first = await asyncio.to_thread(_begin, alive.container.inside, query)
     with part:
         if not part.left:
             return web.Response(body=first, content_type=RAW)
@@ -105,67 +104,62 @@ def _begin(inside: safe_path.SandboxRoot, asked: ReadQuery) -> tuple[files.Part,
     return part, first
 
 
-async def _write(request: web.Request) -> web.Response:
+@AREA("PUT", "/v1/sandboxes/{id}/files", body=bytes, body_most=WRITE_MOST, scope="exec")
+async def _write(request: web.Request, host: Host, alive: LiveSandbox, query: WriteQuery) -> None:
     """Write a regular file, or append to it. A body that breaks off changes nothing."""
-    live, asked = _live(request), parameters(request, WriteQuery)
-    with tempfile.SpooledTemporaryFile(files.CHUNK, dir=str(request.app[HOST].images.folder)) as spool:
+    with tempfile.SpooledTemporaryFile(files.CHUNK, dir=str(host.images.folder)) as spool:
         try:
             async for data in chunks(request):
                 await asyncio.to_thread(spool.write, data)  # to the disk, under no name, what is larger than a chunk
         except OSError as error:
-            raise safe_path.refused(error, asked.path) from error
+            raise safe_path.refused(error, query.path) from error
         spool.seek(0)
-        await _alter(live, asked.path, files.write, asked.path, spool, mode=int(asked.mode, 8), append=asked.append)
-    return reply(request, {})
+        await _alter(alive, query.path, files.write, query.path, spool, mode=int(query.mode, 8), append=query.append)
 
 
-async def _status(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/files/status")
+async def _status(alive: LiveSandbox, query: PathQuery) -> FileInfo:
     """What a path is; links are not followed."""
-    live, path = _live(request), parameters(request, PathQuery).path
-    return reply(request, await asyncio.to_thread(files.status, live.container.inside, live.row.uid_base, path))
+    return await asyncio.to_thread(files.status, alive.container.inside, alive.row.uid_base, query.path)
 
 
-async def _entries(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/entries")
+async def _entries(alive: LiveSandbox, query: PathQuery) -> list[FileInfo]:
     """The entries of a directory."""
-    live, path = _live(request), parameters(request, PathQuery).path
-    return reply(request, await asyncio.to_thread(files.entries, live.container.inside, live.row.uid_base, path))
+    return await asyncio.to_thread(files.entries, alive.container.inside, alive.row.uid_base, query.path)
 
 
-async def _make_directory(request: web.Request) -> web.Response:
+@AREA("PUT", "/v1/sandboxes/{id}/entries", scope="exec")
+async def _make_directory(alive: LiveSandbox, query: MakeQuery) -> None:
     """Make a directory with its parents."""
-    asked = parameters(request, MakeQuery)
-    await _alter(_live(request), asked.path, files.make_directory, asked.path, mode=int(asked.mode, 8))
-    return reply(request, {})
+    await _alter(alive, query.path, files.make_directory, query.path, mode=int(query.mode, 8))
 
 
-async def _move(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes/{id}/files/move", scope="exec")
+async def _move(alive: LiveSandbox, query: MoveQuery) -> None:
     """Rename a file or directory."""
-    asked = parameters(request, MoveQuery)
-    live = _live(request)
-    async with live.altering("move", asked.path, asked.to):
-        await asyncio.to_thread(files.move, live.container.inside, live.row.uid_base, asked.path, asked.to)
-    return reply(request, {})
+    async with alive.altering("move", query.path, query.to):
+        await asyncio.to_thread(files.move, alive.container.inside, alive.row.uid_base, query.path, query.to)
 
 
-async def _remove(request: web.Request) -> web.Response:
+@AREA("DELETE", "/v1/sandboxes/{id}/files", scope="exec")
+async def _remove(alive: LiveSandbox, query: BranchQuery) -> None:
     """Remove a file, or a directory with what is in it."""
-    asked = parameters(request, BranchQuery)
-    await _alter(_live(request), asked.path, files.remove, asked.path, recursive=asked.recursive)
-    return reply(request, {})
+    await _alter(alive, query.path, files.remove, query.path, recursive=query.recursive)
 
 
-async def _alter(live: LiveSandbox, path: str, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    async with live.altering(change.__name__, path):
-        return await asyncio.to_thread(change, live.container.inside, live.row.uid_base, *args, **named)
+async def _alter(alive: LiveSandbox, path: str, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    async with alive.altering(change.__name__, path):
+        return await asyncio.to_thread(change, alive.container.inside, alive.row.uid_base, *args, **named)
 
 
 # --------------------------------------------------------------------------- whole trees
 
 
-async def _download(request: web.Request) -> web.StreamResponse:
+@AREA("GET", "/v1/sandboxes/{id}/tree", answer=bytes, content=_TAR)
+async def _download(request: web.Request, alive: LiveSandbox, query: PathQuery) -> web.StreamResponse:
     """A directory (its content) or a file as a tar stream."""
-    live, path = _live(request), parameters(request, PathQuery).path
-    inside, base = live.container.inside, live.row.uid_base
+    path, inside, base = query.path, alive.container.inside, alive.row.uid_base
     await asyncio.to_thread(files.status, inside, base, path) if path.strip("/") else None  # refused before the stream
     response = web.StreamResponse(headers={"Content-Type": "application/x-tar"})
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -191,13 +185,14 @@ def _pack(inside: safe_path.SandboxRoot, base: int, path: str, writer: int) -> N
         archive.pack(root, native(path), out, uid_base=base)
 
 
-async def _upload(request: web.Request) -> web.Response:
+@AREA("PUT", "/v1/sandboxes/{id}/tree", body=bytes, body_most=TREE_MOST, content=_TAR, scope="exec")
+async def _upload(request: web.Request, alive: LiveSandbox, query: PathQuery) -> Written:
     """Unpack a tar stream into a directory, which is made when need be."""
-    live, path = _live(request), parameters(request, PathQuery).path
-    limit = parse_bytes(live.row.limits.disk) if live.row.limits.disk is not None else TREE_MOST
-    async with live.altering("unpack", path):
+    path = query.path
+    limit = parse_bytes(alive.row.limits.disk) if alive.row.limits.disk is not None else TREE_MOST
+    async with alive.altering("unpack", path):
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        unpacking = in_thread(_unpack, live.container.inside, live.row.uid_base, path, reader, limit)
+        unpacking = in_thread(_unpack, alive.container.inside, alive.row.uid_base, path, reader, limit)
         try:
             with os.fdopen(writer, "wb", buffering=0) as out:
                 async for part in chunks(request):
@@ -206,7 +201,7 @@ async def _upload(request: web.Request) -> web.Response:
                             await asyncio.to_thread(put, out, part)
         finally:
             written = await unpacking
-    return reply(request, Written(bytes=written))
+    return Written(bytes=written)
 
 
 def _unpack(inside: safe_path.SandboxRoot, base: int, path: str, reader: int, limit: int) -> int:
@@ -223,14 +218,14 @@ def _unpack(inside: safe_path.SandboxRoot, base: int, path: str, reader: int, li
 # --------------------------------------------------------------------------- watching
 
 
-async def _watch(request: web.Request) -> web.StreamResponse:
+@AREA("GET", "/v1/sandboxes/{id}/files/watch", answer=Stream(FileEvent))
+async def _watch(request: web.Request, alive: LiveSandbox, query: BranchQuery) -> web.StreamResponse:
     """Changes below a directory as they happen, until it is gone or the sandbox is restored."""
-    live, asked = _live(request), parameters(request, BranchQuery)
-    inside = live.container.inside
+    inside = alive.container.inside
     response = streaming(request)
 
     async def send() -> None:
-        async with watches.events(inside.opened, asked.path, recursive=asked.recursive) as events:
+        async with watches.events(inside.opened, query.path, recursive=query.recursive) as events:
             await response.prepare(request)
             event = None
             while event is None or event.kind != "end":
@@ -246,36 +241,9 @@ async def _watch(request: web.Request) -> web.StreamResponse:
 # --------------------------------------------------------------------------- comparing
 
 
-async def _diff(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/diff", answer=list[Change])
+async def _diff(request: web.Request, host: Host, live: LiveSandbox, query: DiffQuery) -> web.Response:
     """How the file tree differs from a checkpoint."""
-    asked = parameters(request, DiffQuery)
     form: diff.Form = "msgpack" if packed(request) else "json"
-    work = request.app[HOST].diff(request.match_info["id"], asked.checkpoint, why=asked.why, form=form)
+    work = host.diff(live.row.id, query.checkpoint, why=query.why, form=form)
     return ready(request, await while_asked(request, work))
-
-
-_WRITE = 256 << 20  # bytes of a file that is written by one request
-_TAR = "application/x-tar"
-ROUTES: list[Route] = [
-    Route("GET", "/v1/sandboxes/{id}/files", _read, query=ReadQuery, answer=bytes),
-    Route("PUT", "/v1/sandboxes/{id}/files", _write, query=WriteQuery, body=bytes, body_most=_WRITE, scope="exec"),
-    Route("DELETE", "/v1/sandboxes/{id}/files", _remove, query=BranchQuery, scope="exec"),
-    Route("GET", "/v1/sandboxes/{id}/files/status", _status, query=PathQuery, answer=FileInfo),
-    Route("POST", "/v1/sandboxes/{id}/files/move", _move, query=MoveQuery, scope="exec"),
-    Route("GET", "/v1/sandboxes/{id}/files/watch", _watch, query=BranchQuery, answer=Stream(FileEvent)),
-    Route("GET", "/v1/sandboxes/{id}/entries", _entries, query=PathQuery, answer=list[FileInfo]),
-    Route("PUT", "/v1/sandboxes/{id}/entries", _make_directory, query=MakeQuery, scope="exec"),
-    Route("GET", "/v1/sandboxes/{id}/tree", _download, query=PathQuery, answer=bytes, content=_TAR),
-    Route(
-        "PUT",
-        "/v1/sandboxes/{id}/tree",
-        _upload,
-        query=PathQuery,
-        body=bytes,
-        body_most=TREE_MOST,
-        content=_TAR,
-        answer=Written,
-        scope="exec",
-    ),
-    Route("GET", "/v1/sandboxes/{id}/diff", _diff, query=DiffQuery, answer=list[Change]),
-]

@@ -24,7 +24,7 @@ from aiohttp import web
 from daemon import metrics
 from daemon.api.idempotency import Answers, fingerprint, identity
 from daemon.api.route import Handler, Route
-from daemon.api.wire import JSON, ROUTE, content, refusal
+from daemon.api.wire import JSON, ROUTE, carry_out, content, refusal
 from daemon.auth import access
 from daemon.auth.access import CALLER, Caller
 from daemon.auth.quota import Bucket, take
@@ -87,7 +87,7 @@ class Gate:
             SUBJECT.set(row)
         with self._at_once(caller, route):
             if not route.keyed or self._answers is None or KEY_HEADER not in request.headers:
-                return await route.handler(request)
+                return await carry_out(request, route)
             return await self._once(request, route, caller, self._answers)
 
     # ----------------------------------------------------------------- who, and how often
@@ -141,7 +141,7 @@ class Gate:
             if undo:
                 await self._undo(name)
             try:
-                answer = await route.handler(request)
+                answer = await carry_out(request, route)
             except Exception as error:  # noqa: BLE001 - an error is an answer, and kept like one
                 answer = refusal(request, error)
         except BaseException:

@@ -10,10 +10,12 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from daemon.api.wire import HOST, Route, body, parameters, reply
+from daemon.api.commands import STDIN_MOST
+from daemon.api.route import Area
 from daemon.auth import access
 from daemon.gateway.service import GatewayService
-from sandbox.errors import Invalid, Unsupported
+from daemon.turns.turns import LiveSandbox
+from sandbox.errors import Invalid
 from sandbox.messages import (
     Exchange,
     ExchangeInfo,
@@ -28,99 +30,70 @@ from sandbox.messages import (
 )
 from sandbox.messages.gateway import UPSTREAM_NAME
 
+AREA = Area()
+
 
 class _ListQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
 
 
-def _gateway(request: web.Request) -> GatewayService:
-    found: GatewayService | None = request.app[HOST].gateway
-    if found is None:
-        raise Unsupported("this daemon has no gateway")
+@AREA("GET", "/v1/gateway")
+async def _statistics(gateway: GatewayService) -> GatewayStatistics:
+    """What the gateway has done since the daemon started."""
+    return gateway.statistics()
+
+
+@AREA("GET", "/v1/gateway/upstreams")
+async def _upstreams(gateway: GatewayService) -> list[UpstreamInfo]:
+    """The upstreams by name, without their keys. Where they lie is told to administrators only."""
+    found = gateway.desk.upstreams.list()
+    if not access.CALLER.get().everything:
+        found = [UpstreamInfo(name=each.name) for each in found]
     return found
 
 
-def _sandbox(request: web.Request) -> str:
-    return request.app[HOST].live(request.match_info["id"]).row.id
-
-
-async def _statistics(request: web.Request) -> web.StreamResponse:
-    """What the gateway has done since the daemon started."""
-    return reply(request, _gateway(request).statistics())
-
-
-async def _upstreams(request: web.Request) -> web.StreamResponse:
-    """The upstreams by name, without their keys. Where they lie is told to administrators only."""
-    found = _gateway(request).desk.upstreams.list()
-    if not access.CALLER.get().everything:
-        found = [UpstreamInfo(name=each.name) for each in found]
-    return reply(request, found)
-
-
-async def _put_upstream(request: web.Request) -> web.StreamResponse:
+@AREA("PUT", "/v1/gateway/upstreams/{name}", scope="admin")
+async def _put_upstream(gateway: GatewayService, name: str, body: Upstream) -> None:
     """Make or change an upstream."""
-    name = request.match_info["name"]
     if not UPSTREAM_NAME.match(name):
         raise Invalid(f"no upstream may be called {name[:100]!r}", remedy="letters, digits, dots, dashes")
-    await _gateway(request).put_upstream(name, await body(request, Upstream))
-    return reply(request, {})
+    await gateway.put_upstream(name, body)
 
 
-async def _drop_upstream(request: web.Request) -> web.StreamResponse:
+@AREA("DELETE", "/v1/gateway/upstreams/{name}", scope="admin")
+async def _drop_upstream(gateway: GatewayService, name: str) -> None:
     """Remove an upstream that no sandbox uses."""
-    await _gateway(request).drop_upstream(request.match_info["name"])
-    return reply(request, {})
+    await gateway.drop_upstream(name)
 
 
-async def _token(request: web.Request) -> web.StreamResponse:
+@AREA("POST", "/v1/sandboxes/{id}/gateway/token", status=201, scope="exec")
+async def _token(gateway: GatewayService, live: LiveSandbox) -> TokenInfo:
     """A new token for the agent of this sandbox; the one before ends."""
-    return reply(request, await _gateway(request).token(_sandbox(request)), 201)
+    return await gateway.token(live.row.id)
 
 
-async def _exec(request: web.Request) -> web.StreamResponse:
+@AREA("POST", "/v1/sandboxes/{id}/gateway/exec", scope="exec", keyed="again", body_most=STDIN_MOST)
+async def _exec(request: web.Request, gateway: GatewayService, live: LiveSandbox, body: ExecRequest) -> ExecResult:
     """Run the next command of an agent outside, or tell its recorded result."""
     call = request.headers.get("Idempotency-Key", "")[:200]
-    return reply(request, await _gateway(request).exec(_sandbox(request), await body(request, ExecRequest), call))
+    return await gateway.exec(live.row.id, body, call)
 
 
-async def _replay(request: web.Request) -> web.StreamResponse:
+@AREA("POST", "/v1/sandboxes/{id}/gateway/replay", scope="exec")
+async def _replay(gateway: GatewayService, live: LiveSandbox, body: ReplayRequest) -> ReplayInfo:
     """Answer the coming requests from the record up to a checkpoint."""
-    wanted = await body(request, ReplayRequest)
-    count = await _gateway(request).replay(_sandbox(request), wanted.checkpoint)
-    return reply(request, ReplayInfo(exchanges=count))
+    return ReplayInfo(exchanges=await gateway.replay(live.row.id, body.checkpoint))
 
 
-async def _exchanges(request: web.Request) -> web.StreamResponse:
+@AREA("GET", "/v1/sandboxes/{id}/gateway/exchanges")
+async def _exchanges(gateway: GatewayService, live: LiveSandbox, query: _ListQuery) -> list[ExchangeInfo]:
     """The last exchanges with the model, the oldest first."""
-    asked = parameters(request, _ListQuery)
-    return reply(request, await _gateway(request).journal.exchanges(_sandbox(request), asked.limit))
+    return await gateway.journal.exchanges(live.row.id, query.limit)
 
 
-async def _exchange(request: web.Request) -> web.StreamResponse:
+@AREA("GET", "/v1/sandboxes/{id}/gateway/exchanges/{exchange}")
+async def _exchange(gateway: GatewayService, live: LiveSandbox, exchange: str) -> Exchange:
     """One exchange with its content."""
-    number = request.match_info["exchange"]
-    if not (number.isascii() and number.isdigit() and len(number) < 19):
+    if not (exchange.isascii() and exchange.isdigit() and len(exchange) < 19):
         raise Invalid("an exchange is a number")
-    return reply(request, await _gateway(request).journal.read(_sandbox(request), int(number)))
-
-
-ROUTES: list[Route] = [
-    Route("GET", "/v1/gateway", _statistics, answer=GatewayStatistics),
-    Route("GET", "/v1/gateway/upstreams", _upstreams, answer=list[UpstreamInfo]),
-    Route("PUT", "/v1/gateway/upstreams/{name}", _put_upstream, body=Upstream, scope="admin"),
-    Route("DELETE", "/v1/gateway/upstreams/{name}", _drop_upstream, scope="admin"),
-    Route("POST", "/v1/sandboxes/{id}/gateway/token", _token, answer=TokenInfo, status=201, scope="exec"),
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/gateway/exec",
-        _exec,
-        body=ExecRequest,
-        answer=ExecResult,
-        scope="exec",
-        keyed="again",  # the journal knows it
-        body_most=64 << 20,  # its stdin
-    ),
-    Route("POST", "/v1/sandboxes/{id}/gateway/replay", _replay, body=ReplayRequest, answer=ReplayInfo, scope="exec"),
-    Route("GET", "/v1/sandboxes/{id}/gateway/exchanges", _exchanges, query=_ListQuery, answer=list[ExchangeInfo]),
-    Route("GET", "/v1/sandboxes/{id}/gateway/exchanges/{exchange}", _exchange, answer=Exchange),
-]
+    return await gateway.journal.read(live.row.id, int(exchange))

@@ -11,11 +11,13 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.presence import while_asked
-from daemon.api.wire import HOST, Route, body, chunks, parameters, reply
+from daemon.api.route import Area
+from daemon.api.wire import chunks
 from daemon.host.host import Host
 from daemon.store import pulling
 from sandbox.messages import CommitRequest, ImageInfo, PullImage
 
+AREA = Area()
 ARCHIVE_MOST = 64 << 30  # bytes of one archive
 _WRITE_AT_ONCE = 1 << 22
 
@@ -24,35 +26,43 @@ class ImportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replace: bool = False  # let the name point to the new image when it exists
 
 
-async def _list(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/images")
+async def _list(host: Host) -> list[ImageInfo]:
     """The images that sandboxes can start from."""
-    host = request.app[HOST]
-    return reply(request, await asyncio.to_thread(_infos, host, host.images_used()))
+    return await asyncio.to_thread(_infos, host, host.images_used())
 
 
 def _infos(host: Host, used: dict[str, int]) -> list[ImageInfo]:
     return [host.images.info(name, used) for name in host.images.list()]
 
 
-async def _info(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/images/{name}")
+async def _info(host: Host, name: str) -> ImageInfo:
     """One image."""
-    host = request.app[HOST]
-    return reply(request, await asyncio.to_thread(host.images.info, request.match_info["name"], host.images_used()))
+    return await asyncio.to_thread(host.images.info, name, host.images_used())
 
 
-async def _import(request: web.Request) -> web.Response:
+@AREA(
+    "PUT",
+    "/v1/images/{name}",
+    body=bytes,
+    body_most=ARCHIVE_MOST,
+    content="application/x-tar",
+    status=201,
+    scope="admin",
+)
+async def _import(request: web.Request, host: Host, name: str, query: ImportQuery) -> ImageInfo:
     """Make an image from an archive: an OCI layout, what docker save writes, or a tar of a root file system."""
-    host, name, replace = request.app[HOST], request.match_info["name"], parameters(request, ImportQuery).replace
-    await asyncio.to_thread(host.images.check_free, name, replace)  # before gigabytes travel
+    await asyncio.to_thread(host.images.check_free, name, query.replace)  # before gigabytes travel
     descriptor, path = await asyncio.to_thread(_spool, host)
     try:
         with os.fdopen(descriptor, "wb", buffering=_WRITE_AT_ONCE) as spool:
             async for part in chunks(request):
                 await asyncio.to_thread(spool.write, part)
-        await asyncio.to_thread(host.images.import_archive, name, path, replace=replace)
+        await asyncio.to_thread(host.images.import_archive, name, path, replace=query.replace)
     finally:
         await asyncio.to_thread(path.unlink)
-    return reply(request, await asyncio.to_thread(host.images.info, name, host.images_used()), 201)
+    return await asyncio.to_thread(host.images.info, name, host.images_used())
 
 
 def _spool(host: Host) -> tuple[int, Path]:
@@ -61,46 +71,22 @@ def _spool(host: Host) -> tuple[int, Path]:
     return descriptor, Path(path)
 
 
-async def _pull(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/images/pull", status=201, scope="admin")
+async def _pull(request: web.Request, host: Host, body: PullImage) -> ImageInfo:
     """Take an image from a registry. Only what is missing is fetched; an equal image stays as it is."""
-    host, wanted = request.app[HOST], await body(request, PullImage)
-    name = await while_asked(request, pulling.pull(host.images, wanted.reference, wanted.name))
-    return reply(request, await asyncio.to_thread(host.images.info, name, host.images_used()), 201)
+    name = await while_asked(request, pulling.pull(host.images, body.reference, body.name))
+    return await asyncio.to_thread(host.images.info, name, host.images_used())
 
 
-async def _commit(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/checkpoints/{checkpoint}/image", status=201, scope="admin")
+async def _commit(request: web.Request, host: Host, checkpoint: str, body: CommitRequest) -> ImageInfo:
     """Make an image of the files of a checkpoint."""
-    host, wanted = request.app[HOST], await body(request, CommitRequest)
-    work = host.store.image(request.match_info["id"], wanted.name, wanted.config, replace=wanted.replace)
+    work = host.store.image(checkpoint, body.name, body.config, replace=body.replace)
     await while_asked(request, work)
-    return reply(request, await asyncio.to_thread(host.images.info, wanted.name, host.images_used()), 201)
+    return await asyncio.to_thread(host.images.info, body.name, host.images_used())
 
 
-async def _remove(request: web.Request) -> web.Response:
+@AREA("DELETE", "/v1/images/{name}", scope="admin")
+async def _remove(host: Host, name: str) -> None:
     """Remove the name of an image. Its tree stays while another name or a sandbox needs it."""
-    host = request.app[HOST]
-    await asyncio.to_thread(host.images.remove, request.match_info["name"], set(host.images_used()))
-    return reply(request, {})
-
-
-ROUTES: list[Route] = [
-    Route("GET", "/v1/images", _list, answer=list[ImageInfo]),
-    Route("GET", "/v1/images/{name}", _info, answer=ImageInfo),
-    Route(
-        "PUT",
-        "/v1/images/{name}",
-        _import,
-        query=ImportQuery,
-        body=bytes,
-        body_most=ARCHIVE_MOST,
-        content="application/x-tar",
-        answer=ImageInfo,
-        status=201,
-        scope="admin",
-    ),
-    Route("POST", "/v1/images/pull", _pull, body=PullImage, answer=ImageInfo, status=201, scope="admin"),
-    Route("DELETE", "/v1/images/{name}", _remove, scope="admin"),
-    Route(
-        "POST", "/v1/checkpoints/{id}/image", _commit, body=CommitRequest, answer=ImageInfo, status=201, scope="admin"
-    ),
-]
+    await asyncio.to_thread(host.images.remove, name, set(host.images_used()))

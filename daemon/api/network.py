@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from aiohttp import web
-
-from daemon.api.route import Route
-from daemon.api.wire import HOST, body, reply
+from daemon.api.route import Area
+from daemon.host.host import Host
+from daemon.turns.turns import LiveSandbox
 from sandbox.messages import Network, NetworkStatistics, NetworkStatus
 
+AREA = Area()
 
-async def _status(request: web.Request) -> web.Response:
+
+@AREA("GET", "/v1/sandboxes/{id}/network")
+async def _status(host: Host, live: LiveSandbox) -> NetworkStatus:
     """What a sandbox may reach, what it did, and what it was refused."""
-    host = request.app[HOST]
-    return reply(request, await host.networks.status(host.live(request.match_info["id"]).row))
+    return await host.networks.status(live.row)
 
 
-async def _set(request: web.Request) -> web.Response:
+@AREA("PUT", "/v1/sandboxes/{id}/network", scope="exec")
+async def _set(host: Host, live: LiveSandbox, body: Network) -> NetworkStatus:
     """Change what a sandbox may reach, at once. Connections that the new policy does not allow end."""
-    wanted = await body(request, Network)
-    return reply(request, await request.app[HOST].set_network(request.match_info["id"], wanted))
+    return await host.set_network(live.row.id, body)
 
 
-async def _statistics(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/network")
+async def _statistics(host: Host) -> NetworkStatistics:
     """The traffic of all sandboxes together."""
-    return reply(request, await request.app[HOST].networks.statistics())
-
-
-ROUTES: list[Route] = [
-    Route("GET", "/v1/sandboxes/{id}/network", _status, answer=NetworkStatus),
-    Route("PUT", "/v1/sandboxes/{id}/network", _set, body=Network, answer=NetworkStatus, scope="exec"),
-    Route("GET", "/v1/network", _statistics, answer=NetworkStatistics),
-]
+    return await host.networks.statistics()

@@ -7,26 +7,29 @@ import contextlib
 from aiohttp import WSMsgType, web
 
 from daemon.api import sockets
-from daemon.api.wire import HOST, Route, WebSocket, reply
+from daemon.api.route import Area, WebSocket
 from daemon.turns import ports
+from daemon.turns.turns import LiveSandbox
 from sandbox.errors import Invalid
 
+AREA = Area()
 HEARTBEAT = 30.0  # seconds between signs of life
 END = "end"  # as text: nothing more comes from this side
 
 
-async def _list(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/ports")
+async def _list(live: LiveSandbox) -> list[int]:
     """The TCP ports on which something in the sandbox listens."""
-    return reply(request, await ports.listening(request.app[HOST].live(request.match_info["id"])))
+    return await ports.listening(live)
 
 
-async def _connect(request: web.Request) -> web.StreamResponse:
+@AREA("GET", "/v1/sandboxes/{id}/ports/{port}/connect", answer=WebSocket, scope="exec")
+async def _connect(request: web.Request, live: LiveSandbox, port: str) -> web.StreamResponse:
     """Connect to a port of the sandbox: binary messages are the bytes, the text ``end`` closes one direction."""
-    live, text = request.app[HOST].live(request.match_info["id"]), request.match_info["port"]
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
-        raise Invalid(f"not a port: {text[:16]!r}")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65_535):
+        raise Invalid(f"not a port: {port[:16]!r}")
     with live.attending():
-        inside = await ports.connect(live, int(text))
+        inside = await ports.connect(live, int(port))
         with contextlib.ExitStack() as undo:
             undo.enter_context(inside)
             socket = sockets.socket(request, heartbeat=HEARTBEAT)
@@ -46,9 +49,3 @@ async def _connect(request: web.Request) -> web.StreamResponse:
         with contextlib.suppress(ConnectionError):
             await socket.close()
     return socket
-
-
-ROUTES: list[Route] = [
-    Route("GET", "/v1/sandboxes/{id}/ports", _list, answer=list[int]),
-    Route("GET", "/v1/sandboxes/{id}/ports/{port}/connect", _connect, answer=WebSocket, scope="exec"),
-]

@@ -11,7 +11,8 @@ from aiohttp import WSMsgType, web
 
 from daemon.api import sockets
 from daemon.api.presence import while_there
-from daemon.api.wire import HOST, Route, Stream, WebSocket, body, content, frame, parameters, reply, streaming
+from daemon.api.route import Area, Stream, WebSocket
+from daemon.api.wire import content, frame, streaming
 from daemon.turns.terminals import Seat
 from daemon.turns.turns import LiveSandbox
 from sandbox.container import usage
@@ -28,6 +29,7 @@ from sandbox.messages import (
 )
 from sandbox.messages.processes import Cells, Offset
 
+AREA = Area()
 WAIT_MOST = 600.0  # seconds of one long poll
 INPUT_MOST = 8 << 20  # bytes of stdin in one call
 HEARTBEAT = 30.0  # seconds between signs of life of a terminal's connection
@@ -61,46 +63,41 @@ class Written(msgspec.Struct, kw_only=True):
     written: int
 
 
-def _live(request: web.Request) -> LiveSandbox:
-    return request.app[HOST].live(request.match_info["id"])
-
-
-def _name(request: web.Request) -> str:
-    return request.match_info["process"]
-
-
-async def _start(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes/{id}/processes", status=201, scope="exec", keyed="once")
+async def _start(live: LiveSandbox, body: ProcessRequest) -> ProcessInfo:
     """Start a process in the background."""
-    return reply(request, await _live(request).programs.start(await body(request, ProcessRequest)), 201)
+    return await live.programs.start(body)
 
 
-async def _list(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/processes")
+async def _list(live: LiveSandbox) -> list[ProcessInfo]:
     """The background processes, sessions and terminals of a sandbox's present state."""
-    return reply(request, await _live(request).programs.list())
+    return await live.programs.list()
 
 
-async def _info(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/processes/{process}")
+async def _info(live: LiveSandbox, process: str) -> ProcessInfo:
     """One of them."""
-    return reply(request, await _live(request).programs.info(_name(request)))
+    return await live.programs.info(process)
 
 
-async def _wait(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/processes/{process}/wait")
+async def _wait(live: LiveSandbox, process: str, query: EndQuery) -> ProcessInfo:
     """One of them, once it has ended or some time has passed."""
-    live, asked = _live(request), parameters(request, EndQuery)
     with live.attending():
-        return reply(request, await live.programs.wait(_name(request), asked.timeout))
+        return await live.programs.wait(process, query.timeout)
 
 
-async def _logs(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/processes/{process}/logs")
+async def _logs(live: LiveSandbox, process: str, query: LogQuery) -> Logs:
     """What is kept of its outputs."""
-    asked = parameters(request, LogQuery)
-    return reply(request, await _live(request).programs.logs(_name(request), (asked.stdout, asked.stderr)))
+    return await live.programs.logs(process, (query.stdout, query.stderr))
 
 
-async def _follow(request: web.Request) -> web.StreamResponse:
+@AREA("GET", "/v1/sandboxes/{id}/processes/{process}/follow", answer=Stream(LogChunk))
+async def _follow(request: web.Request, live: LiveSandbox, process: str, query: LogQuery) -> web.StreamResponse:
     """Its outputs as they come. A slow reader misses what the log no longer keeps."""
-    live, name, asked = _live(request), _name(request), parameters(request, LogQuery)
-    live.programs.row(name)
+    live.programs.row(process)
     response = streaming(request)
     await response.prepare(request)
 
@@ -109,7 +106,7 @@ async def _follow(request: web.Request) -> web.StreamResponse:
 
     async def follow() -> None:
         try:
-            await live.programs.follow(name, (asked.stdout, asked.stderr), put)
+            await live.programs.follow(process, (query.stdout, query.stderr), put)
         except* PagurusError:  # it was killed with its attendant, or the sandbox was restored: nothing follows
             pass
         await put(LogChunk(ended=True))
@@ -120,49 +117,56 @@ async def _follow(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _write(request: web.Request) -> web.Response:
+@AREA(
+    "POST",
+    "/v1/sandboxes/{id}/processes/{process}/stdin",
+    body=bytes,
+    body_most=INPUT_MOST,
+    scope="exec",
+    keyed="again",
+)
+async def _write(request: web.Request, live: LiveSandbox, process: str, query: InputQuery) -> Written:
     """Give it stdin."""
-    programs, name, asked = _live(request).programs, _name(request), parameters(request, InputQuery)
     data = await content(request)
-    written = await programs.write(name, data, asked.offset) if data or not asked.close else 0
-    if asked.close:
-        await programs.close_stdin(name)
-    return reply(request, Written(written=written))
+    written = await live.programs.write(process, data, query.offset) if data or not query.close else 0
+    if query.close:
+        await live.programs.close_stdin(process)
+    return Written(written=written)
 
 
-async def _signal(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes/{id}/processes/{process}/signal", scope="exec", keyed="once")
+async def _signal(live: LiveSandbox, process: str, body: SignalRequest) -> ProcessInfo:
     """Send a signal to its process group, or to it alone."""
-    wanted = await body(request, SignalRequest)
-    return reply(request, await _live(request).programs.signal(_name(request), wanted.signal, group=wanted.group))
+    return await live.programs.signal(process, body.signal, group=body.group)
 
 
-async def _remove(request: web.Request) -> web.Response:
+@AREA("DELETE", "/v1/sandboxes/{id}/processes/{process}", scope="exec")
+async def _remove(live: LiveSandbox, process: str) -> None:
     """End it with all that it started, and forget its log."""
-    live = _live(request)
     async with live.using():
-        await live.programs.remove(_name(request))
-    return reply(request, {})
+        await live.programs.remove(process)
 
 
-async def _open(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes/{id}/terminals", status=201, scope="exec", keyed="once")
+async def _open(live: LiveSandbox, body: TerminalRequest) -> ProcessInfo:
     """Start a program at a terminal."""
-    return reply(request, await _live(request).programs.open_terminal(await body(request, TerminalRequest)), 201)
+    return await live.programs.open_terminal(body)
 
 
-async def _attach(request: web.Request) -> web.StreamResponse:
+@AREA("GET", "/v1/sandboxes/{id}/terminals/{process}/attach", answer=WebSocket, scope="exec")
+async def _attach(request: web.Request, live: LiveSandbox, process: str, query: AttachQuery) -> web.StreamResponse:
     """Sit down at a terminal: raw bytes both ways, control messages as text.
 
     From the daemon: binary messages are output; ``{"start": OFFSET, "written": N}`` says where it begins and how much
     input arrived so far; ``{"exit": CODE}`` ends it. To the daemon: binary messages are input, ``{"rows": R,
     "columns": C}`` resizes.
     """
-    live, name, asked = _live(request), _name(request), parameters(request, AttachQuery)
-    live.programs.row(name, ProgramKind.TERMINAL)
+    live.programs.row(process, ProgramKind.TERMINAL)
     socket = sockets.socket(request, heartbeat=HEARTBEAT)
-    seat = Seat(live, name, since=asked.since)
+    seat = Seat(live, process, since=query.since)
     async with seat.taken():
-        if asked.rows and asked.columns:
-            await seat.resize(asked.rows, asked.columns)
+        if query.rows and query.columns:
+            await seat.resize(query.rows, query.columns)
         await socket.prepare(request)
         output = asyncio.ensure_future(seat.output(socket.send_bytes, socket.send_str))
         typing = asyncio.ensure_future(_typed(socket, seat))
@@ -192,67 +196,7 @@ class _Size(msgspec.Struct):
     columns: Cells
 
 
-async def _metrics(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}/metrics")
+async def _metrics(alive: LiveSandbox) -> Metrics:
     """What a sandbox uses, from its control groups and its file tree."""
-    live = _live(request)
-    live.need_alive()
-    return reply(request, await asyncio.to_thread(usage.read, live.container))
-
-
-ROUTES: list[Route] = [
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/processes",
-        _start,
-        body=ProcessRequest,
-        answer=ProcessInfo,
-        status=201,
-        scope="exec",
-        keyed="once",
-    ),
-    Route("GET", "/v1/sandboxes/{id}/processes", _list, answer=list[ProcessInfo]),
-    Route("GET", "/v1/sandboxes/{id}/processes/{process}", _info, answer=ProcessInfo),
-    Route("DELETE", "/v1/sandboxes/{id}/processes/{process}", _remove, scope="exec"),
-    Route("GET", "/v1/sandboxes/{id}/processes/{process}/wait", _wait, query=EndQuery, answer=ProcessInfo),
-    Route("GET", "/v1/sandboxes/{id}/processes/{process}/logs", _logs, query=LogQuery, answer=Logs),
-    Route("GET", "/v1/sandboxes/{id}/processes/{process}/follow", _follow, query=LogQuery, answer=Stream(LogChunk)),
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/processes/{process}/stdin",
-        _write,
-        body=bytes,
-        body_most=INPUT_MOST,
-        query=InputQuery,
-        answer=Written,
-        scope="exec",
-        keyed="again",
-    ),
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/processes/{process}/signal",
-        _signal,
-        body=SignalRequest,
-        answer=ProcessInfo,
-        scope="exec",
-        keyed="once",
-    ),
-    Route(
-        "POST",
-        "/v1/sandboxes/{id}/terminals",
-        _open,
-        body=TerminalRequest,
-        answer=ProcessInfo,
-        status=201,
-        scope="exec",
-        keyed="once",
-    ),
-    Route(
-        "GET",
-        "/v1/sandboxes/{id}/terminals/{process}/attach",
-        _attach,
-        query=AttachQuery,
-        answer=WebSocket,
-        scope="exec",
-    ),
-    Route("GET", "/v1/sandboxes/{id}/metrics", _metrics, answer=Metrics),
-]
+    return await asyncio.to_thread(usage.read, alive.container)

@@ -1,20 +1,33 @@
 """What a route is: where it lies, what goes in and comes out, who may call it, how much it may bring.
 
-Owns: the form in which every area declares its ROUTES. The gate (:mod:`daemon.api.gate`) enforces it,
-:mod:`daemon.api.openapi` describes it, so that the description is never a twin kept by hand.
+Owns: the form in which every area declares its routes, and what a handler's parameters mean. The gate
+(:mod:`daemon.api.gate`) enforces it, :mod:`daemon.api.wire` calls the handler, :mod:`daemon.api.openapi` describes it,
+so that the description is never a twin kept by hand.
+
+::
+
+    @AREA("PUT", "/v1/checkpoints/{checkpoint}/label", scope="exec")
+    async def _label(host: Host, checkpoint: str, body: LabelRequest) -> CheckpointInfo:
+        ...
+
+A handler names what it needs: `request`, `host`, `gateway`, `tokens`, `live` (the sandbox of the path), `alive` (the
+same, refused when it is dead), `body` and `query` (decoded as their structs), or a piece of the path. What it returns
+is encoded for the caller; None is an empty object. A handler that makes the answer itself returns aiohttp's response.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from aiohttp import web
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Scope = Literal["open", "read", "exec", "admin"]
+F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 BODY_MOST = 4 << 20  # bytes of a body that holds a struct
 NAME_MOST = 200  # characters of a name in a path
@@ -31,7 +44,7 @@ class WebSocket:
     """An answer that upgrades the connection."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Route:
     """One route. The first line of the handler's docstring is its summary.
 
@@ -44,7 +57,8 @@ class Route:
 
     method: str
     path: str
-    handler: Handler
+    handler: Callable[..., Awaitable[Any]]
+    takes: tuple[str, ...]  # the names of the handler's parameters
     answer: type | Stream | WebSocket | None = None
     body: type | None = None
     query: type[msgspec.Struct] | None = None
@@ -62,12 +76,23 @@ class Route:
 
     @property
     def summary(self) -> str:
-        text = (self.handler.__doc__ or "").strip().partition("\n")[0]
-        return text or self.handler.__name__.strip("_").replace("_", " ").capitalize() + "."
+        return (self.handler.__doc__ or "").strip().partition("\n")[0]
 
-    @classmethod
-    def of(cls, route: Route | web.RouteDef) -> Route:
-        """A route that was declared without saying who may call it is for administrators."""
-        if isinstance(route, Route):
-            return route
-        return cls(route.method, route.path, route.handler, scope="admin", body=bytes, body_most=256 << 20)
+
+class Area:
+    """The routes of one area of the API, in the order of their declaration."""
+
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+
+    def __call__(self, method: str, path: str, **options: Any) -> Callable[[F], F]:
+        def declare(handler: F) -> F:
+            hints = get_type_hints(handler)
+            names = {"body": "body", "query": "query", "return": "answer"}
+            own = (type(None), web.Response, web.StreamResponse)  # answers that say nothing about their content
+            known = {field: hints[name] for name, field in names.items() if name in hints and hints[name] not in own}
+            takes = tuple(inspect.signature(handler).parameters)
+            self.routes.append(Route(method=method, path=path, handler=handler, takes=takes, **(known | options)))
+            return handler
+
+        return declare

@@ -9,10 +9,14 @@ import msgspec
 from aiohttp import web
 
 from daemon import metrics
-from daemon.api.wire import HOST, JSON, Route, body, parameters, reply
+from daemon.api.route import Area
+from daemon.api.wire import JSON
 from daemon.catalogue import put_sandbox
+from daemon.host.host import Host
+from daemon.turns.turns import LiveSandbox
 from sandbox.messages import CreateRequest, LabelsRequest, SandboxInfo, Statistics
 
+AREA = Area()
 DESCRIPTION: web.AppKey[dict[str, Any]] = web.AppKey("description", dict)
 
 
@@ -23,91 +27,73 @@ class Health(msgspec.Struct, kw_only=True):
     pid: int
 
 
-async def _health(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/health", scope="open")
+async def _health() -> Health:
     """Whether the daemon answers. Needs no token."""
-    return reply(request, Health(status="ok", pid=os.getpid()))
+    return Health(status="ok", pid=os.getpid())
 
 
+@AREA("GET", "/v1/openapi.json", answer=dict[str, Any], scope="open")
 async def _openapi(request: web.Request) -> web.Response:
     """This description. Needs no token."""
     return web.Response(body=msgspec.json.encode(request.app[DESCRIPTION]), content_type=JSON)
 
 
-async def _metrics(request: web.Request) -> web.Response:
+@AREA("GET", "/metrics", answer=bytes, content="text/plain")
+async def _metrics(host: Host) -> web.StreamResponse:
     """What Prometheus reads."""
-    return web.Response(body=metrics.exposition(request.app[HOST]), headers={"Content-Type": metrics.CONTENT_TYPE})
+    return web.Response(body=metrics.exposition(host), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
-async def _statistics(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/statistics")
+async def _statistics(host: Host) -> Statistics:
     """Counts of the whole host since the daemon started."""
-    return reply(request, request.app[HOST].statistics())
+    return host.statistics()
 
 
 class ListQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     label: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # "name=value,other": all of them must be there
 
 
-async def _list(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes")
+async def _list(host: Host, query: ListQuery) -> list[SandboxInfo]:
     """The sandboxes of the caller that have these labels; an administrator sees all."""
-    wanted = [part.partition("=") for part in parameters(request, ListQuery).label.split(",") if part]
-    found = request.app[HOST].sandboxes()
-    return reply(request, [info for info in found if _labelled(info.labels, wanted)])
+    wanted = [part.partition("=") for part in query.label.split(",") if part]
+    return [info for info in host.sandboxes() if _labelled(info.labels, wanted)]
 
 
 def _labelled(labels: dict[str, str], wanted: list[tuple[str, str, str]]) -> bool:
     return all(name in labels and (not equals or labels[name] == value) for name, equals, value in wanted)
 
 
-async def _set_labels(request: web.Request) -> web.Response:
+@AREA("PATCH", "/v1/sandboxes/{id}/labels", scope="exec")
+async def _set_labels(host: Host, live: LiveSandbox, body: LabelsRequest) -> SandboxInfo:
     """Set labels of a sandbox; those with null are removed."""
-    live = request.app[HOST].live(request.match_info["id"])
-    wanted = await body(request, LabelsRequest)
-    merged = {**live.row.labels, **wanted.labels}
+    merged = {**live.row.labels, **body.labels}
     live.row.labels = {name: value for name, value in merged.items() if value is not None}
-    await request.app[HOST].services.catalogue.write([put_sandbox(live.row)])
-    return reply(request, live.row.info())
+    await host.services.catalogue.write([put_sandbox(live.row)])
+    return live.row.info()
 
 
-async def _create(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes", status=201, scope="exec", keyed="anew")
+async def _create(host: Host, body: CreateRequest) -> SandboxInfo:
     """Make a sandbox from an image. It runs when the answer comes."""
-    return reply(request, await request.app[HOST].create(await body(request, CreateRequest)), 201)
+    return await host.create(body)
 
 
-async def _info(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/sandboxes/{id}")
+async def _info(live: LiveSandbox) -> SandboxInfo:
     """One sandbox."""
-    return reply(request, request.app[HOST].live(request.match_info["id"]).row.info())
+    return live.row.info()
 
 
-async def _remove(request: web.Request) -> web.Response:
+@AREA("DELETE", "/v1/sandboxes/{id}", scope="exec")
+async def _remove(host: Host, live: LiveSandbox) -> None:
     """Remove a sandbox with its checkpoints, but for what forks of it need."""
-    await request.app[HOST].remove(request.match_info["id"])
-    return reply(request, {})
+    await host.remove(live.row.id)
 
 
-async def _kill(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/sandboxes/{id}/kill", scope="exec")
+async def _kill(host: Host, live: LiveSandbox) -> None:
     """Kill all processes of a sandbox. A restore brings them back."""
-    await request.app[HOST].kill(request.match_info["id"])
-    return reply(request, {})
-
-
-ROUTES: list[Route] = [
-    Route("GET", "/v1/health", _health, answer=Health, scope="open"),
-    Route("GET", "/v1/openapi.json", _openapi, answer=dict[str, Any], scope="open"),
-    Route("GET", "/metrics", _metrics, answer=bytes, content="text/plain"),
-    Route("GET", "/v1/statistics", _statistics, answer=Statistics),
-    Route("GET", "/v1/sandboxes", _list, query=ListQuery, answer=list[SandboxInfo]),
-    Route("PATCH", "/v1/sandboxes/{id}/labels", _set_labels, body=LabelsRequest, answer=SandboxInfo, scope="exec"),
-    Route(
-        "POST",
-        "/v1/sandboxes",
-        _create,
-        body=CreateRequest,
-        answer=SandboxInfo,
-        status=201,
-        scope="exec",
-        keyed="anew",
-    ),
-    Route("GET", "/v1/sandboxes/{id}", _info, answer=SandboxInfo),
-    Route("DELETE", "/v1/sandboxes/{id}", _remove, scope="exec"),
-    Route("POST", "/v1/sandboxes/{id}/kill", _kill, scope="exec"),
-]
+    await host.kill(live.row.id)

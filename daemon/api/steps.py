@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from aiohttp import web
-
-from daemon.api.wire import HOST, Route, body, reply
+from daemon.api.route import Area
+from daemon.host.host import Host
 from daemon.store.build_cache import Steps
 from sandbox.messages import KeepStep, StepInfo, StepsRemoved, StepsWanted
 
+AREA = Area()
 
-async def _list(request: web.Request) -> web.Response:
+
+@AREA("GET", "/v1/steps")
+async def _list(host: Host) -> list[StepInfo]:
     """All kept steps, the one used last first."""
-    return reply(request, Steps(request.app[HOST]).all())
+    return Steps(host).all()
 
 
-async def _find(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/steps/find", scope="admin")
+async def _find(host: Host, body: StepsWanted) -> list[StepInfo]:
     """The kept steps with one of these keys. They count as used."""
-    return reply(request, Steps(request.app[HOST]).find((await body(request, StepsWanted)).keys))
+    return Steps(host).find(body.keys)
 
 
-async def _keep(request: web.Request) -> web.Response:
+@AREA("PUT", "/v1/steps", scope="admin")
+async def _keep(host: Host, body: KeepStep) -> StepInfo:
     """Keep a checkpoint as the outcome of a step, once it is durable."""
-    wanted = await body(request, KeepStep)
-    return reply(request, await Steps(request.app[HOST]).keep(wanted.key, wanted.checkpoint, wanted.title))
+    return await Steps(host).keep(body.key, body.checkpoint, body.title)
 
 
-async def _prune(request: web.Request) -> web.Response:
+@AREA("DELETE", "/v1/steps", scope="admin")
+async def _prune(host: Host) -> StepsRemoved:
     """Give all kept steps up."""
-    return reply(request, await Steps(request.app[HOST]).prune())
-
-
-ROUTES: list[Route] = [
-    Route("GET", "/v1/steps", _list, answer=list[StepInfo]),
-    Route("POST", "/v1/steps/find", _find, body=StepsWanted, answer=list[StepInfo], scope="admin"),
-    Route("PUT", "/v1/steps", _keep, body=KeepStep, answer=StepInfo, scope="admin"),
-    Route("DELETE", "/v1/steps", _prune, answer=StepsRemoved, scope="admin"),
-]
+    return await Steps(host).prune()

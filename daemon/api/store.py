@@ -6,11 +6,14 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.presence import while_asked
-from daemon.api.wire import HOST, Route, body, chunks, content, parameters, reply
+from daemon.api.route import Area
+from daemon.api.wire import chunks, content
+from daemon.host.host import Host
 from sandbox.errors import Invalid, Protocol
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.store import CheckpointReport, Imported, LabelRequest, PullRequest, VerifyRequest
 
+AREA = Area()
 STREAM_MOST = 1 << 46  # bytes of an imported stream: the disk is the bound
 HAVE_MOST = 1 << 30
 
@@ -28,47 +31,47 @@ class ReceiveQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mounts: bool = False
 
 
-async def _list(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/checkpoints", scope="admin")
+async def _list(host: Host) -> list[CheckpointInfo]:
     """All checkpoints of the host, the oldest first."""
-    return reply(request, request.app[HOST].store.checkpoints())
+    return host.store.checkpoints()
 
 
-async def _label(request: web.Request) -> web.Response:
+@AREA("PUT", "/v1/checkpoints/{checkpoint}/label", scope="exec")
+async def _label(host: Host, checkpoint: str, body: LabelRequest) -> CheckpointInfo:
     """Label a checkpoint, or take its label away."""
-    wanted = await body(request, LabelRequest)
-    return reply(request, await request.app[HOST].store.label(request.match_info["checkpoint"], wanted.label))
+    return await host.store.label(checkpoint, body.label)
 
 
-async def _remove(request: web.Request) -> web.Response:
+@AREA("DELETE", "/v1/checkpoints/{checkpoint}", scope="exec")
+async def _remove(host: Host, checkpoint: str) -> None:
     """Remove a checkpoint that nothing stands on."""
-    await request.app[HOST].store.remove(request.match_info["checkpoint"])
-    return reply(request, {})
+    await host.store.remove(checkpoint)
 
 
-async def _collect(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/checkpoints/collect", scope="admin")
+async def _collect(host: Host) -> None:
     """Apply every retention policy and free what nothing refers to, now."""
-    await request.app[HOST].store.collect()
-    return reply(request, {})
+    await host.store.collect()
 
 
-async def _verify(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/checkpoints/verify", scope="admin")
+async def _verify(request: web.Request, host: Host, body: VerifyRequest) -> list[CheckpointReport]:
     """Hash checkpoints again and report what is damaged."""
-    wanted = await body(request, VerifyRequest)
-    return reply(request, await while_asked(request, request.app[HOST].store.verify(wanted.checkpoints)))
+    return await while_asked(request, host.store.verify(body.checkpoints))
 
 
-async def _have(request: web.Request) -> web.Response:
+@AREA("GET", "/v1/checkpoints/have", answer=bytes, scope="admin")
+async def _have(host: Host) -> web.StreamResponse:
     """What need not be sent to this host, for an export elsewhere."""
-    return web.Response(body=await request.app[HOST].store.have(), content_type="application/octet-stream")
+    return web.Response(body=await host.store.have(), content_type="application/octet-stream")
 
 
-async def _export(request: web.Request) -> web.StreamResponse:
+@AREA("POST", "/v1/checkpoints/{checkpoint}/export", body=bytes, body_most=HAVE_MOST, answer=bytes, scope="admin")
+async def _export(request: web.Request, host: Host, checkpoint: str, query: ExportQuery) -> web.StreamResponse:
     """A checkpoint as one stream. The body, if any, is what the other side has."""
-    asked = parameters(request, ExportQuery)
     have = await content(request)
-    store = request.app[HOST].store
-    name = request.match_info["checkpoint"]
-    async with store.exporting(name, since=asked.since, have=have, manifest=asked.manifest) as parts:
+    async with host.store.exporting(checkpoint, since=query.since, have=have, manifest=query.manifest) as parts:
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         await response.prepare(request)
         async for part in parts:
@@ -77,48 +80,16 @@ async def _export(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _import(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/checkpoints/import", body=bytes, body_most=STREAM_MOST, status=201, scope="admin")
+async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> Imported:
     """A checkpoint from a stream that an export made. All or nothing."""
-    asked = parameters(request, ReceiveQuery)
     try:
-        imported = await request.app[HOST].store.receive(chunks(request), host_mounts=asked.mounts)
-        return reply(request, imported, 201)
+        return await host.store.receive(chunks(request), host_mounts=query.mounts)
     except Protocol as error:  # the peer who broke the protocol is the caller
         raise Invalid(error.message, remedy=error.remedy) from error
 
 
-async def _pull(request: web.Request) -> web.Response:
+@AREA("POST", "/v1/checkpoints/pull", status=201, scope="admin")
+async def _pull(host: Host, body: PullRequest) -> Imported:
     """Fetch a checkpoint from another daemon, only what is missing here."""
-    return reply(request, await request.app[HOST].store.pull(await body(request, PullRequest)), 201)
-
-
-ROUTES: list[Route] = [
-    Route("GET", "/v1/checkpoints", _list, answer=list[CheckpointInfo], scope="admin"),
-    Route("POST", "/v1/checkpoints/verify", _verify, body=VerifyRequest, answer=list[CheckpointReport], scope="admin"),
-    Route("POST", "/v1/checkpoints/collect", _collect, scope="admin"),
-    Route("GET", "/v1/checkpoints/have", _have, answer=bytes, scope="admin"),
-    Route(
-        "POST",
-        "/v1/checkpoints/import",
-        _import,
-        query=ReceiveQuery,
-        body=bytes,
-        body_most=STREAM_MOST,
-        answer=Imported,
-        status=201,
-        scope="admin",
-    ),
-    Route("POST", "/v1/checkpoints/pull", _pull, body=PullRequest, answer=Imported, status=201, scope="admin"),
-    Route("PUT", "/v1/checkpoints/{checkpoint}/label", _label, body=LabelRequest, answer=CheckpointInfo, scope="exec"),
-    Route("DELETE", "/v1/checkpoints/{checkpoint}", _remove, scope="exec"),
-    Route(
-        "POST",
-        "/v1/checkpoints/{checkpoint}/export",
-        _export,
-        body=bytes,
-        body_most=HAVE_MOST,
-        query=ExportQuery,
-        answer=bytes,
-        scope="admin",
-    ),
-]
+    return await host.store.pull(body)

@@ -12,37 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from daemon.api.route import Handler, Route, Stream, WebSocket
+from daemon.api.route import Route
 from daemon.auth.tokens import Tokens
 from daemon.host.host import Host
 from daemon.wording import plain
-from sandbox.errors import Invalid, PagurusError, Timeout
-
-__all__ = [
-    "HOST",
-    "MSGPACK",
-    "TOKENS",
-    "Handler",
-    "Route",
-    "Stream",
-    "WebSocket",
-    "body",
-    "chunks",
-    "content",
-    "frame",
-    "number",
-    "packed",
-    "parameters",
-    "query",
-    "ready",
-    "reply",
-    "streaming",
-]
+from sandbox.errors import Invalid, PagurusError, Timeout, Unsupported
 
 log = logging.getLogger("pagurus.api")
 
@@ -55,8 +34,6 @@ HOST: web.AppKey[Host] = web.AppKey("host", Host)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 ROUTE = web.RequestKey("route", Route)
 CONTENT = web.RequestKey("content", bytes)
-
-T = TypeVar("T")
 
 
 class TooLarge(Invalid):
@@ -174,10 +151,8 @@ async def _content(request: web.Request) -> bytes:
     return b"".join([part async for part in chunks(request)])
 
 
-async def body(request: web.Request, kind: type[T]) -> T:
-    """The decoded body. `kind` is the one that the route names."""
-    if kind is not request[ROUTE].body:
-        raise RuntimeError(f"{request[ROUTE].name} reads {kind.__name__} but declares {request[ROUTE].body}")
+async def _body(request: web.Request, kind: Any) -> Any:
+    """The decoded body."""
     raw = await content(request)
     if request.content_type not in (MSGPACK, JSON, RAW):
         raise BadType(f"a body of type {request.content_type}", remedy=f"send {JSON} or {MSGPACK}")
@@ -189,29 +164,46 @@ async def body(request: web.Request, kind: type[T]) -> T:
         raise Invalid(f"the request cannot be taken: {plain(error)}") from None
 
 
-def parameters(request: web.Request, kind: type[T]) -> T:
-    """The query parameters, as the struct that the route names."""
-    if kind is not request[ROUTE].query:
-        raise RuntimeError(f"{request[ROUTE].name} reads {kind.__name__} but declares {request[ROUTE].query}")
+def _query(request: web.Request, kind: Any) -> Any:
+    """The query parameters, as a struct."""
     try:
         return msgspec.convert(dict(request.query), kind, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(f"the query cannot be taken: {plain(error)}") from None
 
 
-def query(request: web.Request, name: str) -> str:
-    try:
-        return request.query[name]
-    except KeyError:
-        raise Invalid(f"the query parameter {name} is missing") from None
+# --------------------------------------------------------------------------- handlers
 
 
-def number(request: web.Request, name: str, default: float, most: float) -> float:
-    text = request.query.get(name)
-    try:
-        value = default if text is None else float(text)
-    except ValueError:
-        raise Invalid(f"{name} must be a number, not {text!r}") from None
-    if not 0 <= value <= most:
-        raise Invalid(f"{name} must lie between 0 and {most:g}")
-    return value
+async def carry_out(request: web.Request, route: Route) -> web.StreamResponse:
+    """Call the handler of `route` with what its parameters name (:mod:`daemon.api.route`), and encode its answer."""
+    given = {name: await _given(request, route, name) for name in route.takes}
+    answer = await route.handler(**given)
+    if isinstance(answer, web.StreamResponse):
+        return answer
+    return reply(request, {} if answer is None else answer, route.status)
+
+
+async def _given(request: web.Request, route: Route, name: str) -> object:
+    host = request.app[HOST]
+    match name:
+        case "request":
+            return request
+        case "host":
+            return host
+        case "tokens":
+            return request.app[TOKENS]
+        case "gateway":
+            if host.gateway is None:
+                raise Unsupported("this daemon has no gateway")
+            return host.gateway
+        case "live" | "alive":
+            live = host.live(request.match_info["id"])
+            if name == "alive":
+                live.need_alive()
+            return live
+        case "body":
+            return await _body(request, route.body)
+        case "query":
+            return _query(request, route.query)
+    return request.match_info[name]
