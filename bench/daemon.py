@@ -34,7 +34,7 @@ from typing import Any
 
 from bench.harness import kills
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image, meminfo, pss, shims, tasks, ticks
-from daemon.app import PRECEDENCE
+from daemon.precedence import PRECEDENCE
 from sandbox import Client, Limits, Sandbox
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.shim import short_slice

@@ -2,21 +2,25 @@
 
 ::
 
-    pagurus bench roles [--json] [--kills N] [--seed S] [--image NAME] [--groups G] [--size S]
+    pagurus bench roles [--json] [--role NAME ...] [--kills N] [--minutes M] [--seed S] [--image NAME] [--groups G]
+                        [--size S]
 
-A daemon of its own and one training run of the example (`pagurus train`). At random instants one role is killed with
-`kill -9`: engine, rollout, trainer, their supervisor or the daemon. The bench starts supervisor and daemon again, the
-supervisor rollout and trainer, the rollout the engine. The next kill comes when turns go on. Then the host is away for
+A daemon of its own and one training run of the example (`pagurus train`). At random instants a random role is killed
+with `kill -9`: engine, rollout (which carries router and reward, see `carries`), trainer, their supervisor or the
+daemon. The bench starts supervisor and daemon again, the supervisor rollout and trainer, the rollout the engine. The
+next kill comes when turns go on. It ends after `--kills` of each role, or after `--minutes`. Then the host is away for
 `--away` seconds. At the end the run's books are compared with what was seen before each kill, and its samples are
 trained on once more by a trainer that nobody kills, and by one that is killed `--replays` times.
 
 `kills` by role; `prompts_lost`: issued and in no state, or in the wrong one; `prompts_doubled`: in more than one batch;
 `finished_groups_lost`: whole before a kill and not after it; `turns_replayed_max`: turns of one trajectory that were
-executed again after one death; `first_token_s`: from a kill to the first answer that was finished after it, by role,
-and `first_token_s_p95` of all; `hangs`: nothing went on for two minutes; `continued`: trajectories that another went
-on with; `decisions`, `identical`: logged, and made again by a replay; `given_up` with reasons should be none;
-`weights_identical`, `live_weights_identical`: the last weights of the trainer that was killed on recorded samples, and
-those of the run itself, are bit by bit what the trainer that nobody killed made.
+executed again after one death; `first_token_s`: from a kill to the first answer that was asked for and finished after
+it, by role, and `first_token_s_p95` of all; `recovery_phases`: what the next process of a killed role took for each
+stage of its start, and when that answer began and ended, see rollout.store.stages; `hangs`: nothing went on for two
+minutes; `continued`: trajectories that another went on with; `decisions`, `identical`: logged, and made again by a
+replay; `given_up` with reasons should be none; `weights_identical`, `live_weights_identical`: the last weights of the
+trainer that was killed on recorded samples, and those of the run itself, are bit by bit what the trainer that nobody
+killed made.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import shutil
@@ -41,7 +46,8 @@ from bench.harness import recorded
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from coordinator import local
 from rollout.engine.manifest import digest_of
-from rollout.store import decisions
+from rollout.messages import TurnRecord
+from rollout.store import decisions, stages
 from rollout.store.journal import Journal
 from rollout.store.samples import SampleStore
 from sandbox.paths import CHECKOUT
@@ -49,7 +55,10 @@ from trainer.config import Config, open_run
 from trainer.publish import path_of, versions
 
 ROLES = ("engine", "rollout", "trainer", "supervisor", "daemon")
-APART = (0.3, 4.0)  # seconds between the return of turns and the next kill
+CARRIES = {
+    "rollout": ["router", "reward"]
+}  # rollout.pool, and the environment's `score`: they have no process of their own
+APART = (0.1, 3.0)  # seconds between the return of turns and the next kill
 HANG = 120.0  # seconds without a turn
 STEPS = 100_000  # more than any bench makes
 
@@ -63,6 +72,7 @@ class Bench:
         self.process: subprocess.Popen[bytes] | None = None
         self.kills: Counter[str] = Counter()
         self.first: dict[str, list[float]] = defaultdict(list)
+        self.phases: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.whole: dict[str, set[str]] = {}  # prompt -> states that it may be in from now on
         self.groups_lost = self.hangs = 0
         self.journal: Journal | None = None
@@ -93,39 +103,63 @@ class Bench:
         with (self.out / "run.log").open("ab") as log:
             self.process = subprocess.Popen(argv, cwd=CHECKOUT, env=environment, stdout=log, stderr=log)
 
-    def kill(self, role: str) -> None:
+    def kill(self, role: str) -> float:
+        """When it was killed. One that is dead already is waited for."""
+        at = time.time()
         if role == "daemon":
             self.host.kill()
             self.host.start()
-            return
+            return at
         if role == "supervisor":
             assert self.process is not None
             self.process.kill()
             self.process.wait()
             self.start_run()
-        elif not local.restart(self.run_folder, role):
-            raise RuntimeError(f"no {role} to kill:\n{tail(self.out / 'run.log')}")
+            return at
+        deadline = time.monotonic() + HANG
+        while not local.restart(self.run_folder, role):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no {role} to kill:\n{tail(self.out / 'run.log')}")
+            time.sleep(0.02)
+            at = time.time()
+        return at
 
-    def turns_go_on(self, since: float) -> float | None:
-        """When the first answer after `since` was finished, as the journal has it; None when nothing comes."""
+    def turns_go_on(self, since: float) -> TurnRecord | None:
+        """The first answer that was asked for and finished after `since`, by the journal; None: nothing comes."""
         deadline = time.monotonic() + HANG
         while time.monotonic() < deadline:
             if self.process is not None and self.process.poll() is not None:
                 raise RuntimeError(f"the run ended by itself:\n{tail(self.out / 'run.log')}")
             if ended := self.answers(since):
-                return min(ended)
-            time.sleep(0.1)
+                return min(ended, key=lambda record: record.gen_end)
+            time.sleep(0.05)
         return None
 
-    def answers(self, since: float) -> list[float]:
-        """Ends of answers after `since` in the journal."""
+    def answers(self, since: float) -> list[TurnRecord]:
+        """Answers after `since` in the journal."""
         if self.journal is None:
             if not (self.run_folder / "rollout" / "journal.sqlite").exists():
                 return []
             self.journal = Journal(self.run_folder / "rollout")
         entries = [self.journal.entries(key)[-1:] for key in self.journal.open()]
         records = [record for found in entries for entry in found for record in entry.records]
-        return [record.gen_end for record in records if record.gen_start > since]
+        return [record for record in records if record.gen_start > since]
+
+    def note_phases(self, role: str, at: float, answer: TurnRecord) -> None:
+        """What the way back consisted of: each stage, in seconds since the one before it."""
+        phases, last = self.phases[role], at
+        if role == "daemon":
+            reached = daemon_stages(self.host.log, at)
+        else:
+            found = stages.read(local.roles_of(self.run_folder), role=role, since=at)
+            reached = [(each.stage, each.at) for each in found]
+        for stage, when in reached:
+            phases[stage].append(when - last)
+            last = when
+            if stage == stages.READY:
+                break
+        phases["kill to asking"].append(answer.gen_start - at)
+        phases["asking to answer"].append(answer.gen_end - answer.gen_start)
 
     def note_groups(self) -> None:
         """What is whole now must be whole, handed out or consumed for ever."""
@@ -144,16 +178,28 @@ class Bench:
     def strike(self, role: str) -> None:
         time.sleep(self.chance.uniform(*APART))
         self.note_groups()
-        at = time.time()
-        self.kill(role)
+        at = self.kill(role)
         self.kills[role] += 1
-        ended = self.turns_go_on(at)
-        if ended is None:
+        answer = self.turns_go_on(at)
+        if answer is None:
             self.hangs += 1
             print(f"hang after kill of {role}:\n{tail(self.out / 'run.log')}", file=sys.stderr)
         else:
-            self.first[role].append(ended - at)
+            self.first[role].append(answer.gen_end - at)
+            self.note_phases(role, at, answer)
         self.note_groups()
+
+    def strikes(self) -> None:
+        """So many of each role, in any order, as long as there is time."""
+        roles = (self.options.role or list(ROLES)) * self.options.kills
+        self.chance.shuffle(roles)
+        until = time.monotonic() + 60 * self.options.minutes
+        for role in roles:
+            if time.monotonic() > until:
+                return
+            self.strike(role)
+            last = self.first[role][-1] if self.first[role] else math.inf
+            print(f"{dict(self.kills)}, {self.hangs} hangs; {role}: {last:.2f} s", file=sys.stderr)
 
     def away(self, seconds: float) -> None:
         """The host refuses everything for a while."""
@@ -203,13 +249,11 @@ def everything(options: argparse.Namespace) -> dict[str, Any]:
             bench.start_run()
             if bench.turns_go_on(began) is None:
                 raise RuntimeError(f"no turn was ever played:\n{tail(bench.out / 'run.log')}")
-            for number in range(options.kills * len(ROLES)):
-                bench.strike(ROLES[number % len(ROLES)])
-                print(f"{dict(bench.kills)}, {bench.hangs} hangs", file=sys.stderr)
+            bench.strikes()
             if options.away:
                 bench.away(options.away)
             bench.end()
-            return result(bench) | bench.replays()
+            return result(bench) | (bench.replays() if options.replays else {})
         finally:
             if bench.process is not None and bench.process.poll() is None:
                 bench.process.kill()
@@ -234,6 +278,7 @@ def result(bench: Bench) -> dict[str, Any]:
     replayed = decisions.replay(folder)
     return {
         "kills": dict(bench.kills),
+        "carries": CARRIES,
         "prompts_issued": account.issued,
         "prompts_consumed": account.consumed,
         "prompts_lost": account.issued - parts + short,
@@ -247,6 +292,9 @@ def result(bench: Bench) -> dict[str, Any]:
         "restores_equal": all(r.equal for sample in samples for r in sample.recoveries),
         "first_token_s": {role: spread(times) for role, times in bench.first.items()},
         "first_token_s_p95": spread([each for times in bench.first.values() for each in times])["p95"],
+        "recovery_phases": {
+            role: {phase: spread(times) for phase, times in phases.items()} for role, phases in bench.phases.items()
+        },
         "hangs": bench.hangs,
         "decisions": replayed.decisions,
         "identical": replayed.identical,
@@ -261,6 +309,25 @@ def spread(times: list[float]) -> dict[str, float]:
     return {"p50": round(statistics.median(ordered), 2), "p95": round(last, 2), "max": round(ordered[-1], 2)}
 
 
+DAEMON_STAGES = (
+    ("begins", stages.BEGUN), ("the pool is mounted", "pool"), ("the inspector is loaded", "inspector"),
+    ("adopted", "sandboxes"), ("listening on", stages.READY),
+)  # fmt: skip
+
+
+def daemon_stages(log: Path, since: float) -> list[tuple[str, float]]:
+    """The stages of the last start of a daemon, from its log."""
+    found: list[tuple[str, float]] = []
+    for line in log.read_text(errors="replace").splitlines():
+        if not line.startswith("{"):
+            continue
+        entry = json.loads(line)
+        stage = next((stage for said, stage in DAEMON_STAGES if str(entry["message"]).startswith(said)), None)
+        if stage is not None and entry["time"] >= since and stage not in dict(found):
+            found.append((stage, entry["time"]))
+    return found
+
+
 def tail(path: Path) -> str:
     return "\n".join(path.read_text(errors="replace").splitlines()[-20:]) if path.exists() else ""
 
@@ -268,7 +335,9 @@ def tail(path: Path) -> str:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pagurus bench roles", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.add_argument("--role", action="append", choices=ROLES, help="kill this one only; may be given again")
     parser.add_argument("--kills", type=int, default=100, help="of each role")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of kills, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--image", default="debian", help="an image of this host")
     parser.add_argument("--groups", type=int, default=2, help="prompts of a step")
@@ -285,7 +354,7 @@ def main(arguments: list[str]) -> int:
     else:
         print(*(f"{key} {value}" for key, value in found.items()), sep="\n")
     bad = ("prompts_lost", "prompts_doubled", "finished_groups_lost", "hangs", "given_up")
-    good = found["identical"] == found["decisions"] and found["weights_identical"]
+    good = found["identical"] == found["decisions"] and found.get("weights_identical", True)
     return 1 if any(found[name] for name in bad) or not good else 0
 
 

@@ -22,25 +22,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rollout.engine import adopted
 from rollout.engine.adopted import Named
+from rollout.store import stages
 from rollout.store.lock import own
 from sandbox.errors import NotFound
 
 ROLES = ("supervisor", "rollout", "trainer", "engine")
 DONE, SAID, OWNED = 0, 1, 75  # exit statuses: it is over; it said why it cannot go on; another process has this role
-DEATHS_MOST = 20  # in a row, each within `LIVED_WELL`
+DEATHS_MOST = 20  # in a row, of a process that was never ready and lived less than `LIVED_WELL`
+FRUITLESS_MOST = 100  # deaths in a row, of a process that was ready and never did its work
 LIVED_WELL = 60.0  # seconds
-PAUSE = 0.1  # seconds before a process that died is started again; doubled with each death in a row
+PAUSE = 0.1  # seconds before a process that was never ready is started again; doubled with each such death in a row
 PAUSE_MOST = 5.0
 END_PATIENCE = 15.0  # seconds that a process has to end when the run is over
 FOLLOW_EVERY = 0.2  # seconds
+SPARES = ("trainer", "rollout")  # with --wait they load their code, which takes long, and wait for a line on stdin
+LOOK = 1.0  # seconds between two looks whether it is time to prepare one
 SHOWN = ("trainer",)  # what they say is the run's; that of others goes to a log of their own
 
 
@@ -104,15 +109,16 @@ def programs(run: Path) -> dict[str, list[str]]:
     return {role: [sys.executable, "-m", role, str(run)] for role in ("rollout", "trainer")}
 
 
-def supervise(run: Path, programs: Mapping[str, Sequence[str]]) -> int:
+def supervise(run: Path, programs: Mapping[str, Sequence[str]], *, spares: Collection[str] = ()) -> int:
     """Keep these alive as the run's roles until one says that it is over; the trainer's status, or the one that it
-    ended by. Blocks.
+    ended by. Blocks. `spares`: roles of which a process is held ready that takes over when the one that works dies.
 
     Ctrl-C and SIGTERM are theirs: they end, say how to go on, and so does this.
     """
     with own(run, "supervisor.lock"), _passed_on() as passed:
         _write_down(run, "supervisor", os.getpid())
-        return _Supervisor(run, programs, passed).watch()
+        stages.note(roles_of(run), "supervisor", stages.READY)
+        return _Supervisor(run, programs, spares, passed).watch()
 
 
 @dataclass(eq=False)
@@ -131,8 +137,10 @@ class _Role:
     argv: Sequence[str]
     descriptor: int = -1  # pidfd of the process that lives
     process: subprocess.Popen[bytes] | None = None  # None: one that a supervisor before us started
+    spare: subprocess.Popen[bytes] | None = None  # the next one
     pid: int = 0
-    deaths: int = 0  # in a row
+    deaths: int = 0  # in a row, before it was ready
+    fruitless: int = 0  # deaths in a row, before it had worked
     since: float = 0.0
     again_at: float = 0.0
     status: int | None = None  # with which it ended for good
@@ -141,8 +149,8 @@ class _Role:
 class _Supervisor:
     """Consumes deaths. Produces living roles, until one of them says that the run is over."""
 
-    def __init__(self, run: Path, programs: Mapping[str, Sequence[str]], passed: _Passed):
-        self.run, self.passed = run, passed
+    def __init__(self, run: Path, programs: Mapping[str, Sequence[str]], spares: Collection[str], passed: _Passed):
+        self.run, self.spares, self.passed = run, spares, passed
         self.roles = [_Role(name, argv) for name, argv in programs.items()]
 
     def watch(self) -> int:
@@ -164,22 +172,57 @@ class _Supervisor:
         if left is not None and descriptor is not None:
             role.process, role.pid, role.descriptor = None, left.pid, descriptor
         else:
-            log = "" if role.name in SHOWN else str(self.run / f"{role.name}.log")
-            with open(log, "ab") if log else contextlib.nullcontext() as out:
-                role.process = subprocess.Popen(role.argv, stdout=out, stderr=out)
+            log = self._log(role)
+            role.process = self._taken(role) or self._popen(role.argv, log)
             role.pid, role.descriptor = role.process.pid, os.pidfd_open(role.process.pid)
+            stages.note(roles_of(self.run), role.name, stages.BEGUN, role.pid)
             _write_down(self.run, role.name, role.pid, log=log)
         self.passed.to.add(role.pid)
         if self.passed.asked:  # before it was in there
             signal.pidfd_send_signal(role.descriptor, signal.SIGINT)
 
+    def _log(self, role: _Role) -> str:
+        return "" if role.name in SHOWN else str(self.run / f"{role.name}.log")
+
+    def _popen(self, argv: Sequence[str], log: str, **options: Any) -> subprocess.Popen[bytes]:
+        with open(log, "ab") if log else contextlib.nullcontext() as out:
+            return subprocess.Popen(argv, stdout=out, stderr=out, **options)
+
+    def _prepare(self) -> bool:
+        """Start the spares that are missing, each after its role is ready; whether one still has to come."""
+        missing = [role for role in self.roles if role.name in self.spares and role.spare is None]
+        for role in missing:
+            if role.descriptor >= 0 and stages.READY in self._reached(role):
+                argv = [*role.argv, "--wait"]  # not of the terminal's group: Ctrl-C is passed on, by `_passed_on`
+                role.spare = self._popen(argv, self._log(role), stdin=subprocess.PIPE, process_group=0)
+        return any(role.spare is None for role in missing)
+
+    def _taken(self, role: _Role) -> subprocess.Popen[bytes] | None:
+        """The spare, told to begin; None when there is none that lives."""
+        spare, role.spare = role.spare, None
+        if spare is None:
+            return None
+        assert spare.stdin is not None
+        try:
+            spare.stdin.write(b"begin\n")
+            spare.stdin.close()
+        except BrokenPipeError:
+            spare.wait()
+            return None
+        return spare
+
+    def _reached(self, role: _Role) -> set[str]:
+        return {each.stage for each in stages.read(roles_of(self.run), role=role.name, pid=role.pid)}
+
     def _wait(self) -> None:
         """Until a process ended, or one is to be started again."""
+        looks = self._prepare()
         poll = select.poll()
         for role in self.roles:
             if role.descriptor >= 0:
                 poll.register(role.descriptor, select.POLLIN)
         due = [role.again_at for role in self.roles if role.descriptor < 0]
+        due += [time.monotonic() + LOOK] if looks else []
         ended = {
             descriptor for descriptor, _ in poll.poll(1000 * max(0.0, min(due) - time.monotonic()) if due else None)
         }
@@ -195,15 +238,25 @@ class _Supervisor:
             role.status = code
             self._quote(role, code)
             return
-        role.deaths = 1 if time.monotonic() - role.since > LIVED_WELL else role.deaths + 1
-        if role.deaths > DEATHS_MOST:
+        self._judge(role)
+        if role.deaths > DEATHS_MOST or role.fruitless > FRUITLESS_MOST:
             role.status = SAID
-            print(f"the {role.name} died {role.deaths} times in a row, last with {code}", file=sys.stderr)
+            times = max(role.deaths, role.fruitless)
+            print(f"the {role.name} died {times} times in a row, last with {code}", file=sys.stderr)
             self._quote(role, SAID)
             return
         if code != OWNED:
             print(f"the {role.name} ended with {code}: it is started again, and goes on", file=sys.stderr)
-        role.again_at = time.monotonic() + min(PAUSE_MOST, PAUSE * 2.0 ** (role.deaths - 1))
+        pause = min(PAUSE_MOST, PAUSE * 2.0 ** (role.deaths - 1)) if role.deaths else 0.0
+        role.again_at = time.monotonic() + pause
+
+    def _judge(self, role: _Role) -> None:
+        """One death more. Who was ready is started again at once; who never works is not started for ever."""
+        stages.note(roles_of(self.run), role.name, stages.NOTICED, role.pid)
+        reached = self._reached(role)
+        lived_well = time.monotonic() - role.since > LIVED_WELL
+        role.deaths = 0 if stages.READY in reached else 1 if lived_well else role.deaths + 1
+        role.fruitless = 1 if stages.WORKED in reached else role.fruitless + 1
 
     def _reap(self, role: _Role) -> int | None:
         """The status of a process that has ended; None where it was not our child and did not leave a summary."""
@@ -223,6 +276,10 @@ class _Supervisor:
 
     def _end(self) -> None:
         """Whoever still runs ends: asked first, killed after a while."""
+        for role in self.roles:
+            if role.spare is not None:
+                role.spare.kill()
+                role.spare.wait()
         for number, patience in ((signal.SIGTERM, END_PATIENCE), (signal.SIGKILL, None)):
             living = [role for role in self.roles if role.descriptor >= 0]
             for role in living:
@@ -294,4 +351,4 @@ def _passed_on() -> Iterator[_Passed]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(supervise(Path(sys.argv[1]), programs(Path(sys.argv[1]))))
+    raise SystemExit(supervise(Path(sys.argv[1]), programs(Path(sys.argv[1])), spares=SPARES))

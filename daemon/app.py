@@ -17,7 +17,6 @@ import signal
 import socket
 import ssl
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +28,7 @@ from daemon.api.listener import Listeners
 from daemon.auth import tls
 from daemon.config import Config
 from daemon.host.host import Host
+from daemon.precedence import hurry, ordinary
 from sandbox import private
 from sandbox.container.shim import short_slice
 from sandbox.errors import Invalid, PagurusError
@@ -38,8 +38,6 @@ log = logging.getLogger("pagurus.app")
 
 WORKERS = 16  # threads for what blocks
 SWITCH = 0.0005  # seconds after which a thread that computes lets the event loop go on
-PRECEDENCE = -10  # nice value of the event loop
-GROUP_PRECEDENCE = -5  # of the whole daemon, where the kernel shares processors out by session first (sched(7))
 
 RUN = ("answers.sqlite", "captures", "criu", "pagurus.sock", "sandboxes")  # of which one lies in a run directory
 
@@ -138,17 +136,9 @@ def _take_precedence() -> None:
     Its worker threads, which hash and compress, stay ordinary.
     """
 
-    def ordinary() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
-
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(WORKERS, "worker", initializer=ordinary))
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRECEDENCE)
-        with contextlib.suppress(FileNotFoundError):  # a kernel without such groups
-            if os.getsid(0) == os.getpid():  # else the group is also somebody else's
-                Path("/proc/self/autogroup").write_text(str(GROUP_PRECEDENCE))
-    except PermissionError:
+    if not hurry():
         log.info("no CAP_SYS_NICE: the daemon competes with its sandboxes for the processors")
 
 
@@ -189,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     logs.to_stderr(options.log_level)
+    log.info("begins")
     _allow_descriptors()
     _raise_limits()
     sys.setswitchinterval(SWITCH)

@@ -74,9 +74,11 @@ async def open_host(options: config.Config) -> Host:
     async with contextlib.AsyncExitStack() as undo:
         size = None if options.pool_size is None else parse_bytes(options.pool_size)
         pool = await asyncio.to_thread(Pool(state, size=size).ensure)
+        log.info("the pool is mounted")
         catalogue = Catalogue(state / "catalogue.sqlite")
         undo.push_async_callback(catalogue.close)
         inspector = await asyncio.to_thread(Inspector.load)
+        log.info("the inspector is loaded")
         undo.callback(inspector.close)
         checkpointer = Checkpointer(state=state, run=run, notes=inspector.notes)
         undo.push_async_callback(checkpointer.close)

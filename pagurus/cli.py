@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -194,8 +195,10 @@ def train(
     with needs_training():
         from coordinator import local
         from trainer import config as configuration
-        from trainer.run import prepare, preview
+        from trainer.prepare import prepare
 
+        if importlib.util.find_spec("torch") is None:  # the supervisor does without, the roles do not
+            raise ModuleNotFoundError("no torch", name="torch")
     content: dict[str, Any] = {"task": what}
     if what.suffix == ".toml":
         content = configuration.read(what)
@@ -203,6 +206,8 @@ def train(
     content |= {name: options[name] for name in configuration.KEYS if options.get(name) is not None}
     made = configuration.make(content | ({"resume": resume} if resume else {}))
     if dry_run:
+        from trainer.run import preview  # with torch, which a supervisor has no use for
+
         raise typer.Exit(preview(made))
     run = prepare(made, steps=steps, fresh=fresh)
     if run is None:
@@ -211,7 +216,7 @@ def train(
         local.detach(run)
         print(f"{run}\nlook at it with: pagurus attach {run}")
         return
-    raise typer.Exit(local.supervise(run, local.programs(run)))
+    raise typer.Exit(local.supervise(run, local.programs(run), spares=local.SPARES))
 
 
 @application.command()

@@ -21,6 +21,7 @@ from rollout.labels import Labelled
 from rollout.plan import read_plan
 from rollout.service.role import RolloutRole
 from rollout.service.server import Door
+from rollout.store import stages
 from rollout.store.lock import own
 from sandbox import Client
 from sandbox.errors import Conflict, PagurusError
@@ -56,10 +57,13 @@ async def serve(run: Path, *, listen: str | None = None, tls: ssl.SSLContext | N
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rollout", description="The rollout's process of a run.")
     parser.add_argument("run", type=Path, help="a run folder with its plan.json")
+    parser.add_argument("--wait", action="store_true", help="begin when a line comes on stdin, not at all at its end")
     parser.add_argument("--listen", help="also serve trainers of other hosts, at HOST:PORT")
     parser.add_argument("--certificate", type=Path, help="for --listen")
     parser.add_argument("--key", type=Path, help="for --listen")
     options = parser.parse_args(arguments)
+    if options.wait and not sys.stdin.buffer.readline():
+        return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     tls = None
     try:
@@ -67,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             tls.load_cert_chain(options.certificate, options.key)
         with own(options.run, LOCK):
+            stages.note(options.run / "roles", "rollout", stages.IMPORTED)
             asyncio.run(serve(options.run.resolve(), listen=options.listen, tls=tls))
     except Conflict as error:
         print(error, file=sys.stderr)

@@ -1,17 +1,19 @@
 """Whose sandboxes these are: every sandbox of a run carries the name of its run folder.
 
 Owns: the label, and the removal of what an interrupted run left. Does not own: sandboxes.
-Guarantee: after `sweep` no sandbox of an earlier process of this run is left on the host, but those to be kept.
+Guarantee: what `left` names was there before it returned; after `remove` it is not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from sandbox import Client
+from sandbox.errors import NotFound
 from sandbox.messages import SandboxState, Statistics
 
 LABEL = "run"
@@ -36,16 +38,24 @@ class Labelled:
         """Names of the images that sandboxes can start from."""
         return [image.name for image in await self.client.images.list()]
 
-    async def sweep(self, keep: Collection[str] = ()) -> int:
-        """Removes what a process of this run that was killed left behind, but `keep`; how many sandboxes that were."""
-        left = [
-            info
+    async def left(self, keep: Collection[str] = ()) -> list[str]:
+        """Sandboxes of this run that a process before us left behind, but `keep`."""
+        return [
+            info.id
             for info in await self.client.sandboxes()
             if info.labels.get(LABEL) == self.run and info.state is not SandboxState.REMOVED and info.id not in keep
         ]
 
-        async def remove(name: str) -> None:
-            await (await self.client.get(name)).remove()
+    async def remove(self, left: Collection[str]) -> int:
+        """Remove these; how many they were. One that is gone is as good as removed."""
 
-        await asyncio.gather(*(remove(info.id) for info in left))
+        async def remove(name: str) -> None:
+            with contextlib.suppress(NotFound):
+                await (await self.client.get(name)).remove()
+
+        await asyncio.gather(*(remove(name) for name in left))
         return len(left)
+
+    async def sweep(self) -> int:
+        """Remove all sandboxes of this run; how many they were."""
+        return await self.remove(await self.left())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from rollout.service.client import RolloutClient
@@ -23,7 +24,10 @@ def client(url: str) -> RolloutClient:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m trainer", description="The trainer's process of a run.")
     parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("--wait", action="store_true", help="begin when a line comes on stdin, not at all at its end")
     parser.add_argument("--rollout", help="https://HOST:PORT of a rollout elsewhere; else the run folder's own")
     options = parser.parse_args()
+    if options.wait and not sys.stdin.buffer.readline():
+        raise SystemExit(0)
     away = client(options.rollout) if options.rollout else None
     raise SystemExit(main(Config(task=Path(), resume=options.run), client=away))

@@ -21,7 +21,6 @@ import msgspec
 
 from rollout.config import RolloutConfig
 from rollout.engine.client import Sampling
-from rollout.engine.embedded.model import ModelConfig
 from rollout.environments import folder as task
 from rollout.plan import NAME, RolloutPlan, read_plan
 from sandbox import durable
@@ -159,6 +158,8 @@ def _remember(folder: Path, config: Config, rollout: RolloutPlan) -> None:
 
 def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
     """What the rollout's process is told of it, for the machine as it is now. `begin`: the policy to begin with."""
+    from rollout.engine.embedded.model import ModelConfig  # with torch: who goes on with a run needs none
+
     fitting = sizing.choose(machine.cores(), machine.busy(), concurrency=config.concurrency, pace=config.pace)
     end = ModelConfig.load(begin).eos_token_id
     return RolloutPlan(

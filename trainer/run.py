@@ -24,14 +24,12 @@ versions old (the rollout sees to it). It holds no handle of an engine.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import sqlite3
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -48,16 +46,18 @@ from rollout.environments import folder as task
 from rollout.plan import read_plan
 from rollout.service.client import RolloutClient
 from rollout.service.protocol import Counts, VersionRef
+from rollout.store import stages
 from rollout.store.lock import own
-from sandbox.errors import Conflict, EngineFailed, Invalid, NoSpace, PagurusError
+from sandbox.errors import Conflict, EngineFailed, Invalid, PagurusError
 from trainer import estimate, machine, report, resume
 from trainer.batches.sample import Sample
-from trainer.config import KEYS, Config, open_run, unfinished
+from trainer.config import KEYS, Config, open_run
 from trainer.learner import Learner, Settings, StepStats, learning_rate
 from trainer.metrics import Recorder
 from trainer.models.load import take
 from trainer.models.scorer import Scorer
 from trainer.objectives import named, with_corrections
+from trainer.prepare import explain
 from trainer.progress import Display
 from trainer.publish import publish
 from trainer.split import split
@@ -66,7 +66,6 @@ from trainer.stream import Stream
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
 LOCK = "trainer.lock"
 OWNED = 75  # exit status: another process is the trainer of this run
-FULL = (errno.ENOSPC, errno.EDQUOT)
 LOOK = 1.0  # seconds between two looks at what the rollout does
 
 
@@ -94,32 +93,6 @@ def main(config: Config, *, client: RolloutClient | None = None) -> int:
     return 1
 
 
-def prepare(config: Config, *, steps: int | None = None, fresh: bool = False) -> Path | None:
-    """The run folder to work in, made if need be; None when there can be none, which has been said.
-
-    A run of the same plan that has not ended is gone on with, unless `fresh`.
-    """
-    console = Console()
-    try:
-        left = None if fresh or config.resume is not None else unfinished(config)
-        if left is not None:
-            console.print(f"go on with {left} (--fresh begins anew)", highlight=False, soft_wrap=True)
-            return left
-        return open_run(config, steps=steps)[0]
-    except (PagurusError, OSError) as error:
-        console.print(f"[red]stopped[/red]: {explain(error, config.out)}", highlight=False, soft_wrap=True)
-        return None
-
-
-def explain(error: Exception, out: Path) -> Exception:
-    """The error as a person should read it: a full disk has many names, and one remedy."""
-    if isinstance(error, OSError) and error.errno not in FULL:
-        return error
-    if isinstance(error, OSError) or any(sign in str(error) for sign in ("os error 28", "disk is full", "No space")):
-        return NoSpace(f"the disk of {out} is full", remedy="free some space, then go on")
-    return error
-
-
 class Run:
     """One run folder and what its trainer does."""
 
@@ -139,6 +112,7 @@ class Run:
         self.wall_before = 0.0
         self.last_turns = 0
         self.client = client
+        self._stages: set[str] = set()
 
     async def go(self) -> None:
         """The whole run, read from top to bottom."""
@@ -147,6 +121,7 @@ class Run:
         except Conflict as error:
             raise Owned(str(error)) from None
         with lock:
+            self._reached(stages.IMPORTED)
             this = asyncio.current_task()
             assert this is not None
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
@@ -161,6 +136,7 @@ class Run:
                 f"nice {plan.nice} for trainer and engine ({machine.processor()})"
             )
             await self._load()
+            self._reached("loaded")
             if self.step < self.config.steps:
                 (self.folder / "summary.json").unlink(missing_ok=True)  # of before this run was extended
             async with self.client or RolloutClient.of(self.folder) as self.rollout:
@@ -203,6 +179,7 @@ class Run:
         """The part of a run that needs episodes: evaluate, learn, evaluate."""
         await self.rollout.open(self.step)
         await self._publish()
+        self._reached(stages.READY)
         self.display.stage(f"waiting for the rollout and its {self.config.engine} engine")
         watcher = asyncio.create_task(self._watch(), name="look at the rollout")
         try:
@@ -232,6 +209,7 @@ class Run:
             await asyncio.to_thread(self._save, [group.prompt for group in batch.groups])
             await self.rollout.consumed(batch)
             await self._publish()
+            self._reached(stages.WORKED)
             took = time.monotonic() - began
             parts = split(waited=waited, worked=took - waited, spent=taken.spent)
             await self._record(batch, stats, parts, took, taken.paused_s)
@@ -335,6 +313,11 @@ class Run:
             return VersionRef(version=self.version, folder=str(folder), digest=digest_of(folder))
 
         await self.rollout.publish(await asyncio.to_thread(write))
+
+    def _reached(self, stage: str) -> None:
+        if stage not in self._stages:
+            self._stages.add(stage)
+            stages.note(self.folder / "roles", "trainer", stage)
 
     def _wall(self) -> float:
         return self.wall_before + time.monotonic() - self.started

@@ -27,8 +27,8 @@ from sandbox.paths import CHECKOUT
 class Recorded:
     """A desk that has samples and no engines."""
 
-    def __init__(self, store: SampleStore):
-        self.store = store
+    def __init__(self, store: SampleStore, steps: int):
+        self.store, self.steps = store, steps
         self.published: list[wire.VersionRef] = []
         self.done = 0  # steps that were acknowledged
         self.opened = False  # since somebody looked
@@ -50,6 +50,8 @@ class Recorded:
 
     async def take(self, ask: wire.Take) -> wire.Taken:
         self.store.need(ask.fence)
+        if ask.step >= self.steps:
+            await asyncio.Event().wait()  # the trainer is ended while it waits
         batch = self.store.batch(ask.step)
         if batch is None:
             raise NotFound(f"step {ask.step} was not recorded", remedy="this is where the record ends")
@@ -79,11 +81,11 @@ class Recorded:
 
 
 @contextlib.asynccontextmanager
-async def served(run: Path) -> AsyncIterator[Recorded]:
-    """The store of `run`, served to a trainer of `run`."""
+async def served(run: Path, steps: int) -> AsyncIterator[Recorded]:
+    """The first `steps` batches of the store of `run`, served to a trainer of `run`."""
     store = SampleStore(run / "rollout")
     try:
-        desk = Recorded(store)
+        desk = Recorded(store, steps)
         async with Door(desk, run / "roles"):
             yield desk
     finally:
@@ -94,16 +96,16 @@ async def train(run: Path, steps: int, *, kills: int, seed: int = 0, longest: fl
     """Train on the record of `run` until version `steps` is published. The trainer is killed at random steps, each time
     at most `longest` seconds after that step was acknowledged; how often that was."""
     chance, killed = random.Random(seed), 0
-    async with served(run) as desk:
+    async with served(run, steps) as desk:
         for target in sorted(chance.randrange(steps) for _ in range(kills)):
             desk.opened = False
             process = await _begin(run)
-            await _until(process, partial(desk.reached, target))
+            await _until(run, process, partial(desk.reached, target))
             await asyncio.sleep(chance.uniform(0.0, longest))
             killed += process.returncode is None
             await _kill(process)
         process = await _begin(run)
-        await _until(process, lambda: any(ref.version >= steps for ref in desk.published))
+        await _until(run, process, lambda: any(ref.version >= steps for ref in desk.published))
         await _kill(process)
     return killed
 
@@ -114,10 +116,11 @@ async def _begin(run: Path) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(*argv, cwd=CHECKOUT, stdout=log, stderr=subprocess.STDOUT)
 
 
-async def _until(process: asyncio.subprocess.Process, condition: Callable[[], bool]) -> None:
+async def _until(run: Path, process: asyncio.subprocess.Process, condition: Callable[[], bool]) -> None:
     while not condition():
         if process.returncode is not None:
-            raise RuntimeError(f"the trainer ended by itself with {process.returncode}: see its log")
+            said = (run / "trainer.log").read_text(errors="replace")[-3000:]
+            raise RuntimeError(f"the trainer ended by itself with {process.returncode}:\n{said}")
         await asyncio.sleep(0.01)
 
 

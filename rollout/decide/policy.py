@@ -12,7 +12,7 @@ alone: the next view shows what they led to.
 from __future__ import annotations
 
 from rollout.decide import admission, breaker, redundancy, staleness
-from rollout.decide.view import Action, Buffered, Exhausted, HandOut, Rules, Stop, View, Wait
+from rollout.decide.view import Action, Buffered, Exhausted, HandOut, Lease, Rules, Stop, View, Wait
 
 
 class RolloutPolicy:
@@ -55,6 +55,8 @@ class RolloutPolicy:
         return [HandOut([group.prompt for group in chosen], view.version - rules.staleness)], []
 
     def _start(self, view: View, now: float) -> list[Action]:
+        """New groups first. While a part refuses, one group more is taken only where else nobody would try again: a
+        part works again when somebody was served, so somebody has to ask."""
         rules = self.rules
         leases = admission.admit(view, batch=rules.groups, bound=rules.staleness)
         if leases and not view.parts:
@@ -62,7 +64,10 @@ class RolloutPolicy:
         active = [member for group in view.running for member in group.members if member.state == "running"]
         trying = sum(member.oldest is None for member in active)
         free = breaker.slots(view.parts, free=rules.concurrency - len(active), trying=trying, now=now)
-        return list(admission.fill(view, slots=free))
+        started = admission.fill(view, slots=free)
+        if leases and free > 0 and not started and not trying:
+            return [Lease(1)]
+        return list(started)
 
 
 def _progress(view: View) -> str:

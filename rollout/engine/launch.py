@@ -36,18 +36,22 @@ class Launch:
     slots: int = 64  # requests at once
     leaves: bool = False  # it ends by itself when nobody has asked it for long: it may outlive who started it
     kept: bool = False  # it does not, and is kept by a process that ends it then (rollout.engine.keep)
+    spare: Command | None = None  # loads its code, then waits to be told its arguments (rollout.engine.spare)
 
 
 def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
     """The embedded torch engine: ready in three seconds, one core."""
 
     def command(folder: Path, port: int) -> Command:
-        argv = [sys.executable, "-m", "rollout.engine.embedded.server", "--model", str(folder), "--port", str(port)]
+        argv = [*program, "--model", str(folder), "--port", str(port)]
         argv += ["--slots", str(slots), "--length", str(length), "--idle-exit", str(IDLE_EXIT)]
-        search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
-        return Command(argv, {"OMP_NUM_THREADS": "1", "PYTHONPATH": search})
+        return Command(argv, env)
 
-    return Launch("embedded", command, start_timeout=60.0, slots=slots, leaves=True)
+    program = [sys.executable, "-m", "rollout.engine.embedded.server"]
+    search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
+    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": search}
+    waiting = Command([*program, "--wait"], env)
+    return Launch("embedded", command, start_timeout=60.0, slots=slots, leaves=True, spare=waiting)
 
 
 def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, threads: int = 1) -> Launch:

@@ -35,14 +35,18 @@ from rollout.engine.client import EngineClient, Generation, Published, Sampling,
 from rollout.engine.keep import die_with_parent
 from rollout.engine.launch import IDLE_EXIT, Launch, embedded, vllm
 from rollout.engine.manifest import absolute, verify_folder
+from rollout.engine.spare import Spare
+from rollout.store import stages
 from sandbox.errors import Closed, EngineFailed, Invalid, Timeout
 
 __all__ = ["EngineSupervisor", "embedded", "vllm"]
 
 log = logging.getLogger("pagurus.engine.supervisor")
 
-RESTARTS_MOST = 5  # in a row, without a minute of service between two deaths
+RESTARTS_MOST = 5  # in a row, without an answer between two deaths
+DEATHS_MOST = 100  # in a row, without a minute of service between two deaths
 SERVED_WELL = 60.0  # seconds of service after which earlier deaths are forgotten
+SPARE_AFTER = 1.0  # seconds of service: what waits for the server comes before a spare one
 STOP_PATIENCE = 5.0  # seconds between SIGTERM and SIGKILL
 LOG_TAIL = 15  # lines of the engine's log in an error
 ROLE = "engine"
@@ -70,6 +74,8 @@ class EngineSupervisor:
         self._failure: EngineFailed | Closed | None = None
         self._publishing = asyncio.Lock()
         self._using: IO[str] | None = None  # the lock that says so to who keeps the server
+        self._spare = Spare(launch, log)
+        self._answered = False  # anything, since it was started or adopted
 
     @property
     def outlives(self) -> bool:
@@ -108,6 +114,7 @@ class EngineSupervisor:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
             self._watcher = None
+        await self._spare.close()
         await self._stop()
         self._serving.set()
 
@@ -138,7 +145,9 @@ class EngineSupervisor:
         while True:
             client = await self.wait_serving()
             try:
-                return await client.generate(prompt_ids, sampling, request_id=request_id)
+                generation = await client.generate(prompt_ids, sampling, request_id=request_id)
+                self._answered = True
+                return generation
             except EngineFailed:
                 if not await self._died(client):
                     raise
@@ -229,7 +238,7 @@ class EngineSupervisor:
         command = self.launch.command(self.folder, port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await self._spare.take(command) or await asyncio.create_subprocess_exec(
                 *self._kept(command.argv),
                 env={**os.environ, **command.env},
                 stdin=asyncio.subprocess.DEVNULL,
@@ -239,6 +248,7 @@ class EngineSupervisor:
                 preexec_fn=None if self.outlives else die_with_parent,
             )
         self.pid = self._process.pid
+        self._note(stages.BEGUN)
         client = EngineClient(f"http://127.0.0.1:{port}")
         self._write_down(client.url)
         ended = asyncio.ensure_future(self._process.wait())
@@ -261,16 +271,23 @@ class EngineSupervisor:
                 waiter.cancel()
             await asyncio.wait({ended, healthy})
         self._client = client
+        self._answered = False
+        self._note(stages.READY)
         self._serving.set()
 
     async def _watch(self) -> None:
         """Consumes: the server's death. Produces: a server with the last weights, or the final failure."""
-        deaths = 0
+        deaths = unanswered = 0
         while True:
             assert self._process is not None
             since = time.monotonic()
-            code = await self._process.wait()
+            ended = asyncio.ensure_future(self._process.wait())
+            await asyncio.wait({ended}, timeout=SPARE_AFTER)
+            if self.outlives and not ended.done():
+                await self._spare.prepare()
+            code = await ended
             self._serving.clear()
+            self._note(stages.NOTICED)
             client, self._client = self._client, None
             log.warning(
                 "engine %s (pid %s) ended with %s, restarting; log: %s", self.launch.name, self.pid, code, self.log
@@ -278,9 +295,11 @@ class EngineSupervisor:
             if client is not None:
                 await client.close()
             await self._stop()  # children of a dead server
-            deaths = 1 if time.monotonic() - since > SERVED_WELL else deaths + 1
+            served_well = time.monotonic() - since > SERVED_WELL
+            deaths = 1 if served_well else deaths + 1
+            unanswered = 1 if served_well or self._answered else unanswered + 1
             try:
-                if deaths > RESTARTS_MOST:
+                if unanswered > RESTARTS_MOST or deaths > DEATHS_MOST:
                     raise self._error(f"the {self.launch.name} engine died {deaths} times in a row, last with {code}")
                 self.restarts += 1
                 await self._start()
@@ -308,6 +327,10 @@ class EngineSupervisor:
                 log.warning("engine pid %d ignores SIGTERM, killing it", process.pid)
         _signal_group(process.pid, signal.SIGKILL)
         await process.wait()
+
+    def _note(self, stage: str) -> None:
+        if self.roles is not None:
+            stages.note(self.roles, ROLE, stage, self.pid)
 
     def _write_down(self, url: str) -> None:
         self._generation += 1

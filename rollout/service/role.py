@@ -41,6 +41,7 @@ from rollout.labels import Labelled
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.plan import RolloutPlan
 from rollout.service import protocol as wire
+from rollout.store import stages
 from rollout.store.samples import Fence, SampleStore
 from sandbox import durable
 from sandbox.errors import EngineFailed, ImageNotFound, NoDaemon, NotFound, PagurusError
@@ -48,6 +49,7 @@ from sandbox.errors import EngineFailed, ImageNotFound, NoDaemon, NotFound, Pagu
 log = logging.getLogger("pagurus.rollout.role")
 
 TRAINER = "trainer"  # owner of fences
+ROLLOUT = "rollout"
 ACCEPTED = "version.json"  # in the rollout's folder
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 HOST_PATIENCE = 300.0  # seconds for which a run that has begun waits for its host
@@ -86,6 +88,7 @@ class RolloutRole:
 
     async def __aenter__(self) -> RolloutRole:
         await self._check_image()
+        self._reached("host")
         self._work = asyncio.create_task(self._adopt(), name="adopt versions")
         return self
 
@@ -215,15 +218,29 @@ class RolloutRole:
     @contextlib.asynccontextmanager
     async def _playing(self, engines: Engines, ref: wire.VersionRef) -> AsyncIterator[RolloutController]:
         """The controller, going on where the one before it stopped; sandboxes that nobody goes on with are removed."""
+        self._reached("engine")
         controller = self._controller(engines, ref)
+        sweep: asyncio.Task[None] | None = None
         try:
-            await self.host.sweep(keep=controller.journalled_sandboxes())
+            left = await self.host.left(keep=controller.journalled_sandboxes())  # before there are new ones
             if self.store.issued():  # it has learned before: nobody needs to ask for a batch first
                 await controller.start()
             self.controller = controller
+            self._reached(stages.READY)
+            sweep = asyncio.create_task(self._sweep(left), name="remove sandboxes that nobody goes on with")
             yield controller
         finally:
+            if sweep is not None:
+                sweep.cancel()
+                await asyncio.wait([sweep])
             await asyncio.shield(controller.stop(leave=True))
+
+    async def _sweep(self, left: list[str]) -> None:
+        """Beside the trajectories that go on: they need not wait for it."""
+        try:
+            await self.host.remove(left)
+        except PagurusError as error:
+            log.warning("sandboxes of the process before this one are removed at the end of the run: %s", error)
 
     async def _serving(self, fence: Fence) -> RolloutController:
         """The controller, once the version that was accepted last is served."""
@@ -296,8 +313,13 @@ class RolloutRole:
         half = (plan.steps + 1) // 2 * plan.config.groups * plan.config.size
         return Faults(seed=plan.config.seed, share=min(1.0, plan.faults / half), turns=FAULT_TURNS)
 
+    def _reached(self, stage: str) -> None:
+        stages.note(self.run / "roles", ROLLOUT, stage)
+
     def _on_turn(self, _: Trajectory, turn: TurnRecord) -> None:
-        self._first_turn = self._first_turn or time.time()
+        if self._first_turn is None:
+            self._first_turn = time.time()
+            self._reached(stages.WORKED)
         self._verdicts[turn.verdict] += 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import local
+from rollout.store import stages
 from rollout.store.lock import own
 from sandbox.errors import Conflict, NotFound
 from sandbox.paths import CHECKOUT
@@ -33,6 +35,21 @@ sys.exit(int((run / "end").read_text()))
 """
 
 
+# Is ready at once, may be held ready, writes down who began, waits for a file.
+READY = """
+import os, sys, time
+from pathlib import Path
+from rollout.store import stages
+run = Path(sys.argv[1])
+if "--wait" in sys.argv:
+    (run / f"spare-{os.getpid()}").touch()
+    if not sys.stdin.readline():
+        sys.exit(0)
+stages.note(run / "roles", "trainer", stages.READY)
+(run / f"began-{os.getpid()}").touch()
+while not (run / "end").exists():
+    time.sleep(0.01)
+"""
 OTHER = "import time; time.sleep(600)"  # a rollout that does nothing
 WATCH = """
 import json, sys
@@ -95,6 +112,46 @@ def test_the_last_words_of_a_rollout_that_cannot_go_on_are_shown(run: Path, capf
     assert local.supervise(run, {**programs(run), "rollout": said}) == local.SAID
     assert "the rollout stopped: no image" in capfd.readouterr().err
     assert not living(run)["trainer"]
+
+
+def test_who_was_ready_is_started_again_at_once_and_for_ever_only_if_it_works(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "PAUSE", 600.0)
+    monkeypatch.setattr(local, "PAUSE_MOST", 600.0)
+    monkeypatch.setattr(local, "FRUITLESS_MOST", 3)
+    dies = "import os, sys; from pathlib import Path; from rollout.store import stages; run = Path(sys.argv[1])\n"
+    dies += "stages.note(run / 'roles', 'trainer', stages.READY); starts = run / 'starts'\n"
+    dies += "starts.write_text(starts.read_text() + 'x' if starts.exists() else 'x'); os.kill(os.getpid(), 9)"
+    assert local.supervise(run, {"trainer": [sys.executable, "-c", dies, str(run)]}) == local.SAID
+    assert starts(run) == 4
+    noted = [each.stage for each in stages.read(local.roles_of(run), role="trainer")]
+    assert noted == [stages.BEGUN, stages.READY, stages.NOTICED] * 4
+
+
+def test_a_spare_takes_over_and_another_is_made_ready(run: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", READY, str(run)]
+    program = "import json, sys; from pathlib import Path; from coordinator import local; local.LOOK = 0.01\n"
+    program += "sys.exit(local.supervise(Path(sys.argv[1]), {'trainer': json.loads(sys.argv[2])}, spares=['trainer']))"
+    watching = subprocess.Popen([sys.executable, "-c", program, str(run), json.dumps(argv)], cwd=CHECKOUT)
+
+    def pids(kind: str) -> set[str]:
+        return {path.name.partition("-")[2] for path in run.glob(f"{kind}-*")}
+
+    until(lambda: len(pids("began")) == 1 and len(pids("spare")) == 1)
+    (spare,) = pids("spare")
+    until(lambda: local.restart(run, "trainer"))
+    until(lambda: spare in pids("began") and len(pids("spare")) == 2)
+    (new,) = pids("spare") - {spare}
+    held = os.pidfd_open(int(new))
+    try:
+        watching.kill()  # nobody is left who could need the spare
+        watching.wait()
+        assert select.select([held], [], [], 120)[0]
+        assert new not in pids("began")
+    finally:
+        os.close(held)
+        local.restart(run, "trainer")
 
 
 def test_a_process_that_finds_the_role_taken_is_tried_again(run: Path) -> None:

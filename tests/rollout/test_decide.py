@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide import admission, redundancy, staleness
+from rollout.decide import admission, breaker, redundancy, staleness
 from rollout.decide.blame import Blame, Cause, Failure, Phase, blame, cause_of, part
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import (
@@ -144,6 +144,27 @@ def test_the_choices_come_in_order() -> None:
     assert policy.decide(view(asked=True, more=False), 0.0) == [Exhausted()]
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 8])
+def test_a_part_that_refused_is_tried_again_though_no_trajectory_waits(rounds: int) -> None:
+    """The trajectory that it failed is gone with its group: somebody else must ask, or nothing ever starts again."""
+    policy = RolloutPolicy(msgspec.structs.replace(RULES, patience=1e9))
+    refusing = PartView("create", rounds, 10.0, 50.0, "full")
+    until = breaker.retry_at(refusing)
+    for seen in (
+        view(parts=[refusing]),
+        view(parts=[refusing], asked=True),
+        view(parts=[refusing], more=False, queued=1),
+    ):
+        before = policy.decide(seen, until - 0.01)
+        assert all(isinstance(action, Wait) for action in before), before
+        assert policy.decide(seen, until) == [Lease(1)]
+    leased = view(parts=[refusing], running=[group(7, Member(0, "waiting"), Member(1, "waiting"))])
+    started = policy.decide(leased, until)
+    assert started[0] == Start("p000007", 0) and len(started) == (1 if breaker.is_open(refusing) else 2)
+    trying = view(parts=[refusing], running=[group(7, Member(0, "running"), Member(1, "ended", 3))])
+    assert Lease(1) not in policy.decide(trying, until)
+
+
 members = st.builds(
     Member,
     st.integers(0, 3),
@@ -180,3 +201,54 @@ def test_a_decision_survives_the_log_and_is_made_again(view: View, now: float, m
     starts = [action for action in actions if isinstance(action, Start)]
     active = sum(member.state == "running" for each in view.running for member in each.members)
     assert len(starts) <= max(0, rules.concurrency - active)
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[View, float]:
+    """Views as a controller has them: every prompt once, members numbered."""
+    numbers = draw(st.lists(st.integers(0, 30), unique=True, max_size=7))
+    cut = draw(st.integers(0, len(numbers)))
+    states = st.sampled_from(["waiting", "running", "ended"])
+    one = [st.builds(Member, st.just(n), states, st.none() | st.integers(0, 5), st.integers(0, 4)) for n in (0, 1)]
+    pair = st.tuples(*one)
+    running = [group(number, *draw(pair), failures=draw(st.integers(0, 4))) for number in numbers[:cut]]
+    buffered = [Buffered(f"p{number:06d}", number, [draw(st.integers(0, 5))] * 2, [0, 0]) for number in numbers[cut:]]
+    changes = draw(views)
+    return msgspec.structs.replace(changes, running=running, buffered=buffered), draw(st.floats(0, 200))
+
+
+@given(story=stories(), mode=st.sampled_from(["wait", "mask", "drop"]), draining=st.booleans())
+def test_only_what_is_leased_and_waits_is_started_and_only_once(
+    story: tuple[View, float], mode: str, draining: bool
+) -> None:
+    seen, now = msgspec.structs.replace(story[0], draining=draining), story[1]
+    actions = RolloutPolicy(msgspec.structs.replace(RULES, over_stale=mode)).decide(seen, now)
+    starts = [(action.prompt, action.member) for action in actions if isinstance(action, Start)]
+    waiting = {(each.prompt, m.index) for each in seen.running for m in each.members if m.state == "waiting"}
+    assert set(starts) <= waiting and len(set(starts)) == len(starts)
+    handed = [prompt for action in actions if isinstance(action, HandOut) for prompt in action.prompts]
+    assert set(handed) <= {each.prompt for each in seen.buffered} and len(set(handed)) == len(handed)
+    assert not (draining and (starts or any(isinstance(action, Lease) for action in actions)))
+
+
+@given(story=stories(), mode=st.sampled_from(["wait", "mask", "drop"]))
+def test_where_nothing_runs_somebody_starts_or_it_is_said_until_when_all_wait(
+    story: tuple[View, float], mode: str
+) -> None:
+    """No decision leaves a run to itself: with nobody at work and prompts left, the next look does something, or has a
+    time, or it is the trainer who is waited for."""
+    seen = story[0]
+    still = [group for group in seen.running if all(member.state != "running" for member in group.members)]
+    seen = msgspec.structs.replace(seen, running=still)
+    policy = RolloutPolicy(msgspec.structs.replace(RULES, over_stale=mode))
+    actions = policy.decide(seen, story[1])
+    for _ in range(3):
+        if any(not isinstance(action, Wait) for action in actions):
+            return
+        due = [action.until for action in actions if isinstance(action, Wait) and action.until is not None]
+        if not due:
+            break
+        actions = policy.decide(seen, min(due))
+    admitted = admission.admit(seen, batch=RULES.groups, bound=RULES.staleness)
+    waiting = [member for group in seen.running for member in group.members if member.state == "waiting"]
+    assert not waiting and not admitted

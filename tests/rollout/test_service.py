@@ -32,13 +32,24 @@ PLAN = RolloutPlan(
 
 class Host(FakeHost):
     swept = 0
+    orphans: tuple[str, ...] = ("sb-left",)
+    away = False
 
     async def images(self) -> list[str]:
         return [Notebook.image]
 
-    async def sweep(self, keep: Any = ()) -> int:
+    async def left(self, keep: Any = ()) -> list[str]:
+        return [name for name in self.orphans if name not in keep]
+
+    async def remove(self, left: list[str]) -> int:
         self.swept += 1
-        return 0
+        if self.away:
+            raise NoDaemon("the host is away", remedy="wait")
+        self.orphans = tuple(name for name in self.orphans if name not in left)
+        return len(left)
+
+    async def sweep(self) -> int:
+        return await self.remove(await self.left())
 
     async def statistics(self) -> Statistics:
         return Statistics(checkpoints={"files": 7})

@@ -16,7 +16,9 @@ import pytest
 from rollout.engine import adopted, keep
 from rollout.engine.client import Sampling
 from rollout.engine.launch import Command, Launch, embedded, vllm
+from rollout.engine.spare import Spare
 from rollout.engine.supervisor import EngineSupervisor
+from rollout.store import stages
 from sandbox.errors import Closed, EngineFailed
 from tests.support.rollout_engines import publish
 
@@ -123,7 +125,9 @@ import asyncio, os, sys
 from dataclasses import replace
 from pathlib import Path
 from rollout.engine.launch import embedded
+from rollout.engine.spare import Spare
 from rollout.engine.supervisor import EngineSupervisor
+from rollout.store import stages
 async def main():
     folder, log, roles = map(Path, sys.argv[1:4])
     launch = replace(embedded(slots=4), leaves=False, kept=True) if "kept" in sys.argv else embedded(slots=4)
@@ -200,3 +204,38 @@ async def test_nothing_is_adopted_by_a_number_alone(folder: Path, tmp_path: Path
     finally:
         other.kill()
         await other.wait()
+
+
+async def test_a_spare_serves_after_a_death_and_goes_with_who_made_it(folder: Path, tmp_path: Path) -> None:
+    """Its code is loaded before it is needed: it becomes the server that the dead one was."""
+    launch = embedded(slots=4)
+    spare = Spare(launch, tmp_path / "engine.log")
+    assert await spare.take(launch.command(folder, 1)) is None  # there is none yet
+    await spare.prepare()
+    first = spare._process
+    await spare.prepare()
+    assert first is not None and spare._process is first
+    await spare.close()
+    assert first.returncode is not None
+    await spare.close()
+    roles = tmp_path / "roles"
+    async with EngineSupervisor(launch, folder, 0, log=tmp_path / "engine.log", roles=roles) as engine:
+        async with asyncio.timeout(120):
+            while (waiting := engine._spare._process) is None:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0.05)
+        before = (await engine.generate([5], SHORT)).token_ids
+        assert engine.pid is not None and before
+        os.kill(engine.pid, 9)
+        assert (await engine.generate([5], SHORT)).spans[0].version == 0
+        assert engine.pid == waiting.pid and engine.restarts == 1
+    noted = [each.stage for each in stages.read(roles) if each.pid == waiting.pid]
+    assert noted == [stages.BEGUN, stages.READY]
+
+
+def test_a_spare_that_nobody_needs_any_more_ends_by_itself(tmp_path: Path) -> None:
+    program = embedded().spare
+    assert program is not None
+    process = subprocess.Popen(program.argv, env={**os.environ, **program.env}, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(120) == 0

@@ -18,6 +18,7 @@ import asyncio
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 import uuid
@@ -30,6 +31,7 @@ import torch
 from aiohttp import web
 
 from rollout.engine import protocol as wire
+from rollout.engine import spare
 from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.weights import PulledWeights
 from rollout.weights.mirror import Mirror
@@ -475,9 +477,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--weights", help="pull versions from this folder or URL, into --model, which is their mirror")
     parser.add_argument("--at", type=int, help="with --weights: the version to begin with; else the newest")
     parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     torch.set_num_threads(1)  # two threads make these small products many times slower
+    if (told := spare.told(sys.argv[1:] if arguments is None else arguments)) is None:
+        return
+    options = parser.parse_args(told)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     asyncio.run(run(options))
 
 

@@ -1,0 +1,51 @@
+"""How far each process of a run came after it was started, with times: what a restart waited for.
+
+Owns: `stages.jsonl` in the run's folder of roles, to which all its processes append. Does not own: who restarts whom
+(coordinator.local, rollout.engine.supervisor).
+Guarantee: a line is there as a whole or not at all, also where several processes write.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+NAME = "stages.jsonl"
+NOTICED = "noticed"  # its death, by who starts it again
+BEGUN = "begun"  # the process exists
+IMPORTED = "imported"  # its code is loaded
+READY = "ready"  # it does what it is for, as far as others let it
+WORKED = "worked"  # it has done so once: a turn was played, a step was saved, an answer was given
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One line: a process of a role reached a stage."""
+
+    at: float  # seconds since the epoch
+    role: str
+    pid: int
+    stage: str
+
+
+def note(roles: Path, role: str, stage: str, pid: int | None = None) -> None:
+    """Append a line. `pid`: None is this process."""
+    line = msgspec.json.encode(Stage(time.time(), role, os.getpid() if pid is None else pid, stage)) + b"\n"
+    roles.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(roles / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def read(roles: Path, *, role: str = "", pid: int = 0, since: float = 0.0) -> list[Stage]:
+    """Lines in the order of their writing: of one role and process, or of all."""
+    try:
+        lines = (roles / NAME).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    found = [msgspec.json.decode(line, type=Stage) for line in lines]
+    return [each for each in found if each.at >= since and role in ("", each.role) and pid in (0, each.pid)]

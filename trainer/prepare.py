@@ -1,0 +1,43 @@
+"""The run folder that a command means, before any process of the run is started.
+
+Owns: which folder it is, what a person is told when there can be none. Does not own: its content (config), what is done
+in it (run). Without torch: the supervisor of a run has no use for it.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from rich.console import Console
+
+from sandbox.errors import NoSpace, PagurusError
+from trainer.config import Config, open_run, unfinished
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def prepare(config: Config, *, steps: int | None = None, fresh: bool = False) -> Path | None:
+    """The run folder to work in, made if need be; None when there can be none, which has been said.
+
+    A run of the same plan that has not ended is gone on with, unless `fresh`.
+    """
+    console = Console()
+    try:
+        left = None if fresh or config.resume is not None else unfinished(config)
+        if left is not None:
+            console.print(f"go on with {left} (--fresh begins anew)", highlight=False, soft_wrap=True)
+            return left
+        return open_run(config, steps=steps)[0]
+    except (PagurusError, OSError) as error:
+        console.print(f"[red]stopped[/red]: {explain(error, config.out)}", highlight=False, soft_wrap=True)
+        return None
+
+
+def explain(error: Exception, out: Path) -> Exception:
+    """The error as a person should read it: a full disk has many names, and one remedy."""
+    if isinstance(error, OSError) and error.errno not in FULL:
+        return error
+    if isinstance(error, OSError) or any(sign in str(error) for sign in ("os error 28", "disk is full", "No space")):
+        return NoSpace(f"the disk of {out} is full", remedy="free some space, then go on")
+    return error
