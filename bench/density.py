@@ -17,8 +17,7 @@ is harder.
 `overhead_ratio`: time of all trajectories with checkpoints over without, pauses included as they were made.
 `overhead_ratio_at_life`: the same with the pauses as long as recorded. `exposed_ms`: time that a command waited for the
 checkpoint of the turn before. `skipped_share`: turns that needed no checkpoint. `bytes_stored`: what all checkpoints
-added to the disk since the sandboxes were made; `comparisons`: of the files with the last snapshot, how many were equal
-(each saved a checkpoint of the files), and what they took; `frozen` and `captured`: what checkpoints took;
+added to the disk since the sandboxes were made; `frozen` and `captured`: what checkpoints took;
 `bytes_full_every_turn`: what a full dump every turn would have added.
 """
 
@@ -253,7 +252,6 @@ async def judge(host: Client, socket: Path, crowds: tuple[Crowd, Crowd], speedup
         "bytes_stored": statistics.stored_bytes,
         "bytes_full_every_turn": statistics.full_bytes,
         "stored_share": round(statistics.stored_bytes / max(1, statistics.full_bytes), 4),
-        "comparisons": await _seconds(socket, "pagurus_comparison_seconds", "outcome"),
         "frozen": await _seconds(socket, "pagurus_checkpoint_frozen_seconds", "verdict"),
         "captured": await _seconds(socket, "pagurus_checkpoint_captured_seconds", "verdict"),
         "command_seconds": {"with": round(acted[0], 1), "without": round(acted[1], 1)},

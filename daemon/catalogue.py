@@ -26,21 +26,15 @@ from sandbox import private
 from sandbox.criu.open_files import Held
 from sandbox.database import Change, Writer, connect
 from sandbox.messages import (
-    AtEnd,
     CheckpointInfo,
     CheckpointState,
-    Gateway,
-    IgnoreRules,
-    Limits,
-    Mount,
-    Network,
     ProgramKind,
-    Retention,
     SandboxInfo,
     SandboxState,
     TurnInfo,
     Verdict,
 )
+from sandbox.messages.sandboxes import Settings
 
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -84,11 +78,26 @@ class ProgramRow(msgspec.Struct, kw_only=True):
     answered: list[str] = []  # session: keys before it
 
 
-class SandboxRow(msgspec.Struct, kw_only=True):
+class Template(Settings, kw_only=True):
+    """What forks inherit of the sandbox that a checkpoint belongs to. An imported checkpoint has it with it."""
+
+    image_digest: str = ""  # the content that its name meant then; "": whatever the name means
+    workdir: str = "/"
+    user: str = ""  # who commands run as that do not say; "": root
+    layer: str = ""  # runtime layer that its processes were started from; "": the current one
+
+    @classmethod
+    def of(cls, row: Template) -> Template:
+        return cls(**row.inherited_by_forks())
+
+    def inherited_by_forks(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Template.__struct_fields__}
+
+
+class SandboxRow(Template, kw_only=True):
     """All that must be known of a sandbox to adopt it or to bring it back."""
 
     id: str
-    image: str
     state: SandboxState
     created_at: float
     uid_base: int
@@ -100,67 +109,12 @@ class SandboxRow(msgspec.Struct, kw_only=True):
     turn: int = 0
     ipc: bool = False  # System V or POSIX objects may exist without any process
     owner: str = ""  # whose it is; "": the host's own
-    image_digest: str = ""  # the content that its name meant then; "": whatever the name means
     made_by: str = ""  # the idempotency key of the call that made it
-    limits: Limits = Limits()
-    network: Network = Network()
-    env: dict[str, str] = {}
-    workdir: str = "/"
-    labels: dict[str, str] = {}
-    mounts: list[Mount] = []
-    durable_answers: bool = False
-    gateway: Gateway | None = None
-    retention: Retention | None = None  # None: the host's
-    ignore: IgnoreRules | None = None
     programs: dict[str, ProgramRow] = {}  # replaced, never changed in place: checkpoints share it
-    lifetime: float | None = None  # seconds from its creation
-    idle_timeout: float | None = None  # seconds without a call
-    at_end: AtEnd = AtEnd.STOP
-    user: str = ""  # who commands run as that do not say; "": root
-    layer: str = ""  # runtime layer that its processes were started from; "": the current one
     inherited: int = 0  # bytes of files that a fork stands on and another sandbox wrote
 
     def info(self) -> SandboxInfo:
-        return SandboxInfo(
-            id=self.id,
-            image=self.image,
-            state=self.state,
-            created_at=self.created_at,
-            name=self.name,
-            turn=self.turn,
-            head=self.head,
-            labels=self.labels,
-            limits=self.limits,
-            lifetime=self.lifetime,
-            idle_timeout=self.idle_timeout,
-            at_end=self.at_end,
-        )
-
-
-class Template(msgspec.Struct, kw_only=True):
-    """Of an imported checkpoint: what forks of it inherit, since the sandbox that it belonged to is elsewhere."""
-
-    image: str
-    image_digest: str = ""
-    limits: Limits = Limits()
-    network: Network = Network()
-    env: dict[str, str] = {}
-    workdir: str = "/"
-    labels: dict[str, str] = {}
-    mounts: list[Mount] = []
-    durable_answers: bool = False
-    gateway: Gateway | None = None
-    retention: Retention | None = None
-    ignore: IgnoreRules | None = None
-    lifetime: float | None = None
-    idle_timeout: float | None = None
-    at_end: AtEnd = AtEnd.STOP
-    user: str = ""
-    layer: str = ""
-
-    @classmethod
-    def of(cls, row: SandboxRow | Template) -> Template:
-        return cls(**{name: getattr(row, name) for name in cls.__struct_fields__})
+        return SandboxInfo(**{name: getattr(self, name) for name in SandboxInfo.__struct_fields__})
 
 
 class KeptStep(msgspec.Struct, kw_only=True):

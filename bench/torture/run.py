@@ -31,7 +31,6 @@ from bench.torture.cases import SCRATCH, WORK, Case, Place, build, calls, cases,
 from bench.torture.enter import STILL, Enter, compiled
 from bench.torture.programs import Series, Vocabulary, minimal
 from daemon.host import mounts
-from daemon.verdict import compare
 from daemon.verdict.assess import Assessor, Trees
 from daemon.verdict.judge import Judgement, judge
 from ebpf.inspector import Inspector
@@ -48,7 +47,6 @@ EACH = 200  # cases in one sandbox, then a fresh one
 CHILD_CGROUP = "child-cgroup"
 SETTLING = 3.0  # seconds; a survivor that only computes never waits
 TRIES = 3  # of a program that is being made smaller: some misses are races
-PATIENT = compare.Bounds(seconds=2.0)
 
 
 @dataclass
@@ -290,8 +288,8 @@ class Arena:
             btrfs.delete_subvolume(trees.before.parent)
 
     async def assess(self, container: Container) -> tuple[Effects, Judgement]:
-        """The daemon's verdict. Its comparison of files may take longer here, where the machine is busy."""
-        return await Assessor(PATIENT).assess(self.inspector, container, lambda: self.trees(container))
+        """The daemon's verdict."""
+        return await Assessor().assess(self.inspector, container, lambda: self.trees(container))
 
     def trees(self, container: Container) -> Trees | None:
         """The file tree of the last mark, and the one now."""

@@ -23,6 +23,7 @@ from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid
 from sandbox.image.store import Image, filed
 from sandbox.messages import CreateRequest, Limits, Mount
+from sandbox.messages.sandboxes import Settings
 
 SANDBOX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SETTINGS_MOST = 1 << 20  # bytes of the settings of an imported checkpoint: as much as a request may have
@@ -37,25 +38,15 @@ def template(request: CreateRequest, image: Image, mounts: Sequence[Mount]) -> T
     _need_sizes(request.limits)
     ignore.checked(request.ignore)
     compile_policy(request.network)
-    return Template(
-        image=request.image,
+    made = Template(
+        **{name: getattr(request, name) for name in Settings.__struct_fields__},
         image_digest=image.digest,
         layer=paths.runtime_layer().name,
-        limits=bounded(request.limits),
-        network=request.network,
-        env={**image.config.env, **request.env},
         workdir=workdir,
         user=image.config.user if request.user is None else str(request.user),
-        labels=request.labels,
-        mounts=list(mounts),
-        durable_answers=request.durable_answers,
-        gateway=request.gateway,
-        retention=request.retention,
-        ignore=request.ignore,
-        lifetime=request.lifetime,
-        idle_timeout=request.idle_timeout,
-        at_end=request.at_end,
     )
+    made.limits, made.env, made.mounts = bounded(request.limits), {**image.config.env, **request.env}, list(mounts)
+    return made
 
 
 def need_sense(request: CreateRequest, memory: int) -> None:
@@ -80,8 +71,9 @@ def imported(settings: Mapping[str, Any], image: Image, *, host_mounts: bool) ->
     """
     try:
         said = msgspec.convert(settings, Template)
-        asked = {name: value for name, value in msgspec.to_builtins(said).items() if name in _REQUESTED}
-        request = msgspec.convert({**asked, "user": said.user or None}, CreateRequest)
+        asked = {name: getattr(said, name) for name in Settings.__struct_fields__}
+        request = CreateRequest(**asked, workdir=said.workdir, user=said.user or None)
+        msgspec.convert(msgspec.to_builtins(request), CreateRequest)  # holds the user to the bounds of a request
     except msgspec.ValidationError as error:
         raise Invalid(f"the settings for forks cannot be read: {plain(error)}") from None
     if len(msgspec.json.encode(said)) > SETTINGS_MOST:
@@ -100,9 +92,6 @@ def imported(settings: Mapping[str, Any], image: Image, *, host_mounts: bool) ->
         paths.runtime_layer(said.layer)
     made = template(request, image, request.mounts)
     return msgspec.structs.replace(made, env=said.env, user=said.user, layer=said.layer)
-
-
-_REQUESTED = frozenset(CreateRequest.__struct_fields__)
 
 
 def _need_sizes(limits: Limits) -> None:

@@ -256,10 +256,10 @@ class Host:
         self._admit(row, container)
         log.info("created from %s", row.image, extra={"sandbox": row.id})
 
-    def _new_row(self, template: SandboxRow | Template, *, name: str | None = None, owner: str = "") -> SandboxRow:
+    def _new_row(self, template: Template, *, name: str | None = None, owner: str = "") -> SandboxRow:
         number = secrets.token_hex(5)
-        said = Template.of(template)
-        return SandboxRow(
+        row = SandboxRow(
+            **template.inherited_by_forks(),
             id=f"s-{number}",
             state=SandboxState.CREATING,
             created_at=time.time(),
@@ -270,9 +270,9 @@ class Host:
             tree=None,
             head="",
             origin="",
-            **{field: getattr(said, field) for field in said.__struct_fields__ if field != "layer"},
-            layer=template.layer or paths.runtime_layer().name,
         )
+        row.layer = row.layer or paths.runtime_layer().name
+        return row
 
     @contextlib.contextmanager
     def _made(self, row: SandboxRow) -> Iterator[None]:
@@ -301,7 +301,7 @@ class Host:
 
     def images_used(self) -> dict[str, int]:
         """How many sandboxes and imported checkpoints stand on each image, by digest."""
-        rows: list[SandboxRow | Template] = [live.row for live in self.live_sandboxes.values()]
+        rows: list[Template] = [live.row for live in self.live_sandboxes.values()]
         rows += [row.template for row in self.services.checkpoints.values() if row.template is not None]
         return collections.Counter(row.image_digest for row in rows)
 
@@ -374,7 +374,7 @@ class Host:
         why = row.error or f"it is {row.state.value}"
         raise Conflict(f"checkpoint {row.id} cannot be restored: {why}", remedy="choose another with `pagurus tree`")
 
-    def template(self, origin: CheckpointRow) -> SandboxRow | Template:
+    def template(self, origin: CheckpointRow) -> Template:
         """The sandbox whose settings a fork inherits: the checkpoint's own, or one that descends from it."""
         if origin.template is not None:
             return origin.template

@@ -1,4 +1,4 @@
-"""From what the kernel saw to the verdict on a turn: effects ▸ ignore rules ▸ judge ▸ comparison of the files.
+"""From what the kernel saw to the verdict on a turn: effects ▸ ignore rules ▸ judge ▸ what rules ignore.
 
 Owns: the order of these, and that nothing is ruled out that could not be looked at. Does not own: the rules
 (:mod:`daemon.verdict.ignore`), the judgement (:mod:`daemon.verdict.judge`), the comparison
@@ -7,7 +7,7 @@ Owns: the order of these, and that nothing is ruled out that could not be looked
 ::
 
     look    effects, without the processes that are ignored, judged. Quick: no system call where there are no rules
-    assess  look; `files` alone, few of them, and nobody else could write: compare the tree with the last snapshot.
+    assess  look; `files` alone, rules for paths, and nobody else could write: compare the tree with the last snapshot.
             Equal, but for what is ignored: nothing to capture
 
 Guarantee: `none` after a comparison means that every name of the upper layer was compared, and that no task of the
@@ -42,11 +42,8 @@ if TYPE_CHECKING:
     from ebpf.inspector import Inspector
     from sandbox.container.container import Container
 
-FEW = 64  # changes of files beyond which they are not worth a comparison
-LARGE = compare.Bounds(entries=4000, content=4 << 20, seconds=0.1)  # where rules ask for it
 RESTS = 16  # turns without a comparison after one that was too large
 IGNORED = "only what is ignored changed"
-NOTHING_LEFT = "the files are as they were"
 _PATH = re.compile(r" (/.+) by .+\[\d+\]$", re.DOTALL)
 
 
@@ -73,10 +70,7 @@ def look(inspector: Inspector, container: Container, rules: Rules = NOTHING) -> 
 
 
 class Assessor:
-    """The verdicts of one sandbox. Remembers that its tree is too large to be compared.
-
-    `bounds`: how much is compared where no rules ask for more; None: what netting.Bounds says.
-    """
+    """The verdicts of one sandbox. Remembers that its tree is too large to be compared."""
 
     def __init__(self, bounds: compare.Bounds | None = None) -> None:
         self._bounds = bounds
@@ -108,9 +102,8 @@ class Assessor:
         if busy or not self._worth(effects, judgement, rules):
             return effects, judgement
         case = compare.Case(
-            strict=bool(effects.times_set or effects.uring_requests),
+            times_set=bool(effects.times_set or effects.uring_requests),
             set_to_now=effects.times_now > 0,
-            replaced=effects.survivors == 0,
             taken_at=trees.taken_at,
         )
         began = time.monotonic()
@@ -121,7 +114,7 @@ class Assessor:
             (container.layer, trees.lower),
             case,
             rules=rules,
-            bounds=LARGE if rules.patterns else self._bounds,
+            bounds=self._bounds,
             hints=_paths(effects.reasons),
         )
         found = "equal" if outcome.equal else "unknown" if outcome.unknown else "different"
@@ -132,19 +125,17 @@ class Assessor:
         again, after = look(inspector, container, rules)
         if after.verdict is not Verdict.FILES or not _same(effects, again):
             return again, after
-        reason = IGNORED if rules.patterns else NOTHING_LEFT
-        return effects, Judgement(Verdict.NONE, reason)
+        return effects, Judgement(Verdict.NONE, IGNORED)
 
     def _worth(self, effects: Effects, judgement: Judgement, rules: Rules) -> bool:
-        if judgement.verdict is not Verdict.FILES or effects.must_files:
+        if not rules.patterns or judgement.verdict is not Verdict.FILES or effects.must_files:
             return False
         if effects.excluded or effects.ignored:  # they may write at any time
             return False
         if self._rests:
             self._rests -= 1
             return False
-        changes = effects.data_writes + effects.name_changes + effects.metadata_changes + effects.uring_requests
-        return bool(rules.patterns) or changes <= FEW
+        return True
 
 
 def _paths(reasons: list[str]) -> list[str]:

@@ -1,14 +1,13 @@
-"""Did anything come of what was done to the files? The tree now, against the snapshot that holds the last state.
+"""Did anything change in the files but what rules ignore? The tree now, against the snapshot that holds the last state.
 
 Owns: the comparison of two overlay uppers over one lower, bounded. Does not own: when it is made
 (:mod:`daemon.verdict.assess`), or what else a turn did.
 
-A file rewritten with the same bytes, a name made and removed, a mode changed and changed back: the kernel counts
-them, but nothing is left to capture. Equal means: the same names, and under each the same type, mode, owner,
-attributes, flags, links, holes and bytes. Times matter only where a program set them on purpose (`strict`), else a file
-rewritten with the same bytes could never be equal. Those of directories, FIFOs, sockets and devices move with their use
-as well: both of them, to the same present. So one that differs from the time of the change was set; and any that moved
-may have been, where a program set one to the present (`set_to_now`).
+A file is the same where the snapshot has the very inode with the same times: every change moves its change time, which
+no program can set. One that changed shortly before the snapshot may have changed again in the same tick of the clock:
+its attributes and bytes are compared. A directory's times move with each ignored name that is made in it. So of
+directories mode, owner, attributes and flags are compared, and the modification time only where a program set times and
+it is not the change time, or where a program set one to the present.
 
 Guarantee: `equal` is said only when everything was compared. Too much, too large, changing or unreadable: `unknown`.
 """
@@ -23,10 +22,11 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from daemon.verdict.ignore import NOTHING, Rules
+from daemon.verdict.ignore import Rules
 from sandbox.errors import Invalid
 from sandbox.tree.safe_path import directory, named, open_deep, open_kind
 from sandbox.tree.sparse import pieces, same_ranges
@@ -37,6 +37,7 @@ _GETFLAGS = 0x80086601  # FS_IOC_GETFLAGS
 _KEPT_FLAGS = 0x8100FC  # those that a program sets; file systems keep notes of their own among the others
 _ROOT = (0o40755, 0, 0)  # mode and owner of the root of a new upper
 _VOLATILE = ("origin", "impure", "nlink", "uuid")  # overlay's own notes; they say nothing about what is seen
+_OF_FILES = ("st_ino", "st_nlink", "st_rdev", "st_size", "st_mtime_ns", "st_ctime_ns")
 BEFORE, NOW, LOWER = range(3)  # of the trees that are walked; more lower layers follow
 
 
@@ -44,9 +45,9 @@ BEFORE, NOW, LOWER = range(3)  # of the trees that are walked; more lower layers
 class Bounds:
     """How much may be compared. Beyond, the answer is `unknown`."""
 
-    entries: int = 400
-    content: int = 1 << 20  # bytes
-    seconds: float = 0.02
+    entries: int = 4000
+    content: int = 4 << 20  # bytes
+    seconds: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -59,91 +60,26 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What stat says of one name, as far as it matters."""
-
-    inode: int
-    mode: int
-    uid: int
-    gid: int
-    device: int
-    size: int
-    links: int
-    blocks: int
-    modified: int  # ns
-    changed: int  # ns
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Facts:
-        return cls(
-            inode=status.st_ino,
-            mode=status.st_mode,
-            uid=status.st_uid,
-            gid=status.st_gid,
-            device=status.st_rdev,
-            size=status.st_size,
-            links=status.st_nlink,
-            blocks=status.st_blocks,
-            modified=status.st_mtime_ns,
-            changed=status.st_ctime_ns,
-        )
-
-    @property
-    def directory(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-    @property
-    def moves(self) -> bool:
-        """Whether its times move when names are made in it, or bytes go through it."""
-        return not (stat.S_ISREG(self.mode) or stat.S_ISLNK(self.mode))
-
-    @property
-    def hides(self) -> bool:
-        """A whiteout: what the lower layer has by this name is removed."""
-        return stat.S_ISCHR(self.mode) and self.device == 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a comparison must know. `replaced`: another inode with the same content is the same file."""
+    """What a comparison must know."""
 
-    strict: bool = False
-    set_to_now: bool = False  # a program set times to the present, maybe of a directory
-    replaced: bool = True
+    times_set: bool = False  # a program set times
+    set_to_now: bool = False  # to the present, maybe those of a directory
     taken_at: float = 0.0  # seconds since the epoch: when the snapshot was made
 
 
-def compare(before: Facts, now: Facts, case: Case) -> str:
-    """Pure: "same", "look" (at attributes and bytes), or how they differ.
-
-    >>> one = Facts(inode=7, mode=0o100644, uid=0, gid=0, device=0, size=5, links=1, blocks=8, modified=1, changed=1)
-    >>> compare(one, one, Case(taken_at=9.0))
-    'same'
-    """
-    if before.mode != now.mode or (before.uid, before.gid) != (now.uid, now.gid):
-        return "another mode or owner" if stat.S_IFMT(before.mode) == stat.S_IFMT(now.mode) else "another type"
-    if now.moves and before.modified != now.modified and (case.set_to_now or _chosen(now, case)):
-        return "another time"
-    if now.directory:
-        return "look"
-    if (before.device, before.links) != (now.device, now.links):
-        return "another number of links"
-    if before.inode != now.inode and (not case.replaced or now.links > 1):
-        return "another file"
-    if not stat.S_ISREG(now.mode):
-        return "another time" if case.strict and not now.moves and before.modified != now.modified else "look"
-    if before.size != now.size:
-        return "another length"
-    if case.strict and (before.modified, before.blocks) != (now.modified, now.blocks):
-        return "another time or allocation"
-    unmoved = before.inode == now.inode and before.changed == now.changed and before.modified == now.modified
-    # A change in the same tick of the clock leaves the change time as it was: an old one proves more.
-    return "same" if unmoved and now.changed < 1e9 * (case.taken_at - SETTLED) else "look"
-
-
-def _chosen(now: Facts, case: Case) -> bool:
-    """A time that does not follow from the use of a directory or FIFO."""
-    return case.strict and now.modified != now.changed
+def compare(before: os.stat_result, now: os.stat_result, case: Case) -> str:
+    """Pure: "same", "look" (at attributes and bytes), or how they differ."""
+    if any(getattr(before, name) != getattr(now, name) for name in ("st_mode", "st_uid", "st_gid")):
+        return "another type, mode or owner"
+    if stat.S_ISDIR(now.st_mode):
+        chosen = case.set_to_now or (case.times_set and now.st_mtime_ns != now.st_ctime_ns)
+        return "another time" if chosen and before.st_mtime_ns != now.st_mtime_ns else "look"
+    if stat.S_ISCHR(now.st_mode) and not before.st_rdev and not now.st_rdev:
+        return "same"  # marks of overlayfs for what is removed from the lower layer; all of them may be one inode
+    if any(getattr(before, name) != getattr(now, name) for name in _OF_FILES):
+        return "changed"
+    return "same" if now.st_ctime_ns < 1e9 * (case.taken_at - SETTLED) else "look"
 
 
 class _Stop(Exception):
@@ -157,65 +93,52 @@ class _Stop(Exception):
 def trees(
     before: Path | None,
     now: Path,
-    lower: Path | Sequence[Path],
+    lower: Sequence[Path],
     case: Case,
     *,
-    rules: Rules = NOTHING,
+    rules: Rules,
     bounds: Bounds | None = None,
     hints: Sequence[str] = (),
 ) -> Outcome:
-    """Compare the upper `now` with the upper `before` (None: an empty one) over the same `lower`. Blocks.
+    """Compare the upper `now` with the upper `before` (None: an empty one) over the same lower layers. Blocks.
 
-    Of several lower layers the first is the topmost.
-    `hints` are paths where a difference is likely. They may be wrong: they can only end the comparison early.
+    The first lower layer is the topmost. `hints` are paths where a difference is likely. They may be wrong: they can
+    only end the comparison early.
     """
-    places = [before, now, *((lower,) if isinstance(lower, Path) else lower)]
     try:
         with contextlib.ExitStack() as stack:
-            roots = [None if place is None else stack.enter_context(directory(place)) for place in places]
+            roots = [
+                None if place is None else stack.enter_context(directory(place)) for place in (before, now, *lower)
+            ]
             for path in hints:
-                if (found := _at_once(roots, path, case)) and not (rules and rules.path(path)):
-                    return Outcome(False, difference=f"{path}: {found}")
+                if not rules.path(path) and _moved(roots[NOW], path, case):
+                    return Outcome(False, difference=f"{path}: changed")
             return _Comparison(case, rules, bounds or Bounds()).run(roots)
     except OSError as error:  # a sandbox that is removed, or changes its tree under our feet
         return Outcome(False, unknown=f"it cannot be compared: {error}")
 
 
-def _at_once(roots: Sequence[int | None], path: str, case: Case) -> str:
-    """How this one path differs, as far as its own entry shows; "" when it may be the same."""
-    was, is_now, *lowers = (None if root is None else _facts(root, path.strip("/")) for root in roots)
-    if was is not None and is_now is not None:
-        found = compare(was, is_now, case)
-        return "" if found in ("same", "look") or (was.hides and is_now.hides) else found
-    if was is None and is_now is None:
-        return ""
-    if is_now is None:
-        return "gone"
-    return "" if any(lowers) else "new"
-
-
-def _facts(root: int, path: str) -> Facts | None:
+def _moved(root: int | None, path: str, case: Case) -> bool:
+    """Whether a file, not a directory, changed since the snapshot was made."""
+    assert root is not None
     try:
-        found = open_deep(root, os.fsencode(path), os.O_PATH)
+        found = open_deep(root, os.fsencode(path.strip("/")), os.O_PATH)
     except (OSError, ValueError, Invalid):  # not there; or a name that a program chose, which no path can hold
-        return None
+        return False
     try:
-        return Facts.of(os.fstat(found))
+        status = os.fstat(found)
+        return not stat.S_ISDIR(status.st_mode) and status.st_ctime_ns > 1e9 * case.taken_at
     finally:
         os.close(found)
 
 
-@dataclass
 class _Comparison:
-    case: Case
-    rules: Rules
-    bounds: Bounds
-    entries: int = 0
-    content: int = 0
-    deadline: float = field(default=0.0)
+    def __init__(self, case: Case, rules: Rules, bounds: Bounds) -> None:
+        self.case, self.rules, self.bounds = case, rules, bounds
+        self.entries = self.content = 0
+        self.deadline = time.monotonic() + bounds.seconds
 
     def run(self, roots: Sequence[int | None]) -> Outcome:
-        self.deadline = time.monotonic() + self.bounds.seconds
         try:
             before, now = roots[BEFORE], roots[NOW]
             assert now is not None
@@ -228,73 +151,47 @@ class _Comparison:
 
     def _roots(self, before: int | None, now: int) -> None:
         status = os.fstat(now)
-        shown = (status.st_mode, status.st_uid, status.st_gid)
-        if before is None:
-            if shown != _ROOT or _attributes(now) or _flags(now):
-                self._differs("/", "another mode, owner or attribute")
-            if self.case.set_to_now or _chosen(Facts.of(status), self.case):
-                self._differs("/", "another time")  # than it had when it was made, which nobody noted
+        if before is not None:
+            self._need(compare(os.fstat(before), status, self.case), "/")
+            self._same_attributes(before, now, "/")
             return
-        found = compare(Facts.of(os.fstat(before)), Facts.of(status), self.case)
-        if found not in ("same", "look"):
-            self._differs("/", found)
-        self._same_attributes(before, now, "/")
+        if (status.st_mode, status.st_uid, status.st_gid) != _ROOT or _attributes(now) or _flags(now):
+            self._differs("/", "another mode, owner or attribute")
+        if self.case.set_to_now or (self.case.times_set and status.st_mtime_ns != status.st_ctime_ns):
+            self._differs("/", "another time")  # than it had when it was made, which nobody noted
 
     def _step(self, step: Step) -> None:
-        was, is_now, *shown = (None if each is None else Facts.of(each) for each in step.found)
-        if was is None and is_now is None:  # it went while we looked
+        was, now, *shown = step.found
+        if was is None and now is None:  # it went while we looked
             step.enter = [False] * len(step.enter)
             return
         path = f"/{step.path}"
         self._account(path)
-        if self.rules and self.rules.path(path):
+        if self.rules.path(path):
             step.enter = [False] * len(step.enter)
-        elif is_now is None:
+            return
+        if now is None:
             self._differs(path, "gone")
-        elif was is not None:
-            self._both(step, was, is_now, path)
-        else:
-            self._added(step, is_now, shown, path)
-
-    def _both(self, step: Step, was: Facts, is_now: Facts, path: str) -> None:
-        found = compare(was, is_now, self.case)
-        if found == "same" or (was.hides and is_now.hides):
-            step.enter = [False] * len(step.enter)
-            return
-        if found != "look":
-            self._differs(path, found)
-        if self._same_entries(step, BEFORE, was, is_now, path):
-            step.enter[LOWER:] = [False] * (len(step.enter) - LOWER)
-
-    def _added(self, step: Step, is_now: Facts, lowers: Sequence[Facts | None], path: str) -> None:
-        """A name that the upper did not have. It may have been copied up from the lower layer, and be as it was."""
-        layer, shown = next(((index, facts) for index, facts in enumerate(lowers, LOWER) if facts), (0, None))
-        # A process that lives on may hold the file of the lower layer: then the one in the upper is another.
-        held = not self.case.replaced and not is_now.directory
-        if shown is None or is_now.hides or held:
+        other = (
+            BEFORE if was is not None else next((at for at, each in enumerate(shown, LOWER) if each is not None), -1)
+        )
+        # A directory that the upper did not have may have been copied up from the lower layer, and be as it was.
+        if other < 0 or (other != BEFORE and not stat.S_ISDIR(now.st_mode)):
             self._differs(path, "new")
+        old = step.found[other]
+        assert old is not None
+        if self._need(compare(old, now, self.case), path) == "same":
             return
-        found = compare(shown, is_now, replace(self.case, replaced=True, taken_at=0.0))
-        if found not in ("same", "look") or (is_now.links > 1 and not is_now.directory):
-            self._differs(path, found)
-        if self._same_entries(step, layer, shown, is_now, path):
-            self._differs(path, "new")
+        with _opened(step.parents[other], step.name, old) as one, _opened(step.parents[NOW], step.name, now) as two:
+            self._same_attributes(one, two, path)
+            if stat.S_ISREG(now.st_mode):
+                self._same_bytes(one, two, path)
+            elif stat.S_ISDIR(now.st_mode) and _opaque(two):
+                if other != BEFORE:
+                    self._differs(path, "new")
+                step.enter[LOWER:] = [False] * (len(step.enter) - LOWER)
 
     # ----------------------------------------------------------------- parts
-
-    def _same_entries(self, step: Step, other: int, was: Facts, is_now: Facts, path: str) -> bool:
-        """Compare attributes, bytes, targets. Returns whether it is a directory that hides the lower layers."""
-        holder, holder_now = step.parents[other], step.parents[NOW]
-        with _opened(holder, step.name, was) as old, _opened(holder_now, step.name, is_now) as new:
-            self._same_attributes(_named(holder, step.name, old), _named(holder_now, step.name, new), path)
-            if is_now.directory:
-                assert new is not None
-                return _opaque(new)
-            if stat.S_ISREG(is_now.mode):
-                self._same_bytes(old, new, path)
-            elif stat.S_ISLNK(is_now.mode) and _target(holder, step.name) != _target(holder_now, step.name):
-                self._differs(path, "another target")
-        return False
 
     def _account(self, path: str) -> None:
         self.entries += 1
@@ -303,8 +200,11 @@ class _Comparison:
         if time.monotonic() > self.deadline:
             raise _Stop(Outcome(False, unknown=f"it takes too long at {path}"))
 
-    def _differs(self, path: str, how: str) -> None:
+    def _differs(self, path: str, how: str) -> NoReturn:
         raise _Stop(Outcome(False, difference=f"{path}: {how}"))
+
+    def _need(self, found: str, path: str) -> str:
+        return found if found in ("same", "look") else self._differs(path, found)
 
     def _same_attributes(self, old: int | str, new: int | str, path: str) -> None:
         if _attributes(old) != _attributes(new):
@@ -312,8 +212,8 @@ class _Comparison:
         if isinstance(old, int) and isinstance(new, int) and _flags(old) != _flags(new):
             self._differs(path, "other flags")
 
-    def _same_bytes(self, old: int | None, new: int | None, path: str) -> None:
-        assert old is not None and new is not None
+    def _same_bytes(self, old: int | str, new: int | str, path: str) -> None:
+        assert isinstance(old, int) and isinstance(new, int)
         if not same_ranges(old, new):
             self._differs(path, "other holes")
         for offset, size in pieces(old):
@@ -325,31 +225,22 @@ class _Comparison:
 
 
 @contextlib.contextmanager
-def _opened(holder: int, name: str, facts: Facts) -> Iterator[int | None]:
-    """A regular file or a directory, opened; None for all else. Raises OSError when it is another one by now."""
-    kind = stat.S_IFMT(facts.mode)
+def _opened(holder: int, name: str, facts: os.stat_result) -> Iterator[int | str]:
+    """A regular file or a directory, opened; a path to all else. Raises OSError when it is another one by now."""
+    kind = stat.S_IFMT(facts.st_mode)
     if kind not in (stat.S_IFREG, stat.S_IFDIR):
-        yield None
+        yield named(holder, name)
         return
     try:
         descriptor = open_kind(holder, name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME, (kind,))
     except Invalid as error:
         raise OSError(errno.ESTALE, f"{name} was replaced") from error
     try:
-        if os.fstat(descriptor).st_ino != facts.inode:
+        if os.fstat(descriptor).st_ino != facts.st_ino:
             raise OSError(errno.ESTALE, f"{name} was replaced")
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _named(holder: int, name: str, descriptor: int | None) -> int | str:
-    """What was opened, or a path to what cannot be: a symbolic link, a FIFO, a socket, a device. Flagless."""
-    return named(holder, name) if descriptor is None else descriptor
-
-
-def _target(holder: int, name: str) -> str:
-    return os.readlink(name, dir_fd=holder)
 
 
 def _attributes(of: int | str) -> list[tuple[str, bytes]]:
@@ -364,7 +255,7 @@ def _attributes(of: int | str) -> list[tuple[str, bytes]]:
     return found
 
 
-def _opaque(directory: int) -> bool:
+def _opaque(directory: int | str) -> bool:
     return any(name.endswith("overlay.opaque") and value == b"y" for name, value in _attributes(directory))
 
 

@@ -1,6 +1,6 @@
 """Ignore rules: which paths and processes of a sandbox make no checkpoint by themselves.
 
-Owns: what a rule means, a pure matter. Does not own: finding what changed (:mod:`daemon.verdict.compare`), or the
+Owns: what a rule means, a pure matter. Does not own: finding what else changed (:mod:`daemon.verdict.compare`), or the
 verdict (:mod:`daemon.verdict.judge`).
 
 Scope: a rule ignores *being changed* (a path) and *having lived on* (a process). What an ignored process does to

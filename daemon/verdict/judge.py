@@ -17,8 +17,9 @@ files made and removed, children that ended              none         nothing is
 =======================================================  ===========  ==========================================
 
 Guarantee: monotone. More effects never lower a verdict, and a verdict of `none` means that every row above is absent.
-Ignore rules (:mod:`daemon.verdict.ignore`) take ignored processes out of the effects before; the comparison of the
-files (:mod:`daemon.verdict.compare`) may turn `files` into `none` after. :mod:`daemon.verdict.assess` holds the order.
+Ignore rules (:mod:`daemon.verdict.ignore`) take ignored processes out of the effects before; where they name paths, a
+comparison of the files (:mod:`daemon.verdict.compare`) may turn `files` into `none` after.
+:mod:`daemon.verdict.assess` holds the order.
 """
 
 from __future__ import annotations

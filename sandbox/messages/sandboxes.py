@@ -71,15 +71,13 @@ class AtEnd(enum.StrEnum):
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
-class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """SDK -> daemon: POST /v1/sandboxes"""
+class Settings(msgspec.Struct, kw_only=True):
+    """What a sandbox is asked to be, and stays: the request, the sandbox's row and what forks inherit have these."""
 
     image: str
-    name: str | None = None
     limits: Limits = Limits()
     network: Network = Network()
-    env: dict[str, str] = {}  # on top of the image's
-    workdir: str | None = None  # absolute; None: the image's
+    env: dict[str, str] = {}  # of a request: on top of the image's
     labels: dict[str, str] = {}
     durable_answers: bool = False  # hold answers until durable instead of until captured
     gateway: Gateway | None = None  # how its agent reaches a model
@@ -89,6 +87,13 @@ class CreateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     lifetime: Seconds | None = None  # from its creation; never cuts a call short
     idle_timeout: Seconds | None = None  # without any call
     at_end: AtEnd = AtEnd.STOP
+
+
+class CreateRequest(Settings, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """SDK -> daemon: POST /v1/sandboxes"""
+
+    name: str | None = None
+    workdir: str | None = None  # absolute; None: the image's
     user: User | None = None  # who commands run as that do not say; None: the image's, root where it names nobody
 
 

@@ -21,6 +21,7 @@ from sandbox.tree.safe_path import SandboxRoot
 
 NONE, FILES, PROCESSES, BOTH = Verdict.NONE, Verdict.FILES, Verdict.PROCESSES, Verdict.BOTH
 WRITTEN = Effects(data_writes=1)
+RULES = ("/ignored",)
 
 
 @dataclass
@@ -55,16 +56,17 @@ HELD = Held({"/srv/log": ((7, 0o100644, 1, 2, 1), None)})
 
 @pytest.fixture
 def equal(tmp_path: Path) -> Trees:
-    """Two trees without a difference."""
+    """Two trees without a difference but for what `RULES` ignore."""
     for name in ("before", "now", "lower"):
         (tmp_path / name).mkdir(mode=0o755)
+    (tmp_path / "now/ignored").write_text("")
     return Trees(before=tmp_path / "before", now=tmp_path / "now", lower=tmp_path / "lower", taken_at=0.0)
 
 
 async def assessed(
     trees: Trees | None,
     *answers: Effects,
-    paths: Sequence[str] = (),
+    paths: Sequence[str] = RULES,
     busy: bool = False,
     assessor: Assessor | None = None,
 ) -> Verdict:
@@ -74,11 +76,16 @@ async def assessed(
     return judgement.verdict
 
 
-async def test_files_that_are_as_they_were_need_nothing(equal: Trees) -> None:
+async def test_files_that_are_as_they_were_but_for_what_is_ignored_need_nothing(equal: Trees) -> None:
     assert await assessed(equal, WRITTEN) is NONE
     (equal.now / "new").write_text("")
     assert await assessed(equal, WRITTEN) is FILES
-    assert await assessed(equal, WRITTEN, paths=["/new"]) is NONE
+    assert await assessed(equal, WRITTEN, paths=[*RULES, "/new"]) is NONE
+
+
+async def test_without_rules_for_paths_nothing_is_compared(equal: Trees) -> None:
+    (equal.now / "ignored").unlink()
+    assert await assessed(equal, WRITTEN, paths=()) is FILES
 
 
 @pytest.mark.parametrize(
@@ -94,7 +101,7 @@ async def test_files_that_are_as_they_were_need_nothing(equal: Trees) -> None:
         (Effects(must_files="the host wrote"), FILES),
         (Effects(data_writes=1, must_files="the host wrote"), FILES),
         (Effects(data_writes=1, excluded=1), FILES),
-        (Effects(data_writes=65), FILES),
+        (Effects(data_writes=65), NONE),
         (Effects(data_writes=1, survivors=1), FILES),  # what they hold is not known
         (Effects(uring_requests=3), NONE),
         (Effects(name_changes=2, metadata_changes=2, times_set=1), NONE),
@@ -134,7 +141,7 @@ async def test_what_happens_during_the_comparison_counts(equal: Trees, later: Ef
 
 
 async def test_a_tree_that_is_too_large_is_left_in_peace_for_some_turns(equal: Trees) -> None:
-    assessor = Assessor(compare.Bounds(entries=0, seconds=60))
+    assessor = Assessor(compare.Bounds(entries=1, seconds=60))
     (equal.now / "one").mkdir()
     assert await assessed(equal, WRITTEN, assessor=assessor) is FILES
     (equal.now / "one").rmdir()

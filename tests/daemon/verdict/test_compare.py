@@ -1,4 +1,4 @@
-"""The comparison of two uppers over one lower, on real directories: what is equal, what differs, what is unknown."""
+"""What changed in an upper but what rules ignore, on real directories: what is equal, what differs, what is unknown."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from daemon.verdict.compare import Bounds, Case, Facts, compare, trees
-from daemon.verdict.ignore import checked
+from daemon.verdict.compare import Bounds, Case, Outcome, trees
+from daemon.verdict.ignore import NOTHING, checked
 from sandbox.messages.ignore import IgnoreRules
 from sandbox.tree import btrfs
 from sandbox.tree.pool import Pool
 
 PATIENT = Bounds(seconds=60)
 NOBODY = 0xFFFFFFFF
-MOVING = ["work/fifo", "work/sub", "work", "."]
 
 
 @pytest.fixture
@@ -42,7 +38,7 @@ def place(pool: Pool, tmp_path: Path) -> Iterator[Path]:
     os.link(upper / "work/other", upper / "work/twin")
     os.mkfifo(upper / "work/fifo")
     os.setxattr(upper / "work/file", "user.mine", b"1")
-    for name in MOVING:
+    for name in ("work/fifo", "work/sub", "work", "."):
         os.utime(upper / name, (5, 5))
     btrfs.snapshot(before, now, readonly=False)
     (tmp_path / "before").symlink_to(upper)
@@ -58,7 +54,7 @@ def outcome(place: Path, case: Case | None = None, *, bounds: Bounds | None = No
     return trees(
         (place / "before").resolve(),
         (place / "now").resolve(),
-        place / "lower",
+        [place / "lower"],
         case,
         rules=rules,
         bounds=bounds or PATIENT,
@@ -71,15 +67,16 @@ ACL_OF_CHILDREN = ("system.posix_acl_default", _ENTRIES)
 
 SAME: dict[str, Callable[[Path], object]] = {
     "nothing": lambda now: None,
-    "rewritten with the same bytes": lambda now: (now / "work/file").write_text("same\n"),
-    "replaced by the same": lambda now: _replace(now / "work/file", "same\n"),
     "made and removed": lambda now: ((now / "work/new").write_text("x"), (now / "work/new").unlink()),
     "made and removed below": lambda now: ((now / "work/sub/new").write_text("x"), (now / "work/sub/new").unlink()),
     "overlay's own notes": lambda now: os.setxattr(now / "work", "trusted.overlay.impure", b"y"),
-    "copied up, as it was": lambda now: _copy_up(now),
+    "a directory copied up, as it was": lambda now: (now / "etc").mkdir(),
 }
 
 DIFFERENT: dict[str, Callable[[Path], object]] = {
+    "rewritten with the same bytes": lambda now: (now / "work/file").write_text("same\n"),
+    "replaced by the same": lambda now: _replace(now / "work/file", "same\n"),
+    "a file copied up": lambda now: _copy_up(now),
     "other bytes": lambda now: (now / "work/file").write_text("else\n"),
     "longer": lambda now: (now / "work/file").write_text("same\nmore\n"),
     "a name more": lambda now: (now / "work/new").write_text(""),
@@ -141,68 +138,77 @@ def test_different(place: Path, name: str) -> None:
     assert not found.equal and found.difference
 
 
-@pytest.mark.parametrize("name", ["work/file", "work/link", *MOVING])
-def test_times_matter_when_they_were_set_on_purpose(place: Path, name: str) -> None:
-    os.utime((place / "now").resolve() / name, (1, 1), follow_symlinks=False)
+DIRECTORIES = ["work/sub", "work", "."]
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_times_of_a_directory_matter_when_they_were_set_on_purpose(place: Path, name: str) -> None:
+    os.utime((place / "now").resolve() / name, (1, 1))
     assert outcome(place).equal
-    assert "time" in outcome(place, Case(strict=True)).difference
+    assert "time" in outcome(place, Case(times_set=True)).difference
 
 
-@pytest.mark.parametrize("name", MOVING)
+@pytest.mark.parametrize("name", ["work/file", "work/link", "work/fifo"])
+def test_a_time_of_a_file_counts(place: Path, name: str) -> None:
+    os.utime((place / "now").resolve() / name, (1, 1), follow_symlinks=False)
+    assert outcome(place).difference == f"/{name}: changed"
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
 def test_the_time_of_a_directory_may_have_been_set_to_the_present(place: Path, name: str) -> None:
     os.utime(place / "now" / name)
-    assert outcome(place, Case(strict=True)).equal  # names were made and removed in it, or bytes went through it
-    assert "time" in outcome(place, Case(strict=True, set_to_now=True)).difference
+    assert outcome(place, Case(times_set=True)).equal  # names were made and removed in it
+    assert "time" in outcome(place, Case(times_set=True, set_to_now=True)).difference
 
 
 def test_times_of_a_directory_follow_from_names_made_and_removed(place: Path) -> None:
     for folder in ("now", "now/work", "now/work/sub"):
         (place / folder / "new").mkdir()
         (place / folder / "new").rmdir()
-    assert outcome(place, Case(strict=True)).equal
+    assert outcome(place, Case(times_set=True)).equal
 
 
-def test_a_time_set_in_the_lower_counts(place: Path) -> None:
-    _copy_up(place / "now")
-    for name in ("etc", "etc/motd"):
-        status = os.stat(place / "lower" / name)
-        os.utime(place / "now" / name, ns=(status.st_atime_ns, status.st_mtime_ns))
-    before = place / "lower/etc/motd", place / "now/etc/motd"
-    assert os.stat(before[0]).st_mtime_ns == os.stat(before[1]).st_mtime_ns
+def test_a_time_set_of_a_directory_that_was_copied_up_counts(place: Path) -> None:
+    (place / "now/etc").mkdir()
+    status = os.stat(place / "lower/etc")
+    os.utime(place / "now/etc", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert outcome(place, Case(times_set=True)).equal
     os.utime(place / "now/etc", (1, 1))
-    assert "time" in outcome(place, Case(strict=True)).difference
-    assert outcome(place).equal
+    assert "time" in outcome(place, Case(times_set=True)).difference
 
 
-def test_a_whiteout_has_no_times(place: Path) -> None:
+def test_a_mark_of_what_was_removed_is_always_the_same(place: Path) -> None:
+    """Overlayfs makes all of them names of one inode, whose number of names and change time move with each."""
     for tree in ("before", "now"):
         (place / tree / "etc").mkdir()
         os.mknod(place / tree / "etc/motd", 0o20000, 0)
-    os.utime(place / "now/etc/motd", (1, 1))
-    status = os.stat(place / "before/etc")
-    os.utime(place / "now/etc", ns=(status.st_atime_ns, status.st_mtime_ns))
-    arguments = ((place / "before").resolve(), (place / "now").resolve(), place / "lower", Case(strict=True))
-    assert trees(*arguments, bounds=PATIENT, hints=["/etc/motd"]).equal
+    os.link(place / "now/etc/motd", place / "now/etc/issue")
+    assert outcome(place, ignore=["/etc/issue"]).equal
+    assert "/etc/issue" in outcome(place).difference
 
 
-def test_another_inode_is_another_file_while_somebody_may_hold_the_old_one(place: Path) -> None:
-    assert outcome(place, Case(replaced=False)).equal
-    _replace(place / "now/work/file", "same\n")
-    assert outcome(place).equal
-    assert "another file" in outcome(place, Case(replaced=False)).difference
+@pytest.mark.parametrize("since", [1.0, -1.0])
+def test_an_old_change_time_proves_that_nothing_followed(place: Path, since: float) -> None:
+    """What was settled before the snapshot is not read; what was not is compared."""
+    changed = os.stat(place / "now/work/file").st_ctime
+    found = outcome(place, Case(taken_at=changed + since), bounds=Bounds(content=0, seconds=60))
+    assert found.equal if since > 0 else "more than 0 bytes" in found.unknown
 
 
 def test_without_a_snapshot_everything_new_counts(place: Path) -> None:
-    empty = place / "empty"
+    empty, lower = place / "empty", [place / "lower"]
     empty.mkdir(mode=0o755)
-    lower = place / "lower"
-    assert trees(None, empty, lower, Case(), bounds=PATIENT).equal
+
+    def found() -> Outcome:
+        return trees(None, empty, lower, Case(), rules=NOTHING, bounds=PATIENT)
+
+    assert found().equal
     (empty / "etc").mkdir()
-    assert trees(None, empty, lower, Case(), bounds=PATIENT).equal  # a directory that was copied up
+    assert found().equal  # a directory that was copied up
     (empty / "etc/new").write_text("")
-    assert "/etc/new" in trees(None, empty, lower, Case(), bounds=PATIENT).difference
+    assert "/etc/new" in found().difference
     empty.chmod(0o700)
-    assert trees(None, empty, lower, Case(), bounds=PATIENT).difference.startswith("/:")
+    assert found().difference.startswith("/:")
 
 
 @pytest.mark.parametrize("bounds", [Bounds(entries=3), Bounds(content=3), Bounds(seconds=0)])
@@ -212,7 +218,7 @@ def test_beyond_the_bounds_nothing_is_known(place: Path, bounds: Bounds) -> None
 
 
 def test_a_tree_that_is_gone_is_unknown(place: Path) -> None:
-    assert trees(None, place / "gone", place / "lower", Case(), bounds=PATIENT).unknown
+    assert trees(None, place / "gone", [place / "lower"], Case(), rules=NOTHING, bounds=PATIENT).unknown
 
 
 def test_what_is_ignored_is_not_even_looked_at(place: Path) -> None:
@@ -239,52 +245,13 @@ def test_a_hard_link_out_of_an_ignored_directory_counts(place: Path) -> None:
     assert "/work/file" in outcome(place, ignore=["/cache/**"]).difference
 
 
-facts = st.builds(
-    Facts,
-    inode=st.integers(1, 2),
-    mode=st.sampled_from([0o100644, 0o100600, 0o40755, 0o120777, 0o20000]),
-    uid=st.integers(0, 1),
-    gid=st.integers(0, 1),
-    device=st.integers(0, 1),
-    size=st.integers(0, 2),
-    links=st.integers(1, 2),
-    blocks=st.integers(0, 1),
-    modified=st.integers(1, 2),
-    changed=st.integers(1, 2),
-)
-
-
-@given(
-    facts,
-    facts,
-    st.builds(
-        Case,
-        strict=st.booleans(),
-        set_to_now=st.booleans(),
-        replaced=st.booleans(),
-        taken_at=st.sampled_from([0.0, 9.0]),
-    ),
-)
-def test_nothing_is_the_same_unseen_unless_its_old_change_time_proves_it(one: Facts, two: Facts, case: Case) -> None:
-    found = compare(one, two, case)
-    if found == "same":
-        assert one == replace(two, blocks=one.blocks) and case.taken_at
-    if found in ("same", "look"):
-        assert (one.mode, one.uid, one.gid) == (two.mode, two.uid, two.gid)
-        if not one.directory:
-            assert one.links == two.links
-        if case.strict and not one.moves:
-            assert one.modified == two.modified
-        if one.moves and (case.set_to_now or (case.strict and two.modified != two.changed)):
-            assert one.modified == two.modified
-
-
 def test_a_hint_ends_the_comparison_early_and_never_hides_anything(place: Path) -> None:
-    (place / "now/work/new").write_text("")
-    arguments = ((place / "before").resolve(), (place / "now").resolve(), place / "lower", Case())
-    none = Bounds(entries=0, seconds=60)
-    assert trees(*arguments, bounds=none).unknown
-    assert "/work/new: new" in trees(*arguments, bounds=none, hints=["/etc/motd", "/work/file", "/work/new"]).difference
-    assert "/work/new" in trees(*arguments, bounds=PATIENT, hints=["/nowhere", "/work/\0", "../x"]).difference
+    new = place / "now/work/new"
+    new.write_text("")
+    before, now, lower = (place / "before").resolve(), (place / "now").resolve(), [place / "lower"]
+    none, case = Bounds(entries=0, seconds=60), Case(taken_at=new.stat().st_ctime - 0.001)
     rules = checked(IgnoreRules(paths=["/work/new"]))
-    assert trees(*arguments, bounds=PATIENT, rules=rules, hints=["/work/new"]).equal
+    assert trees(before, now, lower, case, rules=NOTHING, bounds=none).unknown
+    hints = ["/work", "/nowhere", "/work/\0", "../x", "/work/new"]
+    assert trees(before, now, lower, case, rules=NOTHING, bounds=none, hints=hints).difference == "/work/new: changed"
+    assert trees(before, now, lower, Case(), rules=rules, bounds=PATIENT, hints=hints).equal

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.verdict.compare import Bounds, Case, trees
+from daemon.verdict.ignore import NOTHING
 from sandbox.criu import equality
 from sandbox.errors import Invalid
 from sandbox.tree import btrfs, diff, facts, hashing, safe_path, sparse
@@ -194,7 +195,7 @@ def test_a_deep_tree_is_compared_copied_and_removed(top: Path, tmp_path: Path) -
     assert facts.tree_differences(top, other) == []
     assert equality.differences(facts.tree(top), facts.tree(other)) == []
     assert diff.changes(top, other, empty) == []
-    assert trees(top, top, empty, Case(), bounds=Bounds(entries=10_000, seconds=60)).equal
+    assert trees(top, top, [empty], Case(), rules=NOTHING, bounds=Bounds(entries=10_000, seconds=60)).equal
     deepen(other, 1, name="new")
     assert [(change.path, change.kind) for change in diff.changes(top, other, empty)] == [
         ("/new", "added"),
