@@ -22,7 +22,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,8 @@ from sandbox.paths import CHECKOUT
 
 MODEL = CHECKOUT / ".prefix" / "models" / "SmolLM2-135M-Instruct"
 TOLERANCE = 1e-3
+LENGTH = 2048  # tokens of the longest trajectory
+TURNS_MOST = 64
 START = 900.0  # seconds for a server to start, or to take weights, on a machine that is busy
 ASKED = ["List the files of this folder.", "Which of them is the largest?", "Write one line of shell that counts them."]
 
@@ -198,7 +200,21 @@ class Played:
 
     ids: list[int] = field(default_factory=list)
     answers: list[tuple[int, Generation]] = field(default_factory=list)
-    restarts: int = 0
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it went back: an answer that does not begin where the one before it ended, or later."""
+        end = 0
+        for at, generation in self.answers:
+            if at < end:
+                return True
+            end = at + len(generation.token_ids)
+        return False
+
+    @property
+    def resampled(self) -> int:
+        """Tokens that were heard twice: an answer's spans cover it once."""
+        return sum(len(g.token_ids) - (g.spans[-1].end if g.spans else 0) for _, g in self.answers)
 
 
 async def real(options: argparse.Namespace) -> dict[str, Any]:
@@ -215,7 +231,7 @@ async def real(options: argparse.Namespace) -> dict[str, Any]:
 async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
     folders = await asyncio.to_thread(_versions, home, 4)
     renderer = await asyncio.to_thread(ChatRenderer.load, MODEL)
-    launch = dataclasses.replace(vllm(slots=32, length=1024, threads=options.threads), start_timeout=START)
+    launch = dataclasses.replace(vllm(slots=32, length=LENGTH, threads=options.threads), start_timeout=START)
     rules = RoutingRules(silence=options.silence, update=START)
     async with AsyncExitStack() as stack:
         servers = {name: EngineSupervisor(launch, folders[0], 0, log=home / f"{name}.log") for name in "ab"}
@@ -224,10 +240,15 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
         for name, server in servers.items():
             await pool.join(name, server)
         efficiency = 0.0 if not options.rounds else await _efficiency(pool, servers, renderer, options)
-        began, played = time.monotonic(), [Played() for _ in range(options.trajectories)]
-        tasks = [asyncio.create_task(_play(pool, renderer, n, each, options)) for n, each in enumerate(played)]
-        log = await _disturb(pool, servers, folders, tasks, played, options)
-        lost = sum(isinstance(each, BaseException) for each in await asyncio.gather(*tasks, return_exceptions=True))
+        began, played, over = time.monotonic(), [Played() for _ in range(options.trajectories)], asyncio.Event()
+        tasks = [asyncio.create_task(_play(pool, renderer, n, each, options, over)) for n, each in enumerate(played)]
+        disturbed = _Disturbed(pool, servers, folders, played, tasks)
+        try:
+            await disturbed.go()
+        finally:
+            over.set()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        lost = [each for each in ended if isinstance(each, BaseException)]
         seconds = time.monotonic() - began
         counts = dict(pool.counts)
     checked = await asyncio.to_thread(_check, played, folders)
@@ -238,11 +259,13 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
         "turns": options.turns,
         "seconds": round(seconds, 1),
         "tokens_sampled": sampled,
-        **log,
+        **disturbed.log,
         "engine_efficiency": round(efficiency, 3) or None,
-        "lost": lost,
-        "replayed": sum(each.restarts for each in played),
-        "retokenised": 0,  # `_play` raises where a turn is no exact extension, and is then lost
+        "trajectories_lost": len(lost),
+        "why": sorted({f"{type(each).__name__}: {each}"[:200] for each in lost})[:3],
+        "replayed": sum(each.replayed for each in played),
+        "real_failover_tokens_resampled": sum(each.resampled for each in played),
+        "retokenised": sum(isinstance(each, ValueError) for each in lost),  # a turn that is no exact extension
         "real_failovers": counts.get("moved", 0),
         "real_failover_tokens_kept": counts.get("moved_tokens", 0),
         "servers_lost": counts.get("lost", 0),
@@ -279,67 +302,101 @@ def _versions(home: Path, count: int) -> list[Path]:
     return folders
 
 
-async def _play(pool: Any, renderer: ChatRenderer, number: int, played: Played, options: argparse.Namespace) -> None:
-    """A chat of some turns; each next prompt is an exact extension of the tokens so far."""
+async def _play(
+    pool: Pool,
+    renderer: ChatRenderer,
+    number: int,
+    played: Played,
+    options: argparse.Namespace,
+    over: asyncio.Event | None = None,
+) -> None:
+    """A chat of some turns, and of more until it is `over`; each next prompt is an exact extension of the tokens."""
     messages: list[Message] = [{"role": "user", "content": f"Task {number}. {ASKED[number % len(ASKED)]}"}]
     played.ids = renderer.open(messages)
     sampling = Sampling(max_tokens=options.tokens, temperature=1.0, stop_token_ids=renderer.stops)
-    for turn in range(options.turns):
+    for turn in range(TURNS_MOST):
         at, before = len(played.ids), list(played.ids)
-        generation = await pool.generate(list(played.ids), sampling)
+        generation = await _hear(pool, before, sampling)
         played.answers.append((at, generation))
         played.ids += generation.token_ids
-        if turn + 1 == options.turns:
+        if turn + 1 >= options.turns and (over is None or over.is_set()):
             return
         messages.append(renderer.parse(generation.token_ids, before).message())
         new: Message = {"role": "user", "content": f"It said {number + turn}. Go on."}
         longer = renderer.bridge(played.ids, messages, [new])
         if longer is None or longer[: len(played.ids)] != played.ids:
             raise ValueError(f"turn {turn} of trajectory {number} is no extension of its tokens")
+        if len(longer) + options.tokens > LENGTH:
+            return
         played.ids = longer
         messages.append(new)
 
 
-async def _disturb(
-    pool: Pool,
-    servers: dict[str, EngineSupervisor],
-    folders: list[Path],
-    tasks: list[asyncio.Task[None]],
-    played: list[Played],
-    options: argparse.Namespace,
-) -> dict[str, Any]:
+async def _hear(pool: Pool, ids: list[int], sampling: Sampling) -> Generation:
+    """An answer, piece by piece, as it was told."""
+    token_ids, logprobs, last = list[int](), list[float](), Delta(token_ids=[], logprobs=[])
+    async for last in pool.stream(ids, sampling):
+        token_ids += last.token_ids
+        logprobs += last.logprobs
+    return Generation(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        spans=last.spans or [],
+        finish_reason=last.finish_reason or "abort",  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class _Disturbed:
     """Weights, a kill, weights, a stop, weights, each while trajectories are under way."""
-    total, log = len(played) * options.turns, dict[str, Any]()
 
-    async def reached(share: float) -> bool:
-        while (done := sum(len(each.answers) for each in played)) < share * total:
-            if all(task.done() for task in tasks):
-                return False
+    pool: Pool
+    servers: dict[str, EngineSupervisor]
+    folders: list[Path]
+    played: list[Played]
+    tasks: list[asyncio.Task[None]]
+    log: dict[str, Any] = field(default_factory=dict)
+
+    async def go(self) -> None:
+        every = max(1, len(self.played) // 2)  # answers between two of them
+        for version in (1, 2, 3):
+            await self._further(every)
+            began = self._answers
+            published = await self.pool.publish(self.folders[version], version)
+            self.log[f"update_{version}_s"] = round(published.seconds, 1)
+            self.log[f"answers_meanwhile_{version}"] = self._answers - began
+            await self._further(every)
+            if version == 1:
+                await self._strike("a", signal.SIGKILL, "lost")
+            elif version == 2:
+                await self._strike("b", signal.SIGSTOP, "hung")
+        self.log["updates_in_flight"] = sum(not task.done() for task in self.tasks) and 3
+
+    @property
+    def _answers(self) -> int:
+        return sum(len(each.answers) for each in self.played)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Ends too when no trajectory is left."""
+        while not condition() and not all(task.done() for task in self.tasks):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        log[f"answers_at_{share:g}"] = done
-        return True
 
-    async def serving(name: str) -> None:
-        while pool.members[name].state != "serving" and not all(task.done() for task in tasks):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+    async def _further(self, count: int) -> None:
+        wanted = self._answers + count
+        await self._until(lambda: self._answers >= wanted)
 
-    updates = 0
-    for step, share in enumerate((0.1, 0.2, 0.4, 0.5, 0.6)):
-        if not await reached(share):
-            break
-        if step in (0, 2, 4):
-            updates += 1
-            published = await pool.publish(folders[updates], updates)
-            log[f"update_{updates}_s"] = round(published.seconds, 1)
-        else:
-            name = "ab"[step // 2]
-            await serving("ba"[step // 2])  # never both at once: that would only be waiting
-            pid = servers[name].pid
-            assert pid is not None
-            os.killpg(pid, signal.SIGKILL if step == 1 else signal.SIGSTOP)
-            log["killed" if step == 1 else "stopped"] = name
-    log["updates_in_flight"] = updates
-    return log
+    async def _strike(self, name: str, how: signal.Signals, found: str) -> None:
+        """A server that works is hit, while the other one serves too; until the pool has noticed."""
+        members = self.pool.members
+        await self._until(
+            lambda: all(member.state == "serving" for member in members.values()) and members[name].load > 0
+        )
+        pid = self.servers[name].pid
+        assert pid is not None
+        began, load, before = time.monotonic(), members[name].load, self.pool.counts[found]
+        os.killpg(pid, how)
+        await self._until(lambda: self.pool.counts[found] > before)
+        self.log[found] = {"server": name, "its_requests": load, "noticed_s": round(time.monotonic() - began, 1)}
 
 
 class _Bare:
@@ -398,7 +455,6 @@ def _check(played: list[Played], folders: list[Path]) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     errors: dict[int, list[float]] = {}
-    uncovered = 0
     for version, folder in enumerate(folders):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
         for each in played:
@@ -417,13 +473,10 @@ def _check(played: list[Played], folders: list[Path]) -> dict[str, Any]:
             for at, generation, i in wanted:
                 told, seen = generation.logprobs[i], float(logprobs[at - 1, each.ids[at]])
                 errors.setdefault(version, []).append(abs(told - seen))
-    for each in played:
-        uncovered += sum(len(g.token_ids) - (g.spans[-1].end if g.spans else 0) for _, g in each.answers)
     every = [error for found in errors.values() for error in found]
     return {
         "tokens_by_version": {str(version): len(found) for version, found in sorted(errors.items())},
         "logprob_error_max": max(every, default=0.0),
         "logprob_wrong": sum(error > TOLERANCE for error in every),
-        "spans_missing": uncovered,
         "mixed_answers": sum(len(g.spans) > 1 for each in played for _, g in each.answers),
     }

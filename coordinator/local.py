@@ -65,13 +65,19 @@ def roles_of(run: Path) -> Path:
     return run / "roles"
 
 
+def written(run: Path) -> dict[str, Named]:
+    """What is written down of the processes of a run, by name; each engine of a pool has a folder and a name of its
+    own."""
+    places = {name: (roles_of(run), name) for name in ROLES}
+    places |= {folder.name: (folder, "engine") for folder in sorted((run / "engines").glob("*"))}
+    read = {name: adopted.read(folder, role) for name, (folder, role) in places.items()}
+    return {name: role for name, role in read.items() if role is not None}
+
+
 def states(run: Path) -> list[RoleState]:
     """The processes of a run that were ever started."""
     found = []
-    for name in ROLES:
-        role = adopted.read(roles_of(run), name)
-        if role is None:
-            continue
+    for name, role in written(run).items():
         descriptor = adopted.hold(role)
         if descriptor is not None:
             os.close(descriptor)
@@ -93,7 +99,7 @@ def states(run: Path) -> list[RoleState]:
 
 def restart(run: Path, name: str) -> bool:
     """kill -9 of one role: who watches it starts it again. False when it does not live."""
-    role = adopted.read(roles_of(run), name)
+    role = written(run).get(name)
     descriptor = adopted.hold(role) if role is not None else None
     if descriptor is None:
         return False

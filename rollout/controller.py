@@ -54,6 +54,7 @@ from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Tokenizer
 from rollout.episode.clock import PhaseMeter
 from rollout.episode.manager import Engine, EpisodeManager, OnTurn
+from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeSpec
 from rollout.groups import Counts, Group, Slot
 from rollout.messages import Batch, Trajectory, TurnRecord
@@ -86,6 +87,7 @@ class RolloutController:
         tokenizer: Tokenizer,
         config: RolloutConfig,
         folder: Path | str,
+        renderer: Renderer | None = None,  # of a chat model
         version: int = 0,
         step: int | None = None,
         seeds: Iterable[int] | None = None,
@@ -102,14 +104,14 @@ class RolloutController:
         self.fence = self.store.acquire("rollout")
         if step is not None:
             self.store.recover(step, self.fence)
-        self.policy = RolloutPolicy(config.rules)
+        self.policy, self.meter = RolloutPolicy(config.rules), PhaseMeter()
         self.log = DecisionLog(self.folder, self.fence.generation, config.rules)
-        self.meter = PhaseMeter()
         self.episodes = EpisodeManager(
             environment=environment,
             host=host,
             engine=engine,
             tokenizer=tokenizer,
+            renderer=renderer,
             limits=config.limits,
             notes=JournalThread(self.journal, self._disk),
             meter=self.meter,
@@ -119,7 +121,7 @@ class RolloutController:
         self.step, self.version, self._told = self.store.next_step() if step is None else step, version, on_turn
         base = itertools.count(config.seed * 1_000_000) if seeds is None else iter(seeds)
         self._seeds: Iterator[int] = itertools.islice(base, self.store.issued(), None)
-        self._seeds_left = True
+        self._seeds_left, self._draining, self._stopped = True, False, False
         self._queued = self.store.queued()
         self._do = self._disk.do
         self._members = config.size + config.extra
@@ -129,7 +131,6 @@ class RolloutController:
         self._asked: asyncio.Future[Batch] | None = None
         self._asked_at = 0.0
         self._training = self.store.account().handed > 0
-        self._draining = self._stopped = False
         self._changed = asyncio.Event()
         self._waits: list[Wait] = []
         self._tasks: set[asyncio.Task[Any]] = set()

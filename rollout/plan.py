@@ -1,11 +1,12 @@
 """`RolloutPlan`: what the rollout's process is told, as `plan.json` of the run folder has it under ``rollout``.
 
-Owns: the struct and reading it. Does not own: how it follows from options (trainer.config).
+Owns: the structs and reading them. Does not own: how it follows from options (trainer.config).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -15,12 +16,22 @@ from sandbox.errors import Invalid, NotFound
 NAME = "plan.json"
 
 
+class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which engine servers a run uses. Example: ``PoolPlan(engines=2)``"""
+
+    engines: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1  # servers that the run starts on its host
+    urls: list[str] = []  # or servers that somebody else runs; they must be able to read the run's weights
+    slots: Annotated[int, msgspec.Meta(ge=1)] = 64  # requests at once, of each server
+    threads: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each vLLM server that the run starts
+
+
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Example: ``RolloutPlan(task="examples/fix_the_service", config=RolloutConfig(groups=8))``"""
 
     task: str  # folder or file whose environment is played
     config: RolloutConfig
     engine: str = "embedded"  # or vllm
+    pool: PoolPlan = PoolPlan()
     image: str | None = None  # instead of the environment's
     pace: float = 0.0  # seconds per answer, at least: see rollout.engine.pace
     steps: int = 0  # of the trainer

@@ -13,7 +13,7 @@ import os
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import msgspec
 from rollout.config import RolloutConfig
 from rollout.engine.client import Sampling
 from rollout.environments import folder as task
-from rollout.plan import NAME, RolloutPlan, read_plan
+from rollout.plan import NAME, PoolPlan, RolloutPlan, read_plan
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
@@ -38,6 +38,7 @@ class Config:
     model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face folder
     seed: int = 0
     engine: str = "embedded"  # or vllm
+    pool: PoolPlan = field(default_factory=PoolPlan)  # table [pool]: how many of them, or their urls
     steps: int = 9
     groups: int = 8
     size: int = 8  # trajectories per group
@@ -173,6 +174,7 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
             seed=config.seed,
         ),
         engine=config.engine,
+        pool=config.pool,
         image=config.image,
         pace=fitting.pace,
         nice=fitting.nice,

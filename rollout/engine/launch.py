@@ -17,6 +17,7 @@ from sandbox.errors import EngineFailed
 from sandbox.paths import CHECKOUT
 
 IDLE_EXIT = 900.0  # seconds
+STREAMED = 8  # tokens of one piece of a stream: each piece costs the server, and us, about as much as a token
 VLLM_PYTHON = CHECKOUT / ".venv-vllm" / "bin" / "python"
 
 
@@ -68,6 +69,7 @@ def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, thr
         argv += ["--enforce-eager", "--dtype", "float32", "--enable-scale-out", "--disable-uvicorn-access-log"]
         argv += ["--max-model-len", str(length), "--max-num-seqs", str(slots)]
         argv += ["--scheduling-policy", "priority"]
+        argv += ["--stream-interval", str(STREAMED)]
         argv += ["--logprobs-mode", "processed_logprobs"]  # of the sampled distribution, after the temperature
         env = {
             "VLLM_SERVER_DEV_MODE": "1",  # the RL routes

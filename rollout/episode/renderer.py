@@ -260,6 +260,14 @@ def _without_added(encoder: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(described))
 
 
+def has_template(folder: Path) -> bool:
+    """Whether a folder's model speaks by a chat template."""
+    if (folder / "chat_template.jinja").exists():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.exists() and bool(json.loads(config.read_bytes()).get("chat_template"))
+
+
 def end_tokens(folder: Path) -> list[int]:
     """What ends an answer, as the folder's generation config (or config) says."""
     for name in ("generation_config.json", "config.json"):

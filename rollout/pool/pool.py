@@ -367,7 +367,11 @@ class Pool:
         """One server takes the version; its requests stand still meanwhile and go on. Seconds that it stood still."""
         member.state, member.updating_since = "updating", time.monotonic()
         try:
+            await self._answers_soon(member)
             published = await member.server.publish(folder, version)
+        except TimeoutError:
+            self._down(member, "hung")
+            return 0.0
         except EngineFailed as error:
             if member.state == "updating":
                 self._down(member, "lost")
@@ -382,6 +386,12 @@ class Pool:
             member.state = "serving"
         self._route()
         return published.paused_s
+
+    async def _answers_soon(self, member: Member) -> None:
+        """TimeoutError where it is silent: the others do not wait for their weights for as long as weights may take."""
+        if member.client is not None:
+            async with asyncio.timeout(self.rules.silence):
+                await member.client.version()
 
     # ----------------------------------------------------------------- to look at
 

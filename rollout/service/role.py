@@ -22,25 +22,24 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from rollout import tokenizer
 from rollout.chaos import Faults
+from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
-from rollout.engine.client import Published
 from rollout.engine.manifest import NAME as MANIFEST
 from rollout.engine.manifest import digest_of
 from rollout.engine.pace import Paced
-from rollout.engine.supervisor import EngineSupervisor, embedded, vllm
 from rollout.environments import folder as tasks
 from rollout.environments.base import Environment
-from rollout.episode.manager import Engine
+from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.labels import Labelled
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.plan import RolloutPlan
 from rollout.service import protocol as wire
+from rollout.service.engines import Engines, Serve, serving
 from rollout.store import stages
 from rollout.store.samples import Fence, SampleStore
 from sandbox import durable
@@ -54,16 +53,6 @@ ACCEPTED = "version.json"  # in the rollout's folder
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 HOST_PATIENCE = 300.0  # seconds for which a run that has begun waits for its host
 HOST_AGAIN = 0.2  # seconds between two looks
-LAUNCHES = {"embedded": embedded, "vllm": vllm}
-
-
-class Engines(Engine, Protocol):
-    """All that generates for this rollout: one supervised server, or a router over pools of them."""
-
-    async def publish(self, folder: Path | str, version: int) -> Published: ...
-
-
-Serve = Callable[[wire.VersionRef], contextlib.AbstractAsyncContextManager[Engines]]
 
 
 class RolloutRole:
@@ -75,7 +64,7 @@ class RolloutRole:
         self.store = SampleStore(self.folder)
         self.controller: RolloutController | None = None
         self.born = time.time()
-        self._serve = serve or self._supervised
+        self._serve = serve or serving(plan, run)
         self._ref = _accepted(self.folder)
         self._served: wire.VersionRef | None = None
         self._paused_s = 0.0
@@ -219,7 +208,8 @@ class RolloutRole:
     async def _playing(self, engines: Engines, ref: wire.VersionRef) -> AsyncIterator[RolloutController]:
         """The controller, going on where the one before it stopped; sandboxes that nobody goes on with are removed."""
         self._reached("engine")
-        controller = self._controller(engines, ref)
+        renderer = await asyncio.to_thread(_renderer, Path(ref.folder))
+        controller = self._controller(engines, ref, renderer)
         sweep: asyncio.Task[None] | None = None
         try:
             left = await self.host.left(keep=controller.journalled_sandboxes())  # before there are new ones
@@ -282,12 +272,7 @@ class RolloutRole:
                     raise
             await asyncio.sleep(HOST_AGAIN)
 
-    def _supervised(self, ref: wire.VersionRef) -> contextlib.AbstractAsyncContextManager[Engines]:
-        """One engine server, which outlives this process when that is killed."""
-        launch = LAUNCHES[self.plan.engine]()
-        return EngineSupervisor(launch, ref.folder, ref.version, log=self.run / "engine.log", roles=self.run / "roles")
-
-    def _controller(self, engines: Engines, ref: wire.VersionRef) -> RolloutController:
+    def _controller(self, engines: Engines, ref: wire.VersionRef, renderer: ChatRenderer | None) -> RolloutController:
         made, image = tasks.load(Path(self.plan.task)).environment, self.plan.image
 
         def environment() -> Environment:
@@ -301,7 +286,8 @@ class RolloutRole:
             host=self.host,
             engine=Paced(engines, seconds=self.plan.pace),
             tokenizer=tokenizer.load(ref.folder),
-            config=self.plan.config,
+            renderer=renderer,
+            config=_ended_by(self.plan.config, renderer),
             folder=self.folder,
             version=ref.version,
             on_turn=self._on_turn,
@@ -321,6 +307,20 @@ class RolloutRole:
             self._first_turn = time.time()
             self._reached(stages.WORKED)
         self._verdicts[turn.verdict] += 1
+
+
+def _renderer(folder: Path) -> ChatRenderer | None:
+    """Of a chat model: its episodes are conversations, laid out by its own template."""
+    return ChatRenderer.load(folder) if has_template(folder) else None
+
+
+def _ended_by(config: RolloutConfig, renderer: ChatRenderer | None) -> RolloutConfig:
+    """The same, with all that ends a message of this model."""
+    if renderer is None:
+        return config
+    stops = sorted({*config.sampling.stop_token_ids, *renderer.stops})
+    sampling = msgspec.structs.replace(config.sampling, stop_token_ids=stops)
+    return msgspec.structs.replace(config, sampling=sampling)
 
 
 def _need_sealed(ref: wire.VersionRef) -> None:

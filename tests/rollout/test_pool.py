@@ -177,6 +177,19 @@ async def test_weights_roll_over_the_servers_while_requests_go_on(pool: Pool, fo
     assert (await pool.generate([3], Sampling(max_tokens=1))).spans[0].version == 1
 
 
+async def test_a_server_that_hangs_keeps_no_other_from_its_weights(
+    pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
+) -> None:
+    pid = servers["a"].pid  # the first in turn
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    await pool.publish(folders[1], 1)
+    assert pool.counts["hung"] == 1
+    assert (await pool.generate([74], Sampling(max_tokens=1))).spans[0].version == 1
+    await until(lambda: pool.members["a"].state == "serving")
+    assert pool.members["a"].version == 1 and servers["a"].pid != pid
+
+
 async def test_a_server_that_was_down_takes_the_version_before_it_serves(
     pool: Pool, servers: dict[str, EngineSupervisor], folders: list[Path]
 ) -> None:

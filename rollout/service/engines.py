@@ -1,0 +1,68 @@
+"""The engines of a run, as its plan names them: one server, a pool of several, or servers that somebody else runs.
+
+Owns: which of these, and how the servers are started. Does not own: servers, pools, weights.
+Guarantee: what is yielded serves the version that was asked for; servers of ours outlive a killed rollout, and the next
+one adopts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from rollout.engine.client import Published
+from rollout.engine.launch import Launch, embedded, vllm
+from rollout.engine.supervisor import EngineSupervisor
+from rollout.episode.manager import Engine
+from rollout.plan import RolloutPlan
+from rollout.pool.member import Remote
+from rollout.pool.pool import Pool
+from rollout.pool.started import started
+from rollout.service.protocol import VersionRef
+from sandbox.errors import Invalid
+
+
+class Engines(Engine, Protocol):
+    """All that generates for this rollout: one supervised server, or a pool of them."""
+
+    async def publish(self, folder: Path | str, version: int) -> Published: ...
+
+
+Serve = Callable[[VersionRef], AbstractAsyncContextManager[Engines]]
+
+
+def serving(plan: RolloutPlan, run: Path) -> Serve:
+    """What serves a version for this plan. ``async with serving(plan, run)(ref) as engines``"""
+
+    def serve(ref: VersionRef) -> AbstractAsyncContextManager[Engines]:
+        if plan.pool.urls:
+            return _remote(plan, ref)
+        if plan.pool.engines > 1:
+            return started(launch(plan), ref.folder, ref.version, count=plan.pool.engines, run=run)
+        return EngineSupervisor(launch(plan), ref.folder, ref.version, log=run / "engine.log", roles=run / "roles")
+
+    return serve
+
+
+def launch(plan: RolloutPlan) -> Launch:
+    """How the plan's servers are started: room for its longest trajectory."""
+    slots, length = plan.pool.slots, plan.config.limits.max_length
+    if plan.engine == "vllm":
+        return vllm(slots=slots, length=length, threads=plan.pool.threads)
+    if plan.engine == "embedded":
+        return embedded(slots=slots, length=length)
+    raise Invalid(f"no engine {plan.engine!r}", remedy="embedded or vllm")
+
+
+@asynccontextmanager
+async def _remote(plan: RolloutPlan, ref: VersionRef) -> AsyncIterator[Pool]:
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(Pool())
+        for url in plan.pool.urls:
+            server = Remote(url, slots=plan.pool.slots)
+            stack.push_async_callback(server.close)
+            await pool.join(url, server)
+        await pool.publish(ref.folder, ref.version)
+        yield pool

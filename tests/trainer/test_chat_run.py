@@ -1,0 +1,110 @@
+"""A chat model learns: its folder, two engine servers in a pool, its template, a real daemon, real sandboxes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from coordinator import local
+from rollout.episode.renderer import ChatRenderer
+from rollout.messages import Trajectory
+from rollout.plan import read_plan
+from rollout.store.samples import SampleStore
+from sandbox.errors import Invalid
+from sandbox.paths import CHECKOUT
+from tests.support.chat_models import need_models
+from tests.support.daemon_host import Daemon, missing
+from tests.support.door_engines import small_chat_model
+from trainer import config
+from trainer.metrics import read_lines
+
+ENVIRONMENT = Path(__file__).resolve().parents[1] / "support" / "odd_answers.py"
+PLAN = """
+task = "{task}"
+model = "model"
+out = "runs"
+steps = 2
+groups = 2
+size = 3
+concurrency = 6
+held_out = 2
+faults = 0
+pace = 0.0
+
+[pool]
+engines = 2
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    if missing():
+        pytest.skip(missing())
+    need_models()
+    host = Daemon(tmp_path / "host")
+    try:
+        host.start()
+        monkeypatch.setenv("PAGURUS_RUN", str(host.run))
+        yield host
+    finally:
+        host.clean()
+
+
+def test_a_chat_model_is_trained_over_a_pool_token_by_token(daemon: Daemon, tmp_path: Path) -> None:
+    model = small_chat_model(tmp_path / "model")
+    described = json.loads((model / "tokenizer_config.json").read_bytes())
+    described["chat_template"] = (model / "chat_template.jinja").read_text()
+    (model / "tokenizer_config.json").write_text(json.dumps(described))
+    plan = tmp_path / "plan.toml"
+    plan.write_text(PLAN.format(task=ENVIRONMENT))
+    run, _ = config.open_run(config.make(config.read(plan)))
+    assert read_plan(run).pool.engines == 2
+    done = subprocess.run([sys.executable, "-m", "coordinator.local", str(run)], cwd=CHECKOUT, timeout=600)
+    assert done.returncode == 0, (run / "rollout.log").read_text()
+
+    assert {"engine-0", "engine-1"} <= {state.name for state in local.states(run)}
+    store = SampleStore(run / "rollout")
+    batches = [store.batch(step) for step in range(2)]
+    store.close()
+    renderer = ChatRenderer.load(model)
+    trained = [each for batch in batches if batch is not None for g in batch.groups for each in g.trajectories]
+    assert len(trained) == 12
+    for trajectory in trained:
+        exact(renderer, trajectory)
+    assert {version for each in trained for version in each.versions} >= {-1, 0}
+    learned = [line for line in read_lines(run / "metrics.jsonl") if "train/mismatch_kl" in line]
+    assert len(learned) == 2 and abs(learned[0]["train/mismatch_kl"]) < 1e-5  # the second batch may be of older weights
+    assert json.loads((run / "summary.json").read_text())["policy_version"] == 2
+
+
+def exact(renderer: ChatRenderer, trajectory: Trajectory) -> None:
+    """One sample, laid out by the template; the second prompt extends what was said."""
+    assert trajectory.breaks == [] and len(trajectory.turns) == 2
+    opening = [
+        {"role": "system", "content": "Write one line of shell."},
+        {"role": "user", "content": trajectory.opening},
+    ]
+    first = renderer.open(opening)
+    assert trajectory.tokens[: len(first)] == first and not any(trajectory.mask[: len(first)])
+    edges = [at for at, (left, right) in enumerate(pairwise(trajectory.mask), 1) if left != right]
+    assert len(edges) == 3 and edges[0] == len(first), "prompt, answer, observation, answer"
+    between = renderer.decode(trajectory.tokens[edges[1] : edges[2]])
+    assert between.startswith("<|im_end|>\n<|im_start|>user\n") and between.endswith("<|im_start|>assistant\n")
+    assert trajectory.turns[0].observation in between
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [("engines = 0", "engines"), ("engine = 2", "engine"), ('urls = "x"', "urls"), ("engines = 100", "engines")],
+)
+def test_a_pool_of_nonsense_is_refused_by_name(tmp_path: Path, table: str, said: str) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'task = "x"\n[pool]\n{table}\n')
+    with pytest.raises(Invalid, match=said):
+        config.make(config.read(plan))
