@@ -142,6 +142,9 @@ def _take_precedence() -> None:
         log.info("no CAP_SYS_NICE: the daemon competes with its sandboxes for the processors")
 
 
+_RLIMIT_MSGQUEUE = 12  # bytes of POSIX message queues; Python has no name for it
+
+
 async def _watchdog() -> None:
     """Half the interval that systemd allows (``WATCHDOG_USEC``), if it asks at all."""
     interval = int(os.environ.get("WATCHDOG_USEC", "0")) / 2e6
@@ -151,14 +154,30 @@ async def _watchdog() -> None:
 
 
 def _allow_descriptors() -> None:
-    """As many as the hard limit allows: a sandbox takes about ten, and shells begin with 1,024."""
+    """As many as the hard limit allows: a sandbox takes about ten, and shells begin with 1,024.
+
+    What sandboxes have of queued signals and message queues counts together to the limit of whoever makes their user
+    namespaces, that is, of this process and its children. Each sandbox has a limit of its own (native/confine.c).
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for shared in (resource.RLIMIT_SIGPENDING, _RLIMIT_MSGQUEUE):
+        with contextlib.suppress(ValueError, OSError):  # no CAP_SYS_RESOURCE, in a container
+            resource.setrlimit(shared, (resource.RLIM_INFINITY,) * 2)
 
 
 def _raise_limits() -> None:
-    """As systemd does where it boots the host: the kernel's own defaults bound what memory limits bound already."""
-    for name, most in (("kernel/pid_max", 1 << 22), ("fs/file-max", (1 << 63) - 1)):
+    """As systemd does where it boots the host: the kernel's own defaults bound what memory limits bound already.
+
+    The last three count over all sandboxes, with the host's root: by default a single sandbox could take them all.
+    """
+    for name, most in (
+        ("kernel/pid_max", 1 << 22),
+        ("fs/file-max", (1 << 63) - 1),
+        ("fs/aio-max-nr", (1 << 31) - 1),
+        ("fs/inotify/max_user_instances", (1 << 31) - 1),
+        ("fs/inotify/max_user_watches", (1 << 31) - 1),
+    ):
         path = Path("/proc/sys") / name
         with contextlib.suppress(OSError):  # not ours to say, in a container
             if int(path.read_text()) < most:

@@ -11,7 +11,7 @@ from bench.hostile.api import ApiScene, act
 from sandbox import PagurusError
 from sandbox.content import transfer
 from sandbox.content.transfer import Head, Kind
-from sandbox.messages import CheckpointInfo
+from sandbox.messages import CheckpointInfo, Mount
 from sandbox.sdk.processes import Process
 
 PATIENCE = 600.0  # seconds after which something is held to have no end
@@ -199,3 +199,77 @@ def _import_act(name: str, settings: dict[str, Any]) -> None:
 
 for _name, _settings in SETTINGS.items():
     _import_act(_name, _settings)
+
+
+VOLUMES = """
+import errno, fcntl, os, struct, sys
+here, made = os.open('/scratch', os.O_RDONLY), 0
+create, snapshot = struct.pack('=q', 0) + b'inner', struct.pack('=q', here) + b'shot'
+flags = struct.pack('=Q', 2)
+for number, args in ((0x5000940e, create), (0x50009401, snapshot), (0x80089418, b''), (0x4008941a, flags)):
+    try: fcntl.ioctl(here, number, bytearray(args.ljust(4096, b'\\0')))
+    except OSError as error: made += error.errno != errno.ENOTTY
+    else: made += 1
+open('/scratch/one', 'w').write('x' * 100_000)
+fcntl.ioctl(open('/scratch/two', 'w'), 0x40049409, os.open('/scratch/one', os.O_RDONLY))  # what cp --reflink does
+sys.exit(f'{made} calls went through' if made else 0)
+"""
+
+
+@act("make subvolumes outside the limit of a scratch mount")
+async def _volumes(scene: ApiScene) -> str:
+    mounts = [Mount.scratch("/scratch", size="16MiB")]
+    async with scene.host.create(scene.attacker.info.image, mounts=mounts) as sandbox:
+        done = await sandbox.exec(["python3", "-c", VOLUMES])
+    return done.stderr.decode(errors="replace")[-200:]
+
+
+TAKEN = """
+import ctypes, errno, os, signal, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+def until_refused(most, take):
+    for n in range(most):
+        if take(n) < 0: return n
+    return most
+kept = [ctypes.c_ulong(0) for _ in range(64)]
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+value = struct.pack('=iiiiiq', 40, 0, -1, 0, 0, 0).ljust(128, b'\\0')
+attributes = (ctypes.c_long * 8)(0, 10, 8192, 0)
+print({
+    'asynchronous requests': until_refused(8, lambda n: libc.syscall(206, 65000, ctypes.byref(kept[n]))),
+    'inotify instances': until_refused(1000, lambda n: libc.inotify_init()),
+    'queued signals': until_refused(200_000, lambda n: libc.syscall(129, os.getpid(), 40, value)),
+    'message queues': until_refused(64, lambda n: libc.syscall(240, b'a%d' % n, 0o102, 0o600, attributes)),
+}, flush=True)
+time.sleep(1000)
+"""
+STILL = """
+import ctypes, os, signal, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+context = ctypes.c_ulong(0)
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+value = struct.pack('=iiiiiq', 40, 0, -1, 0, 0, 0).ljust(128, b'\\0')
+attributes = (ctypes.c_long * 8)(0, 10, 8192, 0)
+sys.exit(', '.join(what for what, got in (
+    ('asynchronous requests', libc.syscall(206, 1000, ctypes.byref(context))),
+    ('inotify instances', libc.inotify_init()),
+    ('queued signals', libc.syscall(129, os.getpid(), 40, value)),
+    ('message queues', libc.syscall(240, b'still', 0o102, 0o600, attributes)),
+) if got < 0) or 0)
+"""
+
+
+@act("take all of what the kernel counts for the whole host")
+async def _whole_host(scene: ApiScene) -> str:
+    """Asynchronous requests, inotify instances, queued signals, message queues: the neighbour still gets some."""
+    taker = await scene.attacker.processes.start(["python3", "-c", TAKEN])
+    try:
+        async for _ in taker.stream():
+            break  # it has taken what it could
+        done = await scene.neighbour.exec(["python3", "-c", STILL])
+        state = await taker.refresh()
+    finally:
+        await taker.kill()
+    if state.exit_code is not None:
+        return f"was not tried: exit {state.exit_code}"
+    return f"nothing left for the neighbour of: {done.stderr.decode(errors='replace').strip()}" * bool(done.exit_code)

@@ -156,3 +156,53 @@ async def _zombies(scene: Scene) -> str:
         "  if made == 20: print('tried', flush=True)\n except OSError: pass\ntime.sleep(60)"
     )
     return judge(await run(scene, code, timeout=2)) or await unharmed(scene)
+
+
+SMALL = Limits(memory="128MiB", processes=64, cpus=1)
+HELD = """
+def held(path):
+    lines = read(path, 'r', -1).splitlines()[1:]
+    return sum(int(part, 16) for line in lines for part in line.split()[4].split(':')) >> 20
+def read(path, mode, most):
+    with open(path, mode) as f: return f.read(most)
+def tell(path):
+    print('tried', held(path), 'MiB', flush=True)
+    if held(path) > 64: print('BREACH', held(path), 'MiB beside a memory of 128', flush=True)
+kept, data = [], bytes(60000)
+"""
+
+
+@act("hold memory in the buffers of TCP connections", SMALL)
+async def _tcp(scene: Scene) -> str:
+    code = (
+        "listener = socket.socket(); listener.bind(('127.0.0.1', 0)); listener.listen()\n"
+        "for _ in range(60):\n"
+        " kept.append(socket.create_connection(listener.getsockname())); kept.append(listener.accept()[0])\n"
+        " for end in kept[-2:]:\n"
+        "  end.setblocking(False)\n"
+        "  try:\n"
+        "   while True: end.send(data)\n"
+        "  except OSError: pass\n"
+        "tell('/proc/net/tcp')"
+    )
+    return judge(await run(scene, HELD + code, timeout=60)) or await unharmed(scene)
+
+
+@act("hold memory in datagrams that nobody reads", SMALL)
+async def _udp(scene: Scene) -> str:
+    code = (
+        "for _ in range(1000):\n"
+        " one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); one.bind(('127.0.0.1', 0)); kept.append(one)\n"
+        " one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30); one.setblocking(False)\n"
+        " try:\n"
+        "  for _ in range(8): one.sendto(data, one.getsockname())\n"
+        " except OSError: pass\n"
+        "tell('/proc/net/udp')"
+    )
+    return judge(await run(scene, HELD + code, timeout=60)) or await unharmed(scene)
+
+
+@act("hold memory in netlink messages of its own", SMALL)
+async def _netlink(scene: Scene) -> str:
+    code = "attempt('usersock', socket.socket, socket.AF_NETLINK, socket.SOCK_RAW, 2)"
+    return judge(await run(scene, code))

@@ -35,6 +35,7 @@ CPU_PERIOD = 100_000  # microseconds
 _MS_REMOUNT = 32
 HELPERS = 8  # tasks of the host that work for a sandbox which is full
 FREEZING = 40  # looks at whether it stands still
+SOCKET_PART = 4  # a sandbox's sockets may hold as much as this part of its memory, beside it
 SHIM_TASKS = 1  # the shim itself counts in the v1 pids group that it has joined
 
 # What Docker's default allows: making nodes (the user namespace refuses that anyway), the harmless devices, terminals.
@@ -192,6 +193,10 @@ class Cgroup:
                 path.mkdir()
                 made.append(path)
             self._limit_devices()
+            if (sockets := self._sockets()) is not None:
+                _write(
+                    sockets, -1
+                )  # from now on they are counted, also those that a restore makes before it limits them
         except OSError:
             for path in made:
                 path.rmdir()
@@ -244,12 +249,21 @@ class Cgroup:
                 steps.reverse()  # memory + swap may never be below memory
             for step in steps:
                 _write(step, -1 if memory is None else memory)
+        if (sockets := self._sockets()) is not None:
+            used = int(sockets.with_name("memory.kmem.tcp.usage_in_bytes").read_text())
+            _write(sockets, -1 if memory is None else max(memory // SOCKET_PART, used))
         if path := self.v1.get("cpu"):
             _write(path / "cpu.cfs_period_us", CPU_PERIOD)
             _write(path / "cpu.cfs_quota_us", quota or -1)
             _write(path / "cpu.shares", min(max(2, int(_SHARES * weight)), 1 << 18))
         if path := self.v1.get("pids"):
             _write(path / "pids.max", "max" if limits.processes is None else limits.processes + SHIM_TASKS)
+
+    def _sockets(self) -> Path | None:
+        """On v1 the buffers of TCP and UDP have a limit of their own, and none at first. On v2 they are memory."""
+        path = self.v1.get("memory")
+        limit = path / "memory.kmem.tcp.limit_in_bytes" if path else None
+        return limit if limit is not None and limit.exists() else None
 
     def _limit_devices(self) -> None:
         if path := self.v1.get("devices"):

@@ -439,14 +439,19 @@ def _failed(container: Container, error: rpc.CriuError) -> CheckpointFailed:
 def _with_names(text: str, pids: list[int]) -> str:
     """CRIU's message, with names behind the first mention of each process and object of this sandbox."""
     for number, holder in _holders(pids, set(re.findall(r"\b\d{3,}\b", text))).items():
-        text = re.sub(rf"\b{number}\b", f"{number} [{holder}]", text, count=1)
+        text = _behind(text, number, holder)
     for pid in pids:
         inside, name = _identify(pid)
-        text = re.sub(rf"\b{pid}\b", f"{pid} [{name}, pid {inside} in the sandbox]", text, count=1)
+        text = _behind(text, str(pid), f"{name}, pid {inside} in the sandbox")
     if "fsnotify" in text:
         watching = [f"descriptor {fd} of {name}" for pid in pids for fd, name in _watches(pid)]
         text += f" | watches: {', '.join(watching) or 'gone'}"
     return text
+
+
+def _behind(text: str, number: str, told: str) -> str:
+    """`told` behind the first mention of a number. It may hold what a program calls itself."""
+    return re.sub(rf"\b{number}\b", lambda found: f"{found[0]} [{told}]", text, count=1)
 
 
 def _holders(pids: list[int], numbers: set[str]) -> dict[str, str]:

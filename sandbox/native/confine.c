@@ -13,8 +13,10 @@
 #include <linux/audit.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/netlink.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -26,6 +28,8 @@
 
 /* ------------------------------------------------------------------ resource limits */
 
+enum { QUEUED_SIGNALS = 4096, QUEUE_BYTES = 256 << 10 };
+
 const char *set_limits(uint64_t open_files) {
     struct rlimit nofile, stack;
     if (getrlimit(RLIMIT_NOFILE, &nofile) < 0 || getrlimit(RLIMIT_STACK, &stack) < 0) return "read limits";
@@ -35,7 +39,12 @@ const char *set_limits(uint64_t open_files) {
     if (stack.rlim_cur > stack.rlim_max) stack.rlim_cur = stack.rlim_max;
     /* A core_pattern that pipes starts its program on the host; 1 is the one value that prevents it. */
     struct rlimit core = {.rlim_cur = 1, .rlim_max = 1};
+    /* What a sandbox has of these counts to whoever made its user namespace as well, that is, to the host's root. */
+    struct rlimit signals = {.rlim_cur = QUEUED_SIGNALS, .rlim_max = QUEUED_SIGNALS};
+    struct rlimit queues = {.rlim_cur = QUEUE_BYTES, .rlim_max = QUEUE_BYTES};
     if (setrlimit(RLIMIT_CORE, &core) < 0) return "core limit";
+    if (setrlimit(RLIMIT_SIGPENDING, &signals) < 0) return "limit of queued signals";
+    if (setrlimit(RLIMIT_MSGQUEUE, &queues) < 0) return "limit of message queues";
     if (setrlimit(RLIMIT_STACK, &stack) < 0) return "stack limit";
     if (setrlimit(RLIMIT_NOFILE, &nofile) < 0) return "open files limit";
     return NULL;
@@ -105,8 +114,14 @@ static void decide(enum verdict what) {
     static const uint32_t families[] = {AF_UNIX, AF_INET, AF_INET6};
     const uint32_t multipath = 262;
     /* Set and not seen from outside: PR_SET_TSC, PR_SET_SPECULATION_CTRL, PR_SET_SYSCALL_USER_DISPATCH, PR_SCHED_CORE,
-     * PR_SET_MDWE. An older kernel, or another processor, gives the same answer. */
-    static const uint32_t unseen[] = {26, 53, 59, 62, 65};
+     * PR_SET_MDWE, PR_TIMER_CREATE_RESTORE_IDS. An older kernel, or another processor, gives the same answer. */
+    static const uint32_t unseen[] = {26, 53, 59, 62, 65, 77};
+    const uint32_t huge_pages = 41; /* PR_SET_THP_DISABLE; since Linux 6.18 it takes flags, which no dump tells */
+    /* TCP_MD5SIG, TCP_MD5SIG_EXT, TCP_AO_ADD_KEY, TCP_AO_DEL_KEY, TCP_AO_INFO, TCP_AO_REPAIR */
+    static const uint32_t keys[] = {14, 32, 38, 39, 40, 42};
+    /* Subvolumes of a scratch mount would lie outside its limit, and nobody could remove them with it. */
+    static const uint32_t sharing[] = {FICLONE, FICLONERANGE, FIDEDUPERANGE};
+    const uint32_t btrfs = 0x9400, kind = 0xff00;
     /* ARCH_SET_GS and its like, what only asks, shadow stacks: CRIU brings them back. Not: faults of CPUID, tiles, tags. */
     static const uint32_t registers[] = {0x1001, 0x1002, 0x1003, 0x1004, 0x1011, 0x1021, 0x1022,
                                          0x3001, 0x5001, 0x5002, 0x5003, 0x5005};
@@ -121,8 +136,10 @@ static void decide(enum verdict what) {
         emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, multipath);
         ret(ERRNO(EPROTONOSUPPORT));
         load(ARG(0));
-        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 4, AF_NETLINK);
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 6, AF_NETLINK);
         load(ARG(2));
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, NETLINK_USERSOCK);
+        ret(ERRNO(EPROTONOSUPPORT)); /* programs would keep messages there, in memory that counts to nobody */
         emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, NETLINK_KOBJECT_UEVENT);
         ret(ERRNO(EPERM)); /* the host's devices would tell of themselves: its namespaces are the host's to the kernel */
         ret(SECCOMP_RET_ALLOW);
@@ -134,7 +151,27 @@ static void decide(enum verdict what) {
         break;
     case SETTINGS:
         load(ARG(0));
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 4, huge_pages);
+        load(ARG(2));
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 1, 0, 0);
+        ret(ERRNO(EINVAL));
+        ret(SECCOMP_RET_ALLOW);
         none_of(unseen, COUNT(unseen), ERRNO(EINVAL));
+        break;
+    case NO_KEYS:
+        load(ARG(1));
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 1, 0, IPPROTO_TCP);
+        ret(SECCOMP_RET_ALLOW);
+        load(ARG(2));
+        none_of(keys, COUNT(keys), ERRNO(ENOPROTOOPT));
+        break;
+    case NO_VOLUMES:
+        load(ARG(1));
+        emit(BPF_ALU | BPF_AND | BPF_K, 0, 0, kind);
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 1, 0, btrfs);
+        ret(SECCOMP_RET_ALLOW);
+        load(ARG(1));
+        one_of(sharing, COUNT(sharing), ERRNO(ENOTTY));
         break;
     case PROCESSOR:
         load(ARG(0));

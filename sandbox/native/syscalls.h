@@ -10,13 +10,15 @@ enum verdict {
     DENY,           /* EPERM */
     ALLOW,
     ABSENT,         /* ENOSYS */
-    FAMILY,         /* socket(): Unix, IPv4, IPv6 but for multipath TCP, netlink but for uevents */
+    FAMILY,         /* socket(): Unix, IPv4, IPv6 but for multipath TCP, netlink but for uevents and programs' own */
+    NO_VOLUMES,     /* ioctl(): of btrfs only what shares the content of files */
     PERSONALITY,    /* personality(): the values that Docker allows */
     NO_NAMESPACES,  /* clone(): without CLONE_NEW* */
     /* Less what a checkpoint could not bring back, and nobody could see (docs/checkpoints.md). */
     SETTINGS,       /* prctl() */
     PROCESSOR,      /* arch_prctl() */
     NO_NOTICE,      /* fcntl(): without F_NOTIFY */
+    NO_KEYS,        /* setsockopt(): without the keys by which TCP signs its segments */
 };
 
 #define LAST_SYSCALL 467
@@ -26,7 +28,7 @@ static const struct { uint16_t number; uint8_t verdict; } rules[] = {
     {4, ALLOW} /* stat */, {5, ALLOW} /* fstat */, {6, ALLOW} /* lstat */, {7, ALLOW} /* poll */,
     {8, ALLOW} /* lseek */, {9, ALLOW} /* mmap */, {10, ALLOW} /* mprotect */, {11, ALLOW} /* munmap */,
     {12, ALLOW} /* brk */, {13, ALLOW} /* rt_sigaction */, {14, ALLOW} /* rt_sigprocmask */,
-    {15, ALLOW} /* rt_sigreturn */, {16, ALLOW} /* ioctl */, {17, ALLOW} /* pread64 */, {18, ALLOW} /* pwrite64 */,
+    {15, ALLOW} /* rt_sigreturn */, {16, NO_VOLUMES} /* ioctl */, {17, ALLOW} /* pread64 */, {18, ALLOW} /* pwrite64 */,
     {19, ALLOW} /* readv */, {20, ALLOW} /* writev */, {21, ALLOW} /* access */, {22, ALLOW} /* pipe */,
     {23, ALLOW} /* select */, {24, ALLOW} /* sched_yield */, {25, ALLOW} /* mremap */, {26, ALLOW} /* msync */,
     {27, ALLOW} /* mincore */, {28, ALLOW} /* madvise */, {29, ALLOW} /* shmget */, {30, ALLOW} /* shmat */,
@@ -36,7 +38,7 @@ static const struct { uint16_t number; uint8_t verdict; } rules[] = {
     {43, ALLOW} /* accept */, {44, ALLOW} /* sendto */, {45, ALLOW} /* recvfrom */, {46, ALLOW} /* sendmsg */,
     {47, ALLOW} /* recvmsg */, {48, ALLOW} /* shutdown */, {49, ALLOW} /* bind */, {50, ALLOW} /* listen */,
     {51, ALLOW} /* getsockname */, {52, ALLOW} /* getpeername */, {53, ALLOW} /* socketpair */,
-    {54, ALLOW} /* setsockopt */, {55, ALLOW} /* getsockopt */, {56, NO_NAMESPACES} /* clone */,
+    {54, NO_KEYS} /* setsockopt */, {55, ALLOW} /* getsockopt */, {56, NO_NAMESPACES} /* clone */,
     {57, ALLOW} /* fork */, {58, ALLOW} /* vfork */, {59, ALLOW} /* execve */, {60, ALLOW} /* exit */,
     {61, ALLOW} /* wait4 */, {62, ALLOW} /* kill */, {63, ALLOW} /* uname */, {64, ALLOW} /* semget */,
     {65, ALLOW} /* semop */, {66, ALLOW} /* semctl */, {67, ALLOW} /* shmdt */, {68, ALLOW} /* msgget */,

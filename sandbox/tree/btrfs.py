@@ -36,6 +36,9 @@ _INFO = 504  # struct btrfs_ioctl_get_subvol_info_args
 _SUBVOL_CREATE = _write_ioctl(14, _ARGS)
 _SNAP_DESTROY = _write_ioctl(15, _ARGS)
 _SNAP_CREATE_V2 = _write_ioctl(23, _ARGS_V2)
+_SNAP_DESTROY_V2 = _write_ioctl(63, _ARGS_V2)
+_BY_NUMBER = 1 << 4
+_ROOT_TREE, _ROOT_REF = 1, 156
 _SYNC = (0x94 << 8) | 8
 _QUOTA_CTL = (3 << 30) | (16 << 16) | (0x94 << 8) | 40
 _ENABLE_SIMPLE_QUOTA = 4
@@ -108,12 +111,36 @@ def snapshot(source: Path, target: Path, *, readonly: bool) -> None:
 
 
 def delete_subvolume(path: Path) -> None:
-    """Delete a subvolume, read-only or not. Missing is fine. The space comes back seconds later."""
+    """Delete a subvolume, read-only or not, with all that lie in it. Missing is fine.
+
+    The space comes back seconds later.
+    """
+    args = struct.pack("=q", 0) + _name(path, 4088)
     try:
         with opened(path.parent) as parent:
-            fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(struct.pack("=q", 0) + _name(path, 4088)))
+            try:
+                fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(args))
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+                _delete_below(parent, tree_of(path))
+                fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(args))
     except FileNotFoundError:
         return
+
+
+def _delete_below(fd: int, tree: int) -> None:
+    """Delete the subvolumes in the one with this number, the inner ones first, by number: no path of theirs is used."""
+    inside: dict[int, list[int]] = {}
+    for number, kind, offset, _ in items(fd, tree=_ROOT_TREE):
+        if kind == _ROOT_REF:
+            inside.setdefault(number, []).append(offset)
+    order = [tree]
+    for each in order:
+        order += inside.get(each, [])
+    for number in reversed(order[1:]):
+        args = struct.pack("=qQQ32xQ", 0, 0, _BY_NUMBER, number).ljust(_ARGS_V2, b"\0")
+        fcntl.ioctl(fd, _SNAP_DESTROY_V2, bytearray(args))
 
 
 def generation(path: Path) -> int:

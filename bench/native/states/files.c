@@ -15,6 +15,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <sys/wait.h>
 #include <termios.h>
 
@@ -109,6 +110,13 @@ LOOK(pipe_content)
 STATE(pipe_size, "pipes", "fcntl(F_SETPIPE_SZ)");
 MAKE(pipe_size) { must(pipe(fd)); must(fcntl(fd[0], F_SETPIPE_SZ, 1 << 18)); }
 LOOK(pipe_size) { say_call("size", fcntl(fd[0], F_GETPIPE_SZ)); }
+static void say_owner(int descriptor) { struct stat found; fstat(descriptor, &found); say("%o %u %u ", found.st_mode, found.st_uid, found.st_gid); }
+STATE(pipe_rights, "pipes", "fchown and fchmod of a pipe: who may open it through /proc");
+MAKE(pipe_rights) { must(pipe(fd)); must(fchown(fd[0], 1000, 1001)); must(fchmod(fd[0], 0640)); }
+LOOK(pipe_rights) { say_owner(fd[0]); say_owner(fd[1]); }
+STATE(pipe_both_ways, "pipes", "a pipe opened through /proc for reading and writing at once");
+MAKE(pipe_both_ways) { char path[64]; must(pipe(fd)); snprintf(path, sizeof path, "/proc/self/fd/%d", fd[0]); fd[2] = must(open(path, O_RDWR)); }
+LOOK(pipe_both_ways) { say_owner(fd[2]); say_flags(fd[2]); }
 STATE(pipe_packets, "pipes", "pipe2(O_DIRECT) with two packets");
 MAKE(pipe_packets) { must(pipe2(fd, O_DIRECT)); must(write(fd[1], "one", 3)); must(write(fd[1], "two", 3)); }
 LOOK(pipe_packets)
@@ -238,6 +246,15 @@ LOOK(memory_not_executable) { struct stat found; fstat(fd[0], &found); say_call(
 STATE(memory_mode, "memory files", "a memfd with another mode and owner, opened twice");
 MAKE(memory_mode) { fd[0] = must(memfd_create("crab", 0)); must(write(fd[0], "x", 1)); must(fchmod(fd[0], 0640)); must(fchown(fd[0], 5, 6)); char path[64]; snprintf(path, sizeof path, "/proc/self/fd/%d", fd[0]); fd[1] = must(open(path, O_RDONLY)); }
 LOOK(memory_mode) { struct stat found; fstat(fd[0], &found); say("%o %u %u ", found.st_mode, found.st_uid, found.st_gid); say_flags(fd[1]); }
+STATE(memory_attributes, "memory files", "a memfd with an extended attribute");
+MAKE(memory_attributes) { fd[0] = must(memfd_create("crab", 0)); must(fsetxattr(fd[0], "user.claw", "1", 1, 0)); }
+LOOK(memory_attributes) { char value[8] = ""; say_call("size", fgetxattr(fd[0], "user.claw", value, sizeof value)); say("%s", value); }
+STATE(memory_times, "memory files", "the times of a memfd");
+MAKE(memory_times) { struct timespec times[2] = {{1000, 0}, {2000, 0}}; fd[0] = must(memfd_create("crab", 0)); must(futimens(fd[0], times)); }
+LOOK(memory_times) { struct stat found; fstat(fd[0], &found); say("%ld %ld", found.st_atim.tv_sec, found.st_mtim.tv_sec); }
+STATE(memory_ahead, "memory files", "memory that a memfd has beyond its end: fallocate(FALLOC_FL_KEEP_SIZE)");
+MAKE(memory_ahead) { fd[0] = must(memfd_create("crab", 0)); must(fallocate(fd[0], 1, 0, 1 << 20)); }
+LOOK(memory_ahead) { struct stat found; fstat(fd[0], &found); say("%ld %ld", (long)found.st_size, (long)found.st_blocks); }
 
 /* ------------------------------------------------------------------ processes as descriptors */
 

@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 static struct sockaddr_in bound(int descriptor)
@@ -82,6 +83,16 @@ static void say_tcp(void) { for (int i = 0; i < 3; i++) { say_state(fd[i]); say_
 STATE(tcp_new, "tcp", "a socket that is neither bound nor connected");
 MAKE(tcp_new) { fd[0] = must(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)); }
 LOOK(tcp_new) { say_state(fd[0]); say_addresses(fd[0]); }
+static void say_socket_owner(int descriptor) { struct stat found; fstat(descriptor, &found); say("%o %u %u", found.st_mode, found.st_uid, found.st_gid); }
+STATE(tcp_owner, "tcp", "fchown and fchmod of a socket, as a server has it that is not root's");
+MAKE(tcp_owner) { fd[0] = must(socket(AF_INET, SOCK_STREAM, 0)); must(fchown(fd[0], 1000, 1001)); must(fchmod(fd[0], 0600)); }
+LOOK(tcp_owner) { say_socket_owner(fd[0]); }
+STATE(tcp_signed, "tcp", "TCP_MD5SIG: a key that signs segments");
+MAKE(tcp_signed) { char key[256] = {0}; fd[0] = must(socket(AF_INET, SOCK_STREAM, 0)); key[0] = AF_INET; key[4] = 127; key[7] = 1; key[130] = 4; memcpy(key + 136, "crab", 4); must(setsockopt(fd[0], IPPROTO_TCP, 14, key, 216)); }
+LOOK(tcp_signed) { say_state(fd[0]); }
+STATE(tcp_fastopen_key, "tcp", "TCP_FASTOPEN_KEY: a key for the cookies of a listener");
+MAKE(tcp_fastopen_key) { listen_tcp(); must(setsockopt(fd[0], IPPROTO_TCP, 33, "a key for cookies", 16)); }
+LOOK(tcp_fastopen_key) { char key[33] = ""; socklen_t size = 32; say_call("get", getsockopt(fd[0], IPPROTO_TCP, 33, key, &size)); say("%u %s", size, key); }
 STATE(tcp_bound, "tcp", "a bound socket");
 MAKE(tcp_bound) { fd[0] = must(socket(AF_INET, SOCK_STREAM, 0)); bound(fd[0]); }
 LOOK(tcp_bound) { say_state(fd[0]); say_addresses(fd[0]); }

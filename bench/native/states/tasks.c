@@ -74,6 +74,8 @@ CONTROL(no_new_privileges, "prctl(PR_SET_NO_NEW_PRIVS)", PR_SET_NO_NEW_PRIVS, PR
 CONTROL(timer_slack, "prctl(PR_SET_TIMERSLACK)", PR_SET_TIMERSLACK, PR_GET_TIMERSLACK, 7000000);
 CONTROL(thread_timer_slack, "prctl(PR_SET_TIMERSLACK) in a second thread", PR_SET_TIMERSLACK, PR_GET_TIMERSLACK, 9000000, .thread = true);
 CONTROL(no_huge_pages, "prctl(PR_SET_THP_DISABLE)", PR_SET_THP_DISABLE, PR_GET_THP_DISABLE, 1);
+CONTROL(no_huge_pages_unless_advised, "prctl(PR_SET_THP_DISABLE, PR_THP_DISABLE_EXCEPT_ADVISED)", PR_SET_THP_DISABLE, PR_GET_THP_DISABLE, 1, 2);
+CONTROL(timer_numbers, "prctl(PR_TIMER_CREATE_RESTORE_IDS)", 77, 77, 1, .asks = 2);
 CONTROL(no_time_stamp_counter, "prctl(PR_SET_TSC, PR_TSC_SIGSEGV)", PR_SET_TSC, PR_GET_TSC, PR_TSC_SIGSEGV, .by_pointer = true);
 CONTROL(store_bypass, "prctl(PR_SET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, disable)", PR_SET_SPECULATION_CTRL, PR_GET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, PR_SPEC_DISABLE, PR_SPEC_STORE_BYPASS);
 CONTROL(indirect_branch, "prctl(PR_SET_SPECULATION_CTRL, PR_SPEC_INDIRECT_BRANCH, disable)", PR_SET_SPECULATION_CTRL, PR_GET_SPECULATION_CTRL, PR_SPEC_INDIRECT_BRANCH, PR_SPEC_DISABLE, PR_SPEC_INDIRECT_BRANCH);
@@ -505,6 +507,25 @@ LOOK(dead_child)
 STATE(stopped_child, "task", "a child that was stopped");
 MAKE(stopped_child) { child = start_child(NULL); kill(child, 19); waitpid(child, NULL, WUNTRACED); }
 LOOK(stopped_child) { char path[64]; snprintf(path, sizeof path, "/proc/%d/status", child); say_lines(path, "State:"); }
+
+static void wait_for_ever(void) { while (1) pause(); }
+STATE(end_told_otherwise, "task", "a child that tells of its end by SIGUSR1: only waits for clones see it");
+MAKE(end_told_otherwise) { child = must(syscall(SYS_clone, SIGUSR1, 0, 0, 0, 0)); if (!child) wait_for_ever(); }
+LOOK(end_told_otherwise) { say_call("wait", waitpid(child, NULL, WNOHANG)); say_call("clones", waitpid(child, NULL, WNOHANG | __WCLONE)); }
+
+STATE(continued_child, "task", "a child that was continued, which its parent has not been told yet");
+MAKE(continued_child) { child = start_child(NULL); kill(child, SIGSTOP); waitpid(child, NULL, WUNTRACED); kill(child, SIGCONT); usleep(100000); }
+LOOK(continued_child) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WCONTINUED | WNOHANG | WNOWAIT)); say("%d %d", told.si_code, told.si_status); }
+
+STATE(dead_child_user, "task", "a dead child of another user");
+MAKE(dead_child_user) { child = must(fork()); if (!child) { setuid(1000); _exit(3); } siginfo_t told; waitid(P_PID, child, &told, WEXITED | WNOWAIT); }
+LOOK(dead_child_user) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WEXITED | WNOHANG | WNOWAIT)); say("%d %d %u", told.si_code, told.si_status, told.si_uid); }
+
+static void be_older(void) { must(personality(UNAME26)); }
+static void say_personality(void) { say("%x ", personality(0xffffffff)); }
+STATE(thread_personality, "task", "personality(UNAME26) in a second thread");
+MAKE(thread_personality) { start_thread(false, false); in_thread(be_older); }
+LOOK(thread_personality) { in_thread(say_personality); say_personality(); }
 
 STATE(traced_child, "task", "ptrace of a child");
 MAKE(traced_child) { child = start_child(NULL); must(syscall(SYS_ptrace, 0x4206, child, 0, 0)); }

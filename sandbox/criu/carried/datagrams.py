@@ -21,6 +21,7 @@ import struct
 import msgspec
 
 from sandbox.criu import namespaces
+from sandbox.errors import CheckpointFailed
 
 MOST = 4096  # datagrams kept of one socket
 _MCAST_JOIN_GROUP, _MCAST_MSFILTER = 42, 48
@@ -72,7 +73,7 @@ def _solicited(name: str) -> bool:
 
 
 def joined(one: socket.socket, groups: list[Group]) -> list[Group]:
-    """Those of these groups that this socket has joined. Raises Sources for one that it joined only in part."""
+    """Those of these groups that this socket has joined. Raises CheckpointFailed for one that it joined in part."""
     found = []
     for index, name in groups:
         family = socket.AF_INET6 if ":" in name else socket.AF_INET
@@ -83,13 +84,12 @@ def joined(one: socket.socket, groups: list[Group]) -> list[Group]:
         if _libc.getsockopt(one.fileno(), Levels[family], _MCAST_MSFILTER, asked, ctypes.byref(size)) == 0:
             *_, mode, sources = _FILTER.unpack(asked.raw)
             if (mode, sources) != (_EXCLUDE, 0):
-                raise Sources(name)
+                raise CheckpointFailed(
+                    f"a socket of the sandbox takes the multicast group {name} from some senders only",
+                    remedy="join the whole group (IP_ADD_MEMBERSHIP), or close it",
+                )
             found.append((index, name))
     return found
-
-
-class Sources(Exception):
-    """A socket takes a group from some senders only."""
 
 
 def join(one: socket.socket, groups: list[Group]) -> list[str]:

@@ -1,6 +1,7 @@
 """What programs have set for themselves and CRIU does not carry: read while they are frozen, put back before they run.
 
-Owns: processors, priorities of input and output, slack and slices of tasks; options of sockets; exclusive terminals.
+Owns: processors, priorities of input and output, slack and slices of tasks; options of sockets; exclusive terminals;
+owner and rights of pipes and sockets, by which others may open them through /proc.
 Does not own: what can be neither carried nor put back (:mod:`sandbox.criu.gate.refusals`).
 Guarantee: `read` changes nothing and sees only processes that still belong to the sandbox once a pidfd holds them.
 `put_back` sets what `read` found, of the sandbox's own objects alone, sockets without any privilege of ours: settings
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import ipaddress
 import os
 import socket
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +30,7 @@ from sandbox.container import procfs
 from sandbox.container.alive import is_readable
 from sandbox.container.pipes import own_thread
 from sandbox.container.procfs import is_doomed
+from sandbox.container.users import IDS
 from sandbox.criu.carried import datagrams
 from sandbox.criu.carried.datagrams import Datagram
 from sandbox.criu.carried.socket_options import differing, put_back
@@ -41,6 +45,8 @@ _IDLE, _BEST_EFFORT = 3, 2  # classes of input and output that anybody may choos
 _DEFAULT_SLACK = 50_000  # ns
 _KEEP_POLICY, _KEEP_PARAMS = 0x08, 0x10
 _TIOCEXCL, _TIOCGEXCL = 0x540C, 0x80045440
+
+_FRESH = {stat.S_IFIFO: 0o600, stat.S_IFSOCK: 0o777}  # the rights of what was just made
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -64,6 +70,8 @@ class DescriptorSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
     exclusive: bool = False  # a terminal that nobody else may open
     groups: list[tuple[int, str]] = []  # multicast groups that it joined, with the number of the interface
     unread: list[Datagram] = []
+    owner: tuple[int, int] | None = None  # user and group in the sandbox, of a pipe or socket
+    mode: int | None = None  # the rights of a pipe or socket, where a fresh one has others
 
 
 class Settings(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -96,9 +104,20 @@ class Frozen:
     threads: dict[int, int] = field(default_factory=dict)  # number on the host -> in the sandbox
     links: list[tuple[int, str]] = field(default_factory=list)  # its descriptors and where they lead
 
+    @functools.cached_property
+    def first_id(self) -> int:
+        """The user of the host that is root in its sandbox."""
+        return first_id(self.pid)
+
     def descriptor(self, number: int) -> int:
         """A descriptor of ours of what is behind one of its. Raises OSError when it is gone."""
         return _called(_GETFD, self.pidfd, number, 0)
+
+
+def first_id(pid: int) -> int:
+    """The user of the host that is user 0 where this process is."""
+    with open(f"/proc/{pid}/uid_map", "rb") as file:
+        return int(file.read().split()[1])
 
 
 @contextlib.contextmanager
@@ -144,23 +163,45 @@ def read(processes: Iterable[Frozen]) -> Settings:
                 if (task := usual.differing(pid, inner)) is not None:
                     found.tasks.append(task)
         for number, link in one.links:
-            if link in seen or not link.startswith(("socket:[", "/dev/pts/", "/dev/ptmx")):
+            if link in seen or not link.startswith(("socket:[", "pipe:[", "/dev/pts/", "/dev/ptmx")):
                 continue
             seen.add(link)
             with contextlib.suppress(OSError):
                 settings = DescriptorSettings(process=one.inner, number=number)
                 plain = msgspec.structs.replace(settings)
-                _look(one.descriptor(number), link, settings, groups)
+                if link.startswith("/dev/"):
+                    settings.exclusive = _is_exclusive(one, number)
+                else:
+                    _look_at_owner(one, number, settings)
+                if link.startswith("socket:["):
+                    _look(one.descriptor(number), settings, groups)
                 if settings != plain:
                     found.descriptors.append(settings)
     return found
 
 
-def _look(descriptor: int, link: str, settings: DescriptorSettings, groups: list[datagrams.Group]) -> None:
-    if not link.startswith("socket:["):
-        settings.exclusive = _exclusive(descriptor)
+def _is_exclusive(one: Frozen, number: int) -> bool:
+    descriptor = one.descriptor(number)
+    try:
+        return _exclusive(descriptor)
+    finally:
         os.close(descriptor)
-        return
+
+
+def _look_at_owner(one: Frozen, number: int, settings: DescriptorSettings) -> None:
+    """Of a pipe or socket, where they differ from those of one that the sandbox's root has just made."""
+    status = os.stat(f"/proc/{one.pid}/fd/{number}")
+    first = one.first_id
+    owner = (status.st_uid - first, status.st_gid - first)
+    if not all(0 <= each < IDS for each in owner):
+        return  # it is the host's: the output of a command
+    if owner != (0, 0):
+        settings.owner = owner
+    if (mode := status.st_mode & 0o777) != _FRESH[stat.S_IFMT(status.st_mode)]:
+        settings.mode = mode
+
+
+def _look(descriptor: int, settings: DescriptorSettings, groups: list[datagrams.Group]) -> None:
     with socket.socket(fileno=descriptor) as opened:
         settings.options = differing(opened)
         if opened.family in datagrams.Levels and opened.type == socket.SOCK_DGRAM:
@@ -245,6 +286,10 @@ def decode(content: bytes) -> Settings:
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
     for one in found.descriptors:
+        if one.owner is not None and not all(0 <= each < IDS for each in one.owner):
+            raise ValueError("an owner that no sandbox has")
+        if one.mode is not None and one.mode & ~0o777:
+            raise ValueError("rights that no pipe has")
         for index, name in one.groups:
             if not 0 <= index < 1 << 31 or not ipaddress.ip_address(name).is_multicast:
                 raise ValueError("a group that nobody can join")
@@ -298,6 +343,9 @@ def _put_back(settings: Settings, numbers: dict[int, int], packets: list[datagra
                 opened.callback(os.close, pidfd)
                 descriptors.append((one, _called(_GETFD, pidfd, one.number, 0)))
                 opened.callback(os.close, descriptors[-1][1])
+        for one, descriptor in descriptors:
+            if one.owner is not None or one.mode is not None:
+                _own(one, descriptor, first_id(numbers[one.process]))
         _give_up_rights()
         for one, descriptor in descriptors:
             failed += [f"{name} of descriptor {one.number} of {one.process}" for name in _set(one, descriptor, packets)]
@@ -342,6 +390,17 @@ def _set(one: DescriptorSettings, descriptor: int, packets: list[datagrams.Packe
             return failed
     except OSError:  # no socket any more: it was closed on the way
         return []
+
+
+def _own(one: DescriptorSettings, descriptor: int, first: int) -> None:
+    """Owner and rights of a pipe or socket that is the sandbox's, and not the host's."""
+    status = os.fstat(descriptor)
+    if stat.S_IFMT(status.st_mode) not in _FRESH or not first <= status.st_uid < first + IDS:
+        return
+    if one.owner is not None:
+        os.fchown(descriptor, first + one.owner[0], first + one.owner[1])
+    if one.mode is not None:
+        os.fchmod(descriptor, one.mode)
 
 
 def _give_up_rights() -> None:

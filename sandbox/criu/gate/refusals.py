@@ -12,6 +12,7 @@ import ctypes
 import os
 import re
 import select
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -34,9 +35,16 @@ def check_frozen(processes: Iterable[Frozen], sandbox: str) -> None:
 
 
 def _found(one: Frozen) -> Iterator[tuple[str, str]]:
+    if _exit_signal(one.pid) != signal.SIGCHLD:
+        yield "tells its parent of its end by another signal than SIGCHLD", "make it with SIGCHLD, as fork does"
     for pid, inner in one.threads.items():
         if pid == one.pid:
             continue
+        if _personality(one.pid, pid):
+            yield (
+                f"has a thread, {inner}, with a personality of its own",
+                "start it without setarch, linux32 and the like",
+            )
         if _differ(one.pid, pid, _KCMP_FS):
             yield f"has a thread, {inner}, with a working directory of its own", "make the thread with CLONE_FS"
         if _differ(one.pid, pid, _KCMP_FILES):
@@ -47,6 +55,8 @@ def _found(one: Frozen) -> Iterator[tuple[str, str]]:
         for number, link in one.links:
             if link == "anon_inode:[eventfd]" and _is_semaphore(one.pid, number):
                 yield f"has an eventfd that is a semaphore, descriptor {number}", "use a POSIX semaphore or a pipe"
+            if link.startswith("/memfd:") and _attributes(one.pid, number):
+                yield f"has a memfd with attributes, descriptor {number}", "remove them (removexattr), or use a file"
             if link.startswith("socket:["):
                 with contextlib.suppress(OSError):
                     descriptor = one.descriptor(number)
@@ -60,6 +70,22 @@ def _found(one: Frozen) -> Iterator[tuple[str, str]]:
 
 def _differ(first: int, second: int, what: int) -> bool:
     return int(_libc.syscall(_KCMP, first, second, what, 0, 0)) > 0
+
+
+def _exit_signal(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[35])
+
+
+def _personality(pid: int, thread: int) -> int:
+    with open(f"/proc/{pid}/task/{thread}/personality", "rb") as file:
+        return int(file.read(), 16)
+
+
+def _attributes(pid: int, descriptor: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listxattr(f"/proc/{pid}/fd/{descriptor}")
+    return []
 
 
 def _is_semaphore(pid: int, descriptor: int) -> bool:
@@ -87,6 +113,11 @@ def _told(directory: Path, entries: Sequence[Record]) -> Iterator[tuple[str, str
         if core is not None and core.entries[0].tc.personality:
             yield f"process {pid} of the sandbox has a personality", "start it without setarch, linux32 and the like"
     for entry in entries:
+        if entry.HasField("pipe") and entry.pipe.flags & os.O_ACCMODE == os.O_RDWR:
+            yield (
+                "a pipe of the sandbox is open for reading and writing at once",
+                "open /proc/self/fd/N for one of them, or use a FIFO",
+            )
         owner = _owner(entry)
         if owner is None or not owner.pid:
             continue

@@ -46,6 +46,19 @@ def test_no_space_says_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not (tmp_path / "pool.btrfs").exists()
 
 
+def test_a_subvolume_goes_with_all_that_lie_in_it(pool: Pool) -> None:
+    top = pool.sandboxes / "top"
+    for path in (top, top / "inner", top / "inner/innermost", top / "other"):
+        btrfs.create_subvolume(path)
+    btrfs.create_subvolume(pool.sandboxes / "beside")
+    try:
+        (top / "inner/innermost/file").write_text("x")
+        btrfs.delete_subvolume(top)
+        assert [path.name for path in pool.sandboxes.iterdir()] == ["beside"]
+    finally:
+        btrfs.delete_subvolume(pool.sandboxes / "beside")
+
+
 def test_subvolumes_and_snapshots(pool: Pool) -> None:
     source, copy = pool.sandboxes / "source", pool.checkpoints / "copy"
     btrfs.create_subvolume(source)
