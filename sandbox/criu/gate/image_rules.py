@@ -15,6 +15,7 @@ from sandbox.criu.carried import settings, waits
 from sandbox.criu.gate.file_rules import check_files, check_mounts
 from sandbox.criu.gate.images import IDS, NAME_MOST, Images, Named, Refusal, Wanted, need, raw
 from sandbox.criu.gate.processes import check_namespaces, check_pagemap, check_task, task_tree
+from sandbox.criu.gate.signal_rules import check_signals
 
 #: Names of the image files that there may be.
 FILES = re.compile(
@@ -39,6 +40,7 @@ def check(images: Images) -> Wanted:
     files = check_files(images, mounts, wanted)
     for pid, threads in tasks.items():
         check_task(images, pid, threads, files)
+    check_signals(images, tasks, files)
     check_rest(images)
     return wanted
 

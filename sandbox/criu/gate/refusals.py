@@ -18,11 +18,11 @@ from pathlib import Path
 
 from sandbox.criu import Record, image_files
 from sandbox.criu.carried.settings import Frozen
+from sandbox.criu.gate.signal_rules import owner_of, owns
 from sandbox.errors import CheckpointFailed
 
 _KCMP = 312
 _KCMP_FILES, _KCMP_FS = 2, 3
-_OWNER_THREAD, _OWNER_GROUP = 0, 2  # F_OWNER_TID, F_OWNER_PGRP
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -118,12 +118,8 @@ def _told(directory: Path, entries: Sequence[Record]) -> Iterator[tuple[str, str
                 "a pipe of the sandbox is open for reading and writing at once",
                 "open /proc/self/fd/N for one of them, or use a FIFO",
             )
-        owner = _owner(entry)
-        if owner is None or not owner.pid:
-            continue
-        if owner.pid_type == _OWNER_THREAD or owner.pid not in (
-            groups if owner.pid_type == _OWNER_GROUP else processes
-        ):
+        owner = owner_of(entry)
+        if owner is not None and not owns(owner, processes, groups):
             yield (
                 f"signals about a descriptor go to {owner.pid} of the sandbox: a single thread, or gone",
                 "set the owner to a process with F_SETOWN",
@@ -144,15 +140,6 @@ def _too_large(directory: Path) -> Iterator[tuple[str, str]]:
                     f"a System V segment of the sandbox (key {one.desc.key:#x}) is larger than the memory of the host",
                     "make it smaller, or remove it (ipcrm)",
                 )
-
-
-def _owner(entry: Record) -> Record | None:
-    """Whom the kernel signals about a file: of whatever kind it is."""
-    for descriptor, value in entry.ListFields():
-        if descriptor.message_type is not None and "fown" in descriptor.message_type.fields_by_name:
-            owner: Record = value.fown
-            return owner
-    return None
 
 
 def _of_others(directory: Path, entries: Sequence[Record], processes: list[int]) -> Iterator[tuple[str, str]]:

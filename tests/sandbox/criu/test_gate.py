@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,22 @@ def core_limit(entries: Any) -> None:
     entries[0].tc.rlimits.rlimits[4].max = entries[0].tc.rlimits.rlimits[4].cur = 1 << 30
 
 
+def owned(entries: Any) -> None:
+    owner = regular(entries).fown
+    owner.pid, owner.pid_type, owner.signum, owner.uid, owner.euid = os.getpid(), 1, signal.SIGUSR1, 0, 0
+
+
+def timer(entries: Any) -> None:
+    entries[0].tc.timers.posix.add(
+        it_id=0, clock_id=1, si_signo=signal.SIGUSR1, it_sigev_notify=4, sival_ptr=0, overrun=0,
+        isec=0, insec=1000, vsec=0, vnsec=1000, notify_thread_id=os.getpid(),
+    )  # fmt: skip
+
+
+def queued(entries: Any) -> None:
+    entries[0].thread_core.signals_p.signals.add(siginfo=b"short")
+
+
 REFUSED: dict[str, tuple[str, str, Callable[[Any], None], str]] = {
     "a path with ..": ("files", "file_entry", named("/t/../t/open"), "crooked path"),
     "a path that begins twice": ("files", "file_entry", named("//t/open"), "crooked path"),
@@ -106,6 +123,18 @@ REFUSED: dict[str, tuple[str, str, Callable[[Any], None], str]] = {
     "an orphan": ("pstree", "pstree_entry", lambda all: setattr(all[1], "ppid", 4444), "no parent"),
     "a directory that there is not": ("fs-1", "fs_entry", setting(cwd_id=4444), "in no directory"),
     "memory of the kernel": ("mm-1", "mm_entry", lambda all: setattr(all[0].vmas[-1], "end", 1 << 63), "memory where"),
+    "a session of the host": ("pstree", "pstree_entry", lambda all: setattr(all[1], "sid", 0), "of the host"),
+    "pid 1 in a session": ("pstree", "pstree_entry", setting(sid=0), "one of the host"),
+    "an owner elsewhere": ("files", "file_entry", owned, "which there is not"),
+    "a timer for a thread elsewhere": ("core-1", "core_entry", timer, "no thread of it"),
+    "stopped by SIGINT": ("core-1", "core_entry", lambda all: setattr(all[0].tc, "stop_signo", 2), "is stopped by"),
+    "a death told by no signal": (
+        "core-1",
+        "core_entry",
+        lambda all: setattr(all[0].thread_core, "pdeath_sig", 99),
+        "at its parent's death",
+    ),
+    "half a signal": ("core-1", "core_entry", queued, "is no signal"),
     "memory of another image": ("pagemap-1", "pagemap_head", lambda all: None, "cut short"),
 }
 HOLDER = (
@@ -142,6 +171,31 @@ async def test_real_images_pass_and_changed_ones_do_not(bench: Bench) -> None:
         assert any(word in said[name] for word in words.split("|")), (name, said[name])
     await bench.checkpointer.restore(sb, saved.capture.dir)
     assert await shell(sb, "pgrep -x sleep | wc -l") == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("stem", "kind", "edit"),
+    [("files", "file_entry", owned), ("core-1", "core_entry", timer)],
+)
+async def test_numbers_of_the_host_mean_nothing_to_criu(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, stem: str, kind: str, edit: Callable[[Any], None]
+) -> None:
+    """Without the gate: CRIU looks them up in the sandbox's own pid namespace, where no process of the host has one."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    try:
+        sb = await bench.maker.create()
+        await shell(sb, HOLDER)
+        saved = await bench.save(sb)
+        await sb.kill()
+        await sb.remount(bench.snapshot(saved.tree, readonly=False))
+        change(saved.capture.dir, stem, kind, edit)
+        monkeypatch.setattr(gate, "passes", lambda *_: None)
+        with pytest.raises(RestoreFailed, match="CRIU could not"):
+            await bench.checkpointer.restore(sb, saved.capture.dir)
+        assert heard == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 async def test_what_is_no_image_is_refused(bench: Bench) -> None:
