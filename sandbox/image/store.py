@@ -186,7 +186,14 @@ class ImageStore:
     # ---------------------------------------------------------------- bringing in
 
     def import_directory(self, name: str, source: Path, *, replace: bool = False) -> Path:
-        """Copy a directory, owners and extended attributes included."""
+        """Copy a directory, owners and extended attributes included. Raises Invalid for one that holds this store."""
+        if source.is_dir():
+            store = self.folder.resolve()
+            if any(place.exists() and place.samefile(source) for place in (store, *store.parents)):
+                raise Invalid(
+                    f"{source} holds the image store itself, {store}: the copy would have no end",
+                    remedy="import a directory beside it, or an archive made with `tar --exclude`",
+                )
         return self.build(name, lambda tree: sources.directory(source, tree), f"directory {source}", replace)
 
     def import_archive(self, name: str, archive: Path, *, replace: bool = False) -> Path:

@@ -58,6 +58,23 @@ def test_image_from_a_directory(store: ImageStore, tmp_path: Path) -> None:
     assert list(store.trees.iterdir()) == []
 
 
+def test_a_folder_that_holds_the_image_store_is_refused(store: ImageStore, tmp_path: Path) -> None:
+    """Its copy would copy itself, without end."""
+    alias = tmp_path / "alias"
+    alias.symlink_to(store.folder.parent)
+    store.trees.mkdir(parents=True)
+    (store.trees / "stop").mkdir()
+    for source in (store.folder.parent, alias, store.folder, Path("/")):
+        with pytest.raises(Invalid, match="holds the image store itself") as refused:
+            store.import_directory("whole", source)
+        assert "beside it" in (refused.value.remedy or "")
+        assert [path.name for path in store.trees.iterdir()] == ["stop"]
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    store.import_directory("beside", beside)
+    store.remove("beside")
+
+
 def test_image_from_a_tar_cannot_leave_its_tree(store: ImageStore, tmp_path: Path) -> None:
     archive, outside = tmp_path / "a.tar", tmp_path / "outside"
     outside.mkdir()
