@@ -11,7 +11,8 @@ with answers is not taken for what the neighbour waits for. All sandboxes belong
 hardest case: no quota of a token separates them.
 
 Of each attack: `without` and `with` (p50, p95, p99 and the longest turn in milliseconds, and how many), `ratio_p99`,
-`failed` (turns of the neighbour that were not captured), and what the attack saw. `worst_ratio_p99` is the largest.
+`failed` (turns of the neighbour that were not captured), how often the attack did something (`acts`) and what it
+`saw`. `worst_ratio_p99` is the largest.
 `phases` says where the turns went, the mean of all and of the slowest tenth: `find` (connect, and look the sandbox up),
 `ask` (the answer's way and the daemon's own), `gate` (for the last turn), `command`, `verdict`, `queue` (for a slot),
 `capture` (of which `frozen`), `told` (until the neighbour knew that it was captured).
@@ -27,6 +28,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ LIMITS = Limits(memory="512MiB", processes=64, disk="512MiB")
 TURN = "kill $(cat /run/job) 2>/dev/null; sleep 9999 >/dev/null 2>&1 & echo $! > /run/job; date > /root/now"
 PAUSE = 0.02  # seconds between turns: a model thinks longer
 SETTLED = 1.0  # seconds after an attack
+ACTS = ""  # among what was seen: how often the attack did something
 PATIENCE = 120.0  # seconds for one turn; as long as this counts one that failed
 
 
@@ -108,7 +111,7 @@ def _phases(find: float, ask: float, done: ExecResult, made: CheckpointInfo, kno
 
 async def measure(host: BenchHost, attack: str, port: int, neighbour: str, turns: int, rounds: int) -> Any:
     """The neighbour's turns with and without one attack, interleaved."""
-    times, saw = {False: Times(), True: Times()}, set[str]()
+    times, saw = {False: Times(), True: Times()}, Counter[str]()
     began = time.monotonic()
     await Times().take(host, neighbour, 5)  # the first are slower
     for _ in range(rounds):
@@ -124,13 +127,14 @@ async def measure(host: BenchHost, attack: str, port: int, neighbour: str, turns
         "ratio_p99": round(under["p99"] / quiet["p99"], 2),
         "failed": times[False].failures + times[True].failures,
         "phases": {"without": times[False].where(), "with": times[True].where()},
+        "acts": saw.pop(ACTS),
         "saw": sorted(saw),
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
 @contextlib.asynccontextmanager
-async def attacked(host: BenchHost, attack: str, port: int, saw: set[str]) -> AsyncIterator[None]:
+async def attacked(host: BenchHost, attack: str, port: int, saw: Counter[str]) -> AsyncIterator[None]:
     """While the block runs, a process of its own attacks the host."""
     program = [sys.executable, "-m", "bench.hostile.starving", str(host.socket), IMAGE, str(port), attack]
     pipe = asyncio.subprocess.PIPE
@@ -141,7 +145,8 @@ async def attacked(host: BenchHost, attack: str, port: int, saw: set[str]) -> As
             raise RuntimeError(f"the attack {attack!r} does not begin")
         yield
         process.stdin.close()
-        saw.update(json.loads(await process.stdout.readline()))
+        acts, told = json.loads(await process.stdout.readline())
+        saw.update({ACTS: acts, **dict.fromkeys(told, 1)})
     finally:
         process.stdin.close()
         await process.wait()

@@ -5,7 +5,7 @@ before its ``yield``, what it does goes on until the block is left, and nothing 
 it saw, so that an attack that did nothing is no success.
 
 As a program, ``python -m bench.hostile.starving SOCKET IMAGE PORT NAME`` carries one out: it prints a line when the
-attack goes on, ends it when its standard input ends, and then prints what it saw.
+attack goes on, ends it when its standard input ends, and then prints how often it did something and what it saw.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class Ground:
     image: str
     port: int  # where the daemon listens by TCP as well
     saw: list[str] = field(default_factory=list)  # what the attack did and was told; each only once
+    acts: int = 0  # how often it did something
 
     def tell(self, what: object) -> None:
+        self.acts += 1
         if (text := str(what)[:160]) not in self.saw and len(self.saw) < 8:
             self.saw.append(text)
 
@@ -261,15 +263,15 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-async def carry_out(path: Path, image: str, port: int, name: str) -> list[str]:
-    """One attack on the daemon at `path`, until standard input ends."""
+async def carry_out(path: Path, image: str, port: int, name: str) -> tuple[int, list[str]]:
+    """One attack on the daemon at `path`, until standard input ends: how often it did something, and what it saw."""
     async with Client(path, patience=60.0) as client:
         ground = Ground(client, image, port)
         async with ATTACKS[name](ground):
             sys.stdout.buffer.write(BEGUN)
             sys.stdout.flush()
             await asyncio.to_thread(sys.stdin.buffer.read)
-    return ground.saw
+    return ground.acts, ground.saw
 
 
 if __name__ == "__main__":

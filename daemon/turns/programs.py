@@ -71,8 +71,9 @@ class Programs:
         if found is None or (kind is not None and found.kind is not kind):
             what = "program" if kind is None else kind.value
             raise NotFound(
-                f"no such {what} in its present state: {program[:64]}",
-                remedy="list those there are; one that was started after the restored checkpoint is gone",
+                f"{what} {program[:64]} is not in its present state: it was started after the checkpoint that was "
+                "restored, or removed, or never there",
+                remedy="list those there are, or start it again",
                 sandbox=self._live.row.id,
             )
         return found
@@ -336,6 +337,13 @@ class Programs:
             end = at + len(data)
             while at < end:
                 state = await connection.write(data[at - end :], at)
+                if (state.error and state.written < at) or state.written > end:
+                    raise Conflict(
+                        f"its stdin has got {state.written} bytes in its present state, not {at}: the sandbox was "
+                        "restored since, or somebody else wrote",
+                        remedy="refresh() the process, then write what follows",
+                        sandbox=self._live.row.id,
+                    )
                 if state.error or state.exit_status is not None:
                     raise Closed("its stdin is closed, or it has ended", sandbox=self._live.row.id)
                 if state.written == at:

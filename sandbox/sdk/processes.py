@@ -101,8 +101,9 @@ class Process:
         return f"<Process {self.id} {self.info.state}: {self.info.command}>"
 
     async def refresh(self) -> ProcessInfo:
-        """The process as it is now."""
+        """The process as it is now, also after a restore; what is written next follows what it has got until then."""
         self.info = await self._client.call("GET", self._path, ProcessInfo)
+        self._written = self.info.written
         return self.info
 
     async def wait(self, timeout: float | None = None) -> int | None:

@@ -44,6 +44,29 @@ async def test_outputs_exit_code_and_list(sb: Sandbox) -> None:
         await process.refresh()
 
 
+async def test_a_handle_from_before_a_restore_says_what_is_wrong(sb: Sandbox) -> None:
+    old = await sb.processes.start("cat > /tmp/got; touch /tmp/done", stdin="pipe")
+    before = await sb.checkpoint()
+    await old.write("taken back\n")
+    new = await sb.processes.start("sleep 1000", stdin="pipe")
+    after = await sb.checkpoint()
+    await sb.restore(before)
+    with pytest.raises(NotFound, match="started after the checkpoint that was restored"):
+        await new.write("x")
+    with pytest.raises(Conflict, match=r"has got 0 bytes in its present state, not 11: .*restored") as refused:
+        await old.write("lost")
+    assert "refresh()" in (refused.value.remedy or "")
+    await old.refresh()
+    await sb.restore(after)
+    with pytest.raises(Conflict, match="has got 11 bytes in its present state, not 0"):  # no repetition of what it got
+        await old.write("lost")
+    await old.refresh()
+    await old.write("kept\n")
+    await old.close_stdin()
+    assert await old.wait(timeout=PATIENCE) == 0
+    assert (await sb.exec("cat /tmp/got")).stdout == b"taken back\nkept\n"
+
+
 async def test_stdin_signals_and_streams(sb: Sandbox) -> None:
     process = await sb.processes.start(COUNTER, stdin="pipe")
     await process.write("one\ntwo\n")
