@@ -41,7 +41,8 @@ LOG_TAIL_LINES = 6
 _EXCHANGES = ThreadPoolExecutor(
     128, "criu"
 )  # each waits for a CRIU, which may take long: nothing short is kept from it
-NOISE = "RLIMIT_NOFILE"  # CRIU complains harmlessly where it may not raise the limit
+#: CRIU complains harmlessly where it may not raise the limit, and where its private root has no tun device.
+NOISE = re.compile("RLIMIT_NOFILE|Unable to create tun")
 
 #: spawn(argv, fds) starts a host program whose descriptors 3, 4, 5... are `fds`, and returns its host pid.
 Spawn = Callable[[Sequence[str], Sequence[int]], Awaitable[int]]
@@ -238,7 +239,7 @@ class Worker:
                 await exchange
             raise
         except CriuError as error:
-            words = await asyncio.to_thread(first_error, log) if NOISE in error.words else error.words
+            words = await asyncio.to_thread(first_error, log) if NOISE.search(error.words) else error.words
             raise CriuError(words or error.words, await asyncio.to_thread(tail, log)) from None
         finally:
             self.close()
@@ -321,5 +322,5 @@ def _errors(log: Path) -> list[str]:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return []
-    errors = [line for line in lines if "Error" in line and NOISE not in line]
+    errors = [line for line in lines if "Error" in line and not NOISE.search(line)]
     return [re.sub(r"^\(\s*[\d.]+\)\s*|^.*?Error\s*", "", line).strip() for line in errors]

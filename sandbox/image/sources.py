@@ -124,4 +124,8 @@ def _run(*argv: str) -> None:
         tail = " | ".join((done.stdout + done.stderr).strip().splitlines()[-4:])
         if "No space left" in done.stdout + done.stderr:
             raise NoSpace(f"{argv[0]}: {tail}", remedy="free disk space and repeat")
+        if "is larger than a file" in tail:
+            raise Invalid(
+                tail, remedy="make the file smaller (`truncate`) or remove it, then take a checkpoint of that"
+            )
         raise Invalid(f"{argv[0]} failed: {tail}")

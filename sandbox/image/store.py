@@ -35,7 +35,7 @@ from blake3 import blake3
 from sandbox.errors import Conflict, ImageNotFound, Invalid
 from sandbox.image import reference, registry, sources
 from sandbox.messages import ImageConfig, ImageInfo
-from sandbox.tree import facts, walk
+from sandbox.tree import btrfs, facts, walk
 from sandbox.tree.safe_path import directory
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -267,7 +267,7 @@ class ImageStore:
         record = _Record(source=source, created_at=time.time(), size=size, config=config)
         _write(aside, record)
         place = self.trees / content
-        os.sync()
+        btrfs.flush(self.trees)
         if not place.exists():
             aside.rename(place)
         self._point(name, place, record)

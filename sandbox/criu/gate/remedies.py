@@ -21,6 +21,10 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     (r"[Gg]host", "a deleted file that is still open is too large: close it"),
     (r"No space left", "the memory for captures is full: make checkpoints durable or raise its limit"),
     (
+        r"too cut",
+        "a Unix socket was bound by a relative name that leads through '.', '..' or a link: bind it by its whole path",
+    ),
+    (
         r"External socket|half of (stream|seqpacket)|unix:",
         "a Unix socket is connected to outside the sandbox: close it",
     ),

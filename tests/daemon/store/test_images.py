@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sandbox import Client
+from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, ImageNotFound, Invalid, Protocol
 from sandbox.messages import ImageConfig
 from sandbox.sdk import context
@@ -222,6 +222,23 @@ USER 65534:7
     await host.images.prune()
     await host.images.remove("built")
     await host.images.remove("tiny")
+
+
+async def test_holes_of_a_checkpoint_cost_an_image_nothing(host: Client, sb: Sandbox, daemon: Any) -> None:
+    await sb.captured(await sb.exec("truncate -s 1T /huge; printf end >> /huge; fallocate -l 64M -n /allocated"))
+    made = await host.images.commit((await sb.checkpoint()).id, "sparse")
+    found = (daemon.state / "images/.trees" / made.digest / "tree/huge").stat()
+    assert found.st_size == (1 << 40) + 3 and found.st_blocks * 512 < 1 << 20
+    async with host.create("sparse") as child:
+        assert (await child.exec("tail -c 3 /huge")).text == "end"
+    await host.images.remove("sparse")
+    await sb.exec("truncate -s 17T /huge")
+    try:
+        await host.images.commit((await sb.checkpoint()).id, "larger")
+    except Invalid as error:  # ext4 has none of more than 16 TiB, other file systems have
+        assert "/huge of 18691697672192 bytes is larger than a file" in str(error) and "truncate" in error.remedy
+    else:
+        await host.images.remove("larger")
 
 
 async def test_an_image_of_a_checkpoint_is_made_once(host: Client, sb, daemon: Any) -> None:

@@ -29,6 +29,8 @@ def take():
         with listener.accept()[0] as c: held['fd'] = socket.recv_fds(c, 10, 1)[1][0]
 def listen():
     held['listener'] = socket.socket(socket.AF_UNIX); held['listener'].bind('/t/service'); held['listener'].listen()
+def relative():
+    os.chdir('/t'); held['bound'] = socket.socket(socket.AF_UNIX); held['bound'].bind('../t/./crooked'); os.chdir('/')
 def accept(): held['accepted'] = held['listener'].accept()[0]
 def ghost():
     held['file'] = open('/t/ghost', 'w+b'); held['file'].write(os.urandom(2 << 20))
@@ -93,6 +95,14 @@ async def start(bench: Bench) -> Container:
     sb = await bench.maker.create()
     await shell(sb, HOLDER)
     return sb
+
+
+async def test_a_socket_bound_by_a_crooked_relative_name(bench: Bench) -> None:
+    sb = await start(bench)
+    await tell(sb, "relative()")
+    error = await refused(bench, sb)
+    assert "../t/./crooked" in error.message and "tun" not in error.message
+    assert "bind it by its whole path" in error.remedy
 
 
 async def test_half_a_socket_pair(bench: Bench, descriptors: list[int]) -> None:

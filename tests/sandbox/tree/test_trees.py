@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import stat
 import subprocess
 import sys
@@ -204,6 +205,21 @@ def test_a_deep_tree_is_compared_copied_and_removed(top: Path, tmp_path: Path) -
     ]
     remove_path(other)
     assert not other.exists()
+
+
+def test_a_copy_does_not_fill_the_disk(top: Path, tmp_path: Path) -> None:
+    for number in range(5):
+        (top / f"shared-{number}").write_bytes(bytes([1]) * (32 << 20))
+    into = tmp_path / "small"
+    into.mkdir()
+    size = copytree.KEPT + copytree.LOOKED + (16 << 20)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", into], check=True)
+    try:
+        with pytest.raises(OSError, match="No space left on device: 256 MiB of the disk stay free"):
+            copytree.copy(top, into)
+        assert shutil.disk_usage(into).free >= copytree.KEPT
+    finally:
+        subprocess.run(["umount", into], check=True)
 
 
 def test_a_copy_leaves_sockets_and_devices_out(top: Path, tmp_path: Path) -> None:
