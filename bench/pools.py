@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollout.calm import calm
 from rollout.decide.routing import RoutingRules
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling, Span
 from rollout.engine.launch import vllm
@@ -127,6 +128,7 @@ async def synthetic(live: int) -> dict[str, Any]:
     """`live` trajectories of four turns that grow from a prompt which eight of them share; two servers die."""
     servers = {f"s{n}": WaitingServer(live // SERVERS * 5 // 4) for n in range(SERVERS)}
     lags, busy = list[float](), list[float]()  # of these, while this process computed: the rest is the machine's
+    calm()
     openings = [os.urandom(400) for _ in range(live // 8 + 1)]
     async with Pool(rules=RoutingRules(silence=30)) as pool:
         for name, server in servers.items():

@@ -17,6 +17,7 @@ import ssl
 import sys
 from pathlib import Path
 
+from rollout.calm import calm
 from rollout.labels import Labelled
 from rollout.plan import read_plan
 from rollout.service.role import RolloutRole
@@ -46,6 +47,7 @@ async def serve(run: Path, *, listen: str | None = None, tls: ssl.SSLContext | N
         if listen is not None:
             await door.listen(listen, tls)
         log.info("pid %d serves %s", os.getpid(), run)
+        calm()
         ends = [asyncio.ensure_future(role.ended()), asyncio.ensure_future(stop.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:

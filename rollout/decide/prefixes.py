@@ -43,10 +43,11 @@ class Prefixes:
         return (sorted(server for server, depth in found.items() if depth == best) if best else []), BLOCK * best
 
 
-def chain(ids: Sequence[int]) -> list[int]:
-    """One number for each whole block, that depends on all tokens up to its end."""
-    found, last = [], 0
-    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+def chain(ids: Sequence[int], begun: Sequence[int] = ()) -> list[int]:
+    """One number for each whole block, that depends on all tokens up to its end. `begun`: of
+    the first of these tokens."""
+    found, last = list(begun), begun[-1] if begun else 0
+    for start in range(len(found) * BLOCK, len(ids) - BLOCK + 1, BLOCK):
         last = hash((last, *ids[start : start + BLOCK]))
         found.append(last)
     return found

@@ -15,6 +15,8 @@ from typing import Protocol
 from rollout.decide.routing import ServerView, Signs, State, Taking
 from rollout.engine.client import EngineClient, Published, wait_healthy
 
+AT_ONCE = 16  # requests that leave a lost server in one turn of the event loop
+
 
 class Server(Protocol):
     """An engine server: an `EngineSupervisor`, or a `Remote`."""
@@ -94,10 +96,16 @@ class Member:
     def give_up(self) -> None:
         """Whoever waits for a token of it waits no longer, and goes elsewhere."""
         self.state = "down"
-        now = asyncio.get_running_loop().time()
-        for limit in self.waits:
-            if not limit.expired():
-                limit.reschedule(now)
+        self._let_go(list(self.waits))
+
+    def _let_go(self, limits: list[asyncio.Timeout]) -> None:
+        """Some in each turn of the event loop: each has a new server to find, and others wait for the loop."""
+        loop = asyncio.get_running_loop()
+        for limit in limits[:AT_ONCE]:
+            if limit in self.waits and not limit.expired():
+                limit.reschedule(loop.time())
+        if limits[AT_ONCE:]:
+            loop.call_soon(self._let_go, limits[AT_ONCE:])
 
     async def probe(self) -> None:
         """One question that a server answers at once when it is well."""

@@ -70,6 +70,7 @@ class Pool:
         self._prefixes = Prefixes()
         self._keys = itertools.count()
         self._waiting: list[Ticket] = []
+        self._routing = False  # a decision is due in this turn of the event loop
         self._target: tuple[Path, int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -127,7 +128,7 @@ class Pool:
             await self._update(member, *self._target)
         else:
             member.state = "serving"
-        self._route()
+        self._route_soon()
 
     async def _answers(self, member: Member) -> tuple[EngineClient, int]:
         """A client that answers, and the version that it serves. One whose death nobody has noticed yet does not."""
@@ -220,15 +221,17 @@ class Pool:
     ) -> AsyncGenerator[Delta, None]:
         self.counts["requests"] += 1
         key = next(self._keys)
+        blocks: list[int] = []
         while True:
             ids = prompt_ids + answer.token_ids
-            member = await self._slot(Ticket(key, priority, ids, chain(ids)))
+            blocks = chain(ids, blocks)
+            member = await self._slot(Ticket(key, priority, ids, blocks))
             try:
                 async with aclosing(self._from(member, ids, answer, f"{request_id or key}.{answer.parts}")) as deltas:
                     async for delta in deltas:
                         answer.add(delta)
                         yield delta
-                self._prefixes.remember(member.name, chain(prompt_ids + answer.token_ids))
+                self._prefixes.remember(member.name, chain(prompt_ids + answer.token_ids, blocks))
                 return
             except (EngineFailed, TimeoutError) as error:
                 self._lost(member, error)
@@ -293,11 +296,23 @@ class Pool:
     def _release(self, member: Member, tokens: int) -> None:
         member.load -= 1
         member.tokens -= tokens
-        self._route()
+        self._route_soon()
+
+    @property
+    def _free(self) -> int:
+        """Slots."""
+        return sum(m.server.slots - m.load for m in self.members.values() if m.state == "serving")
+
+    def _route_soon(self) -> None:
+        """One decision for all servers that become free in one turn of the event loop."""
+        if not self._routing:
+            self._routing = True
+            asyncio.get_running_loop().call_soon(self._route)
 
     def _route(self) -> None:
         """Gives free slots to those who wait, as the rules say."""
-        while first := self._first(sum(m.server.slots - m.load for m in self.members.values() if m.state == "serving")):
+        self._routing = False
+        while first := self._first(self._free):
             known = {ticket.key: self._prefixes.deepest(ticket.blocks) for ticket in first}
             view = RouteView(
                 servers=[member.view for member in self.members.values()],
@@ -384,7 +399,7 @@ class Pool:
         self._prefixes.forget(member.name)
         if member.state == "updating":
             member.state = "serving"
-        self._route()
+        self._route_soon()
         return published.paused_s
 
     async def _answers_soon(self, member: Member) -> None:
