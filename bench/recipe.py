@@ -24,15 +24,16 @@ from torch import Tensor
 from examples.fix_the_service import WORDS, FixTheService, fit
 from examples.fix_the_service.twin import Twin, immediate
 from rollout.engine.embedded.model import KVCache, Qwen3, load_model
+from rollout.environments.mixture import HELD_OUT
 from trainer.batches.sample import Sample
-from trainer.config import ACTION_TOKENS, Config
+from trainer.config import Config
 from trainer.learner import Learner, Settings, learning_rate
 from trainer.models import policy
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
-from trainer.run import HELD_OUT
 
 LONGEST = 256  # tokens of an episode
+ACTION_TOKENS = Config(task=Path()).max_tokens
 
 
 class Episode:

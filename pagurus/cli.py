@@ -175,6 +175,10 @@ def train(
     concurrency: Annotated[int | None, typer.Option(help="Sandboxes at once; else by the cores that are free.")] = None,
     held_out: Annotated[int | None, typer.Option(help="Episodes of each evaluation.")] = None,
     objective: Annotated[str | None, typer.Option(help="grpo, dapo, gspo, ...: docs/training.md.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Processes that share the steps; with --resume, a new number of them.")
+    ] = None,
+    lora: Annotated[int | None, typer.Option(help="Rank of adapters that are trained instead of the weights.")] = None,
     faults: Annotated[int | None, typer.Option(help="Sandboxes killed on purpose in the second half.")] = None,
     pace: Annotated[float | None, typer.Option(help="Seconds per answer, at least; 0 is flat out.")] = None,
     image: Annotated[str | None, typer.Option(help="Instead of the environment's.")] = None,
@@ -206,10 +210,10 @@ def train(
     content |= {name: options[name] for name in configuration.KEYS if options.get(name) is not None}
     made = configuration.make(content | ({"resume": resume} if resume else {}))
     if dry_run:
-        from trainer.run import preview  # with torch, which a supervisor has no use for
+        from trainer.preview import preview  # with torch, which a supervisor has no use for
 
         raise typer.Exit(preview(made))
-    run = prepare(made, steps=steps, fresh=fresh)
+    run = prepare(made, steps=steps, ranks=ranks, fresh=fresh)
     if run is None:
         raise typer.Exit(1)
     if detach:

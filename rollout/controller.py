@@ -91,16 +91,17 @@ class RolloutController:
         version: int = 0,
         step: int | None = None,
         seeds: Iterable[int] | None = None,
+        draw: Callable[[store.SampleStore], Iterator[int]] | None = None,
         faults: Faults | None = None,
         on_turn: OnTurn | None = None,
     ):
         """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved; None: those
-        acknowledged. `seeds`: of the prompts, the same at every start; None: all from ``config.seed`` million on."""
+        acknowledged. `seeds`: of the prompts, the same at every start; None: all from ``config.seed`` million on.
+        `draw`: the seeds that come after those that the store has, instead."""
         self.config, self.faults, self.host = config, faults, host
         self.folder = Path(folder)
         self._disk = DiskThread()
-        self.store = store.SampleStore(self.folder)
-        self.journal = Journal(self.folder)
+        self.store, self.journal = store.SampleStore(self.folder), Journal(self.folder)
         self.fence = self.store.acquire("rollout")
         if step is not None:
             self.store.recover(step, self.fence)
@@ -119,8 +120,7 @@ class RolloutController:
             on_created=lambda: self._works("create"),
         )
         self.step, self.version, self._told = self.store.next_step() if step is None else step, version, on_turn
-        base = itertools.count(config.seed * 1_000_000) if seeds is None else iter(seeds)
-        self._seeds: Iterator[int] = itertools.islice(base, self.store.issued(), None)
+        self._seeds = _after(self.store, config, seeds) if draw is None else draw(self.store)
         self._seeds_left, self._draining, self._stopped = True, False, False
         self._queued = self.store.queued()
         self._do = self._disk.do
@@ -131,12 +131,11 @@ class RolloutController:
         self._asked: asyncio.Future[Batch] | None = None
         self._asked_at = 0.0
         self._training = self.store.account().handed > 0
-        self._changed = asyncio.Event()
+        self._changed, self._counts = asyncio.Event(), Counts()
         self._waits: list[Wait] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-        self._counts = Counts()
         self._load()
 
     async def __aenter__(self) -> RolloutController:
@@ -511,3 +510,8 @@ class RolloutController:
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _after(known: store.SampleStore, config: RolloutConfig, seeds: Iterable[int] | None) -> Iterator[int]:
+    """The seeds that were not issued yet."""
+    return itertools.islice(itertools.count(config.seed * 1_000_000) if seeds is None else seeds, known.issued(), None)

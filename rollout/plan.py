@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from rollout.config import RolloutConfig
+from rollout.environments.mixture import Mixture, Part
 from sandbox.errors import Invalid, NotFound
 
 NAME = "plan.json"
@@ -30,6 +31,8 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str  # folder or file whose environment is played
     config: RolloutConfig
+    mixture: list[Part] = []  # several environments instead of `task`
+    curriculum: str | None = None  # a Python file whose `weights` chooses among them
     engine: str = "embedded"  # or vllm
     pool: PoolPlan = PoolPlan()
     image: str | None = None  # instead of the environment's
@@ -38,6 +41,10 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     nice: int = 5  # of rollout, engine and trainer: sandboxes and their checkpoints come first
     sizing: str = ""  # why so many sandboxes at once, such a pace, so nice
     faults: int = 0  # sandboxes killed on purpose in the second half of the steps, about
+
+    def environments(self) -> Mixture:
+        """What is played: the mixture, or the one task."""
+        return Mixture(self.mixture or [Part(task=self.task)], image=self.image)
 
 
 class _Plan(msgspec.Struct):

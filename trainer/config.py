@@ -12,7 +12,7 @@ import difflib
 import os
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,21 @@ import msgspec
 from rollout.config import RolloutConfig
 from rollout.engine.client import Sampling
 from rollout.environments import folder as task
+from rollout.environments.mixture import Mixture, Part, load_curriculum
+from rollout.episode.spec import Limits
 from rollout.plan import NAME, PoolPlan, RolloutPlan, read_plan
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
-
-ACTION_TOKENS = 16  # longest action
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What `pagurus train` takes. Keys of the TOML file are these names."""
 
-    task: Path
+    task: Path  # or a mixture, of which this then is the first
+    mixture: tuple[Part, ...] = ()  # tables [[mixture]] of task, name, weight, rows
+    curriculum: Path | None = None  # a Python file whose `weights(outcomes)` chooses among them
     model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face folder
     seed: int = 0
     engine: str = "embedded"  # or vllm
@@ -48,10 +50,18 @@ class Config:
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
     objective: str = "pooled"  # a row of trainer.objectives
     corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
+    staleness: int = 1  # trainer version minus oldest policy version of a trajectory, at most
+    max_tokens: int = 16  # of an answer
+    max_length: int = 1024  # tokens of a trajectory
+    temperature: float = 1.0
+    ranks: int = 1  # processes that share the steps; with GPUs one for each
     budget: int = 8192  # tokens of a micro-batch
     updates: int = 1  # optimiser steps per batch
     stream: bool = False  # compute gradients of groups while their batch is sampled; sums then come in any order
+    bf16: bool = False  # compute in half precision beside fp32 weights
+    lora: int = 0  # rank of adapters that are trained instead of the weights; 0: the weights
     recompute: bool = False  # activations, for long trajectories
+    offload: bool = False  # keep shards and the optimiser's state in the host's memory
     pace: float | None = None  # seconds per answer, at least: see rollout.engine.pace; 0 is as fast as the engine can
     faults: int = 16  # sandboxes killed on purpose in the second half, about
     image: str | None = None  # instead of the environment's
@@ -60,7 +70,8 @@ class Config:
 
 
 KEYS = tuple(each.name for each in dataclasses.fields(Config) if each.name != "resume")
-POSITIVE = ("steps", "groups", "size", "held_out", "rate", "budget", "updates")
+POSITIVE = ("steps", "groups", "size", "held_out", "rate", "budget", "updates", "max_tokens", "max_length", "ranks")
+ENGINES = ("embedded", "vllm")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -71,22 +82,37 @@ def read(path: Path) -> dict[str, Any]:
         raise NotFound(f"no configuration {path}", remedy="name a .toml file or a task folder") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"{path} is no TOML: {error}", remedy="see docs/training.md") from None
+    _need_known(path, content, KEYS)
+    _resolve(content, ("task", "out", "model", "curriculum"), path)
+    for part in content.get("mixture", ()):
+        if isinstance(part, dict):
+            _need_known(path, part, Part.__struct_fields__)
+            _resolve(part, ("task", "rows"), path)
+    return content
+
+
+def _need_known(path: Path, content: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in content:
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.0)[0]
-            raise Invalid(f"{path}: unknown key {key!r}", remedy=f"nearest: {near}; there are: {', '.join(KEYS)}")
-    for name in ("task", "out", "model"):
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise Invalid(f"{path}: unknown key {key!r}", remedy=f"nearest: {near}; there are: {', '.join(known)}")
+
+
+def _resolve(content: dict[str, Any], names: Sequence[str], path: Path) -> None:
+    for name in names:
         if isinstance(content.get(name), str):
             content[name] = str((path.parent / content[name]).resolve())
-    return content
 
 
 def make(content: Mapping[str, Any]) -> Config:
     """A configuration of these keys. Says which key is wrong, and how."""
+    content = dict(content)
+    if content.get("mixture"):
+        content.setdefault("task", content["mixture"][0].get("task", ""))
     if "task" not in content:
         raise Invalid("no task is named", remedy='task = "examples/fix_the_service"')
     try:
-        made = msgspec.convert(dict(content), Config, dec_hook=_path)
+        made = msgspec.convert(content, Config, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise Invalid(f"configuration: {error}", remedy="see docs/training.md") from None
     if made.concurrency is not None and made.concurrency <= 0:
@@ -94,16 +120,41 @@ def make(content: Mapping[str, Any]) -> Config:
     for name in POSITIVE:
         if getattr(made, name) <= 0:
             raise Invalid(f"configuration: {name} must be above 0, is {getattr(made, name)}", remedy=f"set {name}")
-    return made
+    return _agreeing(made)
 
 
-def open_run(config: Config, *, steps: int | None = None) -> tuple[Path, Config]:
-    """The run folder, new or resumed, and the configuration that it runs under. `steps` extends a resumed run."""
-    if config.engine not in ("embedded", "vllm"):
-        raise Invalid(f"no engine {config.engine!r}", remedy="embedded or vllm")
+def _agreeing(config: Config) -> Config:
+    """The same. Refuses keys that do not go together, and names that nobody knows."""
+    if config.engine not in ENGINES:
+        raise Invalid(f"no engine {config.engine!r}", remedy=" or ".join(ENGINES))
+    if config.curriculum is not None and not config.mixture:
+        raise Invalid("a curriculum chooses among the parts of a mixture", remedy="name them: [[mixture]]")
+    if config.stream and config.ranks > 1:
+        raise Invalid("stream computes in one process", remedy="leave out stream, or ranks")
+    return config
+
+
+def need_objective(config: Config) -> None:
+    """Refuses a name that is in no table, and an objective that cannot do what is asked."""
+    from trainer.objectives import named, with_corrections  # with torch: who goes on with a run needs none
+
+    objective = with_corrections(named(config.objective), config.corrections)
+    if config.stream and not objective.streams:
+        raise Invalid(f"{config.objective} needs the whole batch first", remedy="leave out stream")
+
+
+def open_run(config: Config, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, Config]:
+    """The run folder, new or resumed, and the configuration that it runs under. A resumed run may get another number
+    of steps, and of ranks."""
     if config.resume is not None:
-        return _resumed(config.resume, steps)
+        return _resumed(config.resume, steps=steps, ranks=ranks)
+    _agreeing(config)
+    need_objective(config)
     begin = config.model or task.load(config.task).start  # a wrong folder leaves no run behind
+    if config.mixture:
+        Mixture(config.mixture)
+    if config.curriculum is not None:
+        load_curriculum(config.curriculum)
     if begin is None:
         raise Invalid(
             f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER (a small Qwen3, say)"
@@ -130,7 +181,7 @@ def unfinished(config: Config) -> Path | None:
         return None
     if not (folder / "rollout").exists():
         return None
-    _, plan = _resumed(folder, None)
+    _, plan = _resumed(folder)
     wanted = dataclasses.replace(_absolute(config), out=plan.out, resume=plan.resume)
     return folder if plan == wanted else None
 
@@ -139,16 +190,17 @@ def _absolute(config: Config) -> Config:
     return dataclasses.replace(config, task=config.task.resolve(), model=config.model and config.model.resolve())
 
 
-def _resumed(run: Path, steps: int | None) -> tuple[Path, Config]:
+def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -> tuple[Path, Config]:
     folder = run.resolve()
     try:
         stored = (folder / NAME).read_bytes()
     except FileNotFoundError:
         raise NotFound(f"{run} is not a run folder", remedy="name a folder below runs/") from None
     config = msgspec.json.decode(stored, type=Config, dec_hook=_path)
-    if steps is not None and steps != config.steps:
-        config = dataclasses.replace(config, steps=steps)
-        _remember(folder, config, msgspec.structs.replace(read_plan(folder), steps=steps))
+    changed = dataclasses.replace(config, steps=steps or config.steps, ranks=ranks or config.ranks)
+    if changed != config:
+        config = _agreeing(changed)
+        _remember(folder, config, msgspec.structs.replace(read_plan(folder), steps=config.steps))
     return folder, config
 
 
@@ -159,20 +211,26 @@ def _remember(folder: Path, config: Config, rollout: RolloutPlan) -> None:
 
 def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
     """What the rollout's process is told of it, for the machine as it is now. `begin`: the policy to begin with."""
-    from rollout.engine.embedded.model import ModelConfig  # with torch: who goes on with a run needs none
+    from rollout.episode.renderer import end_tokens
 
     fitting = sizing.choose(machine.cores(), machine.busy(), concurrency=config.concurrency, pace=config.pace)
-    end = ModelConfig.load(begin).eos_token_id
+    if config.engine == "embedded":
+        need_embedded(begin)
     return RolloutPlan(
         task=str(config.task),
         config=RolloutConfig(
             groups=config.groups,
             size=config.size,
             concurrency=fitting.concurrency,
-            staleness=1,
-            sampling=Sampling(max_tokens=ACTION_TOKENS, temperature=1.0, stop_token_ids=[end]),
+            staleness=config.staleness,
+            sampling=Sampling(
+                max_tokens=config.max_tokens, temperature=config.temperature, stop_token_ids=end_tokens(begin)
+            ),
+            limits=Limits(max_length=config.max_length),
             seed=config.seed,
         ),
+        mixture=list(config.mixture),
+        curriculum=None if config.curriculum is None else str(config.curriculum),
         engine=config.engine,
         pool=config.pool,
         image=config.image,
@@ -182,6 +240,16 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
         steps=config.steps,
         faults=config.faults,
     )
+
+
+def need_embedded(folder: Path) -> None:
+    """Refuses what the embedded engine cannot serve."""
+    from rollout.engine.embedded.model import ModelConfig  # with torch
+
+    try:
+        ModelConfig.load(folder)
+    except (ValueError, TypeError) as error:
+        raise Invalid(f"the embedded engine does not serve {folder}: {error}", remedy="--engine vllm") from None
 
 
 def _path(kind: type, value: object) -> object:

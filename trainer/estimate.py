@@ -44,24 +44,44 @@ class Estimate:
         return fixed + max(self.activations + self.scratch, self.gradients)
 
 
-def estimate(model: nn.Module, *, budget: int, longest: int, tokens: int, recompute: bool, flops: float) -> Estimate:
-    """For a model made under `ghostly()`. `tokens` of a step, `longest` trajectory, `flops` that the machine does."""
+def estimate(
+    model: nn.Module,
+    *,
+    budget: int,
+    longest: int,
+    tokens: int,
+    recompute: bool,
+    flops: float,
+    ranks: int = 1,
+    bf16: bool = False,
+) -> Estimate:
+    """For a model made under `ghostly()`, and one of `ranks` that share it.
+
+    `tokens` of a step, `longest` trajectory, `flops` that the machine does, for all ranks that are on it.
+    """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     length = min(longest, budget)
-    scorer = Scorer(model, recompute=recompute)
+    scorer = Scorer(model, recompute=recompute, bf16=bf16)
     per_weight = RECOMPUTED if recompute else FLOPS_PER_WEIGHT
     activations = kept(scorer, length=length, count=max(1, budget // length))
     return Estimate(
         parameters=parameters,
         trained=trained,
-        weights=FP32 * parameters,
-        gradients=FP32 * trained,
-        optimiser=2 * FP32 * trained,
+        weights=FP32 * parameters // ranks + (gathered(scorer, bf16=bf16) if ranks > 1 else 0),
+        gradients=FP32 * trained // ranks,
+        optimiser=2 * FP32 * trained // ranks,
         activations=activations,
         scratch=3 * FP32 * min(CHUNK, budget * scorer.vocabulary),
         step_s=per_weight * parameters * tokens / flops,
     )
+
+
+def gathered(scorer: Scorer, *, bf16: bool) -> int:
+    """Bytes of weights that a rank has whole at a time: two layers, and what is in none."""
+    layers = [sum(each.numel() for each in layer.parameters()) for layer in scorer.layers()]
+    rest = sum(each.numel() for each in scorer.parameters()) - sum(layers)
+    return (2 if bf16 else FP32) * (2 * max(layers) + rest)
 
 
 def ghostly() -> FakeTensorMode:
@@ -87,9 +107,9 @@ def kept(scorer: Scorer, *, length: int, count: int) -> int:
     return sum(size for size, _ in found.values())
 
 
-def measure_flops(*, size: int = 768, seconds: float = 0.3) -> float:
-    """What this machine does in a product of fp32 matrices, per second, now."""
-    left = right = torch.ones(size, size)
+def measure_flops(*, size: int = 768, seconds: float = 0.3, bf16: bool = False) -> float:
+    """What this machine does in a product of matrices, per second, now."""
+    left = right = torch.ones(size, size, dtype=torch.bfloat16 if bf16 else torch.float32)
     done, began = 0, time.perf_counter()
     while (took := time.perf_counter() - began) < seconds:
         left @ right

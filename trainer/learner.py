@@ -15,7 +15,7 @@ ranks, or fed group by group; a number that is not finite stops the step before 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -94,6 +94,7 @@ class Learner:
     ):
         self.scorer, self.objective, self.reference, self.ranks = scorer, objective, reference, ranks
         self.settings = settings or Settings()
+        self.on_micro_batch: Callable[[], object] = lambda: None  # who watches hears that it goes on
         self.trained = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
         self.optimiser = torch.optim.AdamW(
             self.trained, lr=self.settings.rate, betas=self.settings.betas, weight_decay=self.settings.decay
@@ -216,7 +217,7 @@ class Learner:
             name = self._first_not_finite(gradients=True)
             self.optimiser.zero_grad(set_to_none=True)
             raise TrainerFailed(
-                f"the gradient of {name} is not finite; the weights are as they were",
+                f"the gradient of {name or 'what another rank has'} is not finite; the weights are as they were",
                 remedy="lower the rate, or go on from the last save",
             )
         self.optimiser.step()
@@ -273,6 +274,7 @@ class Learner:
         lengths = [len(sample.tokens) for sample in samples]
         settings, ranks = self.settings, self.ranks
         for shared in plan(lengths, budget=settings.budget, ranks=ranks.size, width=self.scorer.width):
+            self.on_micro_batch()
             yield shared[ranks.rank]
 
     def _with_before(self, rewards: Rewards, before: _Before) -> Rewards:

@@ -17,7 +17,7 @@ from trainer.config import Config, open_run, unfinished
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def prepare(config: Config, *, steps: int | None = None, fresh: bool = False) -> Path | None:
+def prepare(config: Config, *, steps: int | None = None, ranks: int | None = None, fresh: bool = False) -> Path | None:
     """The run folder to work in, made if need be; None when there can be none, which has been said.
 
     A run of the same plan that has not ended is gone on with, unless `fresh`.
@@ -28,7 +28,7 @@ def prepare(config: Config, *, steps: int | None = None, fresh: bool = False) ->
         if left is not None:
             console.print(f"go on with {left} (--fresh begins anew)", highlight=False, soft_wrap=True)
             return left
-        return open_run(config, steps=steps)[0]
+        return open_run(config, steps=steps, ranks=ranks)[0]
     except (PagurusError, OSError) as error:
         console.print(f"[red]stopped[/red]: {explain(error, config.out)}", highlight=False, soft_wrap=True)
         return None

@@ -12,21 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from rollout.engine.embedded.model import Qwen3, save_model
 from rollout.engine.manifest import NAME as MANIFEST
 from rollout.engine.manifest import verify_folder, write_manifest
 from sandbox import durable
 from sandbox.errors import Conflict, Invalid, NotFound
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+from trainer.models.load import export
 
 
 def path_of(weights: Path, version: int) -> Path:
     return weights / f"v{version:06d}"
 
 
-def publish(model: Qwen3, weights: Path, version: int, *, tokenizer: Path, keep: int = 3) -> Path:
+def publish(model: nn.Module, weights: Path, version: int, *, tokenizer: Path, keep: int = 3) -> Path:
     """Writes version `version` below `weights`, collects all but the last `keep`; returns its folder.
 
     `tokenizer` is a folder with the tokenizer's files; they travel with every version so that it loads alone.
@@ -37,10 +36,7 @@ def publish(model: Qwen3, weights: Path, version: int, *, tokenizer: Path, keep:
     aside = weights / f".{target.name}.new"
     shutil.rmtree(aside, ignore_errors=True)  # what an earlier crash left
     aside.mkdir()
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(tokenizer / name, aside / name)
-    # Syncs every file of the folder, the tokenizer's too. The head is untied for vLLM's reload, see save_model.
-    save_model(model, aside, untie=True)
+    export(model, aside, base=tokenizer, untie=True)  # the head is untied for vLLM's reload, see save_model
     write_manifest(aside, version)
     if _same(aside, target):  # a resumed trainer publishes its version again, which is being served
         shutil.rmtree(aside)

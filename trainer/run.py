@@ -30,17 +30,16 @@ import sqlite3
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import torch
 from rich.console import Console
-from rich.table import Table
 from safetensors import SafetensorError
+from torch import nn
 
 from rollout import Batch, Trajectory
-from rollout.config import RolloutConfig
-from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model, save_model
 from rollout.engine.manifest import digest_of
 from rollout.environments import folder as task
 from rollout.plan import read_plan
@@ -48,22 +47,19 @@ from rollout.service.client import RolloutClient
 from rollout.service.protocol import Counts, VersionRef
 from rollout.store import stages
 from rollout.store.lock import own
-from sandbox.errors import Conflict, EngineFailed, Invalid, PagurusError
-from trainer import estimate, machine, report, resume
+from sandbox.errors import Conflict, EngineFailed, PagurusError
+from trainer import machine, report, resume
 from trainer.batches.sample import Sample
-from trainer.config import KEYS, Config, open_run
-from trainer.learner import Learner, Settings, StepStats, learning_rate
+from trainer.config import Config, open_run
 from trainer.metrics import Recorder
 from trainer.models.load import take
-from trainer.models.scorer import Scorer
-from trainer.objectives import named, with_corrections
 from trainer.prepare import explain
 from trainer.progress import Display
 from trainer.publish import publish
 from trainer.split import split
+from trainer.steps import Alone, Steps, Together, work_plan
 from trainer.stream import Stream
 
-HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
 LOCK = "trainer.lock"
 OWNED = 75  # exit status: another process is the trainer of this run
 LOOK = 1.0  # seconds between two looks at what the rollout does
@@ -105,6 +101,7 @@ class Run:
         self.plan = read_plan(self.folder)
         os.nice(self.plan.nice)  # sandboxes and their checkpoints come first
         self.task = task.load(self.config.task)
+        self.environments = self.plan.environments()
         self.weights = self.folder / "weights"
         self.base = self.folder / "policy"  # what the run begins with, and its tokenizer
         self.saves = resume.Saves(self.folder / "resume")
@@ -112,6 +109,8 @@ class Run:
         self.wall_before = 0.0
         self.last_turns = 0
         self.client = client
+        self.steps: Steps
+        self.stream: Stream | None = None
         self._stages: set[str] = set()
 
     async def go(self) -> None:
@@ -137,11 +136,14 @@ class Run:
             )
             await self._load()
             self._reached("loaded")
-            if self.step < self.config.steps:
-                (self.folder / "summary.json").unlink(missing_ok=True)  # of before this run was extended
-            async with self.client or RolloutClient.of(self.folder) as self.rollout:
-                await self._with_rollout()
-                content = await self._finish()
+            try:
+                if self.step < self.config.steps:
+                    (self.folder / "summary.json").unlink(missing_ok=True)  # of before this run was extended
+                async with self.client or RolloutClient.of(self.folder) as self.rollout:
+                    await self._with_rollout()
+                    content = await self._finish()
+            finally:
+                self.steps.close()
         self.console.print(report.table(content, self.folder))
 
     def _shown(self) -> Display:
@@ -158,15 +160,9 @@ class Run:
             assert start is not None, "open_run refuses a plan without"
             await asyncio.to_thread(take, start, self.base)
             self.display.say(f"begin with the policy of {start}")
-            self.model = await asyncio.to_thread(load_model, self.base)
-            self.learner = self._learner(fresh=True)
             self.step = self.version = 0
             self.unsettled: list[str] = []
-            await asyncio.to_thread(self._save, [])
         else:
-            self.model = await asyncio.to_thread(load_model, self.base)
-            self.learner = self._learner(fresh=False)
-            await asyncio.to_thread(self.saves.load, self.learner)
             self.step, self.version = state.step, state.version
             self.unsettled = state.consumed
             self.totals = msgspec.convert(state.totals, report.Totals)
@@ -174,6 +170,19 @@ class Run:
             for note in self.saves.notes:
                 self.display.say(note)
             self.display.say(f"resumed after step {self.step}, policy version {self.version}")
+        self.steps = await asyncio.to_thread(self._steps)
+        try:
+            await asyncio.to_thread(self.steps.begin, state)
+        except BaseException:
+            self.steps.close()
+            raise
+
+    def _steps(self) -> Steps:
+        """Who takes them."""
+        plan, ranks = work_plan(self.config, self.folder), self.config.ranks
+        if ranks == 1:
+            return Alone(plan)
+        return Together(plan, ranks=ranks, tell=lambda text: self.display.say(text))
 
     async def _with_rollout(self) -> None:
         """The part of a run that needs episodes: evaluate, learn, evaluate."""
@@ -185,7 +194,7 @@ class Run:
         try:
             if self.totals.reward_before is None:
                 self.totals.reward_before = await self._evaluate("held-out reward before GRPO", 0)
-                await asyncio.to_thread(self._save, self.unsettled)
+                await asyncio.to_thread(self.steps.note, self._state(self.step, self.unsettled))
             if self.step < self.config.steps:
                 await self._learn()
             self.totals.reward_after = await self._evaluate("held-out reward after GRPO", self.step, last=True)
@@ -197,16 +206,19 @@ class Run:
         """Consumes batches of complete groups. Waits for: the rollout. Produces one policy version per batch."""
         self.display.stage("GRPO", self.config.steps)
         self.display.advance(self.step)
-        self.stream = Stream(self.rollout, self.learner, samples)
+        if self.config.stream:
+            assert isinstance(self.steps, Alone), "the configuration refuses several ranks"
+            self.stream = Stream(self.rollout, self.steps.learner, samples)
         while self.step < self.config.steps:
             began = time.monotonic()
-            batch = await (self.stream if self.config.stream else self.rollout).next_batch()
+            batch = await (self.stream or self.rollout).next_batch()
             waited, taken = time.monotonic() - began, self.rollout.last
             assert taken is not None
-            stats = await asyncio.to_thread(self._train, batch)
-            self.step, self.version = self.step + 1, self.version + 1
-            await asyncio.to_thread(self._account, batch)
-            await asyncio.to_thread(self._save, [group.prompt for group in batch.groups])
+            self.totals.add(batch.trajectories)
+            state = self._state(self.step + 1, [group.prompt for group in batch.groups])
+            stats = await asyncio.to_thread(self._train, batch, state)
+            self.step, self.version = state.step, state.version
+            await asyncio.to_thread(self.recorder.turns, self.step, batch.trajectories)
             await self.rollout.consumed(batch)
             await self._publish()
             self._reached(stages.WORKED)
@@ -221,8 +233,7 @@ class Run:
         """Mean reward over held-out seeds, sampled at T = 1 in real sandboxes."""
         self.display.stage(name)
         began = time.monotonic()
-        seeds = [HELD_OUT + i for i in range(self.config.held_out)]
-        trajectories = await self.rollout.evaluate(seeds, last=last)
+        trajectories = await self.rollout.evaluate(self.environments.held_out(self.config.held_out), last=last)
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.scored]
         if not rewards:
             raise EngineFailed("no held-out episode could be completed", remedy=f"see {self.folder}/engine.log")
@@ -231,7 +242,8 @@ class Run:
         await asyncio.to_thread(self.recorder.turns, step, trajectories)
         await self._measure()
         mean = sum(rewards) / len(rewards)
-        self.recorder.step(step, {"reward_held_out": mean, "reward": mean, "held_out_episodes": len(rewards)})
+        figures = {"reward_held_out": mean, "reward": mean, "held_out_episodes": len(rewards)}
+        self.recorder.step(step, figures | self._by_part("reward_held_out_by_part", trajectories))
         self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
         return mean
 
@@ -257,30 +269,14 @@ class Run:
 
     # ------------------------------------------------------------------ parts
 
-    def _learner(self, *, fresh: bool) -> Learner:
-        objective = with_corrections(named(self.config.objective), self.config.corrections)
-        config = self.config
-        settings = Settings(rate=config.rate, budget=config.budget, updates=config.updates)
-        scorer = Scorer(self.model, recompute=config.recompute, critic=objective.value is not None)
-        reference = None
-        if objective.kl is not None:  # the fitted policy, which every process of this run must find again
-            folder = self.folder / "reference"
-            if fresh:
-                save_model(self.model, folder)
-            reference = Scorer(load_model(folder))
-        return Learner(scorer, objective, settings, reference=reference)
-
-    def _train(self, batch: Batch) -> StepStats:
-        """Consumes a batch. Produces the next weights, in place."""
-        rate = learning_rate(self.config.rate, self.step, self.config.steps)
-        if self.config.stream:
-            return self.stream.step(batch, rate=rate)
-        return self.learner.step(samples(batch), rate=rate)
-
-    def _account(self, batch: Batch) -> None:
-        trajectories = batch.trajectories
-        self.totals.add(trajectories)
-        self.recorder.turns(self.step, trajectories)
+    def _train(self, batch: Batch, state: resume.State) -> dict[str, Any]:
+        """Consumes a batch. Produces the next weights and their save."""
+        if self.stream is None:
+            return self.steps.step(samples(batch), state)
+        assert isinstance(self.steps, Alone)
+        stats = self.stream.step(batch, rate=self.steps.rate(state.step - 1))
+        self.steps.note(state)
+        return stats.items()
 
     async def _measure(self) -> None:
         """Brings the counters up to date."""
@@ -295,15 +291,20 @@ class Run:
             self.display.say(f"first turn in a live sandbox after {self.totals.first_rollout_s:.1f} s")
         return counts
 
-    def _save(self, consumed: list[str]) -> None:
+    def _by_part(self, name: str, trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
+        """Mean rewards by part of a mixture, where the run has one."""
+        if not self.config.mixture:
+            return {}
+        rewards: dict[str, list[float]] = {}
+        for each in trajectories:
+            if each.scored:
+                rewards.setdefault(self.environments.name(each.seed), []).append(each.reward)
+        return {name: {part: sum(found) / len(found) for part, found in sorted(rewards.items())}}
+
+    def _state(self, step: int, consumed: list[str]) -> resume.State:
+        """Of the run after this step."""
         self.totals.wall_s = self._wall()
-        state = resume.State(
-            step=self.step,
-            version=self.version,
-            consumed=consumed,
-            totals=msgspec.to_builtins(self.totals),
-        )
-        self.saves.save(self.learner, state)
+        return resume.State(step=step, version=step, consumed=consumed, totals=msgspec.to_builtins(self.totals))
 
     async def _publish(self) -> None:
         """Writes and seals the version, has the rollout take it up, and forgets it."""
@@ -313,6 +314,11 @@ class Run:
             return VersionRef(version=self.version, folder=str(folder), digest=digest_of(folder))
 
         await self.rollout.publish(await asyncio.to_thread(write))
+
+    @property
+    def model(self) -> nn.Module:
+        """The weights of `version`."""
+        return self.steps.model
 
     def _reached(self, stage: str) -> None:
         if stage not in self._stages:
@@ -325,6 +331,7 @@ class Run:
     async def _watch(self) -> None:
         """Keeps the display's figures fresh."""
         while True:
+            await asyncio.to_thread(self.steps.look)
             counts = await self._look()
             self.display.figures.update(
                 {
@@ -336,7 +343,7 @@ class Run:
             await asyncio.sleep(LOOK)
 
     async def _record(
-        self, batch: Batch, stats: StepStats, parts: dict[str, float], took: float, paused: float
+        self, batch: Batch, stats: dict[str, Any], parts: dict[str, float], took: float, paused: float
     ) -> None:
         """Produces one line of metrics and one of display."""
         self.totals.add_time(parts)
@@ -350,10 +357,11 @@ class Run:
             self.step,
             {
                 "reward": reward,
+                **self._by_part("reward_by_part", trajectories),
                 "policy_version": self.version,
                 "staleness": {str(key): count for key, count in sorted(age.items())},
                 "degenerate_groups": sum(len({t.reward for t in group.trajectories}) == 1 for group in batch.groups),
-                **{f"train/{key}": value for key, value in stats.items().items()},
+                **{f"train/{key}": value for key, value in stats.items()},
                 "idle_ratio": 1 - parts["trainer"] / took,
                 "seconds": took,
                 "wall": parts,
@@ -369,11 +377,12 @@ class Run:
                 "trajectories_lost": self.totals.trajectories_lost,
             },
         )
-        summary = stats.summary
         figures = {
             "policy version": self.version,
             "staleness": ", ".join(f"{count} at {key}" for key, count in sorted(age.items())),
-            "mismatch KL": f"{summary.mismatch_kl:.1e}, entropy {summary.entropy:.2f}, grad norm {stats.grad_norm:.2f}",
+            "mismatch KL": "{mismatch_kl:.1e}, entropy {entropy:.2f}, grad norm {grad_norm:.2f}".format(**stats)
+            if stats
+            else "said by ranks that were lost",
             "killed": f"{self.totals.killed}, recovered equal {self.totals.recovered_equal}",
         }
         self.display.step(self.step, reward, figures)
@@ -409,30 +418,3 @@ def staleness(trajectories: list[Trajectory], version: int) -> Counter[int]:
         for trajectory in trajectories
         if (known := [spoken for spoken in trajectory.versions if spoken >= 0])
     )
-
-
-def preview(config: Config) -> int:
-    """What a run of this configuration would do and take; nothing is started or written."""
-    named(config.objective)
-    with_corrections(named(config.objective), config.corrections)
-    wanted = task.load(config.task)
-    start = config.model or wanted.start
-    if start is None:
-        raise Invalid(f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER")
-    longest, flops = RolloutConfig().limits.max_length, estimate.measure_flops()
-    with estimate.ghostly():
-        found = estimate.estimate(
-            Qwen3(ModelConfig.load(start)),
-            budget=config.budget,
-            longest=longest,
-            tokens=config.groups * config.size * longest,
-            recompute=config.recompute,
-            flops=flops,
-        )
-    shown = Table(title=f"plan of {wanted.name}; nothing was started", show_header=False, title_justify="left")
-    for name in KEYS:
-        shown.add_row(name, str(getattr(config, name)))
-    for name, value in estimate.table(found):
-        shown.add_row(f"[bold]{name}[/bold]", value)
-    Console().print(shown)
-    return 0

@@ -33,7 +33,15 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
 
-_SETTINGS = ("image", "max_turns", "limits", "network", "system", "tools")  # who makes the environment sets these anew
+_SETTINGS = (
+    "image",
+    "max_turns",
+    "limits",
+    "network",
+    "system",
+    "tools",
+    "row",
+)  # who makes the environment sets these anew
 
 
 class Environment(ABC):
@@ -50,6 +58,12 @@ class Environment(ABC):
     network: Network = Network.none()
     system: str = ""  # what a chat model is told first
     tools: Sequence[dict[str, Any]] = ()  # functions that a chat model may call, as OpenAI describes them
+    row: dict[str, Any] | None = None  # of the run's data, where its plan names some: set before `reset`
+
+    def of(self, seed: int) -> tuple[Environment, int]:
+        """The environment that plays this seed, and the seed that it is reset with. Override it to choose an image, or
+        another environment, by the seed: no sandbox is there yet."""
+        return self, seed
 
     @abstractmethod
     async def reset(self, sandbox: Any, seed: int) -> Observation:

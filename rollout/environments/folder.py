@@ -35,20 +35,21 @@ def load(place: Path) -> Task:
     if not code.is_file():
         raise Invalid(f"{place} is no environment: it has no __init__.py", remedy="name its .py file, or add one")
     name = place.stem
-    loaded = _module(f"pagurus_task_{name}", code, package=place.is_dir())
+    loaded = module(f"pagurus_task_{name}", code, package=place.is_dir())
     start = code.parent / START
     return Task(name, _environment(loaded, code), start if (start / "config.json").is_file() else None)
 
 
-def _module(name: str, code: Path, *, package: bool) -> ModuleType:
+def module(name: str, code: Path, *, package: bool = False) -> ModuleType:
+    """A Python file, executed under this name."""
     folders = [str(code.parent)] if package else None
     spec = importlib.util.spec_from_file_location(name, code, submodule_search_locations=folders)
     if spec is None or spec.loader is None:
         raise Invalid(f"{code} is no Python file", remedy="name a .py file or a folder with __init__.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    spec.loader.exec_module(made)
+    return made
 
 
 def _environment(module: ModuleType, code: Path) -> type[Environment]:

@@ -99,7 +99,8 @@ class EpisodeManager:
         """
         trajectory = into if into is not None else Trajectory()
         _name(trajectory, spec, sampling)
-        env = self.environment()
+        env, seed = self.environment().of(spec.seed)
+        spec = msgspec.structs.replace(spec, seed=seed)
         sandbox = None
         try:
             sandbox = await (self._adopt(since) if since else self._create(env))

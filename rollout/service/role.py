@@ -32,8 +32,7 @@ from rollout.controller import NoMorePrompts, RolloutController
 from rollout.engine.manifest import NAME as MANIFEST
 from rollout.engine.manifest import digest_of
 from rollout.engine.pace import Paced
-from rollout.environments import folder as tasks
-from rollout.environments.base import Environment
+from rollout.environments.mixture import RECENT, Draw, load_curriculum
 from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.labels import Labelled
 from rollout.messages import Batch, Trajectory, TurnRecord
@@ -47,6 +46,7 @@ from sandbox.errors import EngineFailed, ImageNotFound, NoDaemon, NotFound, Pagu
 
 log = logging.getLogger("pagurus.rollout.role")
 
+SEEDS = 1_000_000  # of a run's seed
 TRAINER = "trainer"  # owner of fences
 ROLLOUT = "rollout"
 ACCEPTED = "version.json"  # in the rollout's folder
@@ -62,6 +62,7 @@ class RolloutRole:
         self.run, self.plan, self.host = run, plan, host
         self.folder = run / "rollout"
         self.store = SampleStore(self.folder)
+        self.environments = plan.environments()
         self.controller: RolloutController | None = None
         self.born = time.time()
         self._serve = serve or serving(plan, run)
@@ -254,9 +255,8 @@ class RolloutRole:
 
     async def _check_image(self) -> None:
         """Before minutes are spent: is there an image to start sandboxes from?"""
-        wanted = self.plan.image or tasks.load(Path(self.plan.task)).environment.image
         there = await self._images()
-        if wanted not in there:
+        for wanted in sorted(self.environments.images() - set(there)):
             raise ImageNotFound(
                 f"no image {wanted!r}; there are: {', '.join(sorted(there)) or 'none'}", remedy="pagurus image ls"
             )
@@ -273,16 +273,9 @@ class RolloutRole:
             await asyncio.sleep(HOST_AGAIN)
 
     def _controller(self, engines: Engines, ref: wire.VersionRef, renderer: ChatRenderer | None) -> RolloutController:
-        made, image = tasks.load(Path(self.plan.task)).environment, self.plan.image
-
-        def environment() -> Environment:
-            environment: Environment = made()
-            if image is not None:
-                environment.image = image
-            return environment
-
         return RolloutController(
-            environment=environment,
+            environment=self.environments.environment,
+            draw=self._draw,
             host=self.host,
             engine=Paced(engines, seconds=self.plan.pace),
             tokenizer=tokenizer.load(ref.folder),
@@ -291,6 +284,17 @@ class RolloutRole:
             folder=self.folder,
             version=ref.version,
             on_turn=self._on_turn,
+        )
+
+    def _draw(self, store: SampleStore) -> Draw:
+        """The prompts that follow those of the store."""
+        curriculum, parts = self.plan.curriculum, len(self.environments.parts)
+        return Draw(
+            self.environments,
+            self.plan.config.seed * SEEDS,
+            store.issued_of(parts),
+            curriculum=None if curriculum is None else load_curriculum(Path(curriculum)),
+            outcomes=lambda: store.outcomes(2 * RECENT * parts),
         )
 
     def _faults(self) -> Faults:

@@ -146,6 +146,19 @@ class SampleStore:
         """How many prompts were ever issued: where to go on in a sequence of seeds."""
         return self._read("select count(*) from prompts")[0][0]
 
+    def issued_of(self, parts: int) -> list[int]:
+        """The same, by the part of a mixture that a prompt is of."""
+        found = dict(self._read("select seed % ?, count(*) from prompts group by 1", parts))
+        return [found.get(part, 0) for part in range(parts)]
+
+    def outcomes(self, count: int) -> list[tuple[int, float, float, float]]:
+        """Of the newest `count` groups that are whole: number of the prompt, mean, least and greatest reward."""
+        return self._read(
+            "select prompts.seed, avg(reward), min(reward), max(reward) from prompts join samples on prompt = id "
+            "where state in ('buffered', 'handed', 'consumed') group by id order by number desc limit ?",
+            count,
+        )
+
     def queued(self) -> int:
         return self._read("select count(*) from prompts where state='queued'")[0][0]
 

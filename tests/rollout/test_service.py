@@ -107,10 +107,7 @@ class Scene:
 
 @pytest_asyncio.fixture
 async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    class Module:
-        environment = Notebook
-
-    monkeypatch.setattr(tasks, "load", lambda _: Module)
+    monkeypatch.setattr(tasks, "load", lambda _: tasks.Task("notebook", Notebook, None))
     monkeypatch.setattr("rollout.service.role.tokenizer.load", lambda _: Letters())
     run = tmp_path / ("a-long-name-" * 10)  # the socket's name is longer than a socket's name may be
     run.mkdir()

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from pagurus.cli import application
 from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model
+from rollout.plan import read_plan
 from sandbox.errors import Conflict, Invalid, NotFound
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
@@ -38,6 +39,10 @@ def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None
     ("text", "said"),
     [
         ('task = "x"\nobjectiv = "dapo"', "unknown key 'objectiv'.*nearest: objective"),
+        ('[[mixture]]\ntask = "x"\nweigth = 2', "unknown key 'weigth'.*nearest: weight"),
+        ("[[mixture]]\nweight = 2", "mixture|task"),
+        ('task = "x"\ncurriculum = "c.py"', "a curriculum chooses among the parts of a mixture"),
+        ('task = "x"\nranks = 2\nstream = true', "stream computes in one process"),
         ('task = "x"\nsteps = "three"', r"steps"),
         ('task = "x"\nsteps = 0', "steps must be above 0"),
         ("steps = 3", "no task is named"),
@@ -57,6 +62,24 @@ def test_a_resumed_run_keeps_its_keys_and_may_get_more_steps(tmp_path: Path) -> 
     assert open_run(again) == (folder, first)
     assert open_run(again, steps=7)[1].steps == 7
     assert open_run(again)[1].steps == 7
+    assert open_run(again, ranks=3)[1].ranks == open_run(again)[1].ranks == 3
+    assert open_run(again)[1].steps == 7
+
+
+def test_a_mixture_is_read_with_its_paths_and_reaches_the_rollout(tmp_path: Path) -> None:
+    (tmp_path / "hard.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    (tmp_path / "choose.py").write_text("def weights(outcomes): return {each.name: 1.0 for each in outcomes}")
+    path = written(
+        tmp_path,
+        f'out = "runs"\ncurriculum = "choose.py"\n[[mixture]]\ntask = "{EXAMPLE}"\nweight = 2\n'
+        f'[[mixture]]\ntask = "{EXAMPLE}"\nname = "hard"\nrows = "hard.jsonl"\n',
+    )
+    folder, config = open_run(make(read(path)))
+    assert (config.task, config.curriculum) == (EXAMPLE, tmp_path / "choose.py")
+    environments = read_plan(folder).environments()
+    assert [(part.name, part.weight) for part in environments.parts] == [("fix_the_service", 2.0), ("hard", 1.0)]
+    assert environments.rows[1] == [{"n": 1}, {"n": 2}]
+    assert open_run(Config(task=Path(), resume=folder)) == (folder, config)
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
@@ -74,6 +97,9 @@ def test_a_dry_run_refuses_an_unknown_objective(tmp_path: Path) -> None:
     shown = CliRunner().invoke(application, ["train", str(EXAMPLE), "--dry-run", "--objective", "dappo"])
     assert isinstance(shown.exception, Invalid)
     assert "nearest: dapo" in str(shown.exception)
+    with pytest.raises(Invalid, match="ppo needs the whole batch first"):
+        open_run(Config(task=EXAMPLE, objective="ppo", stream=True, out=tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -25,8 +27,10 @@ from rollout.store.samples import SampleStore
 from sandbox.errors import Conflict
 from tests.support.daemon_host import Daemon, missing
 from trainer.config import Config, open_run
+from trainer.distributed.watch import read
 from trainer.metrics import read_lines
 from trainer.report import Totals
+from trainer.resume import State, saves_in
 from trainer.run import main
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"
@@ -123,6 +127,36 @@ def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_
     replayed = decisions.replay(run.folder / "rollout")
     assert replayed.identical == replayed.decisions > 0, replayed.first_difference
     assert asyncio.run(_sandboxes(daemon)) == []
+
+
+def test_a_rank_of_a_live_run_is_killed_and_the_run_goes_on(
+    daemon: Daemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = open_run(small(tmp_path / "runs", steps=2, held_out=1, faults=0, ranks=2))
+    process = begin(folder)
+    try:
+        while process.poll() is None and not rows(
+            folder, "samples.sqlite", "select count(*) from prompts where state='consumed'"
+        ):
+            time.sleep(0.02)
+        victim = read(folder / "ranks" / "beats")[1].pid
+        os.kill(victim, signal.SIGKILL)
+        assert process.wait(400) == 0, (folder / "rollout.log").read_text()
+    finally:
+        process.terminate()
+        process.wait()
+    assert f"rank 1 (pid {victim}) was killed by signal 9: all 2 ranks are started again" in capfd.readouterr().out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["policy_version"], summary["trajectories_lost"]) == (2, 0)
+    saves = [decoded(path) for path in saves_in(folder / "resume")]
+    assert [(state.step, state.ranks, state.totals["trajectories"] > 0) for state in saves] == [
+        (1, 2, True), (2, 2, True),
+    ]  # fmt: skip
+    assert [line["step"] for line in read_lines(folder / "metrics.jsonl") if "train/entropy" in line] == [1, 2]
+
+
+def decoded(save: Path) -> State:
+    return msgspec.json.decode((save / "state.json").read_bytes(), type=State)
 
 
 async def _sandboxes(daemon: Daemon) -> list[Any]:

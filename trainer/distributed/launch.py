@@ -3,14 +3,18 @@
 Owns: torchrun's process, the decision that a rank is lost. Does not own: what ranks do (worker).
 Guarantee: a rank that dies is named at once, one that is stopped within `silent` seconds, one that hangs in its own
 code within `stuck`; then no rank of this fleet is left, and `start` goes on from the last save, with any number of
-ranks.
+ranks. What a rank itself said it cannot go on for (a number that is not finite, a full disk) is raised as that. Ranks
+end when the process that started them has ended; what is left of them (stopped ones) is ended by the next start.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,14 +25,19 @@ import msgspec
 import torch
 from safetensors.torch import load_file
 
+from rollout.engine.adopted import Named, hold, started
 from sandbox.errors import Invalid
 from trainer.batches.sample import Sample, SampleLog
 from trainer.distributed.watch import judge, read
-from trainer.distributed.worker import Result, WorkPlan
-from trainer.errors import RankLost
+from trainer.distributed.worker import Result, Said, StateLog, WorkPlan
+from trainer.errors import RankLost, TrainerFailed
+from trainer.resume import State
 
 POLL = 0.1
+SILENT, STUCK = 10.0, 300.0  # seconds until a stopped rank is named, and one that hangs in its own code
 KILL_PATIENCE = 30.0  # seconds for a killed rank to be gone
+LOGGED = 4  # batches that stay in the log of a live run: a save may be torn, and the one before it be gone on from
+FULL = 1 << 20  # bytes free, or fewer
 # What torchrun writes of the first rank that failed.
 CAUSE = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
@@ -36,10 +45,11 @@ CAUSE = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)", 
 class Fleet:
     """``with Fleet(plan, ranks=2) as fleet: result = fleet.step(samples)``"""
 
-    def __init__(self, plan: WorkPlan, *, ranks: int, silent: float = 10.0, stuck: float = 900.0):
+    def __init__(self, plan: WorkPlan, *, ranks: int, silent: float = SILENT, stuck: float = STUCK):
         self.plan, self.ranks, self.silent, self.stuck = plan, ranks, silent, stuck
         self.folder = Path(plan.folder)
         self.log = SampleLog(self.folder / "log")
+        self.states = StateLog(self.folder / "log")
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Fleet:
@@ -53,10 +63,13 @@ class Fleet:
         """Starts all ranks; they go on from the last save."""
         self.stop()
         self.folder.mkdir(parents=True, exist_ok=True)
-        for old in (*(self.folder / "beats").glob("rank-*"), *(self.folder / "results").glob("step-*")):
+        self._end_left()
+        for old in (*(self.folder / "beats").glob("rank-*"), *(self.folder / "results").glob("*.json")):
             old.unlink()
-        path = self.folder / "plan.json"
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self.plan), indent=1))
+        path, pid = self.folder / "plan.json", os.getpid()
+        owner = Named(name="owner", pid=pid, started=started(pid) or 0, at=time.time())
+        plan = msgspec.structs.replace(self.plan, owner=owner)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.plan.threads), "TOKENIZERS_PARALLELISM": "false"}
         with (self.folder / "ranks.log").open("ab") as log:
             self._began = log.tell()
@@ -72,10 +85,12 @@ class Fleet:
                 start_new_session=True,
             )
 
-    def step(self, samples: list[Sample], *, number: int) -> Result:
-        """Gives batch `number` (from 0) and waits for the step that it makes. Raises RankLost, naming the rank."""
-        self.log.write(number, samples)
-        return self.wait(number + 1)
+    def give(self, samples: list[Sample], state: State) -> None:
+        """The batch of the step after which the run is in this state; forgets what no save can ask for any more."""
+        self.states.write(state)
+        self.log.write(state.step - 1, samples)
+        for old in (self.log.path(state.step - 1 - LOGGED), self.states.path(state.step - LOGGED)):
+            old.unlink(missing_ok=True)
 
     def wait(self, step: int) -> Result:
         """Until step `step` is taken."""
@@ -96,24 +111,44 @@ class Fleet:
         assert self._process is not None, "start() comes first"
         code = self._process.poll()
         if code is not None and code != 0:
-            reason = self._cause()
             self.stop()
-            raise RankLost(reason, remedy=f"see {self.folder / 'ranks.log'}; start again to go on from the last save")
+            self._raise_said()
+            raise RankLost(
+                self._cause(), remedy=f"see {self.folder / 'ranks.log'}; start again to go on from the last save"
+            )
         lost = judge(read(self.folder / "beats"), time.time(), silent=self.silent, stuck=self.stuck)
         if lost and code is None:
             self.stop()
+            self._raise_said()
             raise RankLost("; ".join(each.reason for each in lost), remedy="start again to go on from the last save")
 
     def stop(self) -> None:
         """Ends all ranks, whatever state they are in. Idempotent."""
         if self._process is None:
             return
-        for beat in read(self.folder / "beats"):  # torchrun's children have sessions of their own
-            _kill(beat.pid, self._process.pid)
         if self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGSTOP)  # from here on it starts no process
+            for pid in _children(self._process.pid):  # they have sessions of their own
+                _kill(Named(name="rank", pid=pid, started=started(pid) or 0, at=0.0))
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
+        self._end_left()
+
+    def _end_left(self) -> None:
+        """Ranks whose torchrun or owner is gone, and that are stopped, so that they have not ended by themselves."""
+        for beat in read(self.folder / "beats"):
+            _kill(beat.process)
+
+    def _raise_said(self) -> None:
+        """What a rank knew of why it could not go on."""
+        if shutil.disk_usage(self.folder).free < FULL:
+            raise OSError(errno.ENOSPC, f"no space left in {self.folder}")
+        for path in sorted((self.folder / "results").glob("said-*.json")):
+            said = msgspec.json.decode(path.read_bytes(), type=Said)
+            if said.errno is not None:
+                raise OSError(said.errno, said.message)
+            raise TrainerFailed(said.message, remedy=said.remedy)
 
     def _cause(self) -> str:
         with (self.folder / "ranks.log").open("rb") as log:
@@ -127,19 +162,19 @@ class Fleet:
         return f"rank {rank} (pid {pid}) {how}"
 
 
-def _kill(pid: int, torchrun: int) -> None:
-    """Ends a rank and waits for its end: only a process that torchrun has started, so that a number used again hits
-    nobody else."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
+def _children(pid: int) -> list[int]:
+    """Of this process, as the kernel has them now."""
+    return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
+
+
+def _kill(rank: Named) -> None:
+    """Ends this process, no other that got its number since, and waits for its end."""
+    handle = hold(rank)
+    if handle is None:
         return
     try:
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        if parent == torchrun:
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-            select.select([handle], [], [], KILL_PATIENCE)
-    except (ProcessLookupError, FileNotFoundError):
-        return
+        select.select([handle], [], [], KILL_PATIENCE)
     finally:
         os.close(handle)

@@ -3,23 +3,29 @@
 Owns: the signs (one small file per rank), the judgement. Does not own: what happens then (launch, loop).
 Guarantee: `judge` names a rank that is not heard of within `silent` seconds, or that keeps all others waiting for
 `stuck` seconds; a rank that only waits for another is not named. A process that was stopped or killed gives no
-sign; one that is caught in its own code gives signs without progress.
+sign; one that is caught in its own code gives signs without progress. A rank whose owner has ended ends itself.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
+from rollout.engine.adopted import Named, hold, started
 from sandbox import durable
 
 INTERVAL = 0.5  # seconds between signs
+COLLECTIVES = os.path.join("torch", "distributed")  # code in which a rank waits for the others
+ORPHANED = 76  # exit status of a rank whose owner has ended
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -31,6 +37,13 @@ class Beat(msgspec.Struct, frozen=True):
     progress: int  # counts what the rank has finished
     phase: str  # what it does now
     since: float
+    started: int = 0  # of the process, in the kernel's ticks: a pid alone may be somebody else's by now
+    where: str = ""  # the line of code in which it is
+    waits: bool = False  # that line belongs to a collective: it may be waiting for another rank
+
+    @property
+    def process(self) -> Named:
+        return Named(name=f"rank-{self.rank}", pid=self.pid, started=self.started, at=self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +64,34 @@ def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> 
     if found or not beats:
         return found
     newest = max(beat.since for beat in beats)
-    behind = min(beat.progress for beat in beats)
+    behind = [beat for beat in beats if beat.progress == min(each.progress for each in beats)]
     if now - newest <= stuck or all(beat.phase.startswith("wait") for beat in beats):
         return []
+    guilty = [beat for beat in behind if not beat.waits] or behind
     return [
-        Lost(beat.rank, f"rank {beat.rank} (pid {beat.pid}) has been in {beat.phase} for {now - beat.since:.1f} s")
-        for beat in beats
-        if beat.progress == behind
+        Lost(beat.rank, f"rank {beat.rank} (pid {beat.pid}) has been in {beat.phase} for {now - beat.since:.1f} s{at}")
+        for beat in guilty
+        for at in [f", at {beat.where}" if beat.where else ""]
     ]
 
 
 class Heart:
     """``with Heart(folder, rank) as heart: heart.phase("forward")``. A thread writes the signs."""
 
-    def __init__(self, folder: Path, rank: int):
+    def __init__(self, folder: Path, rank: int, *, owner: Named | None = None):
+        """`owner`: the process that this rank works for, and does not outlive."""
         self.path = folder / f"rank-{rank}.json"
-        self._beat = Beat(rank, os.getpid(), time.time(), 0, "wait for the others", time.time())
+        pid, now = os.getpid(), time.time()
+        self._beat = Beat(rank, pid, now, 0, "wait for the others", now, started(pid) or 0)
+        self._owner = owner
+        self._main = threading.main_thread().ident
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
     def __enter__(self) -> Heart:
+        self._held = None if self._owner is None else hold(self._owner)
+        self._need_owner()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
         self._thread.start()
@@ -80,21 +100,45 @@ class Heart:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+        if self._held is not None:
+            os.close(self._held)
 
     def phase(self, name: str) -> None:
         """The last phase has ended, this one begins."""
         now, last = time.time(), self._beat
-        self._beat = Beat(last.rank, last.pid, now, last.progress + 1, name, now)
+        self._beat = msgspec.structs.replace(last, at=now, progress=last.progress + 1, phase=name, since=now)
         self._write()
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL):
+            self._need_owner()
             self._write()
 
+    def _need_owner(self) -> None:
+        """Nobody would read what this rank writes, and another one may have begun to write there."""
+        if self._owner is None:
+            return
+        if self._held is None or select.select([self._held], [], [], 0)[0]:
+            os._exit(ORPHANED)
+
     def _write(self) -> None:
+        where, waits = self._where()
         with self._lock:
-            beat = msgspec.structs.replace(self._beat, at=time.time())
+            beat = msgspec.structs.replace(self._beat, at=time.time(), where=where, waits=waits)
             durable.publish(self.path, msgspec.json.encode(beat), durable=False)
+
+    def _where(self) -> tuple[str, bool]:
+        """Where the main thread is, and whether that is below a collective."""
+        frame = sys._current_frames().get(self._main or 0)
+        if frame is None or threading.get_ident() == self._main:
+            return "", False
+        text = f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+        above: FrameType | None = frame
+        while above is not None:
+            if COLLECTIVES in above.f_code.co_filename:
+                return text, True
+            above = above.f_back
+        return text, False
 
 
 def read(folder: Path) -> list[Beat]:

@@ -8,10 +8,14 @@ often a rank was killed: on one rank bit by bit, on several up to the order of s
 ::
 
     newest save ─▶ [ wait for batch n ─▶ step ─▶ start_save ─▶ hand over weights ─▶ wait_saved ─▶ result n ] ─▶ end
+
+A batch may come with the state of the run after it (`StateLog`), which is then saved with the step. A rank that cannot
+go on, and knows why, says so in ``results/`` before it ends; one that was killed or hangs is named by who watches.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
@@ -24,8 +28,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from rollout.engine.adopted import Named
 from sandbox import durable
-from sandbox.errors import Invalid, NotFound
+from sandbox.errors import Invalid, NotFound, PagurusError
 from trainer.batches.sample import Sample, SampleLog
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
 from trainer.distributed.shard import shard, whole
@@ -43,7 +48,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     """What ranks are told: ``plan.json`` of their folder. Paths are absolute."""
 
     model: str  # folder that training starts from
-    folder: str  # of log/, resume/, beats/, results/, weights/
+    folder: str  # of log/, beats/, results/, weights/
     steps: int
     seed: int = 0
     objective: str = "pooled"
@@ -58,6 +63,12 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     save_every: int = 1
     threads: int = 1  # of each rank
     timeout: float = 600.0  # seconds that a collective may take
+    saves: str = ""  # folder of the saves; else resume/ of the folder
+    owner: Named | None = None  # who gives the batches; ranks end when it has ended
+
+    @property
+    def resume(self) -> Path:
+        return Path(self.saves or Path(self.folder, "resume"))
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -66,6 +77,35 @@ class Result(msgspec.Struct, kw_only=True):
     step: int
     saved: bool
     stats: dict[str, Any]
+
+
+class Said(msgspec.Struct, kw_only=True):
+    """A rank -> whoever watches: why it cannot go on."""
+
+    message: str
+    remedy: str = ""
+    errno: int | None = None
+
+
+class StateLog:
+    """What the run is after each batch: written before the batch, saved with the step that is taken on it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"state-{step:06d}.json"
+
+    def write(self, state: State) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        durable.publish(self.path(state.step), msgspec.json.encode(state))
+
+    def read(self, step: int) -> State:
+        try:
+            found = msgspec.json.decode(self.path(step).read_bytes(), type=State)
+        except FileNotFoundError:
+            return State(step=step, version=step)
+        return found
 
 
 def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
@@ -92,9 +132,11 @@ class Worker:
         self.plan, self.ranks, self.phase = plan, ranks, phase
         self.folder = Path(plan.folder)
         self.log = SampleLog(self.folder / "log")
+        self.states = StateLog(self.folder / "log")
         self.phase("load")
         self.learner = make_learner(plan, ranks)
-        self.saves = Saves(self.folder / "resume", ranks)
+        self.learner.on_micro_batch = lambda: phase(f"step {self.step}")
+        self.saves = Saves(plan.resume, ranks)
         state = self.saves.load(self.learner)
         self.step = 0 if state is None else state.step
         if ranks.rank == 0:
@@ -117,7 +159,8 @@ class Worker:
             saved = self.step % plan.save_every == 0 or self.step == plan.steps
             if saved:
                 self.phase(f"save step {self.step}")
-                self.saves.start_save(self.learner, State(step=self.step, version=self.step, ranks=self.ranks.size))
+                state = msgspec.structs.replace(self.states.read(self.step), ranks=self.ranks.size)
+                self.saves.start_save(self.learner, state)
             self._hand_over()
             self.saves.wait_saved()
             self._tell(Result(step=self.step, saved=saved, stats=stats.items()))
@@ -137,7 +180,7 @@ class Worker:
             folder = self.folder / "weights"
             folder.mkdir(exist_ok=True)
             aside = folder / ".new"
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside)
+            save_file(_apart(tensors), aside)
             aside.rename(folder / f"step-{self.step:06d}.safetensors")
             (folder / f"step-{self.step - 2:06d}.safetensors").unlink(missing_ok=True)
 
@@ -149,18 +192,44 @@ class Worker:
         durable.publish(folder / f"step-{result.step:06d}.json", msgspec.json.encode(result), durable=False)
 
 
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each memory once: a tied head is written under the name of what it is tied to."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            found[name] = tensor.contiguous()
+    return found
+
+
+def _say(folder: Path, rank: int, error: PagurusError | OSError) -> None:
+    """On a full disk even this may not be written; who watches looks at the disk as well."""
+    said = Said(message=str(error))
+    if isinstance(error, PagurusError):
+        said = Said(message=error.message, remedy=error.remedy)
+    elif isinstance(error, OSError):
+        said.errno = error.errno
+    (folder / "results").mkdir(exist_ok=True)
+    durable.publish(folder / "results" / f"said-{rank}.json", msgspec.json.encode(said), durable=False)
+
+
 def main(argv: list[str]) -> int:
     """``python -m trainer.distributed.worker PLAN``, as one rank of torchrun's, or alone."""
     if len(argv) != 1:
         raise Invalid("one argument: the plan", remedy="plan.json of a run")
     plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WorkPlan)
     torch.set_num_threads(plan.threads)
-    ranks = join(timeout=plan.timeout)
-    try:
-        with Heart(Path(plan.folder) / "beats", ranks.rank) as heart:
+    folder, rank = Path(plan.folder), int(os.environ.get("RANK", "0"))
+    with Heart(folder / "beats", rank, owner=plan.owner) as heart:
+        ranks = join(timeout=plan.timeout)
+        try:
             Worker(plan, ranks, heart.phase).run()
-    finally:
-        leave()
+        except (PagurusError, OSError) as error:
+            _say(folder, rank, error)
+            raise
+        finally:
+            leave()
     return 0
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model, save_model
+from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer.models import attention
 
@@ -31,7 +32,8 @@ TOKENIZER: tuple[str, ...] = (
     "merges.txt",
 )
 TOKENIZER += ("vocab.json", "tokenizer.model")
-NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 CHANGED_LOGITS = ("final_logit_softcapping", "attn_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -78,27 +80,56 @@ def load(folder: Path, *, lora: Lora | None = None) -> nn.Module:
 
 
 def take(start: Path, base: Path) -> None:
-    """Takes a policy into the run folder, so that nothing outside is needed from then on. Raises Invalid."""
-    try:
-        ModelConfig.load(start)
-    except (ValueError, TypeError) as error:
-        raise Invalid(f"a run cannot begin with {start}: {error}", remedy="name a small Qwen3 of one file") from None
+    """Takes a policy into the run folder, so that nothing outside is needed from then on. Raises Invalid, NotFound."""
+    content = configuration(start)
     for name in NEEDED:
         if not (start / name).is_file():
-            raise NotFound(f"{start} has no {name}", remedy="name a Hugging Face folder of one model.safetensors")
+            raise NotFound(f"{start} has no {name}", remedy="name a Hugging Face folder with its tokenizer")
+    weights = [path for pattern in WEIGHTS for path in sorted(start.glob(pattern))]
+    if not weights:
+        raise NotFound(f"{start} has no weights: no .safetensors", remedy="save the model with safetensors")
+    if is_ours(content):
+        try:
+            ModelConfig.load(start)
+        except (ValueError, TypeError) as error:
+            raise Invalid(f"a run cannot begin with {start}: {error}", remedy="mend its config.json") from None
+    else:
+        _refuse_logits(start, content)
     aside = base.with_name(".policy.new")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    for name in NEEDED:
-        shutil.copyfile(start / name, aside / name)
+    others = [start / name for name in ("generation_config.json", *TOKENIZER) if name not in NEEDED]
+    for path in (*(start / name for name in NEEDED), *weights, *(each for each in others if each.is_file())):
+        shutil.copyfile(path, aside / path.name)
     shutil.rmtree(base, ignore_errors=True)
     aside.rename(base)
 
 
-def _load_transformers(folder: Path, content: Mapping[str, Any]) -> nn.Module:
+def empty(folder: Path, *, lora: Lora | None = None) -> nn.Module:
+    """The model of a folder without its weights: for estimates, under `trainer.estimate.ghostly`."""
+    content = configuration(folder)
+    if is_ours(content):
+        model: nn.Module = Qwen3(ModelConfig.load(folder))
+    else:
+        _refuse_logits(folder, content)
+        from transformers import AutoConfig, AutoModelForCausalLM  # seconds to import
+
+        attention.register()
+        known = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_config(known, attn_implementation=attention.NAME, dtype=torch.float32)
+    if lora is not None:
+        _adapt(model, lora)
+    return model.train()
+
+
+def _refuse_logits(folder: Path, content: Mapping[str, Any]) -> None:
     changed = [name for name in CHANGED_LOGITS if content.get(name) not in (None, 1.0)]
     if changed:
         raise Invalid(f"{folder}: {', '.join(changed)} is not supported", remedy="use a model with plain logits")
+
+
+def _load_transformers(folder: Path, content: Mapping[str, Any]) -> nn.Module:
+    _refuse_logits(folder, content)
     from transformers import AutoModelForCausalLM  # seconds to import
 
     attention.register()
@@ -143,14 +174,21 @@ def merged(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dic
     return found
 
 
-def export(model: nn.Module, folder: Path, *, base: Path, tensors: Mapping[str, Tensor] | None = None) -> Path:
-    """Writes a Hugging Face folder that transformers and vLLM load. `base`: where the tokenizer comes from."""
+def export(
+    model: nn.Module, folder: Path, *, base: Path, tensors: Mapping[str, Tensor] | None = None, untie: bool = False
+) -> Path:
+    """Writes a Hugging Face folder that transformers and vLLM load, synced. `base`: where the tokenizer comes from.
+
+    `untie`: see `save_model`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(model, Qwen3):
-        save_model(model, folder, tensors=merged(model, tensors))
-    else:
-        model.save_pretrained(folder, state_dict=merged(model, tensors))  # type: ignore[operator]
     for name in TOKENIZER:
         if (base / name).exists():
             shutil.copyfile(base / name, folder / name)
+    if isinstance(model, Qwen3):
+        save_model(model, folder, untie=untie, tensors=merged(model, tensors))
+    else:
+        model.save_pretrained(folder, state_dict=merged(model, tensors))  # type: ignore[operator]
+        for path in folder.iterdir():
+            durable.sync(path)
     return folder

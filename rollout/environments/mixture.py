@@ -1,0 +1,216 @@
+"""Several environments in one run: which of them a prompt is of, which row of data it has, and who chooses.
+
+Owns: the parts of a mixture, the numbers that stand for them, the view that a curriculum gets. Does not own: when
+prompts are issued (rollout.controller), what an environment does with a row.
+Guarantee: a prompt's number says all: the same number is the same environment, row and seed in every process. A part
+is played through its rows in an order drawn anew each time, and no row that is held out is ever trained on.
+
+::
+
+    number of a prompt = seed * parts + part          seed from HELD_OUT on: evaluation, rows that are held out
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout.environments import folder
+from rollout.environments.base import Environment
+from sandbox.errors import Invalid, NotFound
+
+HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
+HELD_SHARE = 10  # one row in so many is held out
+RECENT = 16  # groups of a part that its outcome is of
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One environment of a mixture. Example: ``Part(task="examples/fix_the_service", weight=3)``"""
+
+    task: str  # folder or file
+    name: str = ""  # else that of the task
+    weight: float = 1.0  # of the prompts, among all weights
+    rows: str | None = None  # JSON lines, a JSON list or CSV: `Environment.row` of each episode
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a curriculum sees of a part: its newest whole groups."""
+
+    name: str
+    weight: float  # as the plan has it
+    issued: int  # prompts, ever
+    groups: int  # of the figures that follow, at most `RECENT`
+    reward: float  # mean
+    silent: float  # share of groups whose rewards are all equal: they teach nothing
+
+
+Curriculum = Callable[[Sequence[Outcome]], Mapping[str, float]]
+
+
+class Mixture:
+    """``Mixture([Part(task="a"), Part(task="b")]).of(7)`` is an environment of part 1 for its seed 3."""
+
+    def __init__(self, parts: Sequence[Part], *, image: str | None = None):
+        """`image`: instead of every environment's."""
+        self.tasks = [folder.load(Path(part.task)) for part in parts]
+        self.parts = [
+            msgspec.structs.replace(part, name=part.name or task.name)
+            for part, task in zip(parts, self.tasks, strict=True)
+        ]
+        names = [part.name for part in self.parts]
+        if len(set(names)) < len(names):
+            raise Invalid(f"parts of one name: {', '.join(names)}", remedy="give each a `name` of its own")
+        if not all(part.weight >= 0 for part in parts) or not any(part.weight for part in parts):
+            raise Invalid("weights must be 0 or more, one of them more", remedy="set `weight`")
+        self.rows = [None if part.rows is None else read_rows(Path(part.rows)) for part in parts]
+        self.image = image
+
+    def images(self) -> set[str]:
+        return {self.image or task.environment.image for task in self.tasks}
+
+    def name(self, number: int) -> str:
+        """Of the part that a prompt's number is of."""
+        return self.parts[number % len(self.parts)].name
+
+    def environment(self) -> Environment:
+        """What an episode manager asks for; see `Environment.of`."""
+        if len(self.parts) == 1 and self.rows[0] is None:
+            return self._made(0)
+        return _Mixed(self)
+
+    def of(self, number: int) -> tuple[Environment, int]:
+        part, seed = number % len(self.parts), number // len(self.parts)
+        made, rows = self._made(part), self.rows[part]
+        if rows is not None:
+            made.row = rows[row_of(seed, len(rows))]
+        return made.of(seed)
+
+    def held_out(self, count: int) -> list[int]:
+        """Numbers for an evaluation: as many of each part."""
+        return [HELD_OUT * len(self.parts) + i for i in range(count)]
+
+    def _made(self, part: int) -> Environment:
+        made = self.tasks[part].environment()
+        if self.image is not None:
+            made.image = self.image
+        return made
+
+
+class _Mixed(Environment):
+    """Which environment it is, is known once the prompt is."""
+
+    def __init__(self, mixture: Mixture):
+        self.mixture = mixture
+
+    def of(self, seed: int) -> tuple[Environment, int]:
+        return self.mixture.of(seed)
+
+    async def reset(self, sandbox: Any, seed: int) -> Any:
+        raise NotImplementedError("ask `of` for the environment first")
+
+    async def step(self, sandbox: Any, action: str) -> Any:
+        raise NotImplementedError("ask `of` for the environment first")
+
+
+class Draw(Iterator[int]):
+    """The prompts of a run, one after another, without end."""
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        first: int,
+        issued: Sequence[int],
+        *,
+        curriculum: Curriculum | None = None,
+        outcomes: Callable[[], Sequence[tuple[int, float, float, float]]] = list,
+    ):
+        """`first` seed of each part; `issued` prompts of each so far; `outcomes` are (number, mean, least, greatest
+        reward) of groups, newest first."""
+        self.mixture, self.first, self.issued = mixture, first, list(issued)
+        self.curriculum, self.outcomes = curriculum, outcomes
+
+    def __next__(self) -> int:
+        count = len(self.mixture.parts)
+        rng = random.Random(f"{self.first}/{sum(self.issued)}")
+        (part,) = rng.choices(range(count), self.weights())
+        seed = self.first + self.issued[part]
+        self.issued[part] += 1
+        return seed * count + part
+
+    def weights(self) -> list[float]:
+        parts = self.mixture.parts
+        if self.curriculum is None:
+            return [part.weight for part in parts]
+        chosen = dict(self.curriculum(self._outcomes()))
+        unknown = set(chosen) - {part.name for part in parts}
+        found = [float(chosen.get(part.name, 0.0)) for part in parts]
+        if unknown or not all(0 <= weight < float("inf") for weight in found) or not any(found):
+            raise Invalid(
+                f"the curriculum says {chosen}",
+                remedy=f"return a weight from 0 up for {', '.join(part.name for part in parts)}, one of them above 0",
+            )
+        return found
+
+    def _outcomes(self) -> list[Outcome]:
+        seen = self.outcomes()
+        found = []
+        for index, part in enumerate(self.mixture.parts):
+            own = [each for each in seen if each[0] % len(self.mixture.parts) == index][:RECENT]
+            found.append(
+                Outcome(
+                    name=part.name,
+                    weight=part.weight,
+                    issued=self.issued[index],
+                    groups=len(own),
+                    reward=sum(mean for _, mean, _, _ in own) / max(1, len(own)),
+                    silent=sum(low == high for _, _, low, high in own) / max(1, len(own)),
+                )
+            )
+        return found
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file: .jsonl, .json (a list) or .csv with a head."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise NotFound(f"no rows {path}", remedy="name a .jsonl, .json or .csv file") from None
+    try:
+        if path.suffix == ".csv":
+            rows: list[Any] = list(csv.DictReader(text.splitlines()))
+        elif path.suffix == ".json":
+            rows = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        raise Invalid(f"{path} cannot be read: {error}", remedy="JSON lines, a JSON list, or CSV") from None
+    if not isinstance(rows, list) or len(rows) < 2 or not all(isinstance(row, dict) for row in rows):
+        raise Invalid(f"{path} has not two rows or more of names and values", remedy="one is held out, one trained on")
+    return rows
+
+
+def row_of(seed: int, count: int) -> int:
+    """The row of an episode. The last tenth is held out; the others come in an order drawn anew each time through."""
+    held = max(1, count // HELD_SHARE)
+    if seed >= HELD_OUT:
+        return count - held + seed % held
+    trained = count - held
+    through, place = divmod(seed, trained)
+    return random.Random(f"rows {through}").sample(range(trained), trained)[place]
+
+
+def load_curriculum(path: Path) -> Curriculum:
+    """The function `weights` of a Python file."""
+    if not path.is_file():
+        raise NotFound(f"no curriculum {path}", remedy="name a .py file that defines `weights`")
+    found = getattr(folder.module(f"pagurus_curriculum_{path.stem}", path), "weights", None)
+    if not callable(found):
+        raise Invalid(f"{path} defines no function `weights`", remedy="def weights(outcomes): return {name: weight}")
+    chosen: Curriculum = found
+    return chosen

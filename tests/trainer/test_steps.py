@@ -1,0 +1,178 @@
+"""Who takes the steps of a run: ranks that are lost are started again, with what they and the run had saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from sandbox.errors import NoSpace
+from tests.trainer.test_distributed import ended, near, plan
+from tests.trainer.test_learner import samples
+from trainer.batches.sample import Sample
+from trainer.distributed.launch import Fleet
+from trainer.distributed.watch import Beat, judge, read
+from trainer.distributed.worker import WorkPlan
+from trainer.errors import RankLost, TrainerFailed
+from trainer.learner import Settings
+from trainer.prepare import explain
+from trainer.resume import Saves, State, saves_in
+from trainer.steps import Alone, Together
+
+PATIENCE = 120.0
+
+
+def wait_for(what: object, said: str) -> None:
+    assert callable(what)
+    deadline = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < deadline, f"not within {PATIENCE:.0f} s: {said}"
+        time.sleep(0.05)
+
+
+def state(step: int) -> State:
+    return State(step=step, version=step, consumed=[f"p{step}"], totals={"turns": 10 * step})
+
+
+def shared(tmp_path: Path, name: str) -> WorkPlan:
+    """A plan whose saves lie in one folder, whoever takes the steps."""
+    return plan(tmp_path, name, saves=str(tmp_path / "resume"))
+
+
+def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: Path) -> None:
+    """Two ranks, one killed between steps and one within; then the newest save is torn, and one process goes on."""
+    torch.set_num_threads(1)
+    expected = Alone(plan(tmp_path, "whole"))
+    for step in range(4):
+        expected.step(samples(step), state(step + 1))
+    said: list[str] = []
+    together = Together(shared(tmp_path, "ranks"), ranks=2, tell=said.append)
+    together.begin(None)
+    try:
+        together.step(samples(0), state(1))
+        victim = read(together.fleet.folder / "beats")[1]
+        os.kill(victim.pid, signal.SIGKILL)
+        wait_for(lambda: (together.look(), said)[1], "the dead rank is named")
+        assert f"rank 1 (pid {victim.pid}) was killed by signal 9" in said[0]
+        together.step(samples(1), state(2))
+        killer = threading.Timer(0.2, lambda: os.kill(read(together.fleet.folder / "beats")[0].pid, signal.SIGKILL))
+        killer.start()
+        stats = together.step(samples(2), state(3))
+        killer.join()
+        assert stats == {} or stats["trajectories"] == 9
+        pids = [beat.pid for beat in read(together.fleet.folder / "beats")]
+    finally:
+        together.close()
+    assert all(ended(pid) for pid in pids)
+    newest = saves_in(tmp_path / "resume")[-1]
+    assert newest.name == "step-000003"
+    torn = max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
+    saves = Saves(tmp_path / "resume")
+    found = saves.newest()
+    assert found is not None and (found.step, found.consumed, found.totals) == (2, ["p2"], {"turns": 20})
+    assert "step-000003 is damaged and passed over" in saves.notes[0]
+    alone = Alone(shared(tmp_path, "ranks"))
+    alone.begin(found)
+    for step in (2, 3):
+        alone.step(samples(step), state(step + 1))
+    assert near(dict(alone.model.state_dict()), dict(expected.model.state_dict()))
+
+
+def test_a_number_that_is_not_finite_is_said_and_nothing_is_started_again(tmp_path: Path) -> None:
+    made = plan(tmp_path, "nan", settings=Settings(rate=1e30, budget=64))
+    said: list[str] = []
+    together = Together(made, ranks=2, tell=said.append)
+    together.begin(None)
+    try:
+        with pytest.raises(TrainerFailed, match="not finite") as caught:
+            for step in range(3):
+                together.step(samples(step), state(step + 1))
+    finally:
+        together.close()
+    assert not isinstance(caught.value, RankLost) and said == []
+
+
+def test_a_full_disk_is_said_as_that_whatever_died_of_it(tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "pagurus-test", str(place)], check=True)
+    try:
+        made = plan(tmp_path, "small/ranks")
+        together = Together(made, ranks=1, tell=lambda text: None)
+        together.begin(None)
+        try:
+            wait_for(lambda: read(together.fleet.folder / "beats"), "a rank lives")
+            (place / "filler").write_bytes(b"x" * (os.statvfs(place).f_bavail * 4096 - (64 << 10)))
+            with pytest.raises(OSError) as caught:
+                together.step(samples(0), state(1))
+        finally:
+            together.close()
+        assert isinstance(explain(caught.value, place), NoSpace)
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """Killed by SIGKILL; a rank that is stopped at that time is ended by whoever starts next."""
+    made = plan(tmp_path, "orphans")
+    program = (
+        "import sys, time, msgspec\n"
+        "from pathlib import Path\n"
+        "from trainer.distributed.launch import Fleet\n"
+        "from trainer.distributed.worker import WorkPlan\n"
+        "Fleet(msgspec.json.decode(sys.argv[1], type=WorkPlan), ranks=2).start()\n"
+        "time.sleep(600)\n"
+    )
+
+    owner = subprocess.Popen([sys.executable, "-c", program, msgspec.json.encode(made).decode()])
+    folder = Path(made.folder)
+    try:
+        wait_for(lambda: len(read(folder / "beats")) == 2, "two ranks live")
+        first, second = (beat.pid for beat in read(folder / "beats"))
+        os.kill(second, signal.SIGSTOP)
+    finally:
+        owner.kill()
+        owner.wait()
+    wait_for(lambda: ended(first), "the rank that runs has ended")
+    assert not ended(second)
+    with Fleet(made, ranks=1) as fleet:
+        assert ended(second)
+        fleet.give(samples(0), state(1))
+        fleet.wait(1)
+
+
+def test_a_rank_that_is_lost_again_and_again_ends_the_run_with_the_remedy(tmp_path: Path) -> None:
+    made = plan(tmp_path, "hopeless", lora=None)
+    together = Together(made, ranks=1, tell=lambda text: None)
+    together.begin(None)
+    unknown = Sample(tokens=[0, 1], mask=[0, 1], logprobs=[0.0, -1.0], reward=1.0, group="g")
+    log = together.fleet.log
+    try:
+        log.write(0, [unknown])
+        log.path(0).write_bytes(b"torn")  # what a rank cannot read makes it die without a word
+        with pytest.raises(RankLost, match=r"4 times in a row .*--ranks N"):
+            together._living(lambda: together.fleet.wait(1))
+    finally:
+        together.close()
+
+
+@pytest.mark.parametrize(("waits", "named"), [((True, False), [1]), ((True, True), [0, 1]), ((False, False), [0, 1])])
+def test_of_ranks_that_stand_the_one_outside_of_collectives_is_named(
+    waits: tuple[bool, bool], named: list[int]
+) -> None:
+    beats = [
+        Beat(rank, 10 + rank, 100.0, 5, "step 3", 10.0, where="sleep (env.py:3)", waits=waits[rank])
+        for rank in range(2)
+    ]
+    lost = judge(beats, 100.0, silent=10.0, stuck=60.0)
+    assert [each.rank for each in lost] == named
+    assert lost[-1].reason.endswith("has been in step 3 for 90.0 s, at sleep (env.py:3)")

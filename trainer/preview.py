@@ -1,0 +1,53 @@
+"""What `--dry-run` prints: the plan, with the memory and the time that it will take. Nothing is started or written.
+
+Owns: the table. Does not own: the sums (estimate), the keys (config).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rollout.environments import folder as task
+from sandbox.errors import Invalid, NotFound
+from trainer import estimate
+from trainer.config import KEYS, Config, need_objective
+from trainer.models.load import empty
+from trainer.steps import work_plan
+
+
+def preview(config: Config) -> int:
+    """What a run of this configuration would do and take."""
+    need_objective(config)
+    wanted = task.load(config.task)
+    start = config.model or wanted.start
+    if start is None:
+        raise Invalid(f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER")
+    if not (start / "config.json").is_file():
+        raise NotFound(f"{start} is no model: it has no config.json", remedy="name a Hugging Face folder")
+    shown = Table(title=f"plan of {wanted.name}; nothing was started", show_header=False, title_justify="left")
+    for name in KEYS:
+        shown.add_row(name, str(getattr(config, name)))
+    for name, value in estimate.table(estimated(config, start)):
+        shown.add_row(f"[bold]{name}[/bold]", value)
+    Console().print(shown)
+    return 0
+
+
+def estimated(config: Config, start: Path) -> estimate.Estimate:
+    """For a rank of this run, where every trajectory is as long as it may be."""
+    flops = estimate.measure_flops(bf16=config.bf16)
+    plan = work_plan(config, Path())
+    with estimate.ghostly():
+        return estimate.estimate(
+            empty(start, lora=plan.lora),
+            budget=config.budget,
+            longest=config.max_length,
+            tokens=config.groups * config.size * config.max_length,
+            recompute=config.recompute,
+            flops=flops,
+            ranks=config.ranks,
+            bf16=config.bf16,
+        )

@@ -1,0 +1,165 @@
+"""Who takes the steps of a run: this process alone, or ranks that it starts and watches.
+
+Owns: the two ways behind one set of calls, and going on when a rank is lost. Does not own: a step (learner), ranks
+(distributed), which batch (run).
+Guarantee: when `step` returns, the step and the state of the run after it are on disk, in the same folder whoever took
+it, so that a run may go on with another number of ranks; `model` then has the weights after it, whole, in this process.
+
+::
+
+    samples, state ─▶ Alone:    learner ─▶ saves
+                   └▶ Together: fleet ─▶ log ─▶ ranks ─▶ saves ─▶ result, weights ─▶ model
+                                  ▲ a rank was lost: named, all are started again from the newest whole save
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torch import nn
+
+from trainer.batches.sample import Sample
+from trainer.config import Config
+from trainer.distributed.launch import Fleet
+from trainer.distributed.ranks import ALONE
+from trainer.distributed.worker import Result, WorkPlan, make_learner
+from trainer.errors import RankLost
+from trainer.learner import Settings, learning_rate
+from trainer.models.load import Lora, load
+from trainer.resume import Saves, State
+
+T = TypeVar("T")
+LOSSES_MOST = 3  # of ranks in a row, without a step in between
+
+
+def work_plan(config: Config, run: Path) -> WorkPlan:
+    """What those are told who take the steps. The policy that the run began with lies in its folder."""
+    return WorkPlan(
+        model=str(run / "policy"),
+        folder=str(run / "ranks"),
+        saves=str(run / "resume"),
+        steps=config.steps,
+        seed=config.seed,
+        objective=config.objective,
+        corrections=list(config.corrections),
+        length=config.max_length,
+        settings=Settings(rate=config.rate, budget=config.budget, updates=config.updates),
+        bf16=config.bf16,
+        recompute=config.recompute,
+        offload=config.offload,
+        lora=Lora(rank=config.lora, alpha=2 * config.lora) if config.lora else None,
+    )
+
+
+class Steps(Protocol):
+    """Calls block; one at a time, but for `look`."""
+
+    model: nn.Module
+
+    def begin(self, state: State | None) -> None:
+        """From the newest save, which has this state, or from the plan's model."""
+
+    def step(self, samples: list[Sample], state: State) -> dict[str, Any]:
+        """One step on this batch, saved with the state of the run after it; its figures."""
+
+    def note(self, state: State) -> None:
+        """The state changed between two steps."""
+
+    def look(self) -> None:
+        """Between steps: does everybody live?"""
+
+    def close(self) -> None: ...
+
+
+class Alone:
+    """This process takes the steps."""
+
+    def __init__(self, plan: WorkPlan):
+        self.plan = plan
+        self.saves = Saves(plan.resume)
+        self.learner = make_learner(plan, ALONE)
+        self.model: nn.Module = self.learner.scorer.model
+
+    def begin(self, state: State | None) -> None:
+        if state is None:
+            self.saves.save(self.learner, State(step=0))
+        else:
+            self.saves.load(self.learner)
+
+    def rate(self, step: int) -> float:
+        """Of the step with this number, from 0."""
+        return learning_rate(self.plan.settings.rate, step, self.plan.steps, self.plan.final_share)
+
+    def step(self, samples: list[Sample], state: State) -> dict[str, Any]:
+        stats = self.learner.step(samples, rate=self.rate(state.step - 1))
+        self.note(state)
+        return stats.items()
+
+    def note(self, state: State) -> None:
+        self.saves.save(self.learner, state)
+
+    def look(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Together:
+    """Ranks take the steps. `tell` hears of each one that was lost."""
+
+    def __init__(self, plan: WorkPlan, *, ranks: int, tell: Callable[[str], None], **watch: float):
+        self.plan, self.tell = plan, tell
+        self.fleet = Fleet(plan, ranks=ranks, **watch)
+        self.model = load(Path(plan.model), lora=plan.lora)
+        self._losses = 0
+        self._busy = threading.Lock()
+
+    def begin(self, state: State | None) -> None:
+        with self._busy:
+            self.fleet.start()
+            if state is not None and state.step:
+                self._result(state.step)
+
+    def step(self, samples: list[Sample], state: State) -> dict[str, Any]:
+        with self._busy:
+            self.fleet.give(samples, state)
+            return self._result(state.step).stats
+
+    def note(self, state: State) -> None:
+        """Goes to disk with the next step: what changed until then is found out again."""
+
+    def look(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            return  # a step is under way, which looks by itself
+        try:
+            self._living(self.fleet.check)
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        self.fleet.stop()
+
+    def _result(self, step: int) -> Result:
+        result = self._living(lambda: self.fleet.wait(step))
+        self._losses = 0
+        self.model.load_state_dict(self.fleet.weights(step), strict=False)  # a tied head follows what it is tied to
+        return result
+
+    def _living(self, call: Callable[[], T]) -> T:
+        """The call's result, though ranks be lost meanwhile."""
+        while True:
+            try:
+                return call()
+            except RankLost as lost:
+                self._losses += 1
+                if self._losses > LOSSES_MOST:
+                    raise RankLost(
+                        f"{lost.message}; {self._losses} times in a row",
+                        remedy=f"see {self.fleet.folder / 'ranks.log'}; go on with another number: --ranks N",
+                    ) from lost
+                self.tell(f"{lost.message}: all {self.fleet.ranks} ranks are started again from the last save")
+                self.fleet.start()
