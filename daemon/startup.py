@@ -292,14 +292,22 @@ async def _destroy_stray(host: Host, directory: Path) -> None:
     log.info("collected a half-made sandbox", extra={"sandbox": directory.name})
 
 
+def _remove_stray(subvolume: Path) -> None:
+    """One that cannot be removed takes up space until the next start; it keeps no daemon from starting."""
+    try:
+        btrfs.delete_subvolume(subvolume)
+    except OSError as error:
+        log.error("cannot remove %s, which nothing needs: %s (look into it, and remove it)", subvolume, error)
+
+
 def _remove_strays(places: Places, files: Set[str | None], images: Set[str | None], trees: Set[str | None]) -> None:
     """Remove what no row names: as somebody's file tree, as the files or as the process images of a checkpoint."""
     for tree in _entries(places.trees):
         if tree.name not in trees:
-            btrfs.delete_subvolume(tree)
+            _remove_stray(tree)
     for snapshot in _entries(places.snapshots):
         if snapshot.name not in files:
-            btrfs.delete_subvolume(snapshot)
+            _remove_stray(snapshot)
     for dump in _entries(places.dumps):
         # Names with a dot are the checkpointer's own, but for images on their way out.
         if dump.name not in images and (not dump.name.startswith(".") or dump.name.startswith(GONE)):

@@ -39,6 +39,7 @@ _SNAP_CREATE_V2 = _write_ioctl(23, _ARGS_V2)
 _SNAP_DESTROY_V2 = _write_ioctl(63, _ARGS_V2)
 _BY_NUMBER = 1 << 4
 _ROOT_TREE, _ROOT_REF = 1, 156
+_QUOTA_TREE, _GROUP_RELATION = 8, 246
 _SYNC = (0x94 << 8) | 8
 _QUOTA_CTL = (3 << 30) | (16 << 16) | (0x94 << 8) | 40
 _ENABLE_SIMPLE_QUOTA = 4
@@ -131,16 +132,24 @@ def delete_subvolume(path: Path) -> None:
 
 def _delete_below(fd: int, tree: int) -> None:
     """Delete the subvolumes in the one with this number, the inner ones first, by number: no path of theirs is used."""
-    inside: dict[int, list[int]] = {}
-    for number, kind, offset, _ in items(fd, tree=_ROOT_TREE):
-        if kind == _ROOT_REF:
-            inside.setdefault(number, []).append(offset)
+    inside = _related(fd, _ROOT_TREE, _ROOT_REF)
     order = [tree]
     for each in order:
         order += inside.get(each, [])
+    groups = _related(fd, _QUOTA_TREE, _GROUP_RELATION)
+    for group in {*order, *(above for each in order for above in groups.get(each, []))}:
+        _limit(fd, None, group)  # a removal out of a subvolume that is full would be refused
     for number in reversed(order[1:]):
         args = struct.pack("=qQQ32xQ", 0, 0, _BY_NUMBER, number).ljust(_ARGS_V2, b"\0")
         fcntl.ioctl(fd, _SNAP_DESTROY_V2, bytearray(args))
+
+
+def _related(fd: int, tree: int, wanted: int) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for number, kind, offset, _ in items(fd, tree=tree):
+        if kind == wanted:
+            found.setdefault(number, []).append(offset)
+    return found
 
 
 def generation(path: Path) -> int:
@@ -209,15 +218,19 @@ def limit(path: Path, size: int | None, *, group: int = 0) -> None:
 
     `group`: a quota group on the same file system instead (:mod:`sandbox.tree.quota`).
     """
-    flags, value = (_LIMIT_REFERENCED, size) if size is not None else (_LIMIT_REFERENCED, _MAX)
     with opened(path) as fd:
         try:
-            fcntl.ioctl(fd, _QGROUP_LIMIT, bytearray(struct.pack("=QQQQQQ", group, flags, value, 0, 0, 0)))
+            _limit(fd, size, group)
         except OSError as error:
             if error.errno != errno.ENOTCONN:
                 raise
             if size is not None:
                 raise Unsupported(f"limit {path}: quotas are off on this file system") from error
+
+
+def _limit(fd: int, size: int | None, group: int) -> None:
+    value = _MAX if size is None else size
+    fcntl.ioctl(fd, _QGROUP_LIMIT, bytearray(struct.pack("=QQQQQQ", group, _LIMIT_REFERENCED, value, 0, 0, 0)))
 
 
 def sync(path: Path) -> None:

@@ -104,3 +104,13 @@ def cleaned(place: Path) -> None:
     subprocess.run(["mount", "-o", "remount,commit=1", str(place.parent)], check=True)  # the cleaner's pace
     subprocess.run(["btrfs", "subvolume", "sync", str(place)], check=True, capture_output=True, timeout=120)
     btrfs.sync(place)
+
+
+def test_a_full_subvolume_goes_with_all_that_lie_in_it(place: Path) -> None:
+    btrfs.create_subvolume(place / "top")
+    btrfs.create_subvolume(place / "top/inner")
+    btrfs.limit(place / "top", 10 * MIB)
+    tree(place / "top", "s", 10 * MIB)
+    assert write(place / "top/a", 20) < 20
+    btrfs.delete_subvolume(place / "top")
+    assert not list(place.iterdir())
