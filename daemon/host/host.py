@@ -209,8 +209,9 @@ class Host:
         try:
             row = self._forked(origin)
             with self._made(row):
-                async with self._making:
-                    await self._make(row, self.restorer.tree_below(row), origin)
+                async with contextlib.AsyncExitStack() as place:
+                    await place.enter_async_context(self._making)
+                    await self._make(row, self.restorer.tree_below(row), origin, place=place)
         except Exception as error:  # whatever it is: the others succeed or fail alone
             if not isinstance(error, PagurusError | OSError):
                 log.error("a fork of %s failed", origin.id, exc_info=error)
@@ -225,10 +226,19 @@ class Host:
         row.programs = origin.programs
         return row
 
-    async def _make(self, row: SandboxRow, image: Path, origin: CheckpointRow, *, root: bool = False) -> None:
+    async def _make(
+        self,
+        row: SandboxRow,
+        image: Path,
+        origin: CheckpointRow,
+        *,
+        root: bool = False,
+        place: contextlib.AsyncExitStack | None = None,
+    ) -> None:
         """Tree, container, inspector, processes, rows; undone in reverse when any of it fails.
 
-        `root`: the origin is the sandbox's own and is written with it.
+        `root`: the origin is the sandbox's own and is written with it. `place`: among those that are made at a time,
+        left before the sandbox's own programs run: these take as long as they like.
         """
         async with contextlib.AsyncExitStack() as undo:
             self.services.capturer.need()
@@ -244,6 +254,8 @@ class Host:
             await attach_all(self.attachments, row, container)
             undo.push_async_callback(detach_all, self.attachments, row, container)
             await self.restorer.bring_back(container, origin, verify=False)
+            if place is not None:
+                await place.aclose()
             await self.restorer.renew(row, container, origin)
             row.state = states.after(row.state, states.Event.START, sandbox=row.id)
             # Cancelled in the write, the rows may still be committed: they must not outlive what they tell of.

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, MagicMock
 
+import pytest
+
+from daemon.host import host as host_module
 from daemon.host.host import Host
 from sandbox import NoSpace
+from sandbox.messages import SandboxState
 
 
 class Forking(Host):
@@ -32,7 +37,7 @@ class Forking(Host):
             raise NoSpace("no range of ids is free")
         return SimpleNamespace(uid_base=number, info=lambda: f"sandbox {number}")
 
-    async def _make(self, row: object, *_: object) -> None:
+    async def _make(self, row: object, *_: object, **__: object) -> None:
         if (fate := next(self.fates)) is not None:
             raise fate
 
@@ -47,3 +52,30 @@ async def test_each_of_n_forks_succeeds_or_fails_alone() -> None:
     assert told[3][0] is None and "no range of ids" in (told[3][1] or "")
     assert told[4][0] is None and "Input/output" in (told[4][1] or "")
     assert host.released == [1, 2, 4]  # what failed keeps no range of ids
+
+
+async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the sandbox's own: somebody else's fork does not wait for them."""
+    monkeypatch.setattr(host_module, "Container", SimpleNamespace(prepare=AsyncMock()))
+    monkeypatch.setattr(Forking, "_make", Host._make)
+    monkeypatch.setattr(Forking, "_admit", lambda *_: None)
+    monkeypatch.setattr(host_module, "put_sandbox", lambda row: None)
+    made = {"mounts": [], "state": SandboxState.CREATING, "uid_base": 1, "image": "", "info": lambda: "made"}
+    monkeypatch.setattr(Forking, "_forked", lambda _, origin: SimpleNamespace(id=origin.id, **made))
+    ended = asyncio.Event()
+
+    async def renew(row: SimpleNamespace, *_: object) -> None:
+        if row.id == "s-slow":
+            await ended.wait()
+
+    host = Forking([])
+    host.attachments, host.places = [], MagicMock()  # type: ignore[assignment]
+    host.services = MagicMock(catalogue=MagicMock(write=AsyncMock()))
+    host.restorer = MagicMock(bring_back=AsyncMock(), renew=renew, drop_tree=AsyncMock())
+    slow = [asyncio.create_task(host._fork_one(SimpleNamespace(id="s-slow", files=None))) for _ in range(3)]  # type: ignore[arg-type]
+    async with asyncio.timeout(60):
+        quick = await host._fork_one(SimpleNamespace(id="s-quick", files=None))  # type: ignore[arg-type]
+    assert quick.error is None
+    assert not any(task.done() for task in slow)
+    ended.set()
+    assert [entry.error for entry in await asyncio.gather(*slow)] == [None] * 3
