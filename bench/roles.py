@@ -50,6 +50,7 @@ from rollout.messages import TurnRecord
 from rollout.store import decisions, stages
 from rollout.store.journal import Journal
 from rollout.store.samples import SampleStore
+from rollout.store.status import read_status
 from sandbox.paths import CHECKOUT
 from trainer.config import Config, open_run
 from trainer.publish import path_of, versions
@@ -183,7 +184,7 @@ class Bench:
         answer = self.turns_go_on(at)
         if answer is None:
             self.hangs += 1
-            print(f"hang after kill of {role}:\n{tail(self.out / 'run.log')}", file=sys.stderr)
+            print(f"hang after kill of {role}:\n{self.explained()}", file=sys.stderr)
         else:
             self.first[role].append(answer.gen_end - at)
             self.note_phases(role, at, answer)
@@ -200,6 +201,18 @@ class Bench:
             self.strike(role)
             last = self.first[role][-1] if self.first[role] else math.inf
             print(f"{dict(self.kills)}, {self.hangs} hangs; {role}: {last:.2f} s", file=sys.stderr)
+
+    def explained(self) -> str:
+        """What a person looks at when nothing goes on."""
+        living = [f"{each.name} {'lives' if each.alive else 'is dead'}" for each in local.states(self.run_folder)]
+        status = read_status(self.run_folder / "rollout")
+        said = [f"{time.time() - status.at:.0f} s ago: {len(status.running)} trajectories run; {', '.join(living)}"]
+        said += [f"{wait.who} waits: {wait.reason}" for wait in status.waits]
+        said += [
+            f"{each.name} turn {each.turn}: {each.doing} for {status.at - each.since:.0f} s" for each in status.running
+        ]
+        logs = [self.out / "run.log", self.run_folder / "rollout.log", self.run_folder / "engine.log", self.host.log]
+        return "\n".join([*said, *(f"{log.name}:\n{tail(log)}" for log in logs)])
 
     def away(self, seconds: float) -> None:
         """The host refuses everything for a while."""

@@ -2,11 +2,12 @@
 
 Owns: `stages.jsonl` in the run's folder of roles, to which all its processes append. Does not own: who restarts whom
 (coordinator.local, rollout.engine.supervisor).
-Guarantee: a line is there as a whole or not at all, also where several processes write.
+Guarantee: lines of several processes do not mix. A line that a full disk has no room for is missing; nobody fails.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -33,12 +34,13 @@ class Stage(msgspec.Struct, frozen=True):
 def note(roles: Path, role: str, stage: str, pid: int | None = None) -> None:
     """Append a line. `pid`: None is this process."""
     line = msgspec.json.encode(Stage(time.time(), role, os.getpid() if pid is None else pid, stage)) + b"\n"
-    roles.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(roles / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(OSError):  # a full disk: whoever notes it goes on, and says so where it matters
+        roles.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(roles / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
 
 
 def read(roles: Path, *, role: str = "", pid: int = 0, since: float = 0.0) -> list[Stage]:
@@ -47,5 +49,8 @@ def read(roles: Path, *, role: str = "", pid: int = 0, since: float = 0.0) -> li
         lines = (roles / NAME).read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    found = [msgspec.json.decode(line, type=Stage) for line in lines]
+    found = []
+    for line in lines:
+        with contextlib.suppress(msgspec.MsgspecError):  # cut short by a full disk
+            found.append(msgspec.json.decode(line, type=Stage))
     return [each for each in found if each.at >= since and role in ("", each.role) and pid in (0, each.pid)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rollout.messages import Trajectory
+from rollout.store import stages
 from rollout.store.samples import Fence, Fenced, Lease, SampleStore
 from sandbox.errors import Conflict, Invalid, NotFound
 from sandbox.paths import CHECKOUT
@@ -213,6 +216,7 @@ def test_a_killed_process_loses_no_prompt_and_no_sample(tmp_path: Path, at: int)
     """SIGKILL after so many calls in a stream of them; the next start finds every prompt in one state."""
     code = f"""
 import os, signal
+from rollout.store import stages
 from rollout.store.samples import SampleStore
 from tests.rollout.test_store import played
 store, calls = SampleStore({str(tmp_path)!r}), 0
@@ -243,3 +247,18 @@ for step in range(9):
     waiting = [lease.prompt for lease in store.in_flight() + store.buffered()]
     assert sum(len(store.finished(prompt)) for prompt in waiting) + 4 * steps == len(list(store.samples()))
     store.close()
+
+
+def test_stages_are_read_back_by_process_and_a_cut_line_is_passed_over(tmp_path: Path) -> None:
+    roles = tmp_path / "roles"
+    assert stages.read(roles) == []
+    stages.note(roles, "trainer", stages.BEGUN, 7)
+    since = time.time()
+    stages.note(roles, "trainer", stages.READY, 8)
+    with (roles / stages.NAME).open("a") as file:
+        file.write('{"at": 1.0, "ro\n')
+    stages.note(roles, "rollout", stages.READY)
+    assert [each.pid for each in stages.read(roles)] == [7, 8, os.getpid()]
+    assert [each.pid for each in stages.read(roles, role="trainer", since=since)] == [8]
+    assert [each.stage for each in stages.read(roles, role="trainer", pid=7)] == [stages.BEGUN]
+    stages.note(Path("/dev/null/roles"), "trainer", stages.READY)  # no room for it: nobody fails

@@ -32,6 +32,7 @@ from trainer.metrics import read_lines
 from trainer.report import Totals
 from trainer.resume import State, saves_in
 from trainer.run import main
+from trainer.split import PARTS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"
 FIELDS = {
@@ -113,6 +114,8 @@ def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_
     assert summary["killed"] == summary["recovered_equal"]
     assert sum(summary["verdicts"].values()) == summary["turns"] > 0
     assert 0 < summary["stored_bytes"] < summary["full_bytes"]
+    assert {*PARTS, "evaluation"} == set(summary["wall_split_s"]) and summary["wall_split_s"]["trainer"] > 0
+    assert sum(summary["wall_split_s"].values()) <= summary["wall_s"] + 1.0
     for name in ("reward.png", "verdicts.png", "bytes.png"):
         assert (run.folder / name).read_bytes().startswith(b"\x89PNG")
     assert [line["step"] for line in read_lines(run.folder / "metrics.jsonl") if "reward_held_out" in line] == [0, 3]
