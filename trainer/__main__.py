@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from rollout.service.client import RolloutClient
-from trainer.run import Config, main
+from trainer.run import Config, main, warm
 
 
 def client(url: str) -> RolloutClient:
@@ -27,7 +27,9 @@ if __name__ == "__main__":
     parser.add_argument("--wait", action="store_true", help="begin when a line comes on stdin, not at all at its end")
     parser.add_argument("--rollout", help="https://HOST:PORT of a rollout elsewhere; else the run folder's own")
     options = parser.parse_args()
-    if options.wait and not sys.stdin.buffer.readline():
-        raise SystemExit(0)
+    if options.wait:
+        warm()
+        if not sys.stdin.buffer.readline():
+            raise SystemExit(0)
     away = client(options.rollout) if options.rollout else None
     raise SystemExit(main(Config(task=Path(), resume=options.run), client=away))

@@ -89,6 +89,11 @@ def main(config: Config, *, client: RolloutClient | None = None) -> int:
     return 1
 
 
+def warm() -> None:
+    """Load what torch loads with the first optimiser only: half a second of a processor, in a process that waits."""
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+
+
 class Run:
     """One run folder and what its trainer does."""
 
