@@ -11,20 +11,29 @@ ended it); 124 when it was cut off by its time limit, 125 when Pagurus failed, 1
 
 from __future__ import annotations
 
-from pagurus import output
 from pagurus.cli import application
-from sandbox.errors import PagurusError
 
 
 def main() -> None:
     """Entry of the console script."""
     try:
         application(prog_name="pagurus")
-    except PagurusError as error:
-        output.complain(str(error))
-        raise SystemExit(1) from None
+    except SystemExit:
+        raise
     except BrokenPipeError:
         raise SystemExit(141) from None
+    except _failure() as error:
+        from pagurus import output
+
+        output.complain(str(error))
+        raise SystemExit(1) from None
+
+
+def _failure() -> type[Exception]:
+    """What is said in one line. Loaded where something failed: not for ``--help``."""
+    from sandbox.errors import PagurusError
+
+    return PagurusError
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pagurus import output
-from pagurus.common import Json, SandboxName, WhoOption, call, exit_codes
+from pagurus.common import IN_ORDER, Json, SandboxName, WhoOption, call, exit_codes
 from sandbox.errors import Invalid, NotFound, PagurusError, Protocol
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from sandbox import Client, Running, Sandbox
     from sandbox.messages import ExecResult
+
+verbs = typer.Typer()
+
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE = 0.1  # seconds between two looks for a command that is being started
@@ -46,6 +49,7 @@ EnvOption = Annotated[
 ]
 
 
+@verbs.command("exec", context_settings=IN_ORDER)
 def execute(
     sandbox: SandboxName,
     command: Annotated[list[str], typer.Argument(help="The program and its arguments.")],

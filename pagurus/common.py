@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HOST, TOKEN, AUTHORITY = "PAGURUS_HOST", "PAGURUS_TOKEN", "PAGURUS_CA"
+IN_ORDER = {"allow_interspersed_args": False}  # what follows the first argument is the command's
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def client() -> Client:
     """The daemon of PAGURUS_HOST (a socket or an address), with PAGURUS_TOKEN and PAGURUS_CA; else the local one."""
-    from sandbox import Client
+    from sandbox.sdk.brief import BriefClient
 
     known = os.environ
-    return Client(known.get(HOST) or None, token=known.get(TOKEN) or None, ca=known.get(AUTHORITY) or None)
+    return BriefClient(known.get(HOST) or None, token=known.get(TOKEN) or None, ca=known.get(AUTHORITY) or None)
 
 
 def call(work: Callable[[Client], Awaitable[T]]) -> T:

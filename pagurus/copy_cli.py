@@ -22,6 +22,9 @@ from sandbox.errors import Invalid, NotFound
 if TYPE_CHECKING:
     from sandbox import Client, Sandbox
 
+verbs = typer.Typer()
+
+
 Place = Annotated[str, typer.Argument(help="A local path, or SANDBOX:PATH.")]
 
 
@@ -57,6 +60,7 @@ def placed(source: str, target: str, *, tree: bool, found: str | None) -> Copy:
     return Copy(posixpath.dirname(target) or ".", posixpath.basename(target))
 
 
+@verbs.command("cp")
 def copy(source: Place, target: Place) -> None:
     """Copy a file or a directory, as cp -r does.
 

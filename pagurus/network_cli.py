@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sandbox import Client
     from sandbox.messages import Network, NetworkStatus
 
+verbs = typer.Typer()
+
 Mode = Annotated[str | None, typer.Option("--network", help="none, allow or open.", metavar="MODE")]
 Allow = Annotated[
     list[str] | None,
@@ -53,6 +55,7 @@ def is_address(text: str) -> bool:
     return re.match(r"\d+\.\d+\.\d+\.\d+(/\d+)?(:|$)", text) is not None
 
 
+@verbs.command()
 def net(sandbox: SandboxName, network: Mode = None, allow: Allow = None, json: Json = False) -> None:
     """Show the network of a sandbox, or change its policy. Also while it runs."""
     wanted = policy(network, allow)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import time
@@ -73,13 +74,36 @@ def say(text: str) -> None:
     print(printable(text))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """A table; cells are plain text."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table; cells are plain text. Cells are broken only where a terminal is too narrow for their line.
+
+    >>> table(("sandbox", "state"), [("s-1", "running"), ("s-22", None)])
+    sandbox  state
+    s-1      running
+    s-22
+    """
+    from rich.cells import cell_len
+
+    cells = [["" if cell is None else line(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    terminal = sys.stdout.isatty()
+    if terminal and sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns:
+        _broken_table(columns, cells)
+        return
+    strong, end = ("\x1b[1m", "\x1b[0m") if terminal and os.environ.get("TERM") != "dumb" else ("", "")
+    for number, row in enumerate([columns, *cells]):
+        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
+        text = "  ".join(padded).rstrip()
+        print(text if number else f"{strong}{text}{end}")
+
+
+def _broken_table(columns: Sequence[str], rows: list[list[str]]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
-    shown = Table(*columns, title=title, box=None, pad_edge=False, title_justify="left")
+    shown = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        shown.add_row(*(plain("" if cell is None else str(cell)) for cell in row))
+        shown.add_row(*map(escape, row))
     console().print(shown)
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rollout.evaluate import Evaluation
     from rollout.messages import Trajectory, TurnRecord
 
+verbs = typer.Typer()
+
 Env = Annotated[
     Path, typer.Argument(help="Its .py file, or a folder such as examples/fix_the_service.", metavar="ENVIRONMENT")
 ]
@@ -36,6 +38,7 @@ Tokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Of each answer
 TRANSCRIPT = 1 << 20  # characters of an episode
 
 
+@verbs.command()
 def play(
     environment: Env,
     model: Url,
@@ -47,7 +50,7 @@ def play(
     max_tokens: Tokens = 1024,
     json: Json = False,
 ) -> None:
-    """Play one episode of an environment, and show it turn by turn. Exits with 1 where it could not be played."""
+    """Play one episode of an environment, turn by turn. Exits with 1 where it could not be played."""
     import asyncio
 
     from rollout.engine.client import Sampling
@@ -78,6 +81,7 @@ def play(
     raise typer.Exit(0 if trajectory.scored else 1)
 
 
+@verbs.command("eval")
 def evaluate(
     environment: Env,
     model: Url,
@@ -93,7 +97,7 @@ def evaluate(
     max_tokens: Tokens = 1024,
     json: Json = False,
 ) -> None:
-    """Score a model at an environment: pass@1 and pass@k with 95 % intervals. Exits with 1 where nothing was scored."""
+    """Score a model at an environment: pass@1, pass@k. They have 95 % intervals. Exits with 1 without a score."""
     import asyncio
 
     from rollout.engine.client import Sampling

@@ -23,16 +23,20 @@ from pagurus.command_cli import (
     need_no_options,
     pairs,
 )
-from pagurus.common import ImageName, WhoOption, call, exit_codes
+from pagurus.common import IN_ORDER, ImageName, WhoOption, call, exit_codes
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
     from sandbox import Client, Mount, Sandbox
     from sandbox.messages import ExecResult
 
+verbs = typer.Typer()
+
+
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
+@verbs.command(context_settings=IN_ORDER)
 def run(
     image_name: ImageName,
     command: Annotated[list[str] | None, typer.Argument(help="Run this, then remove the sandbox.")] = None,

@@ -14,7 +14,10 @@ from pagurus import output
 from pagurus.common import needs_training
 from sandbox.errors import Invalid
 
+verbs = typer.Typer()
 
+
+@verbs.command()
 def serve(
     model: Annotated[Path, typer.Argument(help="A Hugging Face folder with a chat template, or a run folder.")],
     engine: Annotated[str, typer.Option(help="embedded (a small Qwen3) or vllm.")] = "vllm",
@@ -22,7 +25,7 @@ def serve(
     length: Annotated[int, typer.Option(min=16, help="Tokens of the longest conversation.")] = 4096,
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
 ) -> None:
-    """Serve a model to agents until Ctrl-C: OpenAI's and Anthropic's routes."""
+    """Serve a model to agents until Ctrl-C, by OpenAI's and Anthropic's routes."""
     import asyncio
     import tempfile
 

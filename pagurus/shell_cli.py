@@ -10,9 +10,12 @@ from typing import Annotated
 import typer
 
 from pagurus.command_cli import meant
-from pagurus.common import SandboxName, WhoOption, exit_codes
+from pagurus.common import IN_ORDER, SandboxName, WhoOption, exit_codes
+
+verbs = typer.Typer()
 
 
+@verbs.command(context_settings=IN_ORDER)
 def shell(
     sandbox: SandboxName,
     command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell.")] = None,
@@ -30,6 +33,7 @@ def shell(
     raise typer.Exit(code)
 
 
+@verbs.command("port-forward")
 def port_forward(
     sandbox: SandboxName,
     pair: Annotated[str, typer.Argument(help="LOCAL:REMOTE, or REMOTE for any free port here.", metavar="PORTS")],

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from sandbox import Client
     from sandbox.messages import CheckpointInfo
 
+verbs = typer.Typer()
+
 SIGNS = {"added": "A", "modified": "M", "removed": "D"}
 
 
+@verbs.command()
 def restore(
     sandbox: SandboxName,
     to: Annotated[
@@ -43,6 +46,7 @@ def restore(
         print(f"{result.checkpoint} in {result.total_ms:.0f} ms" + (", verified equal" if result.verified else ""))
 
 
+@verbs.command()
 def fork(
     source: Annotated[str, typer.Argument(help="A sandbox, or a checkpoint by id or label.", autocompletion=sources)],
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
@@ -83,6 +87,7 @@ async def _forks(host: Client, source: str, count: int) -> list[Any]:
     return await sandbox.fork(count)
 
 
+@verbs.command()
 def tree(sandbox: SandboxName, json: Json = False) -> None:
     """The checkpoints of a sandbox and how they descend. Each with its time, verdict and size."""
 
@@ -108,6 +113,7 @@ def _told(info: CheckpointInfo, head: bool) -> str:
     return told + label + ("  ← head" if head else "")
 
 
+@verbs.command()
 def diff(
     sandbox: SandboxName,
     since: Annotated[

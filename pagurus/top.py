@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from sandbox import Client
     from sandbox.messages import SandboxInfo, Statistics
 
+verbs = typer.Typer()
+
 ROWS_MOST = 200  # sandboxes shown; the busiest first
 
 
+@verbs.command()
 def top(
     interval: Annotated[float, typer.Option("--interval", "-n", min=0.2, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option("--count", "-c", min=1, help="End after so many looks.")] = None,

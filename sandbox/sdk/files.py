@@ -16,7 +16,6 @@ from sandbox.container.pipes import in_thread, put
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.messages import FileEvent, FileInfo
 from sandbox.sdk.transport import Facet, Transport, encoded
-from sandbox.tree import archive
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -200,6 +199,8 @@ async def _chunks(reader: int, progress: Callable[[int], Any] | None) -> AsyncIt
 
 
 def _pack(source: Path, writer: int) -> None:
+    from sandbox.tree import archive  # only trees need it: tarfile and its kin
+
     folder = source if source.is_dir() else source.absolute().parent
     root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -210,6 +211,8 @@ def _pack(source: Path, writer: int) -> None:
 
 
 def _unpack(target: Path, reader: int, limit: int) -> int:
+    from sandbox.tree import archive
+
     directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with os.fdopen(reader, "rb", buffering=CHUNK) as stream:

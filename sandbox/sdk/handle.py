@@ -7,7 +7,6 @@ Owns: the Python surface of one sandbox; each further area is a facet in a modul
 from __future__ import annotations
 
 import contextlib
-import secrets
 import signal as signals
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
 from types import TracebackType
@@ -38,7 +37,7 @@ from sandbox.sdk.network import Networking
 from sandbox.sdk.ports import Ports
 from sandbox.sdk.processes import Processes, Terminal, Terminals, signal_number
 from sandbox.sdk.sessions import Sessions
-from sandbox.sdk.transport import encoded
+from sandbox.sdk.transport import encoded, fresh_key
 from sandbox.sdk.turns import Turn
 
 if TYPE_CHECKING:
@@ -247,7 +246,7 @@ class Running:
         self._client = client
         self._path = path
         self._command = request.command
-        self._key = request.key = secrets.token_hex(16)
+        self._key = request.key = fresh_key()
         self._chunks = _chunks(client, f"{path}/stream", request)
 
     def __repr__(self) -> str:

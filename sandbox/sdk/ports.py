@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from sandbox.errors import PagurusError
 from sandbox.sdk.transport import Facet, Transport
+
+if TYPE_CHECKING:
+    import aiohttp
 
 END = "end"  # as text: nothing more comes from this side
 CHUNK = 64 << 10
@@ -71,6 +72,7 @@ class Ports(Facet):
         writer: asyncio.StreamWriter,
     ) -> None:
         """Carry bytes until both directions have ended or one broke."""
+        from aiohttp import ClientError, WSMsgType
 
         async def outwards() -> None:
             while data := await reader.read(CHUNK):
@@ -79,10 +81,10 @@ class Ports(Facet):
 
         async def inwards() -> None:
             async for message in far:
-                if message.type is aiohttp.WSMsgType.BINARY:
+                if message.type is WSMsgType.BINARY:
                     writer.write(message.data)
                     await writer.drain()
-                elif message.type is aiohttp.WSMsgType.TEXT and message.data == END:
+                elif message.type is WSMsgType.TEXT and message.data == END:
                     if writer.can_write_eof():
                         writer.write_eof()
                     return
@@ -92,7 +94,7 @@ class Ports(Facet):
         try:
             async with stack:
                 await asyncio.gather(*tasks)
-        except (OSError, aiohttp.ClientError, PagurusError):  # one side broke: so does the other
+        except (OSError, ClientError, PagurusError):  # one side broke: so does the other
             pass
         finally:
             for task in tasks:

@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import signal as signals
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import aiohttp
 import msgspec
 
 from sandbox.errors import Closed, Invalid, PagurusError
@@ -27,6 +26,9 @@ from sandbox.messages import (
     TerminalRequest,
 )
 from sandbox.sdk.transport import Facet, Transport, encoded
+
+if TYPE_CHECKING:
+    import aiohttp
 
 POLL = 60.0  # seconds of one long poll
 PART = 1 << 20  # bytes of stdin in one call
@@ -259,6 +261,8 @@ class Terminal:
         await self._stack.aclose()
 
     async def _attach(self) -> None:
+        from aiohttp import WSMsgType
+
         since = {} if self._seen is None else {"since": str(self._seen)}
         size = {} if self._size is None else {"rows": str(self._size[0]), "columns": str(self._size[1])}
         query = encoded(**since, **size)
@@ -266,7 +270,7 @@ class Terminal:
             self._client.socket(f"{self._path}/terminals/{self.id}/attach?{query}")
         )
         said = await self._socket.receive()
-        if said.type is not aiohttp.WSMsgType.TEXT:
+        if said.type is not WSMsgType.TEXT:
             raise ConnectionResetError("the daemon closed the terminal at once")
         begin = msgspec.json.decode(said.data, type=dict[str, int])
         first, self._seen = self._seen is None, begin["start"]
@@ -277,12 +281,14 @@ class Terminal:
 
     async def _again(self) -> None:
         """The connection broke: a new daemon has the same terminal."""
+        from aiohttp import ClientError
+
         await self._stack.aclose()
         for attempt in range(RETRIES):
             try:
                 await self._attach()
                 return
-            except (PagurusError, ConnectionError, aiohttp.ClientError):
+            except (PagurusError, ConnectionError, ClientError):
                 if attempt == RETRIES - 1:
                     raise
                 await asyncio.sleep(PAUSE)
@@ -296,14 +302,16 @@ class Terminal:
 
     async def read(self) -> bytes | None:
         """The next output; None once the program has ended."""
+        from aiohttp import WSMsgType
+
         while self.exit_code is None:
             if self._socket is None:
                 raise Closed("not at the terminal", remedy="use it as a context manager")
             message = await self._socket.receive()
-            if message.type is aiohttp.WSMsgType.BINARY:
+            if message.type is WSMsgType.BINARY:
                 self._seen = (self._seen or 0) + len(message.data)
                 return bytes(message.data)
-            if message.type is aiohttp.WSMsgType.TEXT:
+            if message.type is WSMsgType.TEXT:
                 self.exit_code = msgspec.json.decode(message.data, type=dict[str, int]).get("exit")
             else:
                 await self._again()
@@ -311,22 +319,24 @@ class Terminal:
 
     async def write(self, data: bytes | str) -> None:
         """Type something."""
+        from aiohttp import ClientError
+
         content = data.encode() if isinstance(data, str) else bytes(data)
         self._typed += content
         self._end += len(content)
         del self._typed[:-TYPED_KEPT]
         if self._socket is None:
             raise Closed("not at the terminal", remedy="use it as a context manager")
-        with contextlib.suppress(
-            ConnectionError, aiohttp.ClientError
-        ):  # whoever reads attaches again, and sends it then
+        with contextlib.suppress(ConnectionError, ClientError):  # whoever reads attaches again, and sends it then
             await self._socket.send_bytes(content)
 
     async def resize(self, rows: int, columns: int) -> None:
         """Tell the program the size of the window."""
+        from aiohttp import ClientError
+
         self._size = (rows, columns)
         if self._socket is not None:
-            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+            with contextlib.suppress(ConnectionError, ClientError):
                 await self._socket.send_str(msgspec.json.encode({"rows": rows, "columns": columns}).decode())
 
     async def kill(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import signal as signals
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,7 +17,7 @@ from sandbox.messages import (
     SessionSignalRequest,
 )
 from sandbox.sdk.processes import signal_number
-from sandbox.sdk.transport import Facet, Transport
+from sandbox.sdk.transport import Facet, Transport, fresh_key
 
 
 class Sessions(Facet):
@@ -122,7 +121,7 @@ def _request(
 ) -> SessionExecRequest:
     return SessionExecRequest(
         command=command,
-        key=key or secrets.token_hex(16),
+        key=key or fresh_key(),
         timeout=timeout,
         output_limit=output_limit,
         ends_turn=ends_turn,

@@ -12,16 +12,15 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import os
 import re
-import secrets
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-import aiohttp
 import msgspec
 
 from sandbox import paths
@@ -36,6 +35,9 @@ from sandbox.errors import (
     Timeout,
     from_body,
 )
+
+if TYPE_CHECKING:
+    import aiohttp  # elsewhere loaded where a connection is opened: it takes longer than a small question
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
@@ -110,7 +112,7 @@ class Transport:
         `keyed`: the route knows a call again by its key (this one, or one of ours), so it may be sent again.
         """
         data = None if body is None else msgspec.msgpack.encode(body)
-        key = keyed if isinstance(keyed, str) else secrets.token_hex(16)
+        key = keyed if isinstance(keyed, str) else fresh_key()
         headers = {"Idempotency-Key": key} if keyed else {}
         raw = await self._until_answered(
             bool(keyed) or method == "GET", method, path, data=data, kind=MSGPACK, timeout=timeout, headers=headers
@@ -174,6 +176,8 @@ class Transport:
         timeout: float | None = None,
         headers: dict[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        import aiohttp
+
         limit = aiohttp.ClientTimeout(total=timeout, sock_connect=30)
         headers = {**(headers or {}), **({"Content-Type": kind} if data is not None else {})}
         try:
@@ -193,7 +197,7 @@ class Transport:
         except aiohttp.ClientConnectorError as error:
             raise self._unreached(error.os_error) from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise _broken(method, path, error) from None
+            raise broken(method, path, error) from None
 
     def _unreached(self, error: OSError) -> NoDaemon:
         place = self._url or self._socket
@@ -208,19 +212,23 @@ class Transport:
     @contextlib.asynccontextmanager
     async def socket(self, path: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """A connection that carries messages both ways, or the error with which the daemon refused it."""
+        import aiohttp
+
         try:
             made = await self._open().ws_connect(self._base + path, heartbeat=30.0, max_msg_size=FRAME_MOST, compress=0)
         except aiohttp.WSServerHandshakeError:
             await self.raw("GET", path, None, MSGPACK)  # the same call without the upgrade says why
             raise ConnectionBroken(f"GET {path}: the connection was refused", remedy="is the daemon alive?") from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise _broken("GET", path, error) from None
+            raise broken("GET", path, error) from None
         try:
             yield made
         finally:
             await made.close()
 
     def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         if self._closed:
             raise Closed("the client is closed")
         if self._session is None:
@@ -251,14 +259,16 @@ def _trust(ca: str | Path | None) -> ssl.SSLContext | aiohttp.Fingerprint | bool
         digest = bytes.fromhex(pinned[1].replace(":", ""))
         if len(digest) != 32:
             raise Invalid(f"{ca} is no SHA-256 fingerprint", remedy="the daemon prints it when it starts")
-        return aiohttp.Fingerprint(digest)
+        from aiohttp import Fingerprint
+
+        return Fingerprint(digest)
     try:
         return ssl.create_default_context(cafile=str(ca))
     except (OSError, ssl.SSLError) as error:
         raise Invalid(f"cannot read the certificate {ca}: {error}") from None
 
 
-def _broken(method: str, path: str, error: Exception) -> ConnectionBroken:
+def broken(method: str, path: str, error: Exception) -> ConnectionBroken:
     return ConnectionBroken(f"{method} {path}: {error or type(error).__name__}", remedy="is the daemon alive?")
 
 
@@ -268,6 +278,11 @@ class Facet:
     def __repr__(self) -> str:
         told = vars(self)
         return f"<{type(self).__name__} of {told['_path'].split('/')[3] if '_path' in told else told['_client']!r}>"
+
+
+def fresh_key() -> str:
+    """A key by which a daemon knows a call again."""
+    return os.urandom(16).hex()
 
 
 def encoded(**query: str) -> str:

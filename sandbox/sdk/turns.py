@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import TYPE_CHECKING
 
-import aiohttp
 import msgspec
 
 from sandbox.errors import Protocol
 from sandbox.messages import ExecResult
 from sandbox.sdk.transport import Facet, Transport
+
+if TYPE_CHECKING:
+    import aiohttp
 
 PATIENCE = 600.0  # seconds for the turn before to be captured
 
@@ -38,12 +41,14 @@ class Turn(Facet):
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        from aiohttp import WSMsgType
+
         assert self._socket is not None
         async with self._stack:
             await self._socket.send_str("end")
             async with asyncio.timeout(PATIENCE):
                 said = await self._socket.receive()
-            if said.type is not aiohttp.WSMsgType.BINARY:
+            if said.type is not WSMsgType.BINARY:
                 if error[0] is None:
                     raise Protocol("the turn was cut short", remedy="its acts belong to the next turn")
                 return

@@ -1,0 +1,122 @@
+"""``pagurus train``, ``export``, ``roles`` and ``attach``: a training run and its processes.
+
+Owns: names, arguments, what is printed. Does not own: behaviour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pagurus import output
+from pagurus.common import Json, needs_training
+from sandbox.errors import NotFound
+
+verbs = typer.Typer()
+
+
+@verbs.command()
+def train(
+    what: Annotated[Path, typer.Argument(help="A .toml file, or a folder such as examples/fix_the_service.")] = Path(),
+    model: Annotated[Path | None, typer.Option(help="The policy to begin with: a Hugging Face folder.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything.")] = None,
+    engine: Annotated[str | None, typer.Option(help="embedded or vllm.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps; with --resume, a new number of them.")] = None,
+    groups: Annotated[int | None, typer.Option(help="Prompts of a step.")] = None,
+    size: Annotated[int | None, typer.Option(help="Trajectories of a prompt.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Sandboxes at once; else by the cores that are free.")] = None,
+    held_out: Annotated[int | None, typer.Option(help="Episodes of each evaluation.")] = None,
+    objective: Annotated[str | None, typer.Option(help="grpo, dapo, gspo, ...: docs/training.md.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Processes that share the steps; with --resume, a new number of them.")
+    ] = None,
+    lora: Annotated[int | None, typer.Option(help="Rank of adapters that are trained instead of the weights.")] = None,
+    faults: Annotated[int | None, typer.Option(help="Sandboxes killed on purpose in the second half.")] = None,
+    pace: Annotated[float | None, typer.Option(help="Seconds per answer, at least; 0 is flat out.")] = None,
+    image: Annotated[str | None, typer.Option(help="Instead of the environment's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where run folders go.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and what it takes, start nothing.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option(help="Begin anew, also where the last run of this plan has not ended.")
+    ] = False,
+    detach: Annotated[bool, typer.Option(help="Leave it to itself; `pagurus attach` shows what it says.")] = False,
+) -> None:
+    """Train a policy in the sandboxes of this host. Options here overrule the file.
+
+    A run of the same plan that has not ended is gone on with.
+    """
+    with needs_training():
+        from coordinator import local
+        from trainer import config as configuration
+        from trainer.prepare import prepare
+
+        if importlib.util.find_spec("torch") is None:  # the supervisor does without, the roles do not
+            raise ModuleNotFoundError("no torch", name="torch")
+    content: dict[str, Any] = {"task": what}
+    if what.suffix == ".toml":
+        content = configuration.read(what)
+    options = locals()
+    content |= {name: options[name] for name in configuration.KEYS if options.get(name) is not None}
+    made = configuration.make(content | ({"resume": resume} if resume else {}))
+    if dry_run:
+        from trainer.preview import preview  # with torch, which a supervisor has no use for
+
+        raise typer.Exit(preview(made))
+    run = prepare(made, steps=steps, ranks=ranks, fresh=fresh)
+    if run is None:
+        raise typer.Exit(1)
+    if detach:
+        local.detach(run)
+        print(f"{run}\nlook at it with: pagurus attach {run}")
+        return
+    raise typer.Exit(local.supervise(run, local.programs(run), spares=local.SPARES))
+
+
+@verbs.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.")],
+) -> None:
+    """Write the newest policy of a run into a folder. Transformers and vLLM can load it."""
+    with needs_training():
+        from trainer.publish import export_newest
+
+    print(f"policy version {export_newest(run, folder)} is in {folder}")
+
+
+@verbs.command()
+def roles(
+    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.")],
+    restart: Annotated[str | None, typer.Option(help="Kill this one; who watches it starts it again.")] = None,
+    json: Json = False,
+) -> None:
+    """The processes of a run: which live, since when, where."""
+    from coordinator import local
+
+    if restart is not None and not local.restart(run, restart):
+        raise NotFound(f"{run} has no living {restart}", remedy="`pagurus roles RUN` lists them")
+    states = local.states(run)
+    if json:
+        output.as_json(states)
+        return
+    rows = [(s.name, "lives" if s.alive else "gone", s.pid, s.generation, f"{s.age_s:.0f} s", s.url) for s in states]
+    output.table(("role", "", "pid", "generation", "started", "address"), rows)
+
+
+@verbs.command()
+def attach(run: Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.")]) -> None:
+    """What a detached run says, until it has ended. Ctrl-C ends the looking, not the run."""
+    from coordinator import local
+
+    with contextlib.suppress(KeyboardInterrupt):
+        for part in local.follow(run):
+            sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()

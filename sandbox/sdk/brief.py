@@ -1,0 +1,63 @@
+"""A client for programs that ask the daemon of this host once or twice and end.
+
+Owns: a question and its answer on one connection to the daemon's socket, without an HTTP library: loading one takes
+longer than all else that such a program does. Does not own: streams, uploads and daemons elsewhere, which go the way of
+every client. Guarantee: the same answers and the same errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from sandbox.errors import Closed, Timeout
+from sandbox.sdk.client import Client
+from sandbox.sdk.transport import broken, decoded_error
+
+
+class BriefClient(Client):
+    """As :class:`Client`; whatever fits into one answer is asked directly."""
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        data: bytes | AsyncIterator[bytes | memoryview] | None,
+        kind: str,
+        timeout: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> bytes:
+        if self._socket is None or not (data is None or isinstance(data, bytes)):
+            return await super().raw(method, path, data, kind, timeout, headers)
+        if self._closed:
+            raise Closed("the client is closed")
+        body = data or b""
+        about = {"Content-Type": kind, "Content-Length": str(len(body))} if data is not None else {}
+        told = {"Host": "daemon", **self._headers, **(headers or {}), **about}
+        lines = [f"{method} {path} HTTP/1.0", *(f"{name}: {value}" for name, value in told.items()), "", ""]
+        try:
+            async with asyncio.timeout(timeout):
+                status, content = await self._exchange("\r\n".join(lines).encode("ascii") + body)
+        except TimeoutError as error:
+            raise Timeout(f"{method} {path} took longer than {timeout} s") from error
+        except (ConnectionResetError, BrokenPipeError, EOFError) as error:
+            raise broken(method, path, error) from None
+        except OSError as error:
+            raise self._unreached(error) from None
+        if status >= 400:
+            raise decoded_error(status, content, f"{method} {path}")
+        return content
+
+    async def _exchange(self, question: bytes) -> tuple[int, bytes]:
+        """Status and content of the answer; the daemon closes the connection behind it."""
+        reader, writer = await asyncio.open_unix_connection(self._socket, limit=1 << 20)
+        try:
+            writer.write(question)
+            await writer.drain()
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+            size = fields.get("content-length")
+            content = await (reader.read() if size is None else reader.readexactly(int(size)))
+            return int(head[0].split()[1]), content
+        finally:
+            writer.close()
