@@ -95,8 +95,8 @@ def pull(
 
     Credentials are the daemon's: `docker login` or `skopeo login` as its user, or REGISTRY_AUTH_FILE.
     """
-    with output.working(f"pull {reference}"):
-        made = call(lambda host: host.images.pull(reference, name))
+    with output.progress(f"pull {reference}", None) as advanced:
+        made = call(lambda host: host.images.pull(reference, name, progress=advanced))
     _made(made)
 
 

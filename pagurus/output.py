@@ -12,12 +12,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+PAUSE = 5.0  # seconds between two lines of progress in a log
 
 
 def console() -> Console:
@@ -107,14 +109,23 @@ def _broken_table(columns: Sequence[str], rows: list[list[str]]) -> None:
     console().print(shown)
 
 
-@contextlib.contextmanager
-def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr for `total` bytes (None: unknown); call what it yields with the bytes so far.
+class Advanced(Protocol):
+    """Told how far something is: bytes so far, and of how many where that became known."""
 
-    Nothing is drawn where stderr is no terminal, or with `quiet`.
+    def __call__(self, done: int, total: int | None = None) -> None: ...
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[Advanced]:
+    """A bar on stderr for `total` bytes (None: not known yet); call what it yields with the bytes so far.
+
+    Where stderr is no terminal, such as in a log, it is a line now and then. Nothing with `quiet`.
     """
-    if quiet or not sys.stderr.isatty():
-        yield lambda done: None
+    if quiet:
+        yield lambda done, total=None: None
+        return
+    if not sys.stderr.isatty():
+        yield _now_and_then(what, total)
         return
     from rich import progress as parts
     from rich.console import Console
@@ -128,7 +139,20 @@ def progress(what: str, total: int | None, *, quiet: bool = False) -> Iterator[C
     )
     with parts.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(plain(what), total=total)
-        yield lambda done: bar.update(task, completed=done)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)
+
+
+def _now_and_then(what: str, total: int | None) -> Advanced:
+    said, known = time.monotonic(), total
+
+    def advanced(done: int, total: int | None = None) -> None:
+        nonlocal said, known
+        known = total or known
+        if time.monotonic() - said >= PAUSE:
+            said = time.monotonic()
+            print(f"{line(what)}: {size(done)}" + (f" of {size(known)}" if known else ""), file=sys.stderr, flush=True)
+
+    return advanced
 
 
 @contextlib.contextmanager

@@ -245,7 +245,9 @@ class Images:
         """All images, by name."""
     def prune(self) -> StepsRemoved:
         """Remove the kept steps, but for those that living sandboxes stand on."""
-    def pull(self, reference: str, name: str | None = None) -> ImageInfo:
+    def pull(
+        self, reference: str, name: str | None = None, *, progress: Callable[[int, int], object] | None = None
+    ) -> ImageInfo:
         """Take an image from a registry, by the credentials of the host: ``pull("python:3.12-slim")``."""
     def remove(self, name: str) -> None:
         """Remove a name. The tree stays while another name or a sandbox needs it."""

@@ -11,11 +11,11 @@ STEP=setup
 . "$(dirname "$0")/lib.sh"
 
 HERE=$ROOT/scripts
-CHILDREN=() # pids of the steps in the background
+CHILDREN=() # the steps in the background, each the leader of its process group
 
-criu_and_native() {
-    "$HERE/criu.sh"
-    "$HERE/native.sh"
+beside() { # beside COMMAND...: run it in the background, in a group of its own with all that it starts
+    setsid "$@" 9>&- &
+    CHILDREN+=($!)
 }
 
 sources() { # what a part is made of
@@ -37,21 +37,19 @@ plan() {
     say "  Python packages (60 MB), a small Debian as base image (60 MB). What is there already stays."
 }
 
-end_children() {
+end_children() { # a step failed, or Ctrl-C: nothing of the others goes on behind the next prompt
     local child
-    for child in "${CHILDREN[@]}"; do kill "$child" 2>/dev/null || true; done
+    for child in "${CHILDREN[@]}"; do kill -- "-$child" 2>/dev/null || true; done
+    for child in "${CHILDREN[@]}"; do wait "$child" 2>/dev/null || true; done
 }
 
 hosts() {
     plan
     "$HERE/system.sh"
-    criu_and_native 9>&- &
-    CHILDREN+=($!)
-    "$HERE/python.sh" hosts 9>&- &
-    CHILDREN+=($!)
-    "$HERE/image.sh" fetch 9>&- &
-    CHILDREN+=($!)
     trap end_children EXIT
+    beside sh -c '"$0/criu.sh" && "$0/native.sh"' "$HERE"
+    beside "$HERE/python.sh" hosts
+    beside "$HERE/image.sh" fetch
     local child
     for child in "${CHILDREN[@]}"; do wait "$child"; done
     trap - EXIT

@@ -11,11 +11,12 @@ import msgspec
 from aiohttp import web
 
 from daemon.api.presence import while_asked
-from daemon.api.route import Area
-from daemon.api.wire import chunks
+from daemon.api.route import Area, Stream
+from daemon.api.wire import chunks, frame, streaming
 from daemon.host.host import Host
 from daemon.store import pulling
-from sandbox.messages import CommitRequest, ImageInfo, PullImage
+from sandbox.errors import PagurusError
+from sandbox.messages import CommitRequest, ImageInfo, PullImage, PullProgress
 
 AREA = Area()
 ARCHIVE_MOST = 64 << 30  # bytes of one archive
@@ -76,6 +77,30 @@ async def _pull(request: web.Request, host: Host, body: PullImage) -> ImageInfo:
     """Take an image from a registry. Only what is missing is fetched; an equal image stays as it is."""
     name = await while_asked(request, pulling.pull(host.images, body.reference, body.name))
     return await asyncio.to_thread(host.images.info, name, host.images_used())
+
+
+@AREA("POST", "/v1/images/pull/stream", answer=Stream(PullProgress), scope="admin")
+async def _pull_stream(request: web.Request, host: Host, body: PullImage) -> web.StreamResponse:
+    """The same, and how far it is. What fails before the first bytes is an error as everywhere, later the last part."""
+    response = streaming(request)
+
+    async def put(part: PullProgress) -> None:
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(frame(request, part))
+
+    async def tell(done: int, total: int) -> None:
+        await put(PullProgress(done=done, total=total))
+
+    try:
+        name = await while_asked(request, pulling.pull(host.images, body.reference, body.name, tell))
+        await put(PullProgress(image=await asyncio.to_thread(host.images.info, name, host.images_used())))
+    except PagurusError as error:
+        if not response.prepared:
+            raise
+        await put(PullProgress(error=error.body()))
+    await response.write_eof()
+    return response
 
 
 @AREA("POST", "/v1/checkpoints/{checkpoint}/image", status=201, scope="admin")

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -22,8 +23,14 @@ AT_ONCE = 2
 _slots = asyncio.Semaphore(AT_ONCE)
 
 
-async def pull(images: ImageStore, reference: str, name: str | None) -> str:
-    """The name of the image. Raises what the process says."""
+async def _nobody(done: int, total: int) -> None:
+    pass
+
+
+async def pull(
+    images: ImageStore, reference: str, name: str | None, tell: Callable[[int, int], Awaitable[None]] = _nobody
+) -> str:
+    """The name of the image; `tell` is given the bytes that are here, and of how many. Raises what the process says."""
     async with _slots:
         argv = [sys.executable, "-m", "sandbox.image.pull", str(images.folder), reference, *([name] if name else [])]
         process = await asyncio.create_subprocess_exec(
@@ -34,6 +41,8 @@ async def pull(images: ImageStore, reference: str, name: str | None) -> str:
             said = Line()
             async for text in process.stdout:
                 said = msgspec.json.decode(text, type=Line)
+                if said.total:
+                    await tell(said.done, said.total)
             await process.wait()
         finally:
             if process.returncode is None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from sandbox.errors import ErrorBody
 from sandbox.messages.brief import Brief
 
 ImageName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[a-z0-9][A-Za-z0-9._:/@-]*$")]
@@ -47,6 +48,15 @@ class PullImage(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown
 
     reference: ImageName  # [registry/]path[:tag][@digest], as docker reads it
     name: ImageName | None = None  # None: as it is called there
+
+
+class PullProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """daemon -> SDK: POST /v1/images/pull/stream, in parts: how far it is; at last the image, or why there is none."""
+
+    done: int = 0  # bytes of its layers that are here
+    total: int = 0
+    image: ImageInfo | None = None
+    error: ErrorBody | None = None
 
 
 StepKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from sandbox.errors import Invalid
+from sandbox.errors import Invalid, Protocol, from_body
 from sandbox.messages import (
     CheckpointInfo,
     CommitRequest,
@@ -21,6 +22,7 @@ from sandbox.messages import (
     Limits,
     Network,
     PullImage,
+    PullProgress,
     StepInfo,
     StepsRemoved,
     StepsWanted,
@@ -62,14 +64,26 @@ class Images(Facet):
         url = f"/v1/images/{quote(name, safe='')}?{encoded(replace='true' if replace else 'false')}"
         return msgspec.msgpack.decode(await self._client.raw("PUT", url, _chunks(path, progress), TAR), type=ImageInfo)
 
-    async def pull(self, reference: str, name: str | None = None) -> ImageInfo:
+    async def pull(
+        self, reference: str, name: str | None = None, *, progress: Callable[[int, int], object] | None = None
+    ) -> ImageInfo:
         """Take an image from a registry, by the credentials of the host: ``pull("python:3.12-slim")``.
 
         It is called as it is there, or `name`. Only layers that are missing are fetched. Raises ImageNotFound,
-        Forbidden (log in on the host), TooMany (the registry's limit), Unsupported, Invalid.
+        Forbidden (log in on the host), TooMany (the registry's limit), Unsupported, Invalid. `progress` is given the
+        bytes of its layers that are here, and of how many.
         """
         request = PullImage(reference=reference, name=name)
-        return await self._client.call("POST", "/v1/images/pull", ImageInfo, request)
+        parts = self._client.frames("POST", "/v1/images/pull/stream", PullProgress, request)
+        async with contextlib.aclosing(parts):
+            async for part in parts:
+                if part.error is not None:
+                    raise from_body(part.error)
+                if part.image is not None:
+                    return part.image
+                if progress is not None:
+                    progress(part.done, part.total)
+        raise Protocol(f"the pull of {reference} broke off", remedy="is the daemon alive?")
 
     async def commit(
         self,

@@ -371,7 +371,9 @@ async def test_a_build_begins_with_an_image_of_a_registry(host: Client, tmp_path
         await host.images.build("built", tmp_path, replace=True)
         assert not there.asked  # it is here
         assert (await host.images.pull(name)).digest == (await host.images.get(name)).digest
-        assert (await host.images.pull(name, "base")).name == "base"
+        told: list[tuple[int, int]] = []
+        made = await host.images.pull(name, "base", progress=lambda done, total: told.append((done, total)))
+        assert made.name == "base" and told[-1][0] == told[-1][1] > 0
         assert len(there.blobs_asked()) == 1  # the configuration, which skopeo reads each time
         with pytest.raises(ImageNotFound, match="name and tag"):
             await host.images.pull(f"{there.host}/team/nothing")

@@ -16,6 +16,7 @@ from sandbox import Client, Network
 from sandbox.criu.tcp import POOL
 from sandbox.errors import Closed, Conflict, ImageNotFound, Invalid, NotFound, SandboxDead, Unsupported
 from sandbox.messages import LogChunk, NetworkStatistics, ProgramKind, ProgramState, SandboxState, Verdict
+from sandbox.sdk.brief import BriefClient
 from sandbox.testing import FakeHost
 
 WRONG_NETWORKS = (
@@ -51,7 +52,7 @@ def _script(fake: FakeHost) -> None:
     fake.on(r"sleep 60", delay=60)
 
 
-@pytest.fixture(params=["real", "fake"])
+@pytest.fixture(params=["real", "fake", "brief"])
 async def host(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
     if request.param == "real":
         async with request.getfixturevalue("daemon").client() as client:
@@ -59,7 +60,7 @@ async def host(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
         return
     async with FakeHost() as fake:
         _script(fake)
-        async with fake.client() as client:
+        async with BriefClient(fake.address) if request.param == "brief" else fake.client() as client:
             yield client
 
 

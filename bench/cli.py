@@ -1,0 +1,85 @@
+"""How long the program takes to start: ``pagurus bench cli [--json] [--rounds N]``.
+
+Each round starts, in turns, a Python that does nothing, ``pagurus --help``, ``--version``, the help of a verb, and
+``pagurus ls`` against a fake daemon that answers at once. Needs no root and no daemon.
+
+For each one `*_s`, the median wall time; `*_least_s`, the shortest, which other programs of the machine disturb least;
+`*_cpu_s`, the median of its own processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sandbox.testing import FakeHost
+from trainer.machine import processor
+
+PROGRAM = (sys.executable, "-m", "pagurus")
+STARTS: dict[str, Sequence[str]] = {
+    "python": (sys.executable, "-c", "pass"),
+    "help": (*PROGRAM, "--help"),
+    "version": (*PROGRAM, "--version"),
+    "verb_help": (*PROGRAM, "exec", "--help"),
+    "ls": (*PROGRAM, "ls"),
+}
+
+
+async def started(command: Sequence[str], host: str) -> tuple[float, float]:
+    """Wall and processor seconds of a command that has to succeed."""
+    known = {**os.environ, "PAGURUS_HOST": host}
+    known.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled modules are kept, as they are where it is installed
+    before, began = _used(), time.monotonic()
+    nothing = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, env=known, stdin=nothing, stdout=nothing)
+    if await process.wait():
+        raise RuntimeError(f"{command} failed")
+    return time.monotonic() - began, _used() - before
+
+
+def _used() -> float:
+    """Processor seconds of the children that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
+async def measured(rounds: int) -> dict[str, Any]:
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in STARTS}
+    async with FakeHost() as fake:
+        for number in range(rounds + 1):
+            for name, command in STARTS.items():
+                took = await started(command, fake.address)
+                if number:  # the first round compiles, and reads the files
+                    taken[name].append(took)
+    figures: dict[str, Any] = {}
+    for name, pairs in taken.items():
+        walls, used = [wall for wall, _ in pairs], [cpu for _, cpu in pairs]
+        figures |= {f"{name}_s": statistics.median(walls), f"{name}_least_s": min(walls)}
+        figures[f"{name}_cpu_s"] = statistics.median(used)
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench cli", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", action="store_true", help="one JSON object last")
+    options = parser.parse_args(argv)
+    result: dict[str, Any] = {"cpu": processor(), "load": round(os.getloadavg()[0], 1), "rounds": options.rounds}
+    result |= asyncio.run(measured(options.rounds))
+    if options.json:
+        print(json.dumps(result))
+        return 0
+    for name in STARTS:
+        print(
+            f"{' '.join(STARTS[name][1:]):24} {result[f'{name}_s'] * 1e3:6.0f} ms,"
+            f" at best {result[f'{name}_least_s'] * 1e3:.0f}, processor {result[f'{name}_cpu_s'] * 1e3:.0f}"
+        )
+    return 0

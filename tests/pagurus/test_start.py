@@ -1,0 +1,77 @@
+"""What the program loads before it does anything: held here, so that it starts in the time of its parser.
+
+How long that takes on a machine is `pagurus bench cli`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from pagurus.cli import VERBS, loaded
+
+ROOT = Path(__file__).parent.parent.parent
+OURS = {"sandbox", "daemon", "ebpf", "rollout", "trainer", "coordinator", "bench"}
+HEAVY = {"aiohttp", "pydantic", "rich.console", "rich.table", "rich.progress", "tarfile", "torch", "numpy"}
+PROGRAM = """
+import sys
+from pagurus.__main__ import main
+sys.argv[0] = "pagurus"
+try:
+    main()
+except SystemExit:
+    pass
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+def modules(*words: str) -> set[str]:
+    """What is loaded when the program has ended."""
+    command = [sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(
+        command, cwd=ROOT, env={"PAGURUS_RUN": "/nonexistent"}, capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def verbs_among(found: set[str]) -> set[str]:
+    return {name for name in found if name.startswith("pagurus.")} - {"pagurus.__main__", "pagurus.cli"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["no-such-verb"]], ids=" ".join)
+def test_the_program_alone_loads_its_parser_and_no_verb(words: list[str]) -> None:
+    found = modules(*words)
+    assert not verbs_among(found) and not {name.split(".")[0] for name in found} & OURS
+    assert not found & (HEAVY | {"asyncio", "msgspec"})
+
+
+@pytest.mark.parametrize("verb", [each for each in VERBS if each not in ("daemon", "bench")])  # these answer themselves
+def test_the_help_of_a_verb_loads_that_verb_alone(verb: str) -> None:
+    found = modules(verb, "--help")
+    others = {f"pagurus.{each.module}" for each in VERBS.values()} - {f"pagurus.{VERBS[verb].module}"}
+    borrowed = {"pagurus.command_cli", "pagurus.network_cli"}  # `run` carries commands out, and has a network
+    assert f"pagurus.{VERBS[verb].module}" in found and not found & (others - borrowed) and not found & HEAVY
+
+
+@pytest.mark.parametrize("line", ["ls", "ls --json", "tree web", "rm web", "checkpoint web", "image ls"])
+def test_a_short_question_needs_no_http_library(line: str) -> None:
+    found = modules(*line.split())
+    assert "sandbox.sdk.brief" in found and not found & HEAVY
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_line_of_a_verb_is_its_own_first_sentence(verb: str) -> None:
+    assert loaded(verb).get_short_help_str(1000) == VERBS[verb].text
+
+
+def test_every_verb_of_a_module_is_known() -> None:
+    for name in {each.module for each in VERBS.values()}:
+        module = importlib.import_module(f"pagurus.{name}")
+        if hasattr(module, "verbs"):
+            known = {verb for verb, each in VERBS.items() if each.module == name}
+            assert set(typer.main.get_group(module.verbs).commands) == known
