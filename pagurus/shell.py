@@ -60,8 +60,16 @@ async def sit(terminal: Terminal, source: int, target: int) -> int:
         while True:
             await terminal.write(await typed.get())
 
-    loop.add_reader(source, key)
-    passing = asyncio.ensure_future(pass_on())
+    async def pass_file_on() -> None:
+        while data := await asyncio.to_thread(os.read, source, READ):
+            await terminal.write(data)
+        await terminal.write(b"\x04")
+
+    try:
+        loop.add_reader(source, key)
+        passing = asyncio.ensure_future(pass_on())
+    except PermissionError:  # a file or /dev/null, which nobody can wait for
+        passing = asyncio.ensure_future(pass_file_on())
     try:
         async for data in terminal:
             await asyncio.to_thread(_write, target, data)

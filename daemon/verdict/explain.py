@@ -57,4 +57,5 @@ def reason(found: Mapping[str, str], path: str) -> str:
 def _note(found: dict[str, str], line: str, when: str) -> None:
     match = _LINE.match(line)
     if match is not None:
-        found[match["path"]] = f"{match['call']} by {match['who']}{when}"
+        call = "written" if match["call"] == "content of" else match["call"]
+        found[match["path"]] = f"{call} by {match['who']}{when}"

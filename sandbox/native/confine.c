@@ -9,6 +9,7 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <linux/audit.h>
 #include <linux/capability.h>
@@ -30,6 +31,23 @@
 
 enum { QUEUED_SIGNALS = 4096, QUEUE_BYTES = 256 << 10 };
 
+static int cores_are_files;  /* no program of the host takes them: then a limit of 0 means none */
+
+void prepare_limits(void) {
+    char first = '|';
+    int fd = open("/proc/sys/kernel/core_pattern", O_RDONLY | O_CLOEXEC);
+    cores_are_files = fd >= 0 && read(fd, &first, 1) == 1 && first != '|';
+    if (fd >= 0) close(fd);
+}
+
+static int at_most(int resource, rlim_t most) {
+    struct rlimit limit;
+    if (getrlimit(resource, &limit) < 0) return -1;
+    if (most > limit.rlim_max) most = limit.rlim_max;
+    limit.rlim_cur = limit.rlim_max = most;
+    return setrlimit(resource, &limit);
+}
+
 const char *set_limits(uint64_t open_files) {
     struct rlimit nofile, stack;
     if (getrlimit(RLIMIT_NOFILE, &nofile) < 0 || getrlimit(RLIMIT_STACK, &stack) < 0) return "read limits";
@@ -39,12 +57,12 @@ const char *set_limits(uint64_t open_files) {
     if (stack.rlim_cur > stack.rlim_max) stack.rlim_cur = stack.rlim_max;
     /* A core_pattern that pipes starts its program on the host; 1 is the one value that prevents it. */
     struct rlimit core = {.rlim_cur = 1, .rlim_max = 1};
+    /* sudo starts programs with 0, which only CAP_SYS_RESOURCE can raise. */
+    if (setrlimit(RLIMIT_CORE, &core) < 0 && !(errno == EPERM && cores_are_files))
+        return "raise the core limit (start the daemon with `ulimit -c 1`)";
     /* What a sandbox has of these counts to whoever made its user namespace as well, that is, to the host's root. */
-    struct rlimit signals = {.rlim_cur = QUEUED_SIGNALS, .rlim_max = QUEUED_SIGNALS};
-    struct rlimit queues = {.rlim_cur = QUEUE_BYTES, .rlim_max = QUEUE_BYTES};
-    if (setrlimit(RLIMIT_CORE, &core) < 0) return "core limit";
-    if (setrlimit(RLIMIT_SIGPENDING, &signals) < 0) return "limit of queued signals";
-    if (setrlimit(RLIMIT_MSGQUEUE, &queues) < 0) return "limit of message queues";
+    if (at_most(RLIMIT_SIGPENDING, QUEUED_SIGNALS) < 0) return "limit of queued signals";
+    if (at_most(RLIMIT_MSGQUEUE, QUEUE_BYTES) < 0) return "limit of message queues";
     if (setrlimit(RLIMIT_STACK, &stack) < 0) return "stack limit";
     if (setrlimit(RLIMIT_NOFILE, &nofile) < 0) return "open files limit";
     return NULL;

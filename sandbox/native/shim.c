@@ -575,6 +575,7 @@ int main(int argc, char **argv) {
     make_network();
     if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) die("mount namespace");
     prepare_filter();
+    prepare_limits();
     for (int i = 0; i < STREAMS_MAX; i++) streams[i].fd = -1;
     sigset_t mask;
     sigemptyset(&mask);

@@ -107,6 +107,7 @@ void leave_unneeded(const struct shim *s);
 /* confine.c: likewise */
 void prepare_filter(void);
 int write_filter(void);
+void prepare_limits(void);
 const char *set_limits(uint64_t open_files);
 const char *confine(uid_t uid, gid_t gid, const gid_t *groups, int count);
 

@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +139,22 @@ async def test_without_a_terminal(daemon: Daemon, sb: Sandbox) -> None:
         subprocess.run, command, input=b"it\n", capture_output=True, env=environment, timeout=240
     )
     assert done.returncode == 3 and b"got it" in done.stdout, done
+
+
+async def test_input_from_a_file(daemon: Daemon, sb: Sandbox, tmp_path: Path) -> None:
+    """Which is always ready, so that nothing can wait for it; and /dev/null."""
+    (tmp_path / "typed").write_text("stty -echo\necho si''x; exit 6\n")
+    environment = {**os.environ, "PAGURUS_RUN": str(daemon.run)}
+    command = [sys.executable, "-m", "pagurus", "exec", "-it", sb.id, "bash", "--norc"]
+
+    def use(name: str) -> subprocess.CompletedProcess[bytes]:
+        with open(name, "rb") as typed:
+            return subprocess.run(command, stdin=typed, capture_output=True, env=environment, timeout=240, check=False)
+
+    done = await asyncio.to_thread(use, str(tmp_path / "typed"))
+    assert done.returncode == 6 and b"six" in done.stdout, done
+    done = await asyncio.to_thread(use, "/dev/null")
+    assert done.returncode == 0 and not done.stderr, done
 
 
 @pytest.mark.parametrize(("text", "pair"), [("80", (0, 80)), ("8080:80", (8080, 80))])

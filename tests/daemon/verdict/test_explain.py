@@ -30,7 +30,7 @@ def why(path: str, turns: list[TurnInfo], now: list[str]) -> str:
 
 def test_the_last_explanation_of_a_path_is_given() -> None:
     turns = [turn(1, "openat /a by sh[5]"), turn(2, "content of /a by vi[6]", "mkdir /b by sh[7]"), turn(3)]
-    assert why("/a", turns, []) == "content of by vi[6] in turn 2"
+    assert why("/a", turns, []) == "written by vi[6] in turn 2"
     assert why("/a", turns, ["rename /a by mv[8]"]) == "rename by mv[8]"
     assert why("/b", turns, []) == "mkdir by sh[7] in turn 2"
     assert why("/c", turns, []) == ""
@@ -70,8 +70,8 @@ async def test_files_of_the_image_and_former_names_have_reasons(sb: Sandbox) -> 
     await sb.exec(": >/etc/motd; chmod 700 /etc/host.conf")
     found = {change.path: change.why for change in await sb.diff(before, why=True)}
     said = {
-        "/etc/issue": ("content of", "sh["),
-        "/etc/issue.net": ("content of", "dd["),
+        "/etc/issue": ("written", "sh["),
+        "/etc/issue.net": ("written", "dd["),
         "/etc/debian_version": ("ftruncate", "truncate["),
         "/etc/motd": ("openat", "sh["),
         "/etc/host.conf": ("chmod", "chmod["),

@@ -11,6 +11,8 @@ import ctypes
 import os
 import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from sandbox import Sandbox
 from sandbox.container.container import Container
 from sandbox.messages import Limits
 from tests.support.container_support import Maker, shell
-from tests.support.daemon_host import tasks_of
+from tests.support.daemon_host import image_tree, tasks_of
 
 #: Docker's default profile (moby/profiles, June 2026) refuses these to a container with the default capabilities on
 #: x86-64; everything above the last number it refuses as well. Name and number of each.
@@ -258,3 +260,27 @@ def test_a_filter_is_read_from_a_process_without_one() -> None:
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
+
+
+def test_a_daemon_that_may_not_raise_the_core_limit_starts_sandboxes(tmp_path: Path) -> None:
+    """sudo starts programs with a core limit of 0. Where no program of the host takes cores, that is as good as 1."""
+    if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
+        pytest.skip("a program of this host takes core dumps")
+    program = """
+import asyncio, resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from bench.harness.own_daemon import IMAGE, BenchHost
+async def main():
+    async with host.client() as client, client.create(IMAGE) as sb:
+        print((await sb.exec("ulimit -Hc")).text.strip())
+host = BenchHost(Path(sys.argv[1]), Path(sys.argv[2]))
+try:
+    host.start("--pool-size", "2GiB")
+    asyncio.run(main())
+finally:
+    host.clean()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "host"), str(image_tree())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0 and done.stdout.strip() in ("0", "1"), done.stderr
