@@ -16,7 +16,7 @@ import typer
 
 from pagurus import output
 from pagurus.common import CheckpointName, ImageName, Json, NewImage, call
-from sandbox.errors import Invalid
+from sandbox.errors import Forbidden, Invalid
 
 if TYPE_CHECKING:
     from sandbox import Client
@@ -234,5 +234,8 @@ def _store() -> Any:
     from sandbox.tree.pool import Pool
 
     pool = Pool()
-    pool.images.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        pool.images.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise Forbidden(f"{error.filename} is root's", remedy="use sudo, or `pagurus image upload`") from None
     return ImageStore(pool.images)

@@ -20,6 +20,10 @@ from rollout.service.protocol import Counts
 from sandbox import durable
 
 VERDICTS = ("none", "files", "processes", "both")
+COMPARED = (
+    *("seed", "steps", "engine", "reward_before", "reward_after", "wall_s", "first_rollout_s", "hidden_share"),
+    *("checkpoint_ms_mean", "killed", "recovered_equal", "trajectories_lost", "machine"),
+)
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -138,6 +142,11 @@ def _mean_ms(seconds: float, totals: Totals) -> float | None:
 def write_summary(folder: Path, content: dict[str, Any]) -> None:
     """`summary.json`, complete or absent."""
     durable.publish(folder / "summary.json", msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+
+
+def line(content: dict[str, Any]) -> str:
+    """What runs are compared by, as one line of JSON."""
+    return msgspec.json.encode({name: content[name] for name in COMPARED}).decode()
 
 
 def table(content: dict[str, Any], folder: Path) -> Table:

@@ -150,6 +150,7 @@ class Run:
             finally:
                 self.steps.close()
         self.console.print(report.table(content, self.folder))
+        print(report.line(content), flush=True)
 
     def _shown(self) -> Display:
         self.display = Display(steps=self.config.steps, console=self.console)

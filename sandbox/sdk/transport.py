@@ -203,7 +203,7 @@ class Transport:
         place = self._url or self._socket
         if error.errno in (errno.EACCES, errno.EPERM):
             return NoDaemon(
-                f"{place} belongs to the daemon of another user (root's, as a rule)",
+                f"{place} belongs to another user's daemon, as a rule root's",
                 remedy="use sudo, or ask for a token and PAGURUS_HOST",
             )
         why = "nothing is there" if error.errno == errno.ENOENT else error.strerror or str(error)

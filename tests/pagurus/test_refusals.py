@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -139,3 +140,17 @@ def test_durations_and_mounts() -> None:
     for wrong in ("a:/b", "/a:b", "/a", "/a:/b:rw"):
         with pytest.raises(Invalid, match="read-only"):
             mounts([wrong], None)
+
+
+def test_the_images_of_root_are_not_a_users(tmp_path: Path) -> None:
+    """In place of a user, who may not look into /var/lib/pagurus: root without its capabilities."""
+    (tmp_path / "locked").mkdir(mode=0)
+    os.chown(tmp_path / "locked", 65_534, 65_534)
+    environment = {**os.environ, "PAGURUS_STATE": str(tmp_path / "locked")}
+    command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-m", "pagurus", "image", "import"]
+    done = subprocess.run(
+        [*command, "app", str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("pagurus: ") and "is root's (use sudo, or `pagurus image upload`)" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
