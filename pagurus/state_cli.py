@@ -50,14 +50,15 @@ def restore(
 def fork(
     source: Annotated[str, typer.Argument(help="A sandbox, or a checkpoint by id or label.", autocompletion=sources)],
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare each with the checkpoint before it runs.")] = False,
     json: Json = False,
 ) -> None:
     """Start sandboxes that continue from a checkpoint. Named a sandbox, they continue from its present state."""
 
     async def work(host: Client) -> list[Any]:
         return [
-            child.sandbox.info if child.error is None else {"error": child.error}
-            for child in await _forks(host, source, count)
+            child.sandbox.info if child.error is None else {"error": str(child.error)}
+            for child in await _forks(host, source, count, verify)
         ]
 
     with output.working(f"fork {source}", quiet=json):
@@ -74,17 +75,17 @@ def fork(
     raise typer.Exit(1 if failed else 0)
 
 
-async def _forks(host: Client, source: str, count: int) -> list[Any]:
+async def _forks(host: Client, source: str, count: int, verify: bool) -> list[Any]:
     try:
         sandbox = await host.get(source)
     except NotFound:
         try:
-            return await host.fork(source, count)
+            return await host.fork(source, count, verify=verify)
         except NotFound:
             raise NotFound(
                 f"no sandbox and no checkpoint is called {source}", remedy="`pagurus ls` and `pagurus tree` list them"
             ) from None
-    return await sandbox.fork(count)
+    return await sandbox.fork(count, verify=verify)
 
 
 @verbs.command()

@@ -17,6 +17,7 @@ from sandbox.errors import NotFound
 from sandbox.messages import SandboxState, Statistics
 
 LABEL = "run"
+PREPARED = "prepared"  # of sandboxes that belong to no run: see rollout.episode.prepared
 
 
 class Labelled:
@@ -30,6 +31,20 @@ class Labelled:
 
     async def get(self, sandbox: str) -> Any:
         return await self.client.get(sandbox)
+
+    async def fork(self, checkpoint: str) -> Any:
+        """One child, compared with the checkpoint before it ran. Raises what its fork met."""
+        (child,) = await self.client.fork(checkpoint, verify=True, labels={LABEL: self.run})
+        return child.sandbox
+
+    async def image_digest(self, name: str) -> str:
+        return (await self.client.images.get(name)).digest
+
+    async def keep_prepared(self, sandbox: Any, name: str) -> None:
+        await sandbox.set_labels({LABEL: None, PREPARED: name})
+
+    async def drop_prepared(self, name: str) -> None:
+        await self.remove([info.id for info in await self.client.sandboxes({PREPARED: name})])
 
     async def statistics(self) -> Statistics:
         return await self.client.statistics()

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import aiohttp
 
+from sandbox.errors import PagurusError
 from sandbox.messages import (
     AtEnd,
     Change,
@@ -103,8 +104,10 @@ class Sandbox:
         key: str | None = None,
     ) -> ExecResult:
         """Run a command (a string for ``/bin/sh -c``, or an argument vector) and end the turn."""
-    def fork(self, count: int = 1) -> builtins.list[Fork]:
-        """`count` new sandboxes that continue from the state as it is now."""
+    def fork(
+        self, count: int = 1, *, verify: bool = False, labels: dict[str, str] | None = None
+    ) -> builtins.list[Fork]:
+        """`count` new sandboxes that continue from the state as it is now. See :meth:`Client.fork`."""
     @property
     def id(self) -> str: ...
     def kill(self) -> None:
@@ -327,7 +330,7 @@ class Process:
     def logs(self, since: Logs | None = None) -> Logs:
         """What is kept of its outputs: all of it, or what follows an earlier answer."""
     def refresh(self) -> ProcessInfo:
-        """The process as it is now."""
+        """The process as it is now, also after a restore; what is written next follows what it has got until then."""
     def remove(self) -> None:
         """End it with all that it started, and forget its log."""
     def signal(self, number: int | str = ..., *, group: bool = True) -> None:
@@ -438,7 +441,7 @@ class Turn:
 class Fork:
     """One child of a fork: a `sandbox`, or the `error` that this child alone met."""
 
-    error: str | None
+    error: PagurusError | None
     @property
     def sandbox(self) -> Sandbox:
         """The new sandbox; raises if this child failed."""
@@ -503,7 +506,14 @@ class Client:
         ignore: IgnoreRules | None = None,
     ) -> Sandbox:
         """A new sandbox: ``sb = await host.create(...)``, or ``with host.create(...) as sb``."""
-    def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> builtins.list[Fork]:
+    def fork(
+        self,
+        checkpoint: str | CheckpointInfo,
+        count: int = 1,
+        *,
+        verify: bool = False,
+        labels: dict[str, str] | None = None,
+    ) -> builtins.list[Fork]:
         """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
     def frames(self, method: str, path: str, kind: type[T], body: object = None) -> Generator[T]:
         """One request whose answer is a stream of values, each behind its length."""

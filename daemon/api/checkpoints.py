@@ -48,7 +48,7 @@ async def _restore(host: Host, live: LiveSandbox, body: RestoreRequest) -> Resto
 @AREA("POST", "/v1/sandboxes/{id}/fork", status=201, scope="exec", keyed="anew")
 async def _fork_sandbox(host: Host, live: LiveSandbox, body: ForkRequest) -> list[ForkEntry]:
     """Make sandboxes that continue from the state as it is now. Each succeeds or fails alone."""
-    return await host.fork_sandbox(live.row.id, body.count)
+    return await host.fork_sandbox(live.row.id, body)
 
 
 @AREA("GET", "/v1/checkpoints/{checkpoint}")
@@ -60,4 +60,4 @@ async def _wait(host: Host, checkpoint: str, query: WaitQuery) -> CheckpointInfo
 @AREA("POST", "/v1/checkpoints/{checkpoint}/fork", status=201, scope="exec", keyed="anew")
 async def _fork(host: Host, checkpoint: str, body: ForkRequest) -> list[ForkEntry]:
     """Make sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
-    return await host.fork(checkpoint, body.count)
+    return await host.fork(checkpoint, body)

@@ -61,6 +61,7 @@ from sandbox.messages import (
     CheckpointState,
     CreateRequest,
     ForkEntry,
+    ForkRequest,
     Network,
     NetworkStatus,
     RestoreRequest,
@@ -192,30 +193,33 @@ class Host:
         self.services.checkpoints[root.id] = root
         return row.info()
 
-    async def fork(self, checkpoint: str, count: int) -> list[ForkEntry]:
-        """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
-        if not 1 <= count <= FORKS_MOST:
-            raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {count}")
+    async def fork(self, checkpoint: str, request: ForkRequest) -> list[ForkEntry]:
+        """New sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
+        if not 1 <= request.count <= FORKS_MOST:
+            raise Invalid(f"count must lie between 1 and {FORKS_MOST}, not {request.count}")
         origin = await self.restorable(checkpoint)
         with self.collector.pin(origin):
-            return list(await asyncio.gather(*(self._fork_one(origin) for _ in range(count))))
+            return list(await asyncio.gather(*(self._fork_one(origin, request) for _ in range(request.count))))
 
-    async def fork_sandbox(self, sandbox: str, count: int) -> list[ForkEntry]:
+    async def fork_sandbox(self, sandbox: str, request: ForkRequest) -> list[ForkEntry]:
         """Fork the state as it is now."""
         inflight = await self.live(sandbox).checkpoint(None)
-        return await self.fork(inflight.row.id, count)
+        return await self.fork(inflight.row.id, request)
 
-    async def _fork_one(self, origin: CheckpointRow) -> ForkEntry:
+    async def _fork_one(self, origin: CheckpointRow, request: ForkRequest) -> ForkEntry:
         try:
             row = self._forked(origin)
+            if request.labels is not None:
+                row.labels = dict(request.labels)
             with self._made(row):
                 async with contextlib.AsyncExitStack() as place:
                     await place.enter_async_context(self._making)
-                    await self._make(row, self.restorer.tree_below(row), origin, place=place)
+                    await self._make(row, self.restorer.tree_below(row), origin, verify=request.verify, place=place)
         except Exception as error:  # whatever it is: the others succeed or fail alone
             if not isinstance(error, PagurusError | OSError):
                 log.error("a fork of %s failed", origin.id, exc_info=error)
-            return ForkEntry(error=str(error) or type(error).__name__)
+            told = error if isinstance(error, PagurusError) else PagurusError(str(error) or type(error).__name__)
+            return ForkEntry(error=told.body())
         return ForkEntry(sandbox=row.info())
 
     def _forked(self, origin: CheckpointRow) -> SandboxRow:
@@ -233,6 +237,7 @@ class Host:
         origin: CheckpointRow,
         *,
         root: bool = False,
+        verify: bool = False,
         place: contextlib.AsyncExitStack | None = None,
     ) -> None:
         """Tree, container, inspector, processes, rows; undone in reverse when any of it fails.
@@ -253,7 +258,7 @@ class Host:
             undo.callback(self.services.inspector.unwatch, container.cgroup.id)
             await attach_all(self.attachments, row, container)
             undo.push_async_callback(detach_all, self.attachments, row, container)
-            await self.restorer.bring_back(container, origin, verify=False)
+            await self.restorer.bring_back(container, origin, verify=verify)
             if place is not None:
                 await place.aclose()
             await self.restorer.renew(row, container, origin)

@@ -33,15 +33,8 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
 
-_SETTINGS = (
-    "image",
-    "max_turns",
-    "limits",
-    "network",
-    "system",
-    "tools",
-    "row",
-)  # who makes the environment sets these anew
+# Who makes the environment sets these anew.
+_SETTINGS = ("image", "max_turns", "limits", "network", "system", "tools", "row", "shares_reset")
 
 
 class Environment(ABC):
@@ -58,6 +51,7 @@ class Environment(ABC):
     network: Network = Network.none()
     system: str = ""  # what a chat model is told first
     tools: Sequence[dict[str, Any]] = ()  # functions that a chat model may call, as OpenAI describes them
+    shares_reset: bool = True  # one reset per seed, forked for all who begin there; False: each sandbox is reset itself
     row: dict[str, Any] | None = None  # of the run's data, where its plan names some: set before `reset`
 
     def of(self, seed: int) -> tuple[Environment, int]:
@@ -67,7 +61,12 @@ class Environment(ABC):
 
     @abstractmethod
     async def reset(self, sandbox: Any, seed: int) -> Observation:
-        """Prepare the sandbox for the episode `seed`; the first observation."""
+        """Prepare the sandbox for the episode `seed`; the first observation.
+
+        Run once for all episodes of a seed, which then begin in forks of the sandbox, with what `snapshot` told of
+        this object. Where each needs a reset of its own (it draws from outside, or signs in somewhere), set
+        ``shares_reset = False``.
+        """
 
     @abstractmethod
     async def step(self, sandbox: Any, action: str) -> Observation:

@@ -32,6 +32,7 @@ from rollout.environments.base import Environment, Observation, Tokenizer
 from rollout.episode import takeover
 from rollout.episode.clock import Clock, PhaseMeter
 from rollout.episode.guard import Diverged, Executed, GuardedSandbox, KilledItself
+from rollout.episode.prepared import Prepared, PreparedStates
 from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeSpec, Limits, sampling_seed
 from rollout.episode.talk import Chat, Plain
@@ -79,6 +80,7 @@ class EpisodeManager:
     renderer: Renderer | None = None  # of a chat model: observations and answers are then messages
     limits: Limits = field(default_factory=Limits)
     notes: Notes | None = None
+    prepared: PreparedStates | None = None  # None: every sandbox is reset itself
     meter: PhaseMeter | None = None
     on_turn: OnTurn | None = None
     on_created: Callable[[], None] = lambda: None
@@ -99,19 +101,45 @@ class EpisodeManager:
         """
         trajectory = into if into is not None else Trajectory()
         _name(trajectory, spec, sampling)
-        env, seed = self.environment().of(spec.seed)
+        drawn = spec
+        env, seed = self.environment().of(drawn.seed)
         spec = msgspec.structs.replace(spec, seed=seed)
         sandbox = None
         try:
-            sandbox = await (self._adopt(since) if since else self._create(env))
+            sandbox, ready = (await self._adopt(since), None) if since else await self._begin(env, spec, drawn)
             episode = _Episode(self, env, sandbox, trajectory, spec, sampling, strike, since[-1] if since else None)
-            await episode.run(since)
+            await episode.run(since, ready)
         except Ended as end:
             _fail(trajectory, end.failure)
         finally:
             if sandbox is not None and not self.leaving:
                 await asyncio.shield(_remove(sandbox))
         return trajectory
+
+    async def _begin(self, env: Environment, spec: EpisodeSpec, drawn: EpisodeSpec) -> tuple[Any, Prepared | None]:
+        """A fork of the state that a reset has left; else a new sandbox, still to be reset."""
+        if self.prepared is not None:
+            try:
+                begun = await self.prepared.begin(env, spec.seed, lambda: self._reset(drawn))
+            except PagurusError as error:
+                text = f"{error.code}: {error}"
+                raise Ended(Failure(phase=Phase.CREATE, cause=Cause.REFUSED, message=text)) from error
+            if begun is not None:
+                self.on_created()
+                return begun
+        return await self._create(env), None
+
+    async def _reset(self, drawn: EpisodeSpec) -> tuple[Any, Observation, bytes | None]:
+        """A sandbox that others are forked from, with what its reset showed and what the environment keeps."""
+        env, seed = self.environment().of(drawn.seed)
+        spec = msgspec.structs.replace(drawn, seed=seed)
+        sandbox = await self._create(env)
+        try:
+            episode = _Episode(self, env, sandbox, Trajectory(), spec, Sampling(), None, None)
+            return sandbox, *await episode.reset()
+        except BaseException:
+            await asyncio.shield(_remove(sandbox))
+            raise
 
     async def _create(self, env: Environment) -> Any:
         with self._metered(Phase.CREATE):
@@ -196,12 +224,27 @@ class _Episode:
         self._written = 0  # tokens that the journal has
         self._turn_of: list[tuple[TurnRecord, Executed]] = []
 
-    async def run(self, since: Sequence[TurnEntry]) -> None:
-        """To the end, whatever it is."""
+    async def reset(self) -> tuple[Observation, bytes | None]:
+        """Nothing but the reset: what it showed, and what the environment keeps. Raises Ended."""
+        try:
+            return await self._reset(), self.env.snapshot()
+        except Ended:
+            raise
+        except Exception as error:  # whatever a user's code raises is attributed
+            raise Ended(self._failure(error)) from error
+        finally:
+            await self.guarded.close()
+
+    async def _reset(self) -> Observation:
+        async with self._limited(Phase.RESET, Clock(self.limits.reset_s)):
+            return await self.env.reset(self.guarded, self.spec.seed)
+
+    async def run(self, since: Sequence[TurnEntry], ready: Prepared | None = None) -> None:
+        """To the end, whatever it is. `ready`: the sandbox is a fork of that state."""
         trajectory = self.trajectory
         trajectory.sandbox, trajectory.started_at = self.guarded.id, time.time()
         try:
-            await self._play(since)
+            await self._play(since, ready)
         except asyncio.CancelledError:
             trajectory.status, trajectory.reason = "aborted", trajectory.reason or "cancelled"
             raise
@@ -219,14 +262,13 @@ class _Episode:
 
     # ----------------------------------------------------------------- the loop
 
-    async def _play(self, since: Sequence[TurnEntry]) -> None:
+    async def _play(self, since: Sequence[TurnEntry], ready: Prepared | None) -> None:
         trajectory, env = self.trajectory, self.env
         observation: Observation | None = None
         if since:
             observation = await self._take_over(since)
         else:
-            async with self._limited(Phase.RESET, Clock(self.limits.reset_s)):
-                first = await env.reset(self.guarded, self.spec.seed)
+            first = await self._reset() if ready is None else self._start_in(ready)
             trajectory.opening = first.text
             self.talk.open(trajectory, first)
         while observation is None or not observation.done:
@@ -238,6 +280,11 @@ class _Episode:
                 raise self._full()
             observation = await self._turn(TurnRecord(index=len(trajectory.turns)))
         await self._outlive()
+
+    def _start_in(self, ready: Prepared) -> Observation:
+        self.env.load(ready.state)
+        self.guarded.head = ready.checkpoint
+        return ready.first
 
     async def _turn(self, record: TurnRecord) -> Observation:
         self.trajectory.turns.append(record)

@@ -33,6 +33,7 @@ from rollout.engine.manifest import NAME as MANIFEST
 from rollout.engine.manifest import digest_of
 from rollout.engine.pace import Paced
 from rollout.environments.mixture import RECENT, Draw, load_curriculum
+from rollout.episode.prepared import PreparedStates
 from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.labels import Labelled
 from rollout.messages import Batch, Trajectory, TurnRecord
@@ -52,6 +53,7 @@ ROLLOUT = "rollout"
 ACCEPTED = "version.json"  # in the rollout's folder
 FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 HOST_PATIENCE = 300.0  # seconds for which a run that has begun waits for its host
+PREPARED = ".prepared"  # beside the runs, which share it
 HOST_AGAIN = 0.2  # seconds between two looks
 
 
@@ -273,7 +275,7 @@ class RolloutRole:
             await asyncio.sleep(HOST_AGAIN)
 
     def _controller(self, engines: Engines, ref: wire.VersionRef, renderer: ChatRenderer | None) -> RolloutController:
-        return RolloutController(
+        controller = RolloutController(
             environment=self.environments.environment,
             draw=self._draw,
             host=self.host,
@@ -285,6 +287,8 @@ class RolloutRole:
             version=ref.version,
             on_turn=self._on_turn,
         )
+        controller.episodes.prepared = PreparedStates(self.host, self.run.parent / PREPARED)
+        return controller
 
     def _draw(self, store: SampleStore) -> Draw:
         """The prompts that follow those of the store."""

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from sandbox.errors import ErrorBody
 from sandbox.messages.brief import Brief
 from sandbox.messages.sandboxes import SandboxInfo
 from sandbox.messages.verdict import Verdict
@@ -68,10 +69,12 @@ class ForkRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     """SDK -> daemon: POST /v1/checkpoints/{id}/fork"""
 
     count: int = 1
+    verify: bool = False  # compare each child with the checkpoint before it runs; one that differs has failed
+    labels: dict[str, str] | None = None  # of the children; none: those of the sandbox they come from
 
 
 class ForkEntry(Brief, kw_only=True, omit_defaults=True):
     """daemon -> SDK: one child of a fork; each succeeds or fails alone."""
 
     sandbox: SandboxInfo | None = None
-    error: str | None = None
+    error: ErrorBody | None = None

@@ -145,7 +145,19 @@ class Client(Transport):
                 raise CheckpointFailed(info.error, sandbox=info.sandbox, turn=info.turn)
             await asyncio.sleep(PAUSE)  # nobody works on it, yet: the daemon has just been started
 
-    async def fork(self, checkpoint: str | CheckpointInfo, count: int = 1) -> list[Fork]:
-        """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
+    async def fork(
+        self,
+        checkpoint: str | CheckpointInfo,
+        count: int = 1,
+        *,
+        verify: bool = False,
+        labels: dict[str, str] | None = None,
+    ) -> list[Fork]:
+        """`count` new sandboxes that continue from a checkpoint. Each succeeds or fails alone.
+
+        `verify` compares each with the checkpoint before it runs: one that differs has failed. `labels` are theirs;
+        None: those of the sandbox that they come from.
+        """
         path = f"/v1/checkpoints/{part(checkpoint_id(checkpoint))}/fork"
-        return forks(self, await self.call("POST", path, list[ForkEntry], ForkRequest(count=count), keyed=True))
+        request = ForkRequest(count=count, verify=verify, labels=labels)
+        return forks(self, await self.call("POST", path, list[ForkEntry], request, keyed=True))

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, 
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from sandbox.errors import PagurusError
+from sandbox.errors import PagurusError, from_body
 from sandbox.messages import (
     Change,
     CheckpointInfo,
@@ -215,9 +215,9 @@ class Sandbox:
         request = RestoreRequest(checkpoint=None if to is None else checkpoint_id(to), verify=verify)
         return await self._client.call("POST", f"{self._path}/restore", RestoreResult, request, keyed=True)
 
-    async def fork(self, count: int = 1) -> list[Fork]:
-        """`count` new sandboxes that continue from the state as it is now."""
-        request = ForkRequest(count=count)
+    async def fork(self, count: int = 1, *, verify: bool = False, labels: dict[str, str] | None = None) -> list[Fork]:
+        """`count` new sandboxes that continue from the state as it is now. See :meth:`Client.fork`."""
+        request = ForkRequest(count=count, verify=verify, labels=labels)
         entries = await self._client.call("POST", f"{self._path}/fork", list[ForkEntry], request, keyed=True)
         return forks(self._client, entries)
 
@@ -284,7 +284,7 @@ async def _chunks(client: Client, path: str, request: ExecRequest) -> AsyncGener
 class Fork:
     """One child of a fork: a `sandbox`, or the `error` that this child alone met."""
 
-    def __init__(self, sandbox: Sandbox | None, error: str | None) -> None:
+    def __init__(self, sandbox: Sandbox | None, error: PagurusError | None) -> None:
         self._sandbox = sandbox
         self.error = error
 
@@ -295,7 +295,8 @@ class Fork:
     def sandbox(self) -> Sandbox:
         """The new sandbox; raises if this child failed."""
         if self._sandbox is None:
-            raise PagurusError(f"fork failed: {self.error}")
+            assert self.error is not None
+            raise self.error
         return self._sandbox
 
 
@@ -334,4 +335,7 @@ def checkpoint_of(of: ExecResult | CheckpointInfo | str) -> str:
 
 
 def forks(client: Client, entries: Iterable[ForkEntry]) -> list[Fork]:
-    return [Fork(Sandbox(client, entry.sandbox) if entry.sandbox else None, entry.error) for entry in entries]
+    return [
+        Fork(Sandbox(client, entry.sandbox) if entry.sandbox else None, from_body(entry.error) if entry.error else None)
+        for entry in entries
+    ]

@@ -486,18 +486,19 @@ class FakeHost(LongLived):
     async def _fork_sandbox(self, request: web.Request) -> web.Response:
         sandbox, wanted = self._alive(request), await body(request, ForkRequest)
         saved = self._save(sandbox, self._changes(sandbox))
-        return reply(self._forks(saved, wanted.count), 201)
+        return reply(self._forks(saved, wanted), 201)
 
     async def _fork(self, request: web.Request) -> web.Response:
         wanted = await body(request, ForkRequest)
-        return reply(self._forks(self._saved(request.match_info["id"]), wanted.count), 201)
+        return reply(self._forks(self._saved(request.match_info["id"]), wanted), 201)
 
-    def _forks(self, saved: CheckpointInfo, count: int) -> list[ForkEntry]:
-        if not 1 <= count <= 1024:
-            raise Invalid(f"count must lie between 1 and 1024, not {count}")
+    def _forks(self, saved: CheckpointInfo, wanted: ForkRequest) -> list[ForkEntry]:
+        if not 1 <= wanted.count <= 1024:
+            raise Invalid(f"count must lie between 1 and 1024, not {wanted.count}")
         owner = self._find(saved.sandbox).request
-        request = msgspec.structs.replace(owner, name=None)
-        return [ForkEntry(sandbox=self._new(request, saved.id).info) for _ in range(count)]
+        labels = owner.labels if wanted.labels is None else wanted.labels
+        request = msgspec.structs.replace(owner, name=None, labels=labels)
+        return [ForkEntry(sandbox=self._new(request, saved.id).info) for _ in range(wanted.count)]
 
     async def _diff(self, request: web.Request) -> web.Response:
         now = self._find(request.match_info["id"]).files.print()

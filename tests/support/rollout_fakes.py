@@ -150,6 +150,9 @@ class FakeSandbox:
     def die(self) -> None:
         self.alive = False
 
+    async def kill(self) -> None:
+        self.die()
+
     @property
     def info(self) -> SandboxInfo:
         state = SandboxState.RUNNING if self.alive else SandboxState.DEAD
@@ -167,6 +170,7 @@ class FakeHost:
         self.sandboxes: list[FakeSandbox] = []
         self.prepare = prepare
         self.failures: list[Exception] = []
+        self.prepared: dict[str, str] = {}
 
     async def create(self, image: str, **_: Any) -> FakeSandbox:
         if self.failures:
@@ -182,6 +186,26 @@ class FakeHost:
         if not found:
             raise NotFound(f"no sandbox {sandbox}", sandbox=sandbox)
         return found[0]
+
+    async def image_digest(self, name: str) -> str:
+        return name
+
+    async def fork(self, checkpoint: str) -> FakeSandbox:
+        child = await self.create("")
+        known = [entry for each in self.sandboxes if not each.removed for entry in each.checkpoints]
+        found = [entry for entry in known if entry[0].id == checkpoint]
+        if not found:
+            raise NotFound(f"no checkpoint {checkpoint}")
+        child.checkpoints.append(found[0])
+        child.content = copy.deepcopy(found[0][1])
+        return child
+
+    async def keep_prepared(self, sandbox: FakeSandbox, name: str) -> None:
+        self.prepared[sandbox.id] = name
+
+    async def drop_prepared(self, name: str) -> None:
+        for sandbox in self.sandboxes:
+            sandbox.removed = sandbox.removed or self.prepared.get(sandbox.id) == name
 
     async def kill(self, sandbox: str, delay: float) -> int:
         """A `rollout.chaos.Kill`."""

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from coordinator import local
+from rollout.labels import PREPARED
 from rollout.service.protocol import Counts
 from rollout.store import decisions
 from rollout.store.lock import own
@@ -129,7 +130,8 @@ def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_
     assert any(t.continued for batch in batches if batch is not None for t in batch.trajectories)
     replayed = decisions.replay(run.folder / "rollout")
     assert replayed.identical == replayed.decisions > 0, replayed.first_difference
-    assert asyncio.run(_sandboxes(daemon)) == []
+    left = asyncio.run(_sandboxes(daemon))
+    assert {(info.state, *info.labels) for info in left} == {("dead", PREPARED)}  # for the next run of these seeds
 
 
 def test_a_rank_of_a_live_run_is_killed_and_the_run_goes_on(

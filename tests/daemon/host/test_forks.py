@@ -12,7 +12,7 @@ import pytest
 from daemon.host import host as host_module
 from daemon.host.host import Host
 from sandbox import NoSpace
-from sandbox.messages import SandboxState
+from sandbox.messages import ForkRequest, SandboxState
 
 
 class Forking(Host):
@@ -44,8 +44,8 @@ class Forking(Host):
 
 async def test_each_of_n_forks_succeeds_or_fails_alone() -> None:
     host = Forking([None, KeyError(4711), NoSpace("64 MiB more are needed"), OSError(5, "Input/output error")])
-    entries = await host.fork("c-1", 5)
-    told = [(entry.sandbox, entry.error) for entry in entries]
+    entries = await host.fork("c-1", ForkRequest(count=5))
+    told = [(entry.sandbox, entry.error.message if entry.error else None) for entry in entries]
     assert told[0] == ("sandbox 0", None)
     assert (told[1][0], told[1][1]) == (None, "4711")
     assert told[2][0] is None and "64 MiB more" in (told[2][1] or "")

@@ -120,6 +120,9 @@ async def test_restores_and_forks_continue_from_a_state(sb, host: Client) -> Non
     assert await sb.files.read("/a") == b"a\n"
     ids = {info.id for info in await sb.tree()}
     assert first.checkpoint in ids
+    forks += await host.fork(first.checkpoint, verify=True, labels={"group": "g"})
+    assert forks[-1].sandbox.info.labels == {"group": "g"}
+    assert await forks[-1].sandbox.files.read("/a") == b"a\n"
     for fork in forks:
         await fork.sandbox.remove()
 

@@ -1,0 +1,181 @@
+"""One reset for a group: what it saves, and whether all members begin in the same state: ``pagurus bench branching``.
+
+The environment's reset builds and starts a service: it writes and compiles `--modules` Python modules, fills an SQLite
+database, and starts an HTTP server that answers from both. Groups of `--size` are set up in turns as before (a
+reset in each sandbox) and from one prepared state, until each member asks for its first token. Its first action then
+asks the service and hashes all that the reset wrote.
+
+`setup_ratio`: seconds of setting up, one member after another, the one way over the other: what a host with a
+core per sandbox would save. `setup_wall_ratio`: the same with the whole group at once, on the cores that are here.
+`fork_group_equal`: members whose first action said what all others said. `fork_s`: from nothing to the first token in a
+state that is there already, which is what a second epoch pays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.harness.own_daemon import IMAGE, BenchHost, image
+from rollout.engine.chat import END, Characters
+from rollout.engine.client import Generation, Sampling, Span
+from rollout.environments.base import Environment, Observation
+from rollout.episode.manager import EpisodeManager
+from rollout.episode.prepared import PreparedStates
+from rollout.episode.spec import EpisodeSpec, Limits
+from rollout.labels import Labelled
+from sandbox.messages import Limits as SandboxLimits
+from trainer.machine import processor
+
+BUILD = """
+import compileall, os, py_compile, sqlite3, sys
+modules, seed = int(sys.argv[1]), int(sys.argv[2])
+os.makedirs('/srv/code')
+for number in range(modules):
+    body = ''.join(f'def f{n}(x, y={n}):\\n    z = [x * {number} + y for _ in range({n})]\\n    return sum(z) + y\\n'
+                   for n in range(200))
+    open(f'/srv/code/m{number}.py', 'w').write(body)
+compileall.compile_dir('/srv/code', quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+db = sqlite3.connect('/srv/data.sqlite')
+db.execute('create table rows (id integer primary key, word text)')
+db.executemany('insert into rows (word) values (?)', ((f'{seed * n % 99991:x}',) for n in range(modules * 500)))
+db.execute('create index words on rows (word)')
+db.commit()
+"""
+SERVE = """
+import http.server, sqlite3
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        db = sqlite3.connect('file:/srv/data.sqlite?mode=ro', uri=True)
+        (count,) = db.execute("select count(*) from rows where word like '1%'").fetchone()
+        self.send_response(200); self.end_headers(); self.wfile.write(str(count).encode())
+    def log_message(self, *_): pass
+http.server.HTTPServer(('127.0.0.1', 8000), Answers).serve_forever()
+"""
+PROBE = """
+import hashlib, pathlib, urllib.request
+total = hashlib.sha256()
+for path in sorted(pathlib.Path('/srv').rglob('*')):
+    if path.is_file(): total.update(str(path).encode() + path.read_bytes())
+print(urllib.request.urlopen('http://127.0.0.1:8000').read().decode(), total.hexdigest())
+"""
+ASK = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000')"
+UP = f'until python3 -c "{ASK}" 2>/dev/null; do sleep 0.1; done'
+LONGEST = 900.0  # seconds of a reset
+
+
+class Service(Environment):
+    """Builds and starts a service; one turn."""
+
+    image = IMAGE
+    max_turns = 1
+    limits = SandboxLimits(cpus=1, memory="1GiB", processes=64, disk="2GiB")
+    modules = 0
+
+    def __init__(self) -> None:
+        self.size = type(self).modules
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        await sandbox.files.write("/build.py", BUILD)
+        await sandbox.files.write("/serve.py", SERVE)
+        done = await sandbox.exec(["python3", "/build.py", str(self.size), str(seed)], timeout=LONGEST)
+        assert done.exit_code == 0, (done.exit_code, done.text, done.stderr)
+        await sandbox.exec(f"python3 /serve.py > /dev/null 2>&1 & {UP}", timeout=LONGEST)
+        return Observation("ready")
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        return Observation((await sandbox.exec(["python3", "-c", PROBE], timeout=LONGEST)).text, done=True)
+
+
+class Asked:
+    """An engine that only notes when it is asked."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        self.at.append(time.monotonic())
+        return Generation(token_ids=[65, END], logprobs=[0.0, 0.0], spans=[Span(0, 0, 2)], finish_reason="stop")
+
+
+async def group(
+    host: Labelled, states: PreparedStates | None, seed: int, size: int, *, at_once: bool
+) -> dict[str, Any]:
+    """Seconds until the members' first tokens, one after another or together, and what each saw."""
+    engine = Asked()
+    limits = Limits(create_s=LONGEST, reset_s=LONGEST, step_s=LONGEST)
+    episodes = EpisodeManager(
+        environment=Service, host=host, engine=engine, tokenizer=Characters(), limits=limits, prepared=states
+    )
+    sampling = Sampling(max_tokens=8, stop_token_ids=[END])
+
+    async def play(index: int) -> tuple[float, str]:
+        began, asked = time.monotonic(), len(engine.at)
+        played = await episodes.run(EpisodeSpec(prompt=f"p{seed}", seed=seed, index=index), sampling)
+        assert played.failure is None, played.reason
+        return (engine.at[asked] if not at_once else max(engine.at)) - began, played.turns[0].observation
+
+    if at_once:
+        played = list(await asyncio.gather(*(play(index) for index in range(size))))
+        return {"seconds": [max(took for took, _ in played)], "seen": [said for _, said in played]}
+    played = [await play(index) for index in range(size)]
+    return {"seconds": [took for took, _ in played], "seen": [said for _, said in played]}
+
+
+async def measure(bench: BenchHost, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    Service.modules = options.modules
+    ratios: dict[bool, list[float]] = {False: [], True: []}
+    resets, forks, equal, members = [], [], 0, 0
+    async with bench.client() as client:
+        host = Labelled(client, folder / "run")
+        seeds = iter(range(1, 1_000_000))
+        for number in range(options.rounds):
+            for at_once in (False, True):
+                seed = next(seeds)
+                ways: list[PreparedStates | None] = [None, PreparedStates(host, folder / "book")]
+                took = {}
+                for states in ways if number % 2 else reversed(ways):
+                    found = await group(host, states, seed, options.size, at_once=at_once)
+                    took[states is not None] = found["seconds"]
+                    if states is not None:
+                        common = max(set(found["seen"]), key=found["seen"].count)
+                        equal, members = equal + found["seen"].count(common), members + options.size
+                ratios[at_once].append(sum(took[False]) / sum(took[True]))
+                if not at_once:
+                    resets += took[False]
+                    forks += took[True][1:]
+    return {
+        "size": options.size,
+        "setup_ratio": round(statistics.median(ratios[False]), 2),
+        "setup_wall_ratio": round(statistics.median(ratios[True]), 2),
+        "fork_group_equal": equal / members,
+        "reset_s": round(statistics.median(resets), 2),
+        "fork_s": round(statistics.median(forks), 3),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench branching", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--size", type=int, default=8, help="members of a group (default: 8)")
+    parser.add_argument("--modules", type=int, default=250, help="how much a reset builds (default: 250)")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object last")
+    options = parser.parse_args(argv)
+    result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
+    with tempfile.TemporaryDirectory(prefix="pagurus-branching-", dir="/var/tmp") as folder:
+        bench = BenchHost(Path(folder) / "host", image("debian"))
+        try:
+            bench.start()
+            result |= asyncio.run(measure(bench, Path(folder), options))
+        finally:
+            bench.clean()
+    result["load"].append(round(os.getloadavg()[0], 1))
+    print(json.dumps(result))
+    return 0

@@ -1,0 +1,226 @@
+"""`PreparedStates`: what a reset leaves, made once and forked for every episode that begins there.
+
+Owns: which states there are, that each is made once, their number, their book on disk, when an environment's resets
+are not shared. Does not own: the reset (rollout.episode.manager), checkpoints and forks (the daemon).
+Guarantee: a fork is compared with its checkpoint before it runs; who waits for a state that could not be made makes it
+himself, so that a failure is one member's; a state is found again by whatever its reset depends on: the environment's
+source files and attributes, image, limits, network, seed.
+
+::
+
+    name ─▶ in the book? ──yes──▶ fork (verified) ─▶ episode
+              │ no                   ▲
+              └▶ create ─▶ reset ─▶ checkpoint ─▶ end its processes ─▶ book
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import logging
+import os
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rollout.environments.base import Environment, Observation
+from sandbox import durable
+from sandbox.errors import (
+    CheckpointFailed,
+    Conflict,
+    NoSpace,
+    NotEqual,
+    NotFound,
+    PagurusError,
+    RestoreFailed,
+    Unsupported,
+)
+
+log = logging.getLogger("pagurus.rollout")
+
+MOST = 64  # states in the book; the one that was not used for longest goes
+FORKS_FAILED_MOST = 3  # forks of an environment that did not come back equal, until its resets are not shared
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A state in which episodes begin."""
+
+    name: str
+    sandbox: str  # holds the checkpoint; nothing runs in it
+    checkpoint: str
+    state: bytes  # of the environment, as `Environment.snapshot` told it
+    first: Observation
+
+
+class ForkingHost(Protocol):
+    """What prepared states need of a host: `rollout.labels.Labelled`."""
+
+    async def fork(self, checkpoint: str) -> Any:
+        """One verified child, labelled as this run's."""
+
+    async def image_digest(self, name: str) -> str: ...
+
+    async def keep_prepared(self, sandbox: Any, name: str) -> None:
+        """From now on the sandbox is no run's but the book's."""
+
+    async def drop_prepared(self, name: str) -> None:
+        """Remove the sandboxes of this name."""
+
+
+# Creates and resets a sandbox: it, the first observation, and what the environment keeps.
+Make = Callable[[], Awaitable[tuple[Any, Observation, bytes | None]]]
+
+
+class NotShared(Exception):
+    """This reset cannot be shared. Says why."""
+
+
+class PreparedStates:
+    """Example: ``PreparedStates(host, Path("runs/.prepared"))``; runs that name one folder share their states."""
+
+    def __init__(self, host: ForkingHost, folder: Path, *, most: int = MOST):
+        self._host, self._folder, self._most = host, folder, most
+        self._making: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._alone: dict[str, str] = {}  # environments whose resets are not shared, and why
+        self._failed: Counter[str] = Counter()  # forks that did not come back equal
+        self._digests: dict[str, str] = {}  # of images; an image that is replaced meanwhile counts in the next run
+        self.made = self.forked = 0
+
+    async def begin(self, env: Environment, seed: int, make: Make) -> tuple[Any, Prepared] | None:
+        """A fork of the state that `env` begins `seed` in. None: this environment resets every sandbox itself.
+
+        Raises what `make` raises, and PagurusError where the fork fails.
+        """
+        kind = f"{type(env).__module__}.{type(env).__qualname__}"
+        if not env.shares_reset or kind in self._alone:
+            return None
+        try:
+            return await self._fork(await self._name(env, kind, seed), kind, make)
+        except NotShared as reason:
+            self._end_sharing(kind, str(reason))
+            return None
+        except (NotEqual, RestoreFailed) as error:  # what a refusing host says is no fault of the state
+            self._failed[kind] += 1
+            if self._failed[kind] >= FORKS_FAILED_MOST:
+                self._end_sharing(kind, str(error))
+            raise
+
+    def _end_sharing(self, kind: str, why: str) -> None:
+        if kind not in self._alone:
+            log.warning("resets of %s are not shared from now on: %s", kind, why)
+            self._alone[kind] = why
+
+    async def _fork(self, name: str, kind: str, make: Make) -> tuple[Any, Prepared]:
+        for again in (True, False):
+            ready = await self._get(name, kind, make)
+            try:
+                child = await self._host.fork(ready.checkpoint)
+                self.forked += 1
+                return child, ready
+            except (NotFound, Conflict):  # another run, or somebody by hand, has removed it
+                await asyncio.to_thread(self._path(name).unlink, missing_ok=True)
+                if not again:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _get(self, name: str, kind: str, make: Make) -> Prepared:
+        async with self._making.setdefault(name, asyncio.Lock()):
+            if kind in self._alone:  # found out while this one waited
+                raise NotShared(self._alone[kind])
+            ready = await asyncio.to_thread(self._read, name)
+            if ready is None:
+                await self._host.drop_prepared(name)  # of a process that was killed before it wrote the state down
+                ready = await self._make(name, make)
+                await self._trim()
+            return ready
+
+    async def _make(self, name: str, make: Callable[[], Awaitable[tuple[Any, Observation, bytes | None]]]) -> Prepared:
+        sandbox, first, state = await make()
+        try:
+            if state is None:
+                raise NotShared("its attributes are no plain values, and it has no `snapshot` of its own")
+            try:
+                point = await sandbox.checkpoint("prepared")
+                ready = Prepared(name=name, sandbox=sandbox.id, checkpoint=point.id, state=state, first=first)
+                content = msgspec.msgpack.encode(ready)
+            except (CheckpointFailed, Unsupported, TypeError) as error:
+                raise NotShared(str(error)) from error
+            await sandbox.kill()
+            await self._host.keep_prepared(sandbox, name)
+            await asyncio.to_thread(self._write, name, content)
+        except BaseException:
+            await asyncio.shield(_remove(sandbox))
+            raise
+        self.made += 1
+        return ready
+
+    async def _trim(self) -> None:
+        """Forget the states that were not used for longest. Episodes that began in them go on."""
+        for name in await asyncio.to_thread(self._oldest):
+            await asyncio.to_thread(self._path(name).unlink, missing_ok=True)
+            await self._host.drop_prepared(name)
+
+    async def _name(self, env: Environment, kind: str, seed: int) -> str:
+        if env.image not in self._digests:
+            self._digests[env.image] = await self._host.image_digest(env.image)
+        source = await asyncio.to_thread(_source, type(env))
+        said = (kind, source, self._digests[env.image], env.limits, env.network, vars(env), seed)
+        try:
+            return hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=16).hexdigest()
+        except (TypeError, OverflowError):
+            raise NotShared("what it was made with are no plain values, so that nobody can tell two apart") from None
+
+    # ----------------------------------------------------------------- the book
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name
+
+    def _read(self, name: str) -> Prepared | None:
+        try:
+            ready = msgspec.msgpack.decode(self._path(name).read_bytes(), type=Prepared)
+            os.utime(self._path(name))  # it is used
+            return ready
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+
+    def _write(self, name: str, content: bytes) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            durable.publish(self._path(name), content)
+        except OSError as error:
+            raise NoSpace(f"{self._folder} cannot be written: {error.strerror}", remedy="make room there") from error
+
+    def _oldest(self) -> list[str]:
+        used = []
+        for path in self._folder.iterdir():
+            try:
+                used.append((path.stat().st_mtime_ns, path.name))
+            except FileNotFoundError:
+                continue  # another run has forgotten it meanwhile
+        return [name for _, name in sorted(used)[: max(0, len(used) - self._most)]]
+
+
+def _source(kind: type[Environment]) -> str:
+    """A digest of the files that say what a reset does: the environment's own, or all of its folder."""
+    try:
+        file = Path(inspect.getfile(kind))
+        files = sorted(file.parent.rglob("*.py")) if (file.parent / "__init__.py").exists() else [file]
+        digest = hashlib.blake2b(digest_size=16)
+        for each in files:
+            content = each.read_bytes()
+            digest.update(f"{each.relative_to(file.parent)} {len(content)}\n".encode() + content)
+        return digest.hexdigest()
+    except (OSError, TypeError) as error:
+        raise NotShared(f"its source cannot be read: {error}") from None
+
+
+async def _remove(sandbox: Any) -> None:
+    try:
+        await sandbox.remove()
+    except PagurusError as error:  # the run's sweep finds it by its label
+        log.warning("%s was not removed: %s", sandbox.id, error)

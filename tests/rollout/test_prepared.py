@@ -1,0 +1,190 @@
+"""Resets that are made once: each episode of a seed begins in a verified fork, or is reset itself, and blamed right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.chaos import Strike, kill_sandbox
+from rollout.decide.blame import Blame, Cause, Phase, blame
+from rollout.engine.client import Sampling
+from rollout.environments.base import Observation
+from rollout.episode.manager import EpisodeManager
+from rollout.episode.prepared import FORKS_FAILED_MOST, PreparedStates
+from rollout.episode.spec import EpisodeSpec, Limits
+from rollout.labels import PREPARED, Labelled
+from rollout.messages import Trajectory
+from sandbox import Client
+from sandbox.errors import NotEqual
+from tests.support.daemon_host import missing
+from tests.support.rollout_fakes import END, SCRIPT, Letters, Notebook, ScriptedEngine
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+SAMPLING = Sampling(max_tokens=64, stop_token_ids=[END])
+
+
+class Counting(Notebook):
+    """Counts its resets; a process that the reset starts must be there in every episode."""
+
+    resets = 0
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        type(self).resets += 1
+        await sandbox.exec("sleep 1000 & echo $! > /pid")
+        self.secret = seed * 7
+        return await super().reset(sandbox, seed)
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        assert self.secret % 7 == 0 and (await sandbox.exec("kill -0 $(cat /pid)", ends_turn=False)).exit_code == 0
+        return await super().step(sandbox, action)
+
+
+@pytest.fixture
+async def labelled(host: Client, tmp_path: Path) -> AsyncIterator[Labelled]:
+    Counting.resets = 0
+    labelled = Labelled(host, tmp_path / "run")
+    yield labelled
+    await labelled.sweep()
+    for info in await host.sandboxes({PREPARED: None}):
+        await (await host.get(info.id)).remove()
+
+
+def manager(labelled: Labelled, states: PreparedStates | None, kind: Any = Counting, **limits: float) -> EpisodeManager:
+    return EpisodeManager(
+        environment=kind,
+        host=labelled,
+        engine=ScriptedEngine(SCRIPT),
+        tokenizer=Letters(),
+        prepared=states,
+        limits=Limits(**limits),
+    )
+
+
+async def play(episodes: EpisodeManager, seed: int, count: int, **options: Any) -> list[Trajectory]:
+    specs = [EpisodeSpec(prompt=f"p{seed}", seed=seed, index=index) for index in range(count)]
+    return list(await asyncio.gather(*(episodes.run(spec, SAMPLING, **options) for spec in specs)))
+
+
+async def test_one_reset_serves_the_group_the_next_epoch_and_the_next_run(labelled: Labelled, tmp_path: Path) -> None:
+    states = PreparedStates(labelled, tmp_path / "book")
+    (alone,) = await play(manager(labelled, None), 3, 1)
+    group = await play(manager(labelled, states), 3, 4)
+    again = await play(manager(labelled, states), 3, 1)
+    other_run = PreparedStates(Labelled(labelled.client, tmp_path / "other"), tmp_path / "book")
+    later = await play(manager(labelled, other_run), 3, 1)
+    assert [each.reward for each in [alone, *group, *again, *later]] == [1.0] * 7
+    assert Counting.resets == 2  # of the one alone, and of all others
+    assert {(tuple(each.tokens), each.opening) for each in [*group, *again, *later]} == {
+        (tuple(alone.tokens), alone.opening)
+    }
+    assert (states.made, states.forked, other_run.made, other_run.forked) == (1, 5, 0, 1)
+    left = await labelled.client.sandboxes()
+    assert [(info.state, list(info.labels)) for info in left if PREPARED in info.labels] == [("dead", [PREPARED])]
+    assert all(PREPARED in info.labels for info in left)  # the episodes' own are gone
+
+
+@pytest.mark.parametrize("when", ["between", "command"])
+async def test_a_member_that_dies_comes_back_to_the_prepared_state(
+    labelled: Labelled, tmp_path: Path, when: Any
+) -> None:
+    episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
+    strike = Strike(0, when, kill=kill_sandbox)
+    (struck,) = await play(episodes, 3, 1, strike=strike)
+    (calm,) = await play(episodes, 3, 1)
+    assert struck.killed == struck.recovered_equal == 1 and Counting.resets == 1
+    assert (struck.tokens, struck.reward) == (calm.tokens, 1.0)
+
+
+async def test_a_state_that_somebody_removed_is_made_again(labelled: Labelled, tmp_path: Path) -> None:
+    episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
+    await play(episodes, 3, 1)
+    for info in await labelled.client.sandboxes({PREPARED: None}):
+        await (await labelled.client.get(info.id)).remove()
+    group = await play(episodes, 3, 3)
+    assert [each.reward for each in group] == [1.0] * 3 and Counting.resets == 2
+
+
+async def test_the_state_that_was_not_used_for_longest_goes(labelled: Labelled, tmp_path: Path) -> None:
+    states = PreparedStates(labelled, tmp_path / "book", most=2)
+    episodes = manager(labelled, states)
+    for seed in (1, 2, 1, 3, 1):
+        assert [each.reward for each in await play(episodes, seed, 1)] == [1.0]
+    assert Counting.resets == 3
+    assert len(await labelled.client.sandboxes({PREPARED: None})) == len(list((tmp_path / "book").iterdir())) == 2
+    await play(episodes, 2, 1)
+    assert Counting.resets == 4
+
+
+async def test_what_a_reset_depends_on_has_a_state_of_its_own(labelled: Labelled, tmp_path: Path) -> None:
+    class Harder(Counting):
+        level = 0
+
+        def __init__(self) -> None:
+            self.hard = type(self).level
+
+    states = PreparedStates(labelled, tmp_path / "book")
+    for level in (0, 1, 1):
+        Harder.level = level
+        await play(manager(labelled, states, Harder), 3, 1)
+    assert (states.made, states.forked) == (2, 3)
+
+
+class Alone(Counting):
+    shares_reset = False
+
+
+class Opaque(Counting):
+    """Keeps what nobody can write down."""
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        self.lock = asyncio.Lock()
+        return await super().reset(sandbox, seed)
+
+
+@pytest.mark.parametrize("kind", [Alone, Opaque])
+async def test_an_environment_may_keep_its_resets_to_itself(
+    labelled: Labelled, tmp_path: Path, kind: type[Counting]
+) -> None:
+    kind.resets = 0
+    states = PreparedStates(labelled, tmp_path / "book")
+    group = await play(manager(labelled, states, kind), 3, 3)
+    assert [each.reward for each in group] == [1.0] * 3 and states.made == 0
+    assert kind.resets == 3 + (kind is Opaque)  # one was made before that was known
+    assert not await labelled.client.sandboxes({PREPARED: None})
+
+
+class Hanging(Counting):
+    hang = 1  # resets that hang
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        type(self).hang -= 1
+        if type(self).hang >= 0:
+            await asyncio.sleep(1000)
+        return await super().reset(sandbox, seed)
+
+
+async def test_a_reset_that_hangs_costs_one_member(labelled: Labelled, tmp_path: Path) -> None:
+    Hanging.hang = 1
+    states = PreparedStates(labelled, tmp_path / "book")
+    group = await play(manager(labelled, states, Hanging, reset_s=0.5), 3, 4)
+    failed = [each.failure for each in group if each.failure is not None]
+    assert [(each.phase, each.cause, blame(each)) for each in failed] == [(Phase.RESET, Cause.LATE, Blame.ENVIRONMENT)]
+    assert sorted(each.reward for each in group) == [0.0, 1.0, 1.0, 1.0]
+
+
+async def test_forks_that_do_not_come_back_equal_end_the_sharing(
+    labelled: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fork(checkpoint: str) -> Any:
+        raise NotEqual("the restored state differs in 1 point")
+
+    monkeypatch.setattr(labelled, "fork", fork)
+    episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
+    failures = [(await play(episodes, 3, 1))[0].failure for _ in range(FORKS_FAILED_MOST)]
+    assert all(each is not None and blame(each) is Blame.PLATFORM for each in failures)
+    assert [each.reward for each in await play(episodes, 3, 2)] == [1.0, 1.0]
+    assert Counting.resets == 3  # the shared one, and one for each of the last two
