@@ -8,7 +8,9 @@ Owns: synthetic batches and the figures of docs/training.md. Does not own: sampl
 - `stream_hidden_share`: of the seconds of a step, those that were over when a long-tailed batch was complete.
 - `peak_memory`: growth of the resident set of a fresh process over two steps, beside the estimate of `--dry-run`.
 - `kills`: times that a rank was killed by SIGKILL at a random instant, and whether the weights at the end are those of
-  a run that was not (`identical`), bit by bit, from the recorded log of samples.
+  a run that was not (`identical`), bit by bit, from the recorded log of samples. The same for two ranks, of which any
+  is killed and which become one in the second half: `ranks_to_one_difference`, the norm of what differs over that of
+  the tensor, at most.
 
 What it does not cover: GPUs, several hosts.
 """
@@ -206,39 +208,51 @@ def measure_memory() -> dict[str, Any]:
 
 
 def killing(kills: int) -> dict[str, Any]:
-    """A run on one rank that is killed `kills` times, against one that is not, from the same log."""
-    per_life = 6
-    steps = per_life * (kills + 1)
-    rng = random.Random(3)
+    """Runs whose ranks are killed, against one on one rank that is not, from the same log."""
+    steps = 4 * (kills + 1)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder, "base")
         save_model(make_model(ModelConfig(vocab_size=300)), base)
-        weights = []
-        for name in ("whole", "killed"):
-            made = WorkPlan(model=str(base), folder=str(Path(folder, name)), steps=steps)
-            fleet = Fleet(made, ranks=1)
-            for step in range(steps):
-                fleet.log.write(step, make_samples(step, groups=2, longest=64, vocabulary=300))
-            try:
-                for life in range(kills if name == "killed" else 0):
-                    fleet.start()
-                    fleet.wait(per_life * life + rng.randrange(1, per_life))
-                    time.sleep(rng.random() * 0.1)
-                    os.kill(read(fleet.folder / "beats")[0].pid, signal.SIGKILL)
-                    try:
-                        fleet.wait(steps)
-                    except RankLost as lost:
-                        print(f"life {life}: {lost.message}", file=sys.stderr)
-                fleet.start()
-                fleet.wait(steps)
-                weights.append(fleet.weights(steps))
-            finally:
-                fleet.stop()
-    whole, killed = weights
+        plans = {
+            name: WorkPlan(model=str(base), folder=str(Path(folder, name)), steps=steps, settings=Settings(budget=256))
+            for name in ("whole", "alone", "ranks")
+        }
+        whole = killed(plans["whole"], 0, ranks=1, last=1)
+        alone = killed(plans["alone"], kills, ranks=1, last=1)
+        ranks = killed(plans["ranks"], kills, ranks=2, last=1)
     return {
         "kills": kills,
-        "identical": whole.keys() == killed.keys() and all(torch.equal(whole[name], killed[name]) for name in whole),
+        "identical": whole.keys() == alone.keys() and all(torch.equal(whole[name], alone[name]) for name in whole),
+        "ranks_to_one_difference": max(
+            float((whole[name] - ranks[name]).norm() / whole[name].norm()) for name in whole
+        ),
     }
+
+
+def killed(made: WorkPlan, kills: int, *, ranks: int, last: int) -> dict[str, torch.Tensor]:
+    """The weights after a run of which `kills` times one rank is killed at a random instant; the second half goes on
+    with `last` ranks."""
+    rng = random.Random(3)
+    fleet = Fleet(made, ranks=ranks)
+    for step in range(made.steps):
+        fleet.log.write(step, make_samples(step, groups=2, longest=64, vocabulary=300))
+    try:
+        for life in range(kills):
+            fleet.ranks = ranks if 2 * life < kills else last
+            fleet.start()
+            fleet.wait(min(made.steps, 4 * life + rng.randrange(1, 4)))
+            time.sleep(rng.random() * 0.1)
+            os.kill(rng.choice(read(fleet.folder / "beats")).pid, signal.SIGKILL)
+            try:
+                fleet.wait(made.steps)
+            except RankLost as lost:
+                print(f"life {life}: {lost.message}", file=sys.stderr)
+        fleet.ranks = last
+        fleet.start()
+        fleet.wait(made.steps)
+        return fleet.weights(made.steps)
+    finally:
+        fleet.stop()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -67,8 +67,9 @@ def roles_of(run: Path) -> Path:
 
 def written(run: Path) -> dict[str, Named]:
     """What is written down of the processes of a run, by name; each engine of a pool has a folder and a name of its
-    own."""
+    own, each rank of a trainer a name."""
     places = {name: (roles_of(run), name) for name in ROLES}
+    places |= {path.stem: (roles_of(run), path.stem) for path in sorted(roles_of(run).glob("rank-*.json"))}
     places |= {folder.name: (folder, "engine") for folder in sorted((run / "engines").glob("*"))}
     read = {name: adopted.read(folder, role) for name, (folder, role) in places.items()}
     return {name: role for name, role in read.items() if role is not None}

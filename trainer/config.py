@@ -63,6 +63,7 @@ class Config:
     recompute: bool = False  # activations, for long trajectories
     offload: bool = False  # keep shards and the optimiser's state in the host's memory
     pace: float | None = None  # seconds per answer, at least: see rollout.engine.pace; 0 is as fast as the engine can
+    trackers: tuple[str, ...] = ("tensorboard",)  # also wandb and mlflow, where they are installed
     faults: int = 16  # sandboxes killed on purpose in the second half, about
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
@@ -72,6 +73,7 @@ class Config:
 KEYS = tuple(each.name for each in dataclasses.fields(Config) if each.name != "resume")
 POSITIVE = ("steps", "groups", "size", "held_out", "rate", "budget", "updates", "max_tokens", "max_length", "ranks")
 ENGINES = ("embedded", "vllm")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -127,6 +129,9 @@ def _agreeing(config: Config) -> Config:
     """The same. Refuses keys that do not go together, and names that nobody knows."""
     if config.engine not in ENGINES:
         raise Invalid(f"no engine {config.engine!r}", remedy=" or ".join(ENGINES))
+    for tracker in config.trackers:
+        if tracker not in TRACKERS:
+            raise Invalid(f"no tracker {tracker!r}", remedy=f"there are: {', '.join(TRACKERS)}")
     if config.curriculum is not None and not config.mixture:
         raise Invalid("a curriculum chooses among the parts of a mixture", remedy="name them: [[mixture]]")
     if config.stream and config.ranks > 1:

@@ -1,30 +1,31 @@
-"""What is recorded while a run goes: one line per step, one line per turn, TensorBoard events.
+"""What is recorded while a run goes: one line per step, one line per turn.
 
-Owns: `metrics.jsonl`, `turns.jsonl`, `tensorboard/` of a run folder. Does not own: what the figures mean.
+Owns: `metrics.jsonl`, `turns.jsonl` of a run folder. Does not own: what the figures mean, trackers.
 Guarantee: a line is written whole or, after a kill, ignored by `read_lines`; a resumed run appends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rollout import Trajectory
+from trainer.trackers import Tracker
+
+log = logging.getLogger("pagurus.trainer.metrics")
 
 
 class Recorder:
-    """Appends to the files of a run folder. A context manager."""
+    """Appends to the files of a run folder, and tells trackers. A context manager."""
 
-    def __init__(self, folder: Path):
-        from torch.utils.tensorboard import SummaryWriter  # seconds to import: only a run pays
-
-        self.folder = folder
+    def __init__(self, folder: Path, trackers: Sequence[Tracker] = ()):
+        self.folder, self._trackers = folder, trackers
         self._metrics = (folder / "metrics.jsonl").open("ab")
         self._turns = (folder / "turns.jsonl").open("ab")
-        self._board = SummaryWriter(str(folder / "tensorboard"))
 
     def __enter__(self) -> Recorder:
         return self
@@ -32,16 +33,19 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self._metrics.close()
         self._turns.close()
-        self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def step(self, step: int, figures: Mapping[str, Any]) -> None:
-        """One line of `metrics.jsonl`; numbers go to TensorBoard as well, nested ones as `name/key`."""
+        """One line of `metrics.jsonl`; trackers get the numbers in it, nested ones as `name/key`."""
         self._metrics.write(msgspec.json.encode({"step": step, **figures}) + b"\n")
         self._metrics.flush()
-        for name, value in figures.items():
-            for tag, number in _numbers(name, value):
-                self._board.add_scalar(tag, number, step)
-        self._board.flush()
+        numbers = dict(pair for name, value in figures.items() for pair in _numbers(name, value))
+        for tracker in self._trackers:
+            try:
+                tracker.log(step, numbers)
+            except Exception as error:  # noqa: BLE001  its server is away: the run goes on, metrics.jsonl has them
+                log.warning("%s did not take the figures of step %d: %s", type(tracker).__name__, step, error)
 
     def turns(self, step: int, trajectories: Iterable[Trajectory]) -> None:
         """One line of `turns.jsonl` per turn: what the timeline is drawn from."""

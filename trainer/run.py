@@ -50,7 +50,7 @@ from rollout.store.lock import own
 from sandbox.errors import Conflict, EngineFailed, PagurusError
 from trainer import machine, report, resume
 from trainer.batches.sample import Sample
-from trainer.config import Config, open_run
+from trainer.config import KEYS, Config, open_run
 from trainer.metrics import Recorder
 from trainer.models.load import take
 from trainer.prepare import explain
@@ -59,6 +59,7 @@ from trainer.publish import publish
 from trainer.split import split
 from trainer.steps import Alone, Steps, Together, work_plan
 from trainer.stream import Stream
+from trainer.trackers import open_tracker
 
 LOCK = "trainer.lock"
 OWNED = 75  # exit status: another process is the trainer of this run
@@ -132,7 +133,9 @@ class Run:
             await self._go()
 
     async def _go(self) -> None:
-        with self._shown() as display, Recorder(self.folder) as self.recorder:
+        keys = {name: str(getattr(self.config, name)) for name in KEYS}
+        trackers = [await asyncio.to_thread(open_tracker, name, self.folder, keys) for name in self.config.trackers]
+        with self._shown() as display, Recorder(self.folder, trackers) as self.recorder:
             display.say(f"run folder {self.folder}, seed {self.config.seed}, engine {self.config.engine}")
             plan = self.plan
             display.say(
@@ -248,8 +251,10 @@ class Run:
         await asyncio.to_thread(self.recorder.turns, step, trajectories)
         await self._measure()
         mean = sum(rewards) / len(rewards)
-        figures = {"reward_held_out": mean, "reward": mean, "held_out_episodes": len(rewards)}
-        self.recorder.step(step, figures | self._by_part("reward_held_out_by_part", trajectories))
+        figures: dict[str, Any] = {"reward_held_out": mean, "reward": mean, "held_out_episodes": len(rewards)}
+        await asyncio.to_thread(
+            self.recorder.step, step, figures | self._by_part("reward_held_out_by_part", trajectories)
+        )
         self.display.say(f"{name}: {mean:.1%} of {len(rewards)} episodes")
         return mean
 
@@ -359,7 +364,8 @@ class Run:
         reward = sum(trajectory.reward for trajectory in trajectories) / max(1, len(trajectories))
         turns = self.totals.turns - self.last_turns
         self.last_turns = self.totals.turns
-        self.recorder.step(
+        await asyncio.to_thread(
+            self.recorder.step,
             self.step,
             {
                 "reward": reward,

@@ -41,6 +41,7 @@ def work_plan(config: Config, run: Path) -> WorkPlan:
         model=str(run / "policy"),
         folder=str(run / "ranks"),
         saves=str(run / "resume"),
+        roles=str(run / "roles"),
         steps=config.steps,
         seed=config.seed,
         objective=config.objective,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -145,7 +143,8 @@ def test_a_rank_of_a_live_run_is_killed_and_the_run_goes_on(
         ):
             time.sleep(0.02)
         victim = read(folder / "ranks" / "beats")[1].pid
-        os.kill(victim, signal.SIGKILL)
+        assert {"rank-0", "rank-1"} <= {state.name for state in local.states(folder)}
+        assert local.restart(folder, "rank-1")
         assert process.wait(400) == 0, (folder / "rollout.log").read_text()
     finally:
         process.terminate()

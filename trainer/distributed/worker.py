@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from rollout.engine import adopted
 from rollout.engine.adopted import Named
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound, PagurusError
@@ -64,6 +65,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     threads: int = 1  # of each rank
     timeout: float = 600.0  # seconds that a collective may take
     saves: str = ""  # folder of the saves; else resume/ of the folder
+    roles: str = ""  # folder in which ranks are written down, if any
     owner: Named | None = None  # who gives the batches; ranks end when it has ended
 
     @property
@@ -203,6 +205,15 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
+def _write_down(roles: Path, rank: int, log: str) -> None:
+    """For `pagurus roles`."""
+    name, pid = f"rank-{rank}", os.getpid()
+    last = adopted.read(roles, name)
+    generation = 1 if last is None else last.generation + 1
+    role = Named(name=name, pid=pid, started=adopted.started(pid) or 0, at=time.time(), generation=generation, log=log)
+    adopted.write(roles, role)
+
+
 def _say(folder: Path, rank: int, error: PagurusError | OSError) -> None:
     """On a full disk even this may not be written; who watches looks at the disk as well."""
     said = Said(message=str(error))
@@ -222,6 +233,8 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(plan.threads)
     folder, rank = Path(plan.folder), int(os.environ.get("RANK", "0"))
     with Heart(folder / "beats", rank, owner=plan.owner) as heart:
+        if plan.roles:
+            _write_down(Path(plan.roles), rank, str(folder / "ranks.log"))
         ranks = join(timeout=plan.timeout)
         try:
             Worker(plan, ranks, heart.phase).run()
