@@ -72,9 +72,11 @@ async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.Monk
     host.attachments, host.places = [], MagicMock()  # type: ignore[assignment]
     host.services = MagicMock(catalogue=MagicMock(write=AsyncMock()))
     host.restorer = MagicMock(bring_back=AsyncMock(), renew=renew, drop_tree=AsyncMock())
-    slow = [asyncio.create_task(host._fork_one(SimpleNamespace(id="s-slow", files=None))) for _ in range(3)]  # type: ignore[arg-type]
+    slow = [
+        asyncio.create_task(host._fork_one(SimpleNamespace(id="s-slow", files=None), ForkRequest())) for _ in range(3)
+    ]  # type: ignore[arg-type]
     async with asyncio.timeout(60):
-        quick = await host._fork_one(SimpleNamespace(id="s-quick", files=None))  # type: ignore[arg-type]
+        quick = await host._fork_one(SimpleNamespace(id="s-quick", files=None), ForkRequest())  # type: ignore[arg-type]
     assert quick.error is None
     assert not any(task.done() for task in slow)
     ended.set()
