@@ -62,10 +62,11 @@ async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.Monk
     monkeypatch.setattr(host_module, "put_sandbox", lambda row: None)
     made = {"mounts": [], "state": SandboxState.CREATING, "uid_base": 1, "image": "", "info": lambda: "made"}
     monkeypatch.setattr(Forking, "_forked", lambda _, origin: SimpleNamespace(id=origin.id, **made))
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def renew(row: SimpleNamespace, *_: object) -> None:
         if row.id == "s-slow":
+            begun.set()
             await ended.wait()
 
     host = Forking([])
@@ -76,6 +77,7 @@ async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.Monk
         asyncio.create_task(host._fork_one(SimpleNamespace(id="s-slow", files=None), ForkRequest())) for _ in range(3)
     ]  # type: ignore[arg-type]
     async with asyncio.timeout(60):
+        await begun.wait()
         quick = await host._fork_one(SimpleNamespace(id="s-quick", files=None), ForkRequest())  # type: ignore[arg-type]
     assert quick.error is None
     assert not any(task.done() for task in slow)
