@@ -36,6 +36,7 @@ _REFUSED = _each(
     personality__personality_32__thread_personality="setarch",
     end_told_otherwise="SIGCHLD",
     pipe_both_ways="use a FIFO",
+    deleted_file_in_the_way="remove it",
     memory_attributes="removexattr",
     owner_thread="F_SETOWN",
     proc_directory="hold a pidfd",
@@ -49,7 +50,7 @@ _REFUSED = _each(
     unix_sender="read the message",
     unix_waiting="accept",
     tcp_waiting="accept",
-    unix_urgent__tcp_urgent="read it first",
+    unix_urgent__tcp_urgent__unix_senders__unix_sender_gone="read it first",
 )
 
 _NAMED = _each(

@@ -314,6 +314,8 @@ class _Canonical:
         elif kind == "usk":
             peer = self._sockets.get(body.get("peer", 0))
             self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
+            if body.get("state") != TCP_LISTEN:  # elsewhere it is memory of what was sent, by whoever sent it
+                self.facts.pop(f"{label} backlog", None)
             if body.get("peer") and body.get("name") in self._listening:
                 self.facts[f"{label} name"] = ""
                 self.facts.pop(f"{label} file_perms", None)

@@ -79,6 +79,9 @@ LOOK(shared_offset)
 	say_lines(path, "pos");
 	lseek(fd[0], 0, SEEK_SET);
 }
+STATE(deleted_file_in_the_way, "files", "an open file that was removed, beside files called as CRIU would call it (NAME.cr.1.ghost)");
+MAKE(deleted_file_in_the_way) { fd[0] = must(open("crab", O_RDWR | O_CREAT, 0600)); must(write(fd[0], "claw", 4)); unlink("crab"); for (int i = 1; i < 9; i++) { char name[64]; snprintf(name, sizeof name, "crab.cr.%x.ghost", i); put(name, "mine"); } }
+LOOK(deleted_file_in_the_way) { char text[8] = ""; say_call("read", pread(fd[0], text, 4, 0)); say("%s", text); }
 STATE(deleted_file, "files", "an open file that was removed");
 MAKE(deleted_file) { put("file", "ghost"); fd[0] = open("file", O_RDWR); unlink("file"); }
 LOOK(deleted_file) { char text[9] = ""; say_call("read", pread(fd[0], text, 8, 0)); struct stat found; fstat(fd[0], &found); say("%s %ld links %ld", text, (long)found.st_size, (long)found.st_nlink); }

@@ -279,6 +279,32 @@ LOOK(unix_sender) { say_received(MSG_PEEK); }
 STATE(unix_urgent, "unix", "urgent data of a stream");
 MAKE(unix_urgent) { must(socketpair(AF_UNIX, SOCK_STREAM, 0, fd)); must(send(fd[0], "ab", 2, 0)); must(send(fd[0], "!", 1, MSG_OOB)); }
 LOOK(unix_urgent) { char byte = 0; say_call("urgent", recv(fd[1], &byte, 1, MSG_OOB | MSG_PEEK | MSG_DONTWAIT)); say("%d", byte); }
+static void send_letters(void)
+{
+	for (int i = 0; i < 3; i++) {
+		struct sockaddr_un name = {.sun_family = AF_UNIX};
+		snprintf(name.sun_path, sizeof name.sun_path, "crab%d", i);
+		fd[i] = must(socket(AF_UNIX, SOCK_DGRAM, 0));
+		must(bind(fd[i], (void *)&name, sizeof name));
+		name.sun_path[4] = '0';
+		if (i)
+			must(sendto(fd[i], "claw", 4, 0, (void *)&name, sizeof name));
+	}
+}
+static void look_at_letter(void)
+{
+	struct sockaddr_un name = {0};
+	socklen_t size = sizeof name;
+	char text[8] = "";
+	say_call("peek", recvfrom(fd[0], text, sizeof text, MSG_PEEK | MSG_DONTWAIT, (void *)&name, &size));
+	say("%s from %s", text, name.sun_path);
+}
+STATE(unix_senders, "unix", "datagrams of two senders, with their names");
+MAKE(unix_senders) { send_letters(); }
+LOOK(unix_senders) { look_at_letter(); }
+STATE(unix_sender_gone, "unix", "a datagram of a sender that has closed its socket since");
+MAKE(unix_sender_gone) { send_letters(); close(fd[1]); }
+LOOK(unix_sender_gone) { look_at_letter(); }
 STATE(unix_connected_datagram, "unix", "datagram sockets at paths, connected one way");
 MAKE(unix_connected_datagram)
 {

@@ -17,6 +17,7 @@ import os
 import select
 import socket
 import struct
+from typing import Any
 
 import msgspec
 
@@ -123,13 +124,17 @@ def unread(one: socket.socket) -> list[Datagram]:
     events = ready.poll(0)
     if not events or events[0][1] & select.POLLERR or not events[0][1] & select.POLLIN:
         return []  # to look would take a pending error away
-    found: list[Datagram] = []
+    return [Datagram(str(sender[0]), int(sender[1]), content) for content, sender in peeked(one)]
+
+
+def peeked(one: socket.socket) -> list[tuple[bytes, Any]]:
+    """(content, sender) of the datagrams that wait in a socket, the oldest first; none is taken out."""
+    found: list[tuple[bytes, Any]] = []
     before = one.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
     one.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
     try:
         while len(found) < MOST:
-            content, sender = one.recvfrom(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            found.append(Datagram(str(sender[0]), int(sender[1]), content))
+            found.append(one.recvfrom(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except BlockingIOError:
         pass
     finally:

@@ -158,9 +158,8 @@ def _is(files: Mapping[int, Record], number: int, kind: int) -> bool:
     return number in files and files[number].type == kind
 
 
-Remap = tuple[
-    int, Record | None
-]  # how a file comes back in another way than by its path: kind of remap, ghost's record
+#: How a file comes back in another way than by its path: kind of remap, ghost's record, CRIU's number of it.
+Remap = tuple[int, Record | None, int]
 
 
 def _remaps(images: Images, files: Mapping[int, Record]) -> dict[int, Remap]:
@@ -176,7 +175,7 @@ def _remaps(images: Images, files: Mapping[int, Record]) -> dict[int, Remap]:
             need(_is(files, remap.remap_id, REG) and remap.remap_id != remap.orig_id, "a link that there is not")
         else:
             need(remap.remap_type == PROCFS and 0 < remap.remap_id < PIDS, "a file of /proc")
-        found[remap.orig_id] = (remap.remap_type, ghost)
+        found[remap.orig_id] = (remap.remap_type, ghost, remap.remap_id)
     return found
 
 
@@ -232,11 +231,11 @@ def _regular(file: Record, mounts: Mapping[int, str], remap: Remap | None, wante
     need(not above or path == raw(above[0]) or remap is not None, f"{path[:80]!r} lies below another mount")
     link = bool(file.flags & O_PATH and file.flags & O_NOFOLLOW)
     named = Named(path, mount, file.id, file.mode, link)
-    kind, ghost = remap or (None, None)
+    kind, ghost, number = remap or (None, None, 0)
     if mount == "/proc" or mount in MASKED or mount == "/dev/pts":
         need(kind in (None, PROCFS), f"a deleted file below {mount} is open", "close it")
     elif ghost is not None:
-        wanted.ghosts.append(Named(path, mount, file.id, ghost.mode))
+        wanted.ghosts.append(Named(path, mount, file.id, ghost.mode, ghost=number))
     elif other is not None:
         need(kind is None and mount == "/", f"{path[:80]!r} is linked to a file elsewhere")
         wanted.present.append(Named(_path(other, f"another name of {what}"), mount, file.id))

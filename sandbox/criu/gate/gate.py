@@ -197,11 +197,28 @@ def _ghost(named: Named, opened: Mapping[str, int]) -> None:
             raise _refusal(named, error) from None
     if not stat.S_ISDIR(found):
         raise Refusal(f"what is above the deleted {printable(named.path)} is no directory now", LEAVE)
-    if not directory:
+    if directory:
+        if _there(fd, path, named):
+            raise Refusal(f"the directory {printable(named.path)} was deleted and made again", LEAVE)
         return
-    with contextlib.suppress(FileNotFoundError):
+    # Names that CRIU gives the file for a moment: it ends where somebody else's file has one of them.
+    taken = [b".cr.%x.ghost" % named.ghost] if named.ghost else []
+    for end in [*taken, b".cr_link"] if _there(fd, path, named) else taken:
+        if _there(fd, path + end, named):
+            here = printable(named.path + end)
+            raise Refusal(
+                f"{here} is in the way of the deleted {printable(named.path)}", "remove it, or close the file"
+            )
+
+
+def _there(fd: int, path: bytes, named: Named) -> bool:
+    try:
         _mode(fd, path, _REAL)
-        raise Refusal(f"the directory {printable(named.path)} was deleted and made again", LEAVE)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _refusal(named, error) from None
+    return True
 
 
 def _socket(named: Named, opened: Mapping[str, int]) -> None:

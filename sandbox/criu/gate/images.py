@@ -44,6 +44,7 @@ class Named:
     id: int  # of the file in files.img
     mode: int = 0  # of the file; 0: not known
     link: bool = False  # the file itself is a symbolic link
+    ghost: int = 0  # CRIU's number of a deleted file; 0: it has none
 
 
 @dataclass

@@ -13,11 +13,14 @@ import os
 import re
 import select
 import signal
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sandbox.criu import Record, image_files
+from sandbox.criu.carried import datagrams
 from sandbox.criu.carried.settings import Frozen
+from sandbox.criu.gate.images import printable
 from sandbox.criu.gate.signal_rules import owner_of, owns
 from sandbox.errors import CheckpointFailed
 
@@ -61,15 +64,29 @@ def _found(one: Frozen) -> Iterator[tuple[str, str]]:
                 with contextlib.suppress(OSError):
                     descriptor = one.descriptor(number)
                     opened.callback(os.close, descriptor)
-                    urgent.register(descriptor, select.POLLPRI)
+                    urgent.register(descriptor, select.POLLPRI | select.POLLIN)
                     polled[descriptor] = number
         for descriptor, events in urgent.poll(0) if polled else ():
             if events & select.POLLPRI:
                 yield f"has urgent data on a socket, descriptor {polled[descriptor]}", "read it first"
+            if events & select.POLLIN and (name := _sender(descriptor)):
+                what = f"has not read a datagram of {printable(name)}, whose name would be lost"
+                yield f"{what}, descriptor {polled[descriptor]}", "read it first"
 
 
 def _differ(first: int, second: int, what: int) -> bool:
     return int(_libc.syscall(_KCMP, first, second, what, 0, 0)) > 0
+
+
+def _sender(descriptor: int) -> bytes:
+    """The name of a Unix socket of which an unread datagram comes; b"" where none has one. Takes nothing out."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+        if one.family != socket.AF_UNIX or one.type != socket.SOCK_DGRAM:
+            return b""
+        for _, sender in datagrams.peeked(one):
+            if sender:
+                return os.fsencode(sender)
+    return b""
 
 
 def _exit_signal(pid: int) -> int:
