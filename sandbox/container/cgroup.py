@@ -26,8 +26,10 @@ from sandbox.messages import Limits
 
 PARENT = "pagurus"
 SHIMS = "_shims"
-ASIDE = "_aside"  # of the host's own long work on behalf of sandboxes
-ASIDE_WEIGHT = 10  # of its processor time; a sandbox has 100
+#: Of the host's own long work on behalf of sandboxes. It lies beside their parent, not in it: there it would use up the
+#: parent's part of the processors, and a sandbox that wakes up for a moment would wait for its turn among all others.
+ASIDE = "pagurus-aside"
+ASIDE_WEIGHT = 10  # of its processor time; all sandboxes together have 100 at least
 _SHARES = 1024  # what the kernel gives a group of v1, and an ordinary process
 CONTROLLERS = ("memory", "cpu", "pids", "devices")
 V2_CONTROLLERS = ("memory", "cpu", "pids")
@@ -139,8 +141,8 @@ def prepare_host() -> None:
         _write(host.v1["pids"] / PARENT / "pids.max", process_budget())
     if "cpu" in host.v1:  # as much as an ordinary process on each processor: v1 gives it as much as one on all
         _write(host.v1["cpu"] / PARENT / "cpu.shares", _SHARES * (os.cpu_count() or 1))
-        (host.v1["cpu"] / PARENT / ASIDE).mkdir(exist_ok=True)
-        _write(host.v1["cpu"] / PARENT / ASIDE / "cpu.shares", _SHARES * ASIDE_WEIGHT // 100)
+        (host.v1["cpu"] / ASIDE).mkdir(exist_ok=True)
+        _write(host.v1["cpu"] / ASIDE / "cpu.shares", _SHARES * ASIDE_WEIGHT // 100)
     if host.pure:
         wanted = set(V2_CONTROLLERS)
         for group in (host.unified, host.unified / PARENT):
@@ -152,17 +154,17 @@ def prepare_host() -> None:
                 _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted)))
         if "pids" in wanted:
             _write(host.unified / PARENT / "pids.max", process_budget())
-        for name in (SHIMS, ASIDE):
-            (host.unified / PARENT / name).mkdir(exist_ok=True)
+        for group in (host.unified / PARENT / SHIMS, host.unified / ASIDE):
+            group.mkdir(exist_ok=True)
         if "cpu" in wanted:
-            _write(host.unified / PARENT / ASIDE / "cpu.weight", ASIDE_WEIGHT)
+            _write(host.unified / ASIDE / "cpu.weight", ASIDE_WEIGHT)
 
 
 def step_aside() -> None:
-    """From now on this process has a tenth of a sandbox's part of the processors, where they are short."""
+    """From now on this process has a tenth of the part of all sandboxes at most, where processors are short."""
     host = hierarchy()
     prepare_host()
-    _write((host.unified if host.pure else host.v1["cpu"]) / PARENT / ASIDE / "cgroup.procs", os.getpid())
+    _write((host.unified if host.pure else host.v1["cpu"]) / ASIDE / "cgroup.procs", os.getpid())
 
 
 def _remount(point: Path, options: str) -> None:
