@@ -137,6 +137,10 @@ class CheckpointQueue:
         """Processes of this sandbox did not stop: its next job waits. Returns the seconds, at least."""
         return self._schedule.strike(sandbox, self._clock())
 
+    def refuse(self, sandbox: str) -> float:
+        """A dump of this sandbox was refused. Returns the seconds that its next job waits, at least."""
+        return self._schedule.refuse(sandbox, self._clock())
+
     def succeeded(self, sandbox: str) -> None:
         """A checkpoint of this sandbox was taken."""
         self._schedule.succeeded(sandbox, self._clock())

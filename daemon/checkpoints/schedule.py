@@ -20,7 +20,8 @@ that its sandbox belongs to, or else its sandbox. In DUMP and SNAPSHOT all sandb
 they hold slots for a moment only are one sharer together. A moment is up to QUICK, or up to a third of what the slots
 are mostly held for, which a busy host makes longer for all, but never more than HEAVY; a sandbox that was struck lately
 is not known to be quick. A sandbox whose processes did not stop is struck: its next job waits for a while that doubles
-with each strike.
+with each strike. One whose dumps are refused again and again, which cost the host their work all the same, has one a
+second.
 
 Guarantees: no stage runs more jobs than its limit; a stage with a free slot, no debt and a queued job whose sharer
 has a part left and which waits for no strike starts one; among the jobs that may start, one whose deadline has passed
@@ -52,6 +53,10 @@ SLOWER = 3  # how many times as long slots are mostly held as what is a moment
 LOOKED_BACK = 3.0  # seconds of slots after which what they were held for before counts little
 STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
+REFUSED_FREE, REFUSED = (
+    3,
+    1.0,
+)  # dumps refused in a row that cost a sandbox nothing; seconds that each further one waits
 _UNPROVEN = "\0unproven"  # the sharer that all other sandboxes are
 
 
@@ -198,6 +203,7 @@ class Schedule:
         self._jobs: dict[str, Job] = {}
         self._arrivals = 0
         self._strikes: dict[str, _Strikes] = {}
+        self._refused: Counter[str] = Counter()  # dumps of each sandbox in a row
         self._held: list[tuple[float, int, str]] = []  # jobs of struck sandboxes, by when they enter their lane
 
     def submit(self, job: Job) -> None:
@@ -222,10 +228,20 @@ class Schedule:
         self._strikes[sandbox] = _Strikes(count, now + wait)
         return wait
 
+    def refuse(self, sandbox: str, now: float) -> float:
+        """A dump of this sandbox was refused. Returns how many seconds the next one waits at least."""
+        self._refused[sandbox] += 1
+        if self._refused[sandbox] <= REFUSED_FREE:
+            return 0.0
+        strikes = self._strikes.setdefault(sandbox, _Strikes(0, now))
+        strikes.until = max(strikes.until, now + REFUSED)
+        return strikes.until - now
+
     def succeeded(self, sandbox: str, now: float) -> None:
         """A job of this sandbox succeeded: the next one need not wait. That it was struck is remembered for a while."""
+        self._refused.pop(sandbox, None)
         if (strikes := self._strikes.get(sandbox)) is not None:
-            if now > strikes.until + FORGIVEN:
+            if not strikes.count or now > strikes.until + FORGIVEN:
                 del self._strikes[sandbox]
             else:
                 strikes.until = min(strikes.until, now)
@@ -233,6 +249,7 @@ class Schedule:
     def forget(self, sandbox: str) -> None:
         """The sandbox is gone."""
         self._strikes.pop(sandbox, None)
+        self._refused.pop(sandbox, None)
         for lane in self._lanes.values():
             lane.usual.pop(sandbox, None)
 

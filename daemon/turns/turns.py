@@ -481,6 +481,9 @@ class LiveSandbox:
             except Unstoppable:
                 services.queue.strike(self.row.id)
                 raise
+            except CheckpointFailed:
+                services.queue.refuse(self.row.id)
+                raise
             except NeedsDump as reason:
                 log.info("%s: %s", row.id, reason, extra={"sandbox": self.row.id, "turn": row.turn})
                 row.verdict, stage = Verdict.BOTH, Stage.DUMP

@@ -348,6 +348,31 @@ def test_a_struck_sandbox_waits_twice_as_long_each_time() -> None:
     assert schedule.wake(now) is None
 
 
+def test_who_is_refused_again_and_again_has_one_job_a_second() -> None:
+    schedule, now = Schedule(TWO), 100.0
+    for wait in (0.0, 0.0, 0.0, 1.0, 1.0):
+        assert schedule.refuse("a", now) == wait
+        schedule.submit(Job("again", Stage.DUMP, "a", now, waited=True))
+        assert started(schedule, now) == ([] if wait else ["again"])
+        now += wait
+        assert started(schedule, now) == (["again"] if wait else [])
+        schedule.finish("again", took=0.01)
+    schedule.succeeded("a", now)
+    assert schedule.refuse("a", now) == 0.0  # the first again
+    schedule.submit(Job("next", Stage.DUMP, "a", now))
+    schedule.submit(Job("new", Stage.DUMP, "c", now))
+    assert sorted(started(schedule, now)) == ["new", "next"]  # and it is known to be quick
+
+
+def test_a_refused_sandbox_that_is_struck_waits_for_the_longer_one() -> None:
+    schedule = Schedule(TWO)
+    schedule.strike("a", 0.0)
+    schedule.strike("a", 0.0)
+    for _ in range(4):
+        assert schedule.refuse("a", 0.0) in (0.0, 2.0)
+    assert schedule.strike("a", 2.0) == 4.0
+
+
 def test_a_strike_is_forgotten_after_a_while() -> None:
     schedule = Schedule(TWO)
     schedule.strike("a", 0.0)
