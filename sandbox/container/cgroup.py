@@ -29,7 +29,7 @@ SHIMS = "_shims"
 #: Of the host's own long work on behalf of sandboxes. It lies beside their parent, not in it: there it would use up the
 #: parent's part of the processors, and a sandbox that wakes up for a moment would wait for its turn among all others.
 ASIDE = "pagurus-aside"
-ASIDE_WEIGHT = 10  # of its processor time; all sandboxes together have 100 at least
+ASIDE_WEIGHT = 50  # of its processor time; an ordinary process has 100, all sandboxes together at least as much
 _SHARES = 1024  # what the kernel gives a group of v1, and an ordinary process
 CONTROLLERS = ("memory", "cpu", "pids", "devices")
 V2_CONTROLLERS = ("memory", "cpu", "pids")
@@ -161,7 +161,7 @@ def prepare_host() -> None:
 
 
 def step_aside() -> None:
-    """From now on this process has a tenth of the part of all sandboxes at most, where processors are short."""
+    """From now on this process has half of an ordinary one's part, where processors are short."""
     host = hierarchy()
     prepare_host()
     _write((host.unified if host.pure else host.v1["cpu"]) / ASIDE / "cgroup.procs", os.getpid())
