@@ -46,6 +46,7 @@ END_PATIENCE = 15.0  # seconds that a process has to end when the run is over
 FOLLOW_EVERY = 0.2  # seconds
 SPARES = ("trainer", "rollout")  # with --wait they load their code, which takes long, and wait for a line on stdin
 LOOK = 1.0  # seconds between two looks whether it is time to prepare one
+SETTLED = 2.0  # seconds after a role was adopted: a supervisor that was killed may be killed again
 SHOWN = ("trainer",)  # what they say is the run's; that of others goes to a log of their own
 
 
@@ -145,6 +146,7 @@ class _Role:
     descriptor: int = -1  # pidfd of the process that lives
     process: subprocess.Popen[bytes] | None = None  # None: one that a supervisor before us started
     spare: subprocess.Popen[bytes] | None = None  # the next one
+    was_spare: bool = False  # the one that lives
     pid: int = 0
     deaths: int = 0  # in a row, before it was ready
     fruitless: int = 0  # deaths in a row, before it had worked
@@ -177,10 +179,11 @@ class _Supervisor:
         descriptor = adopted.hold(left) if left is not None else None
         role.since = time.monotonic()
         if left is not None and descriptor is not None:
-            role.process, role.pid, role.descriptor = None, left.pid, descriptor
+            role.process, role.pid, role.descriptor, role.was_spare = None, left.pid, descriptor, False
         else:
             log = self._log(role)
-            role.process = self._taken(role) or self._popen(role.argv, log)
+            taken = self._taken(role)
+            role.was_spare, role.process = taken is not None, taken or self._popen(role.argv, log)
             role.pid, role.descriptor = role.process.pid, os.pidfd_open(role.process.pid)
             stages.note(roles_of(self.run), role.name, stages.BEGUN, role.pid)
             _write_down(self.run, role.name, role.pid, log=log)
@@ -196,10 +199,12 @@ class _Supervisor:
             return subprocess.Popen(argv, stdout=out, stderr=out, **options)
 
     def _prepare(self) -> bool:
-        """Start the spares that are missing, each after its role is ready; whether one still has to come."""
+        """Start the spares that are missing; whether one still has to come. A role that was a spare itself leaves the
+        processors to the next one; any other, and one that was adopted, comes first."""
         missing = [role for role in self.roles if role.name in self.spares and role.spare is None]
         for role in missing:
-            if role.descriptor >= 0 and stages.READY in self._reached(role):
+            settled = role.process is not None or time.monotonic() - role.since > SETTLED
+            if role.descriptor >= 0 and (role.was_spare or (settled and stages.READY in self._reached(role))):
                 argv = [*role.argv, "--wait"]  # not of the terminal's group: Ctrl-C is passed on, by `_passed_on`
                 role.spare = self._popen(argv, self._log(role), stdin=subprocess.PIPE, process_group=0)
         return any(role.spare is None for role in missing)
