@@ -7,6 +7,7 @@ Guarantee: a pid that was given to another process since is never taken for the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 import msgspec
 
 from sandbox import durable
+
+PIDFD_SIGNAL_PROCESS_GROUP = 4  # linux/pidfd.h; not in Python's signal
 
 
 class Named(msgspec.Struct, kw_only=True):
@@ -65,7 +68,11 @@ def hold(role: Named) -> int | None:
 
 
 class Adopted:
-    """Like `asyncio.subprocess.Process`, of a process that is not our child: its exit status is nobody's to know."""
+    """Like `asyncio.subprocess.Process`, of a process that is not our child: its exit status is nobody's to know.
+
+    It leads a process group, which ends with it: a vLLM server has processes of its own, and one that was stopped hears
+    of nobody's death.
+    """
 
     def __init__(self, pid: int, descriptor: int):
         self.pid, self.returncode = pid, None
@@ -81,9 +88,17 @@ class Adopted:
 
     def kill(self) -> None:
         if self.returncode is None:
-            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+            self._kill_group()
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def _kill_group(self) -> None:
+        """By the descriptor: a group's number may be another one's as soon as its last process has ended."""
+        with contextlib.suppress(OSError):  # none is left; or Linux before 6.9, where only the leader is killed
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL, None, PIDFD_SIGNAL_PROCESS_GROUP)
 
     def _end(self) -> None:
+        self._kill_group()
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
         self.returncode = -1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from rollout.engine.spare import Spare
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.store import stages
 from sandbox.errors import Closed, EngineFailed
+from tests.support.door_engines import NO_VLLM, VLLM
 from tests.support.rollout_engines import publish
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -124,13 +127,14 @@ LEAVE = """
 import asyncio, os, sys
 from dataclasses import replace
 from pathlib import Path
-from rollout.engine.launch import embedded
+from rollout.engine.launch import embedded, vllm
 from rollout.engine.spare import Spare
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.store import stages
 async def main():
     folder, log, roles = map(Path, sys.argv[1:4])
     launch = replace(embedded(slots=4), leaves=False, kept=True) if "kept" in sys.argv else embedded(slots=4)
+    launch = vllm(python=Path(sys.argv[5]), slots=4) if "vllm" in sys.argv else launch
     engine = await EngineSupervisor(launch, folder, 0, log=log, roles=roles).__aenter__()
     print(engine.pid, flush=True)
     os.kill(os.getpid(), 9)
@@ -159,16 +163,46 @@ async def test_an_engine_outlives_who_started_it_and_is_adopted_with_newer_weigh
     assert adopted.hold(adopted.read(roles, "engine")) is None  # it ended with who used it last
 
 
-async def test_a_server_that_cannot_end_by_itself_is_kept_for_who_comes_next(folder: Path, tmp_path: Path) -> None:
-    pid = await asyncio.to_thread(left_by_a_killed_process, folder, tmp_path, "kept")
+def session_of(leader: int) -> list[int]:
+    """The processes that were started by it, or by what it started, and have not gone away on purpose."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+async def gone(leader: int) -> None:
+    async with asyncio.timeout(120):
+        while session_of(leader):  # noqa: ASYNC110 - other processes end
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("kind", ["kept", pytest.param("vllm", marks=NO_VLLM)])
+async def test_a_server_that_cannot_end_by_itself_is_kept_for_who_comes_next(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    """The server of the one kind is a stand-in, of the other a real vLLM with a process of its own for its engine."""
+    pid = await asyncio.to_thread(left_by_a_killed_process, folder, tmp_path, kind, str(VLLM))
     launch = dataclasses.replace(embedded(slots=4), leaves=False, kept=True)
+    launch = vllm(python=VLLM, slots=4) if kind == "vllm" else launch
     log, roles = tmp_path / "engine.log", tmp_path / "roles"
     assert not keep.used(roles / "engine.used")
     async with EngineSupervisor(launch, folder, 0, log=log, roles=roles) as engine:
         assert (engine.adopted, engine.pid) == (True, pid) and keep.used(roles / "engine.used")
         assert (await engine.generate([5], SHORT)).token_ids
+        stopped = [each for each in session_of(pid) if each != pid]
+        assert len(stopped) >= (2 if kind == "vllm" else 1)
+        for each in stopped:
+            os.kill(each, signal.SIGSTOP)  # it hangs, and hears of nobody's death
         os.kill(pid, 9)  # who keeps the server: the server goes as well
+        await gone(pid)
         assert (await engine.generate([5], SHORT)).token_ids and engine.restarts == 1
+        last = engine.pid
+    assert last is not None
+    await gone(last)
     assert adopted.hold(adopted.read(roles, "engine")) is None
 
 
