@@ -66,6 +66,7 @@ _NAMED = _each(
     memory_times="a file without a name is in no listing; its content is the same",
     memory_ahead="memory that holds nothing is taken when it is written",
     continued_child="a parent is told of a child that goes on once, before or after; not again",
+    dead_clone="it is waited for as any dead child; how it ended is the same",
     dead_child_user="the wait tells how the child ended; whose it was is told as root's",
     semaphore_undo="the value is the same; a process that ends later does not undo what it did before",
     shared_anonymous="the memory is the same and shared; /proc/PID/maps names it otherwise",
