@@ -73,7 +73,7 @@ class Bench:
         self.process: subprocess.Popen[bytes] | None = None
         self.kills: Counter[str] = Counter()
         self.first: dict[str, list[float]] = defaultdict(list)
-        self.phases: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.struck: list[tuple[str, float, TurnRecord]] = []  # role, when, and the first answer after that
         self.whole: dict[str, set[str]] = {}  # prompt -> states that it may be in from now on
         self.groups_lost = self.hangs = 0
         self.journal: Journal | None = None
@@ -146,21 +146,28 @@ class Bench:
         records = [record for found in entries for entry in found for record in entry.records]
         return [record for record in records if record.gen_start > since]
 
-    def note_phases(self, role: str, at: float, answer: TurnRecord) -> None:
-        """What the way back consisted of: each stage, in seconds since the one before it."""
-        phases, last = self.phases[role], at
-        if role == "daemon":
-            reached = daemon_stages(self.host.log, at)
-        else:
-            found = stages.read(local.roles_of(self.run_folder), role=role, since=at)
-            reached = [(each.stage, each.at) for each in found]
-        for stage, when in reached:
-            phases[stage].append(when - last)
-            last = when
-            if stage == stages.READY:
-                break
-        phases["kill to asking"].append(answer.gen_start - at)
-        phases["asking to answer"].append(answer.gen_end - answer.gen_start)
+    def recovery_phases(self) -> dict[str, dict[str, list[float]]]:
+        """What each way back consisted of: stages of the next process, each in seconds since the one before it. Of a
+        process that was killed on its way, those that it reached."""
+        phases: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for number, (role, at, answer) in enumerate(self.struck):
+            again = min((when for name, when, _ in self.struck[number + 1 :] if name == role), default=math.inf)
+            if role == "daemon":
+                reached = daemon_stages(self.host.log, at)
+            else:
+                found = stages.read(local.roles_of(self.run_folder), role=role, since=at)
+                reached = [(each.stage, each.at) for each in found]
+            last = at
+            for stage, when in reached:
+                if when >= again:
+                    break
+                phases[role][stage].append(when - last)
+                last = when
+                if stage == stages.READY:
+                    break
+            phases[role]["kill to asking"].append(answer.gen_start - at)
+            phases[role]["asking to answer"].append(answer.gen_end - answer.gen_start)
+        return phases
 
     def note_groups(self) -> None:
         """What is whole now must be whole, handed out or consumed for ever."""
@@ -187,7 +194,7 @@ class Bench:
             print(f"hang after kill of {role}:\n{self.explained()}", file=sys.stderr)
         else:
             self.first[role].append(answer.gen_end - at)
-            self.note_phases(role, at, answer)
+            self.struck.append((role, at, answer))
         self.note_groups()
 
     def strikes(self) -> None:
@@ -306,7 +313,8 @@ def result(bench: Bench) -> dict[str, Any]:
         "first_token_s": {role: spread(times) for role, times in bench.first.items()},
         "first_token_s_p95": spread([each for times in bench.first.values() for each in times])["p95"],
         "recovery_phases": {
-            role: {phase: spread(times) for phase, times in phases.items()} for role, phases in bench.phases.items()
+            role: {stage: spread(times) for stage, times in found.items()}
+            for role, found in bench.recovery_phases().items()
         },
         "hangs": bench.hangs,
         "decisions": replayed.decisions,
@@ -329,7 +337,7 @@ DAEMON_STAGES = (
 
 
 def daemon_stages(log: Path, since: float) -> list[tuple[str, float]]:
-    """The stages of the last start of a daemon, from its log."""
+    """The stages of the first start of a daemon after `since`, from its log."""
     found: list[tuple[str, float]] = []
     for line in log.read_text(errors="replace").splitlines():
         if not line.startswith("{"):
