@@ -369,12 +369,13 @@ class Cgroup:
     async def room(self, limits: Limits) -> AsyncIterator[None]:
         """Meanwhile a helper that counts against the limit finds room, though the sandbox has all its processes.
 
-        They stand still, so that none of them takes it.
+        They stand still, so that none of them takes it. Who stood still before stays so: a restore may hold them.
         """
         path = self.v1.get("pids")
         if path is None or limits.processes is None:
             yield
             return
+        held = (self.path / "cgroup.freeze").read_text().strip() == "1"
         self.freeze()
         try:
             for _ in range(FREEZING):  # one that does not stop may take it
@@ -385,7 +386,8 @@ class Cgroup:
             yield
         finally:
             _write(path / "pids.max", limits.processes + SHIM_TASKS)
-            self.thaw()
+            if not held:
+                self.thaw()
 
     def join(self, pid: int) -> None:
         """Take a process of the host into all groups that the sandbox's processes are in."""

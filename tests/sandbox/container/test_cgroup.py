@@ -70,6 +70,21 @@ async def test_create_limit_lift_remove(group: Cgroup) -> None:
     assert not group.exists()
 
 
+@pytest.mark.parametrize("held", [True, False])
+async def test_room_for_a_helper_lets_nobody_run_whom_a_restore_holds(group: Cgroup, held: bool) -> None:
+    group.create()
+    try:
+        limits = Limits(processes=9)
+        group.apply(limits)
+        if held:
+            group.freeze()
+        async with group.room(limits):
+            pass
+        assert (group.path / "cgroup.freeze").read_text().strip() == str(int(held))
+    finally:
+        await group.remove()
+
+
 async def test_only_processes_of_the_group_are_killed(group: Cgroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a process ends and its number goes to somebody else's between the list and the signal."""
     group.create()
