@@ -29,19 +29,23 @@ PROMPT, OUTPUT, EXTRA, PUBLICATIONS = 60, 128, 20, 5
 VOCABULARY = 320  # a multiple of 64
 
 
-def publish(folder: Path, version: int) -> Path:
-    """Sealed random weights of the demo's size, 0.95 M parameters."""
+def publish(folder: Path) -> Path:
+    """Two versions of random weights of the demo's size, 0.95 M parameters."""
     from tokenizers import Tokenizer, models
 
-    from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
-    from rollout.engine.manifest import write_manifest
+    from rollout.engine.embedded.model import ModelConfig, Qwen3
+    from rollout.weights.store import VersionStore
+    from trainer.weights import Publisher
 
     policy = Qwen3(ModelConfig(vocab_size=VOCABULARY))
-    policy.initialise(version)
-    save_model(policy, folder, untie=True)
     words = {f"w{number}": number for number in range(VOCABULARY)}
-    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
-    write_manifest(folder, version)
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0")).to_str()
+    files = {"config.json": json.dumps(policy.config.to_json()).encode(), "tokenizer.json": tokenizer.encode()}
+    publisher = Publisher(VersionStore(folder), whole_every=1000)
+    for version in range(2):
+        policy.initialise(version)
+        publisher.publish(version, policy.state_dict(), files)
+    publisher.close()
     return folder
 
 
@@ -54,11 +58,11 @@ async def ask(engine: EngineSupervisor, prompts: list[list[int]]) -> tuple[list[
 
 
 async def measure(kind: str, batch: int, root: Path) -> dict[str, float | int | str]:
-    folders = [publish(root / f"v{version}", version) for version in range(2)]
+    weights = publish(root / "weights")
     launch = {"embedded": embedded, "vllm": vllm}[kind](slots=batch, length=1024)
     dice = random.Random(0)
     prompts = [[dice.randrange(VOCABULARY) for _ in range(PROMPT)] for _ in range(batch)]
-    async with EngineSupervisor(launch, folders[0], 0, log=root / "engine.log") as engine:
+    async with EngineSupervisor(launch, weights, 0, log=root / "engine.log") as engine:
         await ask(engine, prompts[:4])  # warm
         answers, first = await ask(engine, prompts)
         turns = [
@@ -69,7 +73,7 @@ async def measure(kind: str, batch: int, root: Path) -> dict[str, float | int | 
         flights = asyncio.ensure_future(ask(engine, prompts))
         published = []
         for number in range(PUBLICATIONS):
-            published.append(await engine.publish(folders[(number + 1) % 2], (number + 1) % 2))
+            published.append(await engine.publish(weights, (number + 1) % 2))
         await flights
     return {
         "engine": kind,

@@ -32,8 +32,6 @@ from rollout.calm import calm
 from rollout.decide.routing import RoutingRules
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling, Span
 from rollout.engine.launch import vllm
-from rollout.engine.manifest import NAME as MANIFEST
-from rollout.engine.manifest import write_manifest
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.episode.renderer import ChatRenderer, Message
 from rollout.pool.pool import Pool
@@ -249,7 +247,7 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
     launch = dataclasses.replace(vllm(slots=32, length=LENGTH, threads=options.threads), start_timeout=START)
     rules = RoutingRules(silence=options.silence, update=START)
     async with AsyncExitStack() as stack:
-        servers = {name: EngineSupervisor(launch, folders[0], 0, log=home / f"{name}.log") for name in "ab"}
+        servers = {name: EngineSupervisor(launch, home / "weights", 0, log=home / f"{name}.log") for name in "ab"}
         await asyncio.gather(*(stack.enter_async_context(server) for server in servers.values()))
         pool = await stack.enter_async_context(Pool(rules=rules))
         for name, server in servers.items():
@@ -293,16 +291,19 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
 
 
 def _versions(home: Path, count: int) -> list[Path]:
-    """The model, and the same with all its matrices moved a little, sealed as versions 0, 1, ..."""
+    """The model, and the same with all its matrices moved a little, as versions 0, 1, ...; a folder of each."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    folders = []
-    for version in range(count):
-        folder = home / f"v{version:06d}"
-        folders.append(folder)
-        if (folder / MANIFEST).exists():
-            continue
+    from rollout.weights.export import put_together
+    from rollout.weights.store import VersionStore
+    from trainer.weights import Publisher
+
+    store = VersionStore(home / "weights")
+    publisher = Publisher(store, keep=count)
+    names = ("token", "chat_template", "generation", "config")
+    files = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.name.startswith(names)}
+    for version in range(len(store.versions()), count):
         model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
         generator = torch.Generator().manual_seed(version)
         with torch.no_grad():
@@ -310,13 +311,13 @@ def _versions(home: Path, count: int) -> list[Path]:
                 if parameter.dim() == 2 and version:
                     noise = torch.randn(parameter.shape, generator=generator)
                     parameter.add_(noise * parameter.std() * 0.02 * version)
-        model.config.tie_word_embeddings = False  # vLLM's CPU build does not follow a tied head in a reload
-        model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.detach().clone())
-        model.save_pretrained(folder)
-        for path in MODEL.iterdir():
-            if path.name.startswith(("token", "chat_template", "generation")):
-                shutil.copyfile(path, folder / path.name)
-        write_manifest(folder, version)
+        state = model.state_dict()
+        state.pop("lm_head.weight", None)  # tied
+        publisher.publish(version, state, files)
+    publisher.close()
+    folders = [home / f"v{version:06d}" for version in range(count)]
+    for version, folder in enumerate(folders):
+        put_together(store, folder, version)
     return folders
 
 
@@ -380,7 +381,7 @@ class _Disturbed:
         for version in (1, 2, 3):
             await self._further(every)
             began = self._answers
-            published = await self.pool.publish(self.folders[version], version)
+            published = await self.pool.publish(self.folders[0].parent / "weights", version)
             self.log[f"update_{version}_s"] = round(published.seconds, 1)
             self.log[f"answers_meanwhile_{version}"] = self._answers - began
             await self._further(every)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -45,15 +46,15 @@ from typing import Any
 from bench.harness import recorded
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from coordinator import local
-from rollout.engine.manifest import digest_of
 from rollout.messages import TurnRecord
 from rollout.store import decisions, stages
 from rollout.store.journal import Journal
 from rollout.store.samples import SampleStore
 from rollout.store.status import read_status
+from rollout.weights.store import VersionStore
+from sandbox.errors import NotFound
 from sandbox.paths import CHECKOUT
 from trainer.config import Config, open_run
-from trainer.publish import path_of, versions
 
 ROLES = ("engine", "rollout", "trainer", "supervisor", "daemon")
 CARRIES = {
@@ -233,7 +234,9 @@ class Bench:
 
     def replays(self) -> dict[str, Any]:
         """The weights of this run, and of a trainer that is killed, against those of one that is not."""
-        steps = min(max(versions(self.run_folder / "weights")), self.options.replay_steps)
+        newest = VersionStore(self.run_folder / "weights").newest()
+        assert newest is not None, "a run publishes what it begins with"
+        steps = min(newest.version, self.options.replay_steps)
         found: dict[str, Any] = {"replay_steps": steps}
         digests = {}
         for name, kills in (("undisturbed", 0), ("killed", self.options.replays)):
@@ -241,10 +244,11 @@ class Bench:
             shutil.copytree(self.fresh, folder)
             shutil.copytree(self.run_folder / "rollout", folder / "rollout")
             found[f"replay_{name}"] = asyncio.run(recorded.train(folder, steps, kills=kills, seed=1, longest=2.0))
-            digests[name] = digest_of(path_of(folder / "weights", steps))
+            digests[name] = VersionStore(folder / "weights").digests(steps)
         found["weights_identical"] = digests["killed"] == digests["undisturbed"]
-        if (live := path_of(self.run_folder / "weights", steps)).exists():
-            found["live_weights_identical"] = digest_of(live) == digests["undisturbed"]
+        with contextlib.suppress(NotFound):  # collected meanwhile
+            live = VersionStore(self.run_folder / "weights").digests(steps)
+            found["live_weights_identical"] = live == digests["undisturbed"]
         return found
 
     def end(self) -> None:

@@ -84,12 +84,13 @@ def train(
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     folder: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.")],
+    version: Annotated[int | None, typer.Option(help="Which one; else the newest.")] = None,
 ) -> None:
-    """Write the newest policy of a run into a folder. Transformers and vLLM can load it."""
+    """Write a policy of a run into a folder, in bfloat16. Transformers and vLLM can load it."""
     with needs_training():
-        from trainer.publish import export_newest
+        from rollout.weights.export import export as write
 
-    print(f"policy version {export_newest(run, folder)} is in {folder}")
+    print(f"policy version {write(run, folder, version)} is in {folder}")
 
 
 @verbs.command()

@@ -7,35 +7,24 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pagurus import output
 from pagurus.common import Json
-from sandbox.errors import NotFound, PagurusError
-
-if TYPE_CHECKING:
-    from rollout.weights.mirror import Table
-    from rollout.weights.store import VersionStore
+from sandbox.errors import PagurusError
 
 application = typer.Typer(help="The published versions of a run's policy.", no_args_is_help=True)
 Run = Annotated[Path, typer.Argument(help="A run folder, or a folder of published weights.", metavar="RUN")]
 Version = Annotated[int, typer.Argument(help="Number of a version.")]
 
 
-def store_of(run: Path) -> VersionStore:
-    from rollout.weights.store import VersionStore
-
-    for folder in (run / "weights", run):
-        if (folder / "versions").is_dir() and (folder / "chunks").is_dir():
-            return VersionStore(folder)
-    raise NotFound(f"{run} has no published weights", remedy="name a run folder, such as runs/latest")
-
-
 @application.command("ls")
 def list_versions(run: Run, json: Json = False) -> None:
     """Versions, what each takes as changes and as a whole image, and who reads them."""
+    from rollout.weights.export import store_of
+
     store = store_of(run)
     rows = [(ref, store.manifest(ref)) for ref in store.versions()]
     readers = store.readers()
@@ -80,12 +69,14 @@ def verify(run: Run) -> None:
     """Read every version that is listed: content by its hash, and every piece of the weights after its changes."""
     import tempfile
 
+    from rollout.weights.export import put_together, store_of
+
     store = store_of(run)
     failed = 0
     with tempfile.TemporaryDirectory(prefix=".verify-", dir=store.folder) as place:
         for ref in store.versions():
             try:
-                _tables(store, ref.version, Path(place))
+                put_together(store, Path(place), ref.version)
                 output.say(f"version {ref.version} is whole")
             except PagurusError as error:
                 failed += 1
@@ -101,9 +92,11 @@ def diff(run: Run, one: Version, other: Version, json: Json = False) -> None:
 
     import numpy as np
 
+    from rollout.weights.export import put_together, store_of
+
     store = store_of(run)
     with tempfile.TemporaryDirectory(prefix=".diff-", dir=store.folder) as place:
-        tables = [_tables(store, number, Path(place) / str(number)) for number in (one, other)]
+        tables = [put_together(store, Path(place) / str(number), number).tables() for number in (one, other)]
         counts = {
             name: (int(np.count_nonzero(table != tables[1][name])), table.size)
             for name, table in tables[0].items()
@@ -121,6 +114,8 @@ def diff(run: Run, one: Version, other: Version, json: Json = False) -> None:
 @application.command()
 def gc(run: Run, keep: Annotated[int, typer.Option(help="Newest versions that stay.")] = 3) -> None:
     """Remove what neither the newest versions nor any reader needs."""
+    from rollout.weights.export import store_of
+
     store = store_of(run)
     done = store.collect(keep=max(1, keep))
     output.say(f"removed {done.versions} versions, {output.size(done.bytes)} in {done.chunks} files")
@@ -129,27 +124,9 @@ def gc(run: Run, keep: Annotated[int, typer.Option(help="Newest versions that st
 @application.command()
 def rollback(run: Run, version: Version) -> None:
     """Publish this version as the newest again: those after it are withdrawn, readers go back."""
+    from rollout.weights.export import store_of
+
     store = store_of(run)
     store.version(version)
     store.withdraw(version)
     output.say(f"version {version} is the newest now")
-
-
-def _tables(store: VersionStore, version: int, place: Path) -> dict[str, Table]:
-    """The weights of a version, put together in `place` and checked piece by piece."""
-    import asyncio
-
-    from rollout.weights.mirror import Mirror
-    from rollout.weights.puller import Puller
-    from rollout.weights.source import FolderSource
-
-    async def pull() -> dict[str, Table]:
-        mirror = Mirror(place)
-        puller = Puller(FolderSource(store), mirror, name="pagurus-weights")
-        try:
-            await puller.pull(version)
-        finally:
-            await puller.close()
-        return mirror.tables()
-
-    return asyncio.run(pull())

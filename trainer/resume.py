@@ -28,13 +28,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from rollout.engine.manifest import verify_folder, write_manifest
 from sandbox import durable
 from sandbox.errors import EngineFailed
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
 from trainer.learner import Learner, local
-from trainer.publish import need_finite
+from trainer.seal import verify_folder, write_manifest
+from trainer.weights import need_finite
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # alone there is no group, and none needed
 KEEP = 2

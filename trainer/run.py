@@ -5,7 +5,7 @@ Owns: the order of the stages, and what the trainer writes into the run folder. 
 
 ::
 
-    policy to begin with ──▶ weights/v000000 ──▶ publish ──▶ held-out reward before
+    policy to begin with ──▶ weights, version 0 ──▶ publish ──▶ held-out reward before
                                                                      │
          ┌───────────────────────────────────────────────────────────┘
          ▼
@@ -40,26 +40,26 @@ from safetensors import SafetensorError
 from torch import nn
 
 from rollout import Batch, Trajectory
-from rollout.engine.manifest import digest_of
 from rollout.environments import folder as task
 from rollout.plan import read_plan
 from rollout.service.client import RolloutClient
 from rollout.service.protocol import Counts, VersionRef
 from rollout.store import stages
 from rollout.store.lock import own
+from rollout.weights.store import VersionStore
 from sandbox.errors import Conflict, EngineFailed, PagurusError
 from trainer import machine, report, resume
 from trainer.batches.sample import Sample
 from trainer.config import KEYS, Config, open_run
 from trainer.metrics import Recorder
-from trainer.models.load import take
+from trainer.models.load import published, take
 from trainer.prepare import explain
 from trainer.progress import Display
-from trainer.publish import publish
 from trainer.split import split
 from trainer.steps import Alone, Steps, Together, work_plan
 from trainer.stream import Stream
 from trainer.trackers import open_tracker
+from trainer.weights import Publisher
 
 LOCK = "trainer.lock"
 OWNED = 75  # exit status: another process is the trainer of this run
@@ -108,7 +108,7 @@ class Run:
         os.nice(self.plan.nice)  # sandboxes and their checkpoints come first
         self.task = task.load(self.config.task)
         self.environments = self.plan.environments()
-        self.weights = self.folder / "weights"
+        self.publisher = Publisher(VersionStore(self.folder / "weights"))
         self.base = self.folder / "policy"  # what the run begins with, and its tokenizer
         self.saves = resume.Saves(self.folder / "resume")
         self.totals = report.Totals()
@@ -196,6 +196,7 @@ class Run:
     async def _with_rollout(self) -> None:
         """The part of a run that needs episodes: evaluate, learn, evaluate."""
         await self.rollout.open(self.step)
+        await asyncio.to_thread(self._encode_again)
         await self._publish()
         self._reached(stages.READY)
         self.display.stage(f"waiting for the rollout and its {self.config.engine} engine")
@@ -227,6 +228,7 @@ class Run:
             state = self._state(self.step + 1, [group.prompt for group in batch.groups])
             stats = await asyncio.to_thread(self._train, batch, state)
             self.step, self.version = state.step, state.version
+            await asyncio.to_thread(self._encode)
             await asyncio.to_thread(self.recorder.turns, self.step, batch.trajectories)
             await self.rollout.consumed(batch)
             await self._publish()
@@ -317,14 +319,30 @@ class Run:
         self.totals.wall_s = self._wall()
         return resume.State(step=step, version=step, consumed=consumed, totals=msgspec.to_builtins(self.totals))
 
+    def _encode(self) -> None:
+        """Begins to make the next version of the weights as they are now; nobody sees it before `_publish`."""
+        tensors = published(self.model)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        files = {
+            path.name: path.read_bytes()
+            for path in self.base.iterdir()
+            if path.is_file() and ".safetensors" not in path.name
+        }
+        self.publisher.start(self.version, tensors, files, shapes=shapes)
+
+    def _encode_again(self) -> None:
+        """As `_encode`, unless a process before this one has published these very weights."""
+        tensors = published(self.model)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if not self.publisher.resume(tensors, shapes, self.version):
+            self._encode()
+
     async def _publish(self) -> None:
-        """Writes and seals the version, has the rollout take it up, and forgets it."""
-
-        def write() -> VersionRef:
-            folder = publish(self.model, self.weights, self.version, tokenizer=self.base)
-            return VersionRef(version=self.version, folder=str(folder), digest=digest_of(folder))
-
-        await self.rollout.publish(await asyncio.to_thread(write))
+        """Lists the version that was encoded, has the rollout take it up, and forgets it."""
+        ref = await asyncio.to_thread(self.publisher.wait)
+        assert ref is not None, "rank 0 publishes"
+        store = str(self.publisher.store.folder)
+        await self.rollout.publish(VersionRef(version=ref.version, folder=store, digest=ref.manifest.digest))
 
     @property
     def model(self) -> nn.Module:
@@ -353,6 +371,20 @@ class Run:
             )
             await asyncio.sleep(LOOK)
 
+    def _figures_of_weights(self) -> dict[str, float]:
+        """Of the version that was just published: what it took, and how far its readers are behind."""
+        spent, taken = self.publisher.seconds, self.rollout.last
+        readers = self.publisher.store.readers().values()
+        return {
+            "bytes": spent.bytes,
+            "whole_bytes": spent.whole_bytes,
+            "changed_share": spent.changed / max(1, spent.words),
+            "copy_s": spent.copy_s,
+            "encode_s": spent.encode_s,
+            "versions_behind": max((self.version - each.version for each in readers if each.version >= 0), default=0),
+            **({} if taken is None else taken.sync),
+        }
+
     async def _record(
         self, batch: Batch, stats: dict[str, Any], parts: dict[str, float], took: float, paused: float
     ) -> None:
@@ -378,6 +410,7 @@ class Run:
                 "seconds": took,
                 "wall": parts,
                 "paused_s": paused,
+                "weights": self._figures_of_weights(),
                 "turns_per_s": turns / took,
                 "verdicts": self.totals.verdicts,
                 "checkpoints": self.totals.checkpoints,

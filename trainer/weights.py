@@ -2,12 +2,12 @@
 
 Owns: the copy that was published last, the comparison with it, the order of a publication. Does not own: the
 encoding and the store (rollout.weights), when to publish.
-Guarantee: a version is visible when every rank's part of it is on disk, and not before; weights that are no numbers are
-never published; encoding runs in a thread while the next rollout does, on a copy, so the trainer may step meanwhile.
+Guarantee: a version is visible when every rank's part of it is on disk and `wait` was called, and not before; weights
+that are no numbers are never published; encoding runs in a thread, on a copy: the trainer may save and step meanwhile.
 
 ::
 
-    start(): cast and copy ─▶ [thread: compare ▸ encode ▸ hash ▸ put] ─▶ gather on rank 0 ─▶ manifest ─▶ VersionRef
+    start(): cast and copy ─▶ [thread: compare ▸ encode ▸ hash ▸ put ▸ gather] ─▶ wait(): manifest ─▶ VersionRef
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -28,7 +30,6 @@ from rollout.weights.store import VersionStore
 from rollout.weights.versions import PIECE_DIGEST, Manifest, Ref, VersionRef, piece_digest
 from sandbox.errors import Invalid
 from trainer.distributed.ranks import ALONE, Ranks
-from trainer.publish import need_finite
 
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
@@ -39,6 +40,16 @@ class Encoded(msgspec.Struct):
     steps: dict[int, Ref | None]
     whole: dict[int, Ref]
     digests: dict[int, bytes]
+
+
+@dataclass
+class Prepared:
+    """A version that only has to be listed."""
+
+    copies: dict[str, Tensor]
+    whole: bool
+    manifest: Manifest | None  # on rank 0
+    held: ExitStack  # its content is not collected meanwhile
 
 
 class Seconds(msgspec.Struct, kw_only=True):
@@ -80,7 +91,7 @@ class Publisher:
         self._since_whole = 0
         self._layout: tuple[Layout, Ref] | None = None
         self._hand = ThreadPoolExecutor(1, "publisher")
-        self._pending: Future[VersionRef | None] | None = None
+        self._pending: Future[Prepared] | None = None
 
     def start(
         self,
@@ -96,14 +107,21 @@ class Publisher:
         started = time.monotonic()
         copies = {name: self._copy(tensor) for name, tensor in tensors.items()}
         self.seconds = Seconds(copy_s=time.monotonic() - started)
-        self._pending = self._hand.submit(self._publish, version, copies, dict(files), dict(shapes))
+        self._pending = self._hand.submit(self._prepare, version, copies, dict(files), dict(shapes))
 
     def wait(self) -> VersionRef | None:
-        """The version that was started, once it is visible; on ranks other than 0, None."""
+        """Make the version that was started visible. Without one: the newest of this publisher."""
         if self._pending is None:
             return self._base_ref
         pending, self._pending = self._pending, None
-        return pending.result()
+        ready = pending.result()
+        with ready.held:
+            ref = None if ready.manifest is None else self.store.publish(ready.manifest)
+        if self.ranks.rank == 0:  # before the others are told and encode again: their content must not be waited for
+            self.store.collect(keep=self.keep)
+        self._base, self._base_ref = ready.copies, self._tell(ref)
+        self._since_whole = 0 if ready.whole else self._since_whole + 1
+        return self._base_ref
 
     def publish(self, version: int, tensors: Mapping[str, Tensor], files: Mapping[str, bytes]) -> VersionRef:
         """One rank, at once: `tensors` are whole."""
@@ -113,45 +131,42 @@ class Publisher:
         return ref
 
     def close(self) -> None:
+        """What was started and not waited for is not published."""
         self._hand.shutdown()
+        if self._pending is not None and self._pending.exception() is None:
+            self._pending.result().held.close()
 
     def _copy(self, tensor: Tensor) -> Tensor:
         """A copy of our own, in the published dtype, where the tensor lies (on a GPU it stays there)."""
         floating = self.dtype is not None and tensor.is_floating_point()
         return tensor.detach().to(self.dtype if floating else tensor.dtype, copy=True).contiguous()
 
-    def _publish(
+    def _prepare(
         self, version: int, copies: dict[str, Tensor], files: dict[str, bytes], shapes: dict[str, torch.Size]
-    ) -> VersionRef | None:
+    ) -> Prepared:
         started = time.monotonic()
-        with self.store.publishing():
+        with ExitStack() as held:
+            held.enter_context(self.store.publishing())
             layout, layout_ref = self._cut(copies, shapes)
             base = self._matching(copies)
             whole = base is None or self._since_whole + 1 >= self.whole_every
             encoded = self._encode(layout, copies, against=self._base if base is not None else None, whole=whole)
             parts = self._gather(encoded)
-            ref = None
+            manifest = None
             if parts is not None:
-                ref = self.store.publish(
-                    Manifest(
-                        version=version,
-                        layout=layout_ref,
-                        base=base.manifest.digest if base is not None else None,
-                        steps=_ordered(layout, [part.steps for part in parts]) if base is not None else None,
-                        whole=_ordered(layout, [part.whole for part in parts]) if whole else None,
-                        digests=b"".join(_ordered(layout, [part.digests for part in parts])),
-                        files={name: self.store.put(content) for name, content in files.items()},
-                        generation=self.generation,
-                        created=time.time(),
-                    )
+                manifest = Manifest(
+                    version=version,
+                    layout=layout_ref,
+                    base=base.manifest.digest if base is not None else None,
+                    steps=_ordered(layout, [part.steps for part in parts]) if base is not None else None,
+                    whole=_ordered(layout, [part.whole for part in parts]) if whole else None,
+                    digests=b"".join(_ordered(layout, [part.digests for part in parts])),
+                    files={name: self.store.put(content) for name, content in files.items()},
+                    generation=self.generation,
+                    created=time.time(),
                 )
-        if self.ranks.rank == 0:
-            # Before the others are told: one that has begun the next version would wait here for us, and we for it.
-            self.store.collect(keep=self.keep)
-        self._base, self._base_ref = copies, self._tell(ref)
-        self._since_whole = 0 if whole else self._since_whole + 1
-        self.seconds.encode_s = time.monotonic() - started
-        return self._base_ref
+            self.seconds.encode_s = time.monotonic() - started
+            return Prepared(copies, whole, manifest, held.pop_all())
 
     def _cut(self, copies: dict[str, Tensor], shapes: dict[str, torch.Size]) -> tuple[Layout, Ref]:
         specs = []
@@ -176,12 +191,20 @@ class Publisher:
             ours = ours if newest is not None and newest.manifest == ours.manifest else None
         return self._tell(ours)
 
-    def resume(self, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> bool:
-        """After a restart: whether the newest version is these very weights, so that changes go on from it."""
+    def resume(
+        self, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], version: int | None = None
+    ) -> bool:
+        """After a restart: whether the newest version is these very weights, so that changes go on from it.
+
+        `version`: its number, if it is. What is published above that comes from steps that were lost: withdrawn.
+        """
+        if version is not None and self.ranks.rank == 0:
+            self.store.withdraw(version)
+        self._tell(None)
         newest = self.store.newest()
         copies = {name: self._copy(tensor) for name, tensor in tensors.items()}
         equal = False
-        if newest is not None:
+        if newest is not None and version in (None, newest.version):
             layout, ref = self._cut(copies, dict(shapes))
             manifest = self.store.manifest(newest)
             if manifest.layout == ref:
@@ -268,6 +291,16 @@ class Publisher:
         told = [ref]
         dist.broadcast_object_list(told, group=self._group)
         return told[0]
+
+
+def need_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise Invalid, naming the first, if a weight is no number: such weights are neither saved nor published."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise Invalid(
+                f"weight {name} is not finite after this step",
+                remedy="go on from the last saved step with a lower learning rate",
+            )
 
 
 def _host(words: Tensor) -> Words:

@@ -1,8 +1,8 @@
 """`EngineClient`: one client for every engine that speaks vLLM's token protocol, embedded or vLLM.
 
 Owns: requests, their errors, the order of a weight publication. Does not own: processes (supervisor), routing.
-Guarantee: `publish` returns only when the engine serves exactly the sealed folder (I9); when it raises, the engine
-is left paused or refusing, never serving half of an update.
+Guarantee: `reload` and `apply` return only when the engine serves exactly that version (I9); when they raise, the
+engine is left paused or refusing, never serving half of an update.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 
 from rollout.engine import protocol as wire
-from rollout.engine.manifest import Manifest, absolute, verify_folder
+from rollout.engine.computed import computed_hashes
 from sandbox.errors import EngineFailed, Invalid, Timeout
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -67,9 +67,15 @@ class Delta(msgspec.Struct, kw_only=True):
 
 
 class Published(msgspec.Struct, kw_only=True):
+    """What it took an engine to serve a version. Seconds of the phases are sums over parts that went on together."""
+
     version: int
-    seconds: float  # verification, pause, reload, resume
+    seconds: float  # of fetching, checking, taking
     paused_s: float  # of these, while the engine sampled nothing
+    bytes: int = 0  # that were fetched
+    fetch_s: float = 0.0
+    write_s: float = 0.0
+    check_s: float = 0.0
 
 
 class EngineClient:
@@ -118,14 +124,13 @@ class EngineClient:
                 if not ended:
                     raise EngineFailed(f"engine {self.url} ended the stream of {request_id} in the middle")
 
-    async def publish(self, folder: Path | str, version: int, *, timeout: float = 120.0) -> Published:
-        """Change the weights in flight: verify, pause(keep), reload, drop caches, label, check, resume.
+    async def reload(self, folder: Path, version: int, *, timeout: float = 120.0) -> float:
+        """Change the weights in flight: pause(keep), reload, drop caches, label, check, resume. Seconds of the pause.
+
+        `folder` is absolute: an engine has a working directory of its own.
 
         Requests in flight go on with the new weights from their next token; their caches are computed again.
         """
-        folder = absolute(folder)
-        started = time.monotonic()
-        manifest = await asyncio.to_thread(verify_folder, folder, version)
         try:
             async with asyncio.timeout(timeout):
                 await self.pause("keep")
@@ -134,17 +139,15 @@ class EngineClient:
                     wire.RPC, wire.RpcRequest(method="reload_weights", kwargs={"weights_path": str(folder)})
                 )
                 await self._request("POST", wire.RESET_CACHE, params={"reset_running_requests": "true"})
-                await self._post(wire.SET_VERSION, wire.VersionRequest(str(version)))
-                await self._check(manifest, folder, reloaded=True)
-                await asyncio.to_thread(verify_folder, folder, version)  # nobody changed it while it was read
+                await self.set_version(version)
+                await self.check(folder, version, reloaded=True)
                 await self.resume()
         except TimeoutError:
             raise Timeout(
                 f"engine {self.url} did not take version {version} within {timeout:g} s and stays paused",
                 remedy="restart the engine with the last published weights",
             ) from None
-        finished = time.monotonic()
-        return Published(version=version, seconds=finished - started, paused_s=finished - paused)
+        return time.monotonic() - paused
 
     async def pause(self, mode: wire.PauseMode = "keep") -> None:
         await self._request("POST", wire.PAUSE, params={"mode": mode})
@@ -173,10 +176,6 @@ class EngineClient:
         """Serve a version that was pulled, from the next token on. Requests in flight go on."""
         return await self._post(wire.APPLY_WEIGHTS, wire.ApplyRequest(version, recompute), wire.Applied)
 
-    async def check(self, folder: Path | str, version: int) -> None:
-        """Raise unless the engine holds the weights of this sealed folder, as far as it lets us see (I9)."""
-        await self._check(await asyncio.to_thread(verify_folder, folder, version), Path(folder), reloaded=False)
-
     async def healthy(self) -> bool:
         try:
             await self._request("GET", wire.HEALTH)
@@ -191,29 +190,44 @@ class EngineClient:
         """Of the embedded engine; vLLM has no such route (EngineFailed, 404)."""
         return await self._get(wire.STATISTICS, wire.Statistics)
 
-    async def _check(self, manifest: Manifest, folder: Path, *, reloaded: bool) -> None:
-        """Compare what the engine holds with the seal, for every parameter that it keeps as published.
+    async def take(self, version: int) -> Published:
+        """Pull a version and apply it. Of an engine with --weights."""
+        began = time.monotonic()
+        pulled = await self.pull(version)
+        applied = await self.apply(version)
+        return Published(
+            version=version,
+            seconds=time.monotonic() - began,
+            paused_s=applied.paused_s,
+            bytes=pulled.bytes,
+            fetch_s=pulled.fetch_s,
+            write_s=pulled.write_s,
+            check_s=pulled.check_s,
+        )
 
-        The embedded engine keeps all. vLLM fuses and prepacks linear layers (their digest is of no bytes at all) and
+    async def check(self, folder: Path, version: int, *, reloaded: bool = False) -> None:
+        """Raise unless the engine computes with the weights of this folder, as far as it lets us see (I9).
+
+        The embedded engine shows all. vLLM fuses and prepacks linear layers (their digest is of no bytes at all) and
         pads embedding and head of a vocabulary that is no multiple of 64: what remains are the norms, and these two
-        where they are not padded. The files themselves are hashed before and after loading in any case.
+        where they are not padded.
         """
         live = {name.rpartition(":")[2]: digest for name, digest in (await self.checksums()).items()}
-        names = {name for name in live.keys() & manifest.tensors.keys() if live[name] != EMPTY}
         fused = any("qkv_proj" in name for name in live)
+        names = {name for name, digest in live.items() if digest != EMPTY}
         if fused and _config(folder)["vocab_size"] % VLLM_VOCABULARY_MULTIPLE:
             names -= {"model.embed_tokens.weight", "lm_head.weight"}
         if fused and reloaded and _config(folder).get("tie_word_embeddings"):
             raise EngineFailed(
                 f"engine {self.url} keeps a tied head of its own, which a reload does not change; it stays paused",
-                remedy="publish with save_model(..., untie=True), or restart the engine with the folder",
+                remedy="reload an untied mirror, or restart the engine with the folder",
             )
-        wrong = sorted(name for name in names if live[name] != manifest.tensors[name])
-        if wrong or not names:
+        expected = await asyncio.to_thread(computed_hashes, folder, names)
+        wrong = sorted(name for name, digest in expected.items() if live[name] != digest)
+        if wrong or not expected:
             what = f"{', '.join(wrong[:4])} differ" if wrong else "no parameter could be compared"
             raise EngineFailed(
-                f"engine {self.url} does not serve version {manifest.version}: {what}; it stays paused",
-                remedy="restart the engine with the published folder",
+                f"engine {self.url} does not serve version {version}: {what}", remedy="restart the engine with it"
             )
 
     async def _get(self, path: str, kind: type[T]) -> T:

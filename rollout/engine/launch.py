@@ -29,7 +29,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kind of engine. ``command(folder, port)`` starts a server of the weights in `folder`."""
+    """A kind of engine. ``command(folder, port)`` starts a server of the model in `folder`."""
 
     name: str
     command: Callable[[Path, int], Command]
@@ -38,6 +38,7 @@ class Launch:
     leaves: bool = False  # it ends by itself when nobody has asked it for long: it may outlive who started it
     kept: bool = False  # it does not, and is kept by a process that ends it then (rollout.engine.keep)
     spare: Command | None = None  # loads its code, then waits to be told its arguments (rollout.engine.spare)
+    pulls: bool = False  # it pulls versions of weights by itself; else it reloads a mirror of them
 
 
 def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
@@ -52,7 +53,7 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
     search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": search}
     waiting = Command([*program, "--wait"], env)
-    return Launch("embedded", command, start_timeout=60.0, slots=slots, leaves=True, spare=waiting)
+    return Launch("embedded", command, start_timeout=60.0, slots=slots, leaves=True, spare=waiting, pulls=True)
 
 
 def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, threads: int = 1) -> Launch:

@@ -4,7 +4,7 @@ Owns: the server's process, its log file, restarts, the retry of requests that a
 process before this one left is adopted.
 Does not own: the protocol (client), what is published.
 Guarantee: a death is noticed when the kernel reports it, not by a time-out; after a restart the engine serves the
-folder published last, verified (I9); when it cannot be restarted every caller gets one error that names the log.
+version published last, checked (I9); when it cannot be restarted every caller gets one error that names the log.
 
 ====================  =================================================================
 state                 moved by
@@ -33,11 +33,11 @@ from rollout.engine import adopted, keep
 from rollout.engine.adopted import Adopted, Named
 from rollout.engine.client import EngineClient, Generation, Published, Sampling, wait_healthy
 from rollout.engine.keep import die_with_parent
-from rollout.engine.launch import IDLE_EXIT, Launch, embedded, vllm
-from rollout.engine.manifest import absolute, verify_folder
+from rollout.engine.launch import IDLE_EXIT, Command, Launch, embedded, vllm
 from rollout.engine.spare import Spare
+from rollout.engine.weights import named, weights_of
 from rollout.store import stages
-from sandbox.errors import Closed, EngineFailed, Invalid, Timeout
+from sandbox.errors import Closed, EngineFailed, Invalid, NotFound, PagurusError, Timeout
 
 __all__ = ["EngineSupervisor", "embedded", "vllm"]
 
@@ -54,15 +54,18 @@ USED = "engine.used"  # in the folder of roles: locked by who uses the server
 
 
 class EngineSupervisor:
-    """``async with EngineSupervisor(embedded(), folder, 0, log=run / "engine.log") as engine: ...``"""
+    """``async with EngineSupervisor(embedded(), run / "weights", 0, log=run / "engine.log") as engine: ...``"""
 
-    def __init__(self, launch: Launch, folder: Path | str, version: int, *, log: Path, roles: Path | None = None):
-        """`roles`: the folder where the server is written down. It then outlives this process if that is killed, and
-        the next one adopts it; left alone, it ends by itself after a while."""
+    def __init__(self, launch: Launch, weights: Path | str, version: int, *, log: Path, roles: Path | None = None):
+        """`weights`: where versions are published, or a model folder, which is then served for ever as `version`.
+
+        The engine's mirror lies beside its log. `roles`: the folder where the server is written down. It then outlives
+        this process if that is killed, and the next one adopts it; left alone, it ends by itself after a while.
+        """
         self.launch, self.log, self.roles = launch, log, roles
         self.adopted = False
         self._generation = 0
-        self.folder, self.version = Path(folder).resolve(), version
+        self.weights, self.version = weights_of(launch, weights, log.resolve().with_suffix(".weights")), version
         self.restarts = 0
         self.retried = 0
         self.publications: list[Published] = []
@@ -116,6 +119,7 @@ class EngineSupervisor:
             self._watcher = None
         await self._spare.close()
         await self._stop()
+        await self.weights.close()
         self._serving.set()
 
     @property
@@ -153,30 +157,45 @@ class EngineSupervisor:
                     raise
                 self.retried += 1
 
-    async def publish(self, folder: Path | str, version: int) -> Published:
-        """Serve these weights from now on. If the engine dies or refuses on the way, it is restarted with them."""
-        folder = absolute(folder)
-        await asyncio.to_thread(verify_folder, folder, version)  # a bad folder is refused before it is "the last"
+    async def publish(self, weights: Path | str, version: int) -> Published:
+        """Serve this version from now on; `weights` are those of the constructor. A version that cannot be pulled
+        leaves the engine as it is. If the engine dies or refuses on the way, it is restarted with the new version."""
+        if named(weights) != self.weights.place:
+            raise Invalid(f"this engine takes its weights from {self.weights.place}", remedy="publish there")
         async with self._publishing:
             client = await self.wait_serving()
-            before, self.folder, self.version = (self.folder, self.version), folder, version
+            before, self.version = self.version, version
             started = time.monotonic()
             try:
-                published = await client.publish(folder, version)
-            except (EngineFailed, Timeout) as error:
-                log.warning("publication of version %d failed, restarting the engine with it: %s", version, error)
-                if not await self._died(client):
-                    self._signal(signal.SIGKILL)
-                    await self._died(client)
-                try:
-                    await self.wait_serving()
-                except EngineFailed:
-                    self.folder, self.version = before
+                published = await self.weights.take(client, version)
+            except (EngineFailed, Timeout, NotFound, Invalid) as error:
+                if not await self._died(client) and await self._as_before(client, before):
+                    self.version = before
                     raise
-                seconds = time.monotonic() - started
-                published = Published(version=version, seconds=seconds, paused_s=seconds)
+                log.warning("publication of version %d failed, restarting the engine with it: %s", version, error)
+                published = await self._anew(client, before, started)
             self.publications.append(published)
             return published
+
+    async def _as_before(self, client: EngineClient, version: int) -> bool:
+        """Whether a server still serves an older version, as if nothing had been asked of it."""
+        try:
+            return await client.healthy() and not await client.is_paused() and await client.version() == version
+        except EngineFailed:
+            return False
+
+    async def _anew(self, client: EngineClient, before: int, started: float) -> Published:
+        """End the server if it has not ended, and wait for the one that comes after it."""
+        if not await self._died(client):
+            self._signal(signal.SIGKILL)
+            await self._died(client)
+        try:
+            await self.wait_serving()
+        except EngineFailed:
+            self.version = before
+            raise
+        seconds = time.monotonic() - started
+        return Published(version=self.version, seconds=seconds, paused_s=seconds)
 
     async def abort(self, request_ids: list[str] | None = None) -> None:
         await (await self.wait_serving()).abort(request_ids)
@@ -217,11 +236,8 @@ class EngineSupervisor:
             return False
         process, client = Adopted(role.pid, descriptor), EngineClient(role.url)
         try:
-            if await client.version() == self.version and not await client.is_paused():
-                await client.check(self.folder, self.version)
-            else:
-                await client.publish(self.folder, self.version)
-        except (EngineFailed, Timeout, Invalid) as error:
+            await self.weights.adopt(client, self.version)
+        except (EngineFailed, Timeout, Invalid, NotFound) as error:
             log.warning("the engine that was left (pid %d) is of no use: %s", role.pid, error)
             await client.close()
             process.kill()
@@ -233,9 +249,10 @@ class EngineSupervisor:
 
     async def _start(self) -> None:
         """Start a server of the last published weights and wait until it serves them."""
-        await asyncio.to_thread(verify_folder, self.folder, self.version)
+        await self.weights.ready(self.version)
         port = free_port()
-        command = self.launch.command(self.folder, port)
+        command = self.launch.command(self.weights.model, port)
+        command = Command([*command.argv, *self.weights.arguments(self.version)], command.env)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             self._process = await self._spare.take(command) or await asyncio.create_subprocess_exec(
@@ -261,7 +278,7 @@ class EngineSupervisor:
                 )
                 raise self._error(f"the {self.launch.name} engine did not start: {why}")
             await client.set_version(self.version)
-            await client.check(self.folder, self.version)
+            await client.check(self.weights.model, self.version)
         except BaseException:
             await client.close()
             await self._stop()
@@ -303,7 +320,7 @@ class EngineSupervisor:
                     raise self._error(f"the {self.launch.name} engine died {deaths} times in a row, last with {code}")
                 self.restarts += 1
                 await self._start()
-            except (EngineFailed, OSError) as error:
+            except (PagurusError, OSError) as error:
                 self._failure = error if isinstance(error, EngineFailed) else self._error(str(error))
                 log.error("%s", self._failure)
                 self._serving.set()

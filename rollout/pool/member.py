@@ -14,6 +14,7 @@ from typing import Protocol
 
 from rollout.decide.routing import ServerView, Signs, State, Taking
 from rollout.engine.client import EngineClient, Published, wait_healthy
+from rollout.engine.weights import Mirrored
 
 AT_ONCE = 16  # requests that leave a lost server in one turn of the event loop
 
@@ -27,31 +28,37 @@ class Server(Protocol):
 
     async def wait_serving(self) -> EngineClient: ...
 
-    async def publish(self, folder: Path | str, version: int) -> Published: ...
+    async def publish(self, weights: Path | str, version: int) -> Published: ...
 
     def kill(self) -> None:
         """It hangs: end it, so that whoever watches it starts it again."""
 
 
 class Remote:
-    """A server at an address, started by somebody else, who restarts it."""
+    """A server at an address, started by somebody else, who restarts it. It pulls its weights (--weights), or reloads
+    the mirror that is kept for it here, in a folder that it sees too."""
 
-    def __init__(self, url: str, *, slots: int = 64):
+    def __init__(self, url: str, *, slots: int = 64, mirror: Mirrored | None = None):
         self.slots: int = slots
+        self._mirror = mirror
         self._client = EngineClient(url)
 
     async def wait_serving(self) -> EngineClient:
         await wait_healthy(self._client)
         return self._client
 
-    async def publish(self, folder: Path | str, version: int) -> Published:
-        return await self._client.publish(folder, version)
+    async def publish(self, weights: Path | str, version: int) -> Published:
+        if self._mirror is not None:
+            return await self._mirror.take(self._client, version)
+        return await self._client.take(version)
 
     def kill(self) -> None:
         """Nothing: it is not ours to end. It is asked again when it answers its health route."""
 
     async def close(self) -> None:
         await self._client.close()
+        if self._mirror is not None:
+            await self._mirror.close()
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ from typing import Protocol
 from rollout.engine.client import Published
 from rollout.engine.launch import Launch, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
+from rollout.engine.weights import Mirrored
 from rollout.episode.manager import Engine
 from rollout.plan import RolloutPlan
 from rollout.pool.member import Remote
@@ -27,7 +28,7 @@ from sandbox.errors import Invalid
 class Engines(Engine, Protocol):
     """All that generates for this rollout: one supervised server, or a pool of them."""
 
-    async def publish(self, folder: Path | str, version: int) -> Published: ...
+    async def publish(self, weights: Path | str, version: int) -> Published: ...
 
 
 Serve = Callable[[VersionRef], AbstractAsyncContextManager[Engines]]
@@ -38,7 +39,7 @@ def serving(plan: RolloutPlan, run: Path) -> Serve:
 
     def serve(ref: VersionRef) -> AbstractAsyncContextManager[Engines]:
         if plan.pool.urls:
-            return _remote(plan, ref)
+            return _remote(plan, ref, run)
         if plan.pool.engines > 1:
             return started(launch(plan), ref.folder, ref.version, count=plan.pool.engines, run=run)
         return EngineSupervisor(launch(plan), ref.folder, ref.version, log=run / "engine.log", roles=run / "roles")
@@ -57,11 +58,13 @@ def launch(plan: RolloutPlan) -> Launch:
 
 
 @asynccontextmanager
-async def _remote(plan: RolloutPlan, ref: VersionRef) -> AsyncIterator[Pool]:
+async def _remote(plan: RolloutPlan, ref: VersionRef, run: Path) -> AsyncIterator[Pool]:
+    pulls = launch(plan).pulls
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(Pool())
-        for url in plan.pool.urls:
-            server = Remote(url, slots=plan.pool.slots)
+        for number, url in enumerate(plan.pool.urls):
+            mirror = None if pulls else Mirrored(ref.folder, run / f"remote-{number}.weights")
+            server = Remote(url, slots=plan.pool.slots, mirror=mirror)
             stack.push_async_callback(server.close)
             await pool.join(url, server)
         await pool.publish(ref.folder, ref.version)

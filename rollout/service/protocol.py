@@ -1,7 +1,7 @@
 """Every struct that crosses between a trainer and a rollout, headed "A -> B". msgpack over a Unix socket or TCP.
 
 Owns: the wire; fields are append-only with defaults. Does not own: behaviour. Batches and weights travel by reference:
-a batch names prompts and members, whose samples are fetched as the store has them; a version names a sealed folder.
+a batch names prompts and members, whose samples are fetched as the store has them; a version names its manifest.
 Each call may be sent again: one that was carried out already is answered as before.
 """
 
@@ -17,10 +17,10 @@ TOKEN = "rollout.token"  # beside it, where TCP is served
 
 
 class VersionRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Published weights. `digest`: blake3 of the folder's manifest, which names the hash of each file."""
+    """Published weights. `digest` names the version's manifest, which names the hash of each of its parts."""
 
     version: int
-    folder: str
+    folder: str  # of versions (rollout.weights.store)
     digest: str
 
 
@@ -95,6 +95,7 @@ class Taken(msgspec.Struct, kw_only=True):
     groups: list[Named]
     spent: dict[str, float] = {}
     paused_s: float = 0.0  # of the engines, for the version before this batch
+    sync: dict[str, float] = {}  # bytes that an engine fetched for that version, and seconds by phase
 
 
 class Payloads(msgspec.Struct):

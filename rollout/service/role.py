@@ -29,8 +29,7 @@ from rollout import tokenizer
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
-from rollout.engine.manifest import NAME as MANIFEST
-from rollout.engine.manifest import digest_of
+from rollout.engine.client import Published
 from rollout.engine.pace import Paced
 from rollout.environments.mixture import RECENT, Draw, load_curriculum
 from rollout.episode.prepared import PreparedStates
@@ -42,6 +41,7 @@ from rollout.service import protocol as wire
 from rollout.service.engines import Engines, Serve, serving
 from rollout.store import stages
 from rollout.store.samples import Fence, SampleStore
+from rollout.weights.store import VersionStore
 from sandbox import durable
 from sandbox.errors import EngineFailed, ImageNotFound, NoDaemon, NotFound, PagurusError
 
@@ -55,6 +55,7 @@ FAULT_TURNS = (1, 5)  # the service of an episode usually runs from turn 3 on
 HOST_PATIENCE = 300.0  # seconds for which a run that has begun waits for its host
 PREPARED = ".prepared"  # beside the runs, which share it
 HOST_AGAIN = 0.2  # seconds between two looks
+PHASES = ("seconds", "bytes", "fetch_s", "write_s", "check_s", "paused_s")
 
 
 class RolloutRole:
@@ -70,7 +71,7 @@ class RolloutRole:
         self._serve = serve or serving(plan, run)
         self._ref = _accepted(self.folder)
         self._served: wire.VersionRef | None = None
-        self._paused_s = 0.0
+        self._published: Published | None = None  # the last change of weights
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
         self._first_turn: float | None = None
@@ -126,7 +127,7 @@ class RolloutRole:
         except NoMorePrompts as error:
             raise NotFound(str(error), remedy="every prompt was trained or given up") from None
         spent = {name: value - before.get(name, 0.0) for name, value in controller.meter.seconds().items()}
-        return by_reference(batch, spent=spent, paused_s=self._paused_s)
+        return by_reference(batch, spent=spent, published=self._published)
 
     async def whole(self, ask: wire.Whole) -> wire.Taken:
         return by_reference(await (await self._serving(ask.fence)).whole(ask.without))
@@ -183,14 +184,14 @@ class RolloutRole:
             await self._changed_to(lambda: self._ref is not None)
             assert self._ref is not None
             ref = self._ref
-            await asyncio.to_thread(_need_sealed, ref)
+            await asyncio.to_thread(_need_published, ref)
             async with self._serve(ref) as engines, self._playing(engines, ref) as controller:
                 while True:
                     await self._set_served(ref)
                     await self._changed_to(lambda: self._ref != self._served)
                     ref = self._ref
-                    await asyncio.to_thread(_need_sealed, ref)
-                    self._paused_s = (await engines.publish(ref.folder, ref.version)).paused_s
+                    await asyncio.to_thread(_need_published, ref)
+                    self._published = await engines.publish(ref.folder, ref.version)
                     await controller.published(ref.version)
         except Exception as error:
             self._failure = error
@@ -211,7 +212,7 @@ class RolloutRole:
     async def _playing(self, engines: Engines, ref: wire.VersionRef) -> AsyncIterator[RolloutController]:
         """The controller, going on where the one before it stopped; sandboxes that nobody goes on with are removed."""
         self._reached("engine")
-        renderer = await asyncio.to_thread(_renderer, Path(ref.folder))
+        renderer = await asyncio.to_thread(_renderer, self.run / "policy")
         controller = self._controller(engines, ref, renderer)
         sweep: asyncio.Task[None] | None = None
         try:
@@ -280,7 +281,7 @@ class RolloutRole:
             draw=self._draw,
             host=self.host,
             engine=Paced(engines, seconds=self.plan.pace),
-            tokenizer=tokenizer.load(ref.folder),
+            tokenizer=tokenizer.load(self.run / "policy"),
             renderer=renderer,
             config=_ended_by(self.plan.config, renderer),
             folder=self.folder,
@@ -331,14 +332,20 @@ def _ended_by(config: RolloutConfig, renderer: ChatRenderer | None) -> RolloutCo
     return msgspec.structs.replace(config, sampling=sampling)
 
 
-def _need_sealed(ref: wire.VersionRef) -> None:
-    if not (Path(ref.folder) / MANIFEST).exists() or digest_of(ref.folder) != ref.digest:
+def _need_published(ref: wire.VersionRef) -> None:
+    try:
+        found = VersionStore(ref.folder).version(ref.version)
+    except NotFound:
+        found = None
+    if found is None or found.manifest.digest != ref.digest:
         raise EngineFailed(
-            f"{ref.folder} is not what was published as version {ref.version}", remedy="publish it again"
+            f"{ref.folder} does not have what was published as version {ref.version}", remedy="publish it again"
         )
 
 
-def by_reference(batch: Batch, *, spent: Mapping[str, float] | None = None, paused_s: float = 0.0) -> wire.Taken:
+def by_reference(
+    batch: Batch, *, spent: Mapping[str, float] | None = None, published: Published | None = None
+) -> wire.Taken:
     """A batch as it is handed out: its samples by their names."""
     groups = [
         wire.Named(prompt=group.prompt, seed=group.seed, members=[each.index for each in group.trajectories])
@@ -350,7 +357,8 @@ def by_reference(batch: Batch, *, spent: Mapping[str, float] | None = None, paus
         oldest=batch.oldest,
         groups=groups,
         spent=dict(spent or {}),
-        paused_s=paused_s,
+        paused_s=0.0 if published is None else published.paused_s,
+        sync={} if published is None else {f"sync_{name}": getattr(published, name) for name in PHASES},
     )
 
 

@@ -101,6 +101,13 @@ class Mirror:
         durable.sync(self.folder / WEIGHTS)
         self._save(State(version=version, digest=manifest))
 
+    def look(self, layout: Layout, digests: bytes) -> None:
+        """Check what is there, as `finish` does. Raises NotEqual, and has no version then."""
+        wrong = self.wrong(digests) if self._open(layout) else WEIGHTS
+        if wrong is not None:
+            self._save(State())
+            raise NotEqual(f"{wrong} in {self.folder} was damaged", remedy="fetch the whole image of this version")
+
     def wrong(self, digests: bytes) -> str | None:
         """The first tensor of which a piece differs from its digest; None: all that this rank holds is as published."""
         layout = self._need()

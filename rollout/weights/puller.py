@@ -41,10 +41,11 @@ class Spent(msgspec.Struct, kw_only=True):
 
 
 class Pulled(msgspec.Struct, kw_only=True):
-    """`writes`: what an engine of version `since` has to write to be of `version`; None: all, from the mirror."""
+    """`writes`: what an engine of the version `since` has to write to be of this one; None: all, from the mirror."""
 
     version: int
-    since: int | None
+    digest: str  # of its manifest
+    since: str | None  # digest of the manifest that the mirror was of before
     writes: list[Write] | None
     hops: int
     spent: Spent
@@ -58,6 +59,7 @@ class Puller:
         self._manifests: dict[str, Manifest] = {}
         self._layouts: dict[str, Layout] = {}
         self._pulling = asyncio.Lock()
+        self._looked = False  # at what an earlier process has left in the mirror
         self._hands = ThreadPoolExecutor(1, f"weights of {name}")  # one: the engine needs the cores
 
     async def newest(self) -> VersionRef | None:
@@ -92,14 +94,17 @@ class Puller:
     async def _go(
         self, known: list[Known], listed: Sequence[VersionRef], holds: str | None, want: VersionRef, spent: Spent
     ) -> Pulled:
-        since = self.mirror.version if holds is not None else None
+        since = holds if self.mirror.version is not None else None
         hops = route(known, holds, want.manifest.digest)
         if hops is None:
             raise NotFound(f"nothing leads to version {want.version} of the weights", remedy="publish it again")
         manifest = await self._manifest(want, spent)
         layout = await self._layout(manifest, spent)
         if not hops and self.mirror.version is not None:
-            return Pulled(version=want.version, since=since, writes=[], hops=0, spent=spent)
+            await self._look(layout, manifest)
+            return Pulled(
+                version=want.version, digest=want.manifest.digest, since=since, writes=[], hops=0, spent=spent
+            )
         by_digest = {ref.manifest.digest: ref for ref in listed}
         whole = bool(hops) and hops[0].kind == "whole"
         await self._do(self.mirror.begin, layout, None if whole else holds, want.manifest.digest)
@@ -113,14 +118,22 @@ class Puller:
         await self._do(self.mirror.put_files, files)
         await self._do(self.mirror.finish, want.version, want.manifest.digest, manifest.digests)
         spent.check_s += time.monotonic() - started
+        self._looked = True
         known_since = since is not None and not whole
         return Pulled(
             version=want.version,
+            digest=want.manifest.digest,
             since=since if known_since else None,
             writes=writes if known_since else None,
             hops=len(hops),
             spent=spent,
         )
+
+    async def _look(self, layout: Layout, manifest: Manifest) -> None:
+        """A mirror that an earlier process left is believed after every piece was hashed. Raises NotEqual."""
+        if not self._looked:
+            await self._do(self.mirror.look, layout, manifest.digests)
+            self._looked = True
 
     async def _hop(self, hop: Hop, manifest: Manifest, layout: Layout, spent: Spent) -> list[Write]:
         """Fetch and write the segments of one version that this rank reads."""

@@ -171,6 +171,10 @@ class VersionStore:
             known = self._manifests[ref.manifest.digest] = decode_manifest(self.get(ref.manifest))
         return known
 
+    def digests(self, number: int) -> bytes:
+        """Of every piece of a version: equal where, and only where, the weights are."""
+        return self.manifest(self.version(number)).digests
+
     def withdraw(self, number: int) -> None:
         """Versions above `number` are published no longer; their content stays until it is collected."""
         with self._locked():
@@ -188,6 +192,10 @@ class VersionStore:
         lease.until = time.time() + LEASE
         # Not durable: after a loss of power the reader says it again.
         durable.publish(self.folder / "readers" / reader, msgspec.msgpack.encode(lease), durable=False)
+
+    def release(self, reader: str) -> None:
+        """It needs nothing any more."""
+        (self.folder / "readers" / reader).unlink(missing_ok=True)
 
     def readers(self) -> dict[str, Lease]:
         """Those whose lease has not ended."""
@@ -251,6 +259,11 @@ class VersionStore:
         with (self.folder / name).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             yield
+
+
+def is_store(folder: Path) -> bool:
+    """Whether versions are published in this folder."""
+    return (folder / "versions").is_dir() and (folder / "chunks").is_dir()
 
 
 def known_of(ref: VersionRef, manifest: Manifest) -> Known:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+
+from rollout.engine.computed import computed_hashes  # noqa: E402
 from rollout.engine.embedded.model import KVCache, ModelConfig, Qwen3, load_model, save_model  # noqa: E402
-from rollout.engine.manifest import tensor_hashes, verify_folder, write_manifest  # noqa: E402
-from sandbox.errors import EngineFailed  # noqa: E402
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -65,19 +66,14 @@ def test_right_padding_does_not_reach_back() -> None:
     torch.testing.assert_close(policy(padded)[:, :9], policy(tokens), **TOLERANCE)
 
 
-def test_a_seal_holds_and_breaks(tmp_path: Path) -> None:
-    save_model(model(), tmp_path)
-    manifest = write_manifest(tmp_path, 3)
-    assert verify_folder(tmp_path, 3) == manifest
-    assert manifest.tensors == tensor_hashes(tmp_path / "model.safetensors")
-    with pytest.raises(EngineFailed, match="holds version 3, not 4"):
-        verify_folder(tmp_path, 4)
-    weights = tmp_path / "model.safetensors"
-    raw = bytearray(weights.read_bytes())
-    raw[-1] ^= 1
-    weights.write_bytes(raw)
-    with pytest.raises(EngineFailed, match=r"model\.safetensors differs"):
-        verify_folder(tmp_path)
-    (tmp_path / "manifest.json").unlink()
-    with pytest.raises(EngineFailed, match="not a published weights folder"):
-        verify_folder(tmp_path)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_hashes_of_a_file_are_those_of_the_values_that_are_computed_with(tmp_path: Path, dtype: torch.dtype) -> None:
+    policy = model()
+    save_model(policy, tmp_path, tensors={name: tensor.to(dtype) for name, tensor in policy.state_dict().items()})
+    live = {name: _sha256(tensor) for name, tensor in load_model(tmp_path).state_dict().items()}
+    assert computed_hashes(tmp_path) == live
+    assert computed_hashes(tmp_path, ["model.norm.weight"]) == {"model.norm.weight": live["model.norm.weight"]}
+
+
+def _sha256(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()

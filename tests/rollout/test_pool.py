@@ -31,7 +31,7 @@ RULES = RoutingRules(silence=2.0, update=60.0)
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("weights")
-    return [publish(root / f"v{version:06d}", version) for version in range(3)]
+    return [publish(root / "weights", version) for version in range(3)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -42,7 +42,9 @@ async def servers(
     async with AsyncExitStack() as stack:
         launch = embedded(slots=16, length=LENGTH)
         found = {
-            name: await stack.enter_async_context(EngineSupervisor(launch, folders[0], 0, log=log / f"{name}.log"))
+            name: await stack.enter_async_context(
+                EngineSupervisor(launch, folders[0].parent / "weights", 0, log=log / f"{name}.log")
+            )
             for name in "ab"
         }
         yield found
@@ -54,7 +56,7 @@ async def pool(servers: dict[str, EngineSupervisor], folders: list[Path]) -> Asy
     async with Pool(rules=RULES) as made:
         for name, server in servers.items():
             await made.join(name, server)
-        await made.publish(folders[0], 0)
+        await made.publish(folders[0].parent / "weights", 0)
         yield made
 
 
@@ -165,7 +167,7 @@ async def test_weights_roll_over_the_servers_while_requests_go_on(pool: Pool, fo
     flights = [asyncio.create_task(keep_asking(n)) for n in range(6)]
     await under_way(pool, 6)
     for version in (1, 2, 1):
-        published = await pool.publish(folders[version], version)
+        published = await pool.publish(folders[0].parent / "weights", version)
         assert published.version == version
     done.set()
     await watching
@@ -198,7 +200,7 @@ async def test_a_server_that_was_down_takes_the_version_before_it_serves(
     flight = asyncio.create_task(pool.generate([70, 71], LONG))
     os.kill(pid, signal.SIGKILL)
     await flight
-    await pool.publish(folders[2], 2)
+    await pool.publish(folders[0].parent / "weights", 2)
     await until(lambda: pool.members["a"].state == "serving")
     for _ in range(8):
         generation = await pool.generate([72, 73], Sampling(max_tokens=3, ignore_eos=True))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from rollout.engine.launch import embedded
-from rollout.pool.serve import sealed, serving
+from rollout.pool.serve import of_model, serving
 from sandbox.errors import NotFound
 from tests.support.chat_models import need_models
 from tests.support.door_engines import small_chat_model
+from tests.support.rollout_engines import publish
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -41,10 +41,8 @@ async def test_a_model_folder_is_served_to_agents_by_two_engines(tmp_path: Path)
 
 def test_a_run_is_served_by_its_newest_version_and_nonsense_is_refused(tmp_path: Path) -> None:
     for version in (3, 12):
-        folder = tmp_path / "run" / "weights" / f"v{version:06d}"
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-        (folder / "manifest.json").write_text(json.dumps({"version": version, "files": {}}))
-    assert sealed(tmp_path / "run", tmp_path / "home") == (tmp_path / "run" / "weights" / "v000012", 12)
+        publish(tmp_path / "run" / "weights", version)
+    assert of_model(tmp_path / "run", tmp_path / "home") == (tmp_path / "home" / "model", 12)
+    assert (tmp_path / "home" / "model" / "model.safetensors").exists()
     with pytest.raises(NotFound, match=r"config\.json"):
-        sealed(tmp_path, tmp_path / "home")
+        of_model(tmp_path, tmp_path / "home")

@@ -8,19 +8,22 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from aiohttp.test_utils import unused_port
 
 from rollout import RolloutConfig
 from rollout.engine.client import Published, Sampling
-from rollout.engine.manifest import digest_of, write_manifest
 from rollout.environments import folder as tasks
 from rollout.plan import RolloutPlan
 from rollout.service.client import RolloutClient
 from rollout.service.protocol import TOKEN, VersionRef
 from rollout.service.role import RolloutRole
 from rollout.service.server import Door
+from rollout.weights.layout import Layout
+from rollout.weights.store import VersionStore
+from rollout.weights.versions import Manifest
 from sandbox.errors import Conflict, EngineFailed, ImageNotFound, Invalid, NoDaemon
 from sandbox.messages import Statistics
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
@@ -92,11 +95,11 @@ class Scene:
         await self._stack.aclose()
 
     def published(self, version: int) -> VersionRef:
-        folder = self.run / "weights" / f"v{version}"
-        folder.mkdir(parents=True)
-        (folder / "weights").write_text(str(version))
-        write_manifest(folder, version)
-        return VersionRef(version=version, folder=str(folder), digest=digest_of(folder))
+        """A version without any tensor."""
+        store = VersionStore(self.run / "weights")
+        layout = store.put(msgspec.msgpack.encode(Layout([], [])))
+        made = Manifest(version=version, layout=layout, base=None, steps=None, whole=[], digests=b"")
+        return VersionRef(version=version, folder=str(store.folder), digest=store.publish(made).manifest.digest)
 
     async def trainer(self, step: int = 0) -> RolloutClient:
         client = RolloutClient.of(self.run, patience=30.0)
@@ -174,12 +177,12 @@ async def test_the_next_rollout_goes_on_with_the_version_and_the_batch(scene: Sc
     assert (await trainer.finish()).born == scene.role.born and scene.host.swept == 3
 
 
-async def test_weights_that_changed_after_they_were_published_are_not_served(scene: Scene) -> None:
+async def test_weights_that_were_withdrawn_after_they_were_published_are_not_served(scene: Scene) -> None:
     trainer = await scene.trainer()
     ref = scene.published(0)
-    (Path(ref.folder) / "manifest.json").write_text("{}")
+    VersionStore(ref.folder).withdraw(-1)
     await trainer.publish(ref)
-    with pytest.raises(EngineFailed, match="is not what was published as version 0"):
+    with pytest.raises(EngineFailed, match="does not have what was published as version 0"):
         await trainer.next_batch()
     with pytest.raises(EngineFailed):
         await scene.role.ended()

@@ -21,7 +21,7 @@ from rollout.engine.launch import Command, Launch, embedded, vllm
 from rollout.engine.spare import Spare
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.store import stages
-from sandbox.errors import Closed, EngineFailed
+from sandbox.errors import Closed, EngineFailed, Invalid, NotFound
 from tests.support.door_engines import NO_VLLM, VLLM
 from tests.support.rollout_engines import publish
 
@@ -32,7 +32,9 @@ SHORT = Sampling(max_tokens=4, ignore_eos=True)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return publish(tmp_path / "v0", 0)
+    """Of versions."""
+    publish(tmp_path / "weights", 0)
+    return tmp_path / "weights"
 
 
 async def test_an_engine_that_does_not_start_is_reported_with_its_log(folder: Path, tmp_path: Path) -> None:
@@ -42,11 +44,19 @@ async def test_an_engine_that_does_not_start_is_reported_with_its_log(folder: Pa
             pass
 
 
-async def test_unsealed_weights_start_no_engine(folder: Path, tmp_path: Path) -> None:
-    (folder / "manifest.json").unlink()
-    with pytest.raises(EngineFailed, match="not a published weights folder"):
-        async with EngineSupervisor(embedded(), folder, 0, log=tmp_path / "engine.log"):
+async def test_a_folder_without_weights_starts_no_engine(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="neither versions of weights nor a model"):
+        async with EngineSupervisor(embedded(), tmp_path, 0, log=tmp_path / "engine.log"):
             pass
+
+
+async def test_a_model_folder_is_served_as_it_is(folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "v000000"
+    async with EngineSupervisor(embedded(slots=4), model, 5, log=tmp_path / "engine.log") as engine:
+        assert (await engine.generate([5], SHORT)).spans[0].version == 5
+        with pytest.raises(Invalid, match="one model"):
+            await engine.publish(model, 6)
+        assert (await engine.generate([5], SHORT)).spans[0].version == 5
 
 
 async def test_an_engine_that_cannot_come_back_fails_every_caller_at_once(folder: Path, tmp_path: Path) -> None:
@@ -57,7 +67,7 @@ async def test_an_engine_that_cannot_come_back_fails_every_caller_at_once(folder
         assert engine.pid is not None
         os.kill(engine.pid, 9)
         for outcome in await asyncio.gather(*flights, return_exceptions=True):
-            assert isinstance(outcome, EngineFailed) and "not a published weights folder" in str(outcome)
+            assert isinstance(outcome, EngineFailed) and "did not start" in str(outcome)
         with pytest.raises(EngineFailed):
             await engine.generate([5], SHORT)
     with pytest.raises((Closed, EngineFailed)):
@@ -77,11 +87,11 @@ async def test_requests_in_flight_are_asked_again_after_a_death(folder: Path, tm
 
 
 async def test_a_death_during_a_publication_ends_with_the_new_weights(folder: Path, tmp_path: Path) -> None:
-    newer = publish(tmp_path / "v1", 1)
+    publish(folder, 1)
     async with EngineSupervisor(embedded(slots=4), folder, 0, log=tmp_path / "engine.log") as engine:
         assert engine.pid is not None
         os.kill(engine.pid, 19)  # stopped: the publication gets as far as its first request
-        task = asyncio.create_task(engine.publish(newer, 1))
+        task = asyncio.create_task(engine.publish(folder, 1))
         done, _ = await asyncio.wait([task], timeout=0.3)
         assert not done
         os.kill(engine.pid, 9)
@@ -153,9 +163,9 @@ async def test_an_engine_outlives_who_started_it_and_is_adopted_with_newer_weigh
     folder: Path, tmp_path: Path
 ) -> None:
     pid = await asyncio.to_thread(left_by_a_killed_process, folder, tmp_path)
-    newer = publish(tmp_path / "v1", 1)
+    publish(folder, 1)
     log, roles = tmp_path / "engine.log", tmp_path / "roles"
-    async with EngineSupervisor(embedded(slots=4), newer, 1, log=log, roles=roles) as engine:
+    async with EngineSupervisor(embedded(slots=4), folder, 1, log=log, roles=roles) as engine:
         assert (engine.adopted, engine.pid) == (True, pid)
         assert {span.version for span in (await engine.generate([5], SHORT)).spans} == {1}
         os.kill(pid, 9)

@@ -25,23 +25,20 @@ ENGINES = ["fake", "embedded", pytest.param("vllm", marks=NO_VLLM)]
 LENGTH = 512
 
 
-def small_chat_model(folder: Path, version: int | None = None) -> Path:
-    """A tiny Qwen3 of random weights with SmolLM2's tokenizer and template; sealed where a version is named."""
+def small_chat_model(folder: Path, version: int = 0) -> Path:
+    """A tiny Qwen3 of random weights with SmolLM2's tokenizer and template."""
     from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
-    from rollout.engine.manifest import write_manifest
 
     config = ModelConfig(
         vocab_size=49152, hidden_size=64, intermediate_size=128, num_attention_heads=2, num_key_value_heads=2,
         head_dim=32, eos_token_id=2,
     )  # fmt: skip
     model = Qwen3(config)
-    model.initialise(version or 0)
+    model.initialise(version)
     save_model(model, folder, untie=True)
     for path in SMOL.iterdir():
         if path.name.startswith(("token", "chat_template")):
             shutil.copyfile(path, folder / path.name)
-    if version is not None:
-        write_manifest(folder, version)
     return folder
 
 

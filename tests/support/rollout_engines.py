@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 VOCABULARY = 128  # a multiple of 64: vLLM pads nothing
@@ -9,13 +11,15 @@ EOS = 1
 WORDS = {"<pad>": 0, "<eos>": EOS, "<unk>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
 
 
-def publish(folder: Path, version: int, *, untie: bool = True) -> Path:
-    """Random weights, different for each version, sealed."""
+def publish(weights: Path, version: int) -> Path:
+    """Random weights, different for each version, published in `weights`; a model folder of the same beside it."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
-    from rollout.engine.manifest import write_manifest
+    from rollout.engine.embedded.model import ModelConfig, Qwen3
+    from rollout.weights.export import put_together
+    from rollout.weights.store import VersionStore
+    from trainer.weights import Publisher
 
     config = ModelConfig(
         vocab_size=VOCABULARY,
@@ -32,11 +36,14 @@ def publish(folder: Path, version: int, *, untie: bool = True) -> Path:
         for parameter in policy.parameters():
             if parameter.dim() == 2:
                 parameter.mul_(5)  # far from uniform, so that versions differ visibly
-    save_model(policy, folder, untie=untie)
     tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    write_manifest(folder, version)
+    files = {"config.json": json.dumps(config.to_json()).encode(), "tokenizer.json": tokenizer.to_str().encode()}
+    store = VersionStore(weights)
+    Publisher(store, keep=100).publish(version, policy.state_dict(), files)
+    folder = weights.parent / f"v{version:06d}"
+    with ThreadPoolExecutor(1) as thread:  # tests call this inside a loop
+        thread.submit(put_together, store, folder, version).result()
     return folder
 
 

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from pagurus.cli import application
 from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model
 from rollout.plan import read_plan
+from rollout.weights.export import export
+from rollout.weights.store import VersionStore
 from sandbox.errors import Conflict, Invalid, NotFound
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
@@ -18,7 +20,7 @@ from trainer.config import Config, make, open_run, read
 from trainer.estimate import estimate, ghostly, kept
 from trainer.models import policy
 from trainer.models.scorer import Scorer
-from trainer.publish import export_newest, publish
+from trainer.weights import Publisher
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fix_the_service"
 
@@ -132,18 +134,23 @@ def test_estimates_add_up() -> None:
     assert found.step_s == pytest.approx(6 * found.parameters * 10_000 / 1e10)
 
 
-def test_the_newest_policy_of_a_run_is_exported_unsealed(tmp_path: Path) -> None:
+def test_a_policy_of_a_run_is_exported(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(NotFound, match="no weights"):
-        export_newest(run, tmp_path / "out")
+    with pytest.raises(NotFound, match="no published weights"):
+        export(run, tmp_path / "out")
     shape = policy.Shape(width=32, layers=1, heads=2, inner=48)
     model = policy.make(run / "policy", ["ls"], seed=0, shape=shape)
+    files = {path.name: path.read_bytes() for path in (run / "policy").glob("*.json")}
+    publisher = Publisher(VersionStore(run / "weights"))
     for version in (1, 2):
-        publish(model, run / "weights", version, tokenizer=run / "policy")
-    assert export_newest(run, tmp_path / "out") == 2
-    found = load_model(tmp_path / "out").state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
-    assert not (tmp_path / "out" / "manifest.json").exists()
+        publisher.publish(version, model.state_dict(), files)
+        with torch.no_grad():
+            model.model.norm.weight.add_(1)
+    assert export(run, tmp_path / "out") == 2 and export(run, tmp_path / "older", 1) == 1
+    found, older = (load_model(tmp_path / name).state_dict() for name in ("out", "older"))
+    assert found.keys() == model.state_dict().keys()
+    assert torch.equal(found["model.norm.weight"], older["model.norm.weight"] + 1)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*files, "model.safetensors"])
     policy.load_tokenizer(tmp_path / "out")
     with pytest.raises(Conflict, match="exists"):
-        export_newest(run, tmp_path / "out")
+        export(run, tmp_path / "out")

@@ -14,14 +14,12 @@ from examples.fix_the_service import WORDS, demonstrate, fit
 from examples.fix_the_service.demonstrations import script
 from examples.fix_the_service.scenario import BREAKAGES, scenario
 from rollout.engine.embedded.model import load_model
-from rollout.engine.manifest import verify_folder
 from rollout.environments import folder as task
-from sandbox.errors import EngineFailed, Invalid, NotFound
+from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
 from trainer.config import Config, open_run
 from trainer.models import policy
 from trainer.models.load import take
-from trainer.publish import path_of, publish, versions
 
 SMALL = policy.Shape(width=32, layers=1, heads=2, inner=48)
 TOKENIZER = policy.tokenizer(WORDS)
@@ -88,25 +86,6 @@ def test_fit_lowers_the_loss(tmp_path: Path) -> None:
     )
     assert len(losses) == 14
     assert losses[-1] < losses[0]
-
-
-def test_published_folder_is_sealed_loads_alone_and_old_ones_go(tmp_path: Path) -> None:
-    model = policy.make(tmp_path / "base", WORDS, seed=0, shape=SMALL)
-    weights = tmp_path / "weights"
-    for version in range(5):
-        folder = publish(model, weights, version, tokenizer=tmp_path / "base", keep=2)
-        assert verify_folder(folder, version).version == version
-    assert versions(weights) == [3, 4]
-    loaded = load_model(path_of(weights, 4)).state_dict()
-    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
-    assert torch.equal(
-        loaded["lm_head.weight"], loaded["model.embed_tokens.weight"]
-    )  # untied for vLLM, the same values
-    policy.load_tokenizer(path_of(weights, 4))
-    damaged = path_of(weights, 4) / "model.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
-    with pytest.raises(EngineFailed, match=r"model\.safetensors"):
-        verify_folder(path_of(weights, 4))
 
 
 def test_the_policy_in_the_tree_solves_what_a_fresh_fit_solves() -> None:

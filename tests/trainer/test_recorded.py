@@ -8,10 +8,9 @@ from pathlib import Path
 
 from bench.harness import recorded
 from rollout import Trajectory
-from rollout.engine.manifest import digest_of
 from rollout.store.samples import SampleStore
+from rollout.weights.store import VersionStore
 from trainer.config import Config, open_run
-from trainer.publish import path_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"
 STEPS, GROUPS, SIZE, WORDS = 4, 2, 2, 64
@@ -45,6 +44,7 @@ async def test_a_trainer_that_is_killed_ends_with_the_same_weights(tmp_path: Pat
         run = tmp_path / f"killed-{kills}"
         shutil.copytree(fresh, run)
         assert await recorded.train(run, STEPS, kills=kills, seed=3, longest=0.3) == kills
-        digests[kills] = digest_of(path_of(run / "weights", STEPS))
-        assert digest_of(path_of(run / "weights", STEPS - 1)) != digests[kills]
+        published = VersionStore(run / "weights")
+        digests[kills] = published.digests(STEPS)
+        assert published.digests(STEPS - 1) != digests[kills]
     assert digests[0] == digests[2]

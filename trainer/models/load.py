@@ -174,19 +174,22 @@ def merged(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dic
     return found
 
 
-def export(
-    model: nn.Module, folder: Path, *, base: Path, tensors: Mapping[str, Tensor] | None = None, untie: bool = False
-) -> Path:
-    """Writes a Hugging Face folder that transformers and vLLM load, synced. `base`: where the tokenizer comes from.
+def published(model: nn.Module) -> dict[str, Tensor]:
+    """As engines are given them: what is tied has one name."""
+    state = merged(model)
+    if model.config.tie_word_embeddings:  # type: ignore[union-attr]
+        state.pop("lm_head.weight", None)
+    return state
 
-    `untie`: see `save_model`.
-    """
+
+def export(model: nn.Module, folder: Path, *, base: Path, tensors: Mapping[str, Tensor] | None = None) -> Path:
+    """Writes a Hugging Face folder that transformers and vLLM load, synced. `base`: where the tokenizer comes from."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER:
         if (base / name).exists():
             shutil.copyfile(base / name, folder / name)
     if isinstance(model, Qwen3):
-        save_model(model, folder, untie=untie, tensors=merged(model, tensors))
+        save_model(model, folder, tensors=merged(model, tensors))
     else:
         model.save_pretrained(folder, state_dict=merged(model, tensors))  # type: ignore[operator]
         for path in folder.iterdir():

@@ -14,14 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from rollout.engine.embedded.apply import Prepared
-from rollout.engine.embedded.model import KVCache, Qwen3, load_model, load_weights
+from rollout.engine.embedded.model import KVCache, Qwen3, load_model
 from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, finish_reason
-from rollout.engine.manifest import NAME as MANIFEST
-from rollout.engine.manifest import Manifest, verify_folder
 from rollout.engine.protocol import Statistics, VersionSpan
 from sandbox.errors import EngineFailed
 
@@ -63,9 +60,6 @@ class Core:
         self.folder = folder
         self.version = version
         self.broken: str | None = None  # why no weights are served
-        self.manifest = verify_if_sealed(folder)
-        if self.manifest is not None:
-            self.version = version = str(self.manifest.version)
         self.model: Qwen3 = load_model(folder).eval()
         length = min(length, self.model.config.max_position_embeddings)
         retained = 2 * slots if retained is None else retained
@@ -118,26 +112,6 @@ class Core:
                     drawn.append((piece.sequence, row))  # type: ignore[arg-type]
         return self._sample(drawn) if drawn else []
 
-    def reload(self, folder: Path) -> None:
-        """Serve the weights of `folder`. A folder that fails its manifest leaves the old weights untouched."""
-        manifest = verify_if_sealed(folder)
-        try:
-            with torch.no_grad():
-                load_weights(self.model, folder)
-            if manifest is not None:
-                live = self.checksums()
-                wrong = sorted(name for name, digest in manifest.tensors.items() if live.get(name) != digest)
-                if wrong:
-                    raise EngineFailed(f"weights in memory differ: {', '.join(wrong[:4])}")
-        except (OSError, RuntimeError, ValueError, SafetensorError, EngineFailed) as error:
-            self.broken = f"loading {folder} failed: {error}"  # the old weights are gone, the new ones not there
-            raise EngineFailed(self.broken, remedy="publish a whole folder; this engine serves nothing now") from error
-        self.folder, self.manifest, self.broken = folder, manifest, None
-        self.version = str(manifest.version) if manifest is not None else "unlabelled"
-        self.statistics.version = self.version
-        self.statistics.weight_updates += 1
-        self.scheduler.invalidate()
-
     def adopt(self, prepared: Prepared, version: int, *, recompute: bool) -> None:
         """Serve what `prepared` makes of the weights. Not `recompute`: keys and values of older weights stay in use."""
         try:
@@ -145,16 +119,14 @@ class Core:
         except (RuntimeError, ValueError) as error:
             self.broken = f"version {version} was written in part: {error}"
             raise EngineFailed(self.broken, remedy="restart the engine; it serves nothing now") from error
-        self.manifest, self.broken = None, None
+        self.broken = None
         self.version = self.statistics.version = str(version)
         self.statistics.weight_updates += 1
         if recompute:
             self.scheduler.invalidate()
 
     def label(self, version: str) -> None:
-        """Name the weights. A sealed folder has a version of its own, which no other label may cover."""
-        if self.manifest is not None and version != str(self.manifest.version):
-            raise ValueError(f"the served folder is sealed as version {self.manifest.version}, not {version}")
+        """Name the weights."""
         self.version = self.statistics.version = version
 
     def checksums(self) -> dict[str, str]:
@@ -205,8 +177,3 @@ class Core:
                 self.statistics.finished += 1
                 finished.append(request)
         return finished
-
-
-def verify_if_sealed(folder: Path) -> Manifest | None:
-    """The manifest of a published folder, verified; None for a folder that nobody sealed."""
-    return verify_folder(folder) if (folder / MANIFEST).exists() else None

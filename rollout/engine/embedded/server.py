@@ -4,7 +4,7 @@
 
 Owns: the HTTP routes and the one thread that computes. Does not own: arithmetic and batching (`Core`), restarts.
 Guarantee: the event loop never computes and the engine thread never waits for the network; commands (add, abort,
-pause, reload) take effect between two steps. An error inside a step ends the process: a supervisor sees it at once.
+pause, apply) take effect between two steps. An error inside a step ends the process: a supervisor sees it at once.
 
 ::
 
@@ -34,8 +34,7 @@ from rollout.engine import protocol as wire
 from rollout.engine import spare
 from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.weights import PulledWeights
-from rollout.weights.mirror import Mirror
-from rollout.weights.source import source_of
+from rollout.weights.process import PullerProcess
 from sandbox.errors import EngineFailed, Invalid, PagurusError
 
 T = TypeVar("T")
@@ -253,7 +252,6 @@ class Server:
                 web.post(wire.RESUME, self.resume),
                 web.get(wire.IS_PAUSED, self.is_paused),
                 web.post(wire.ABORT, self.abort),
-                web.post(wire.RPC, self.rpc),
                 web.post(wire.SET_VERSION, self.set_version),
                 web.get(wire.WEIGHT_INFO, self.weight_info),
                 web.post(wire.WEIGHT_CHECKER, self.weight_checker),
@@ -328,14 +326,6 @@ class Server:
         body = msgspec.json.decode(await http.read() or b"{}", type=wire.AbortRequest)
         return web.json_response({"status": "aborted", "aborted": await self.thread.abort(body.request_ids)})
 
-    async def rpc(self, http: web.Request) -> web.Response:
-        body = msgspec.json.decode(await http.read(), type=wire.RpcRequest)
-        folder = body.kwargs.get("weights_path")
-        if body.method != "reload_weights" or folder is None:
-            raise ValueError("only reload_weights with kwargs weights_path is served")
-        await self.thread.call(lambda core: core.reload(Path(folder)))
-        return web.json_response({"results": [None]})
-
     async def set_version(self, http: web.Request) -> web.Response:
         body = msgspec.json.decode(await http.read(), type=wire.VersionRequest)
         await self.thread.call(lambda core: core.label(body.new_version))
@@ -360,7 +350,7 @@ class Server:
 
     def _weights(self) -> PulledWeights:
         if self.weights is None:
-            raise ValueError("this engine was started without --weights: it only reloads folders")
+            raise ValueError("this engine was started without --weights: its weights never change")
         return self.weights
 
     async def reset_cache(self, _: web.Request) -> web.Response:
@@ -471,11 +461,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--version", default="0", help="label of the weights of a folder without a manifest")
+    parser.add_argument("--version", default="0", help="what to call the weights, without --weights")
     parser.add_argument("--slots", type=int, default=64, help="sequences computed together")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the longest sequence")
     parser.add_argument("--weights", help="pull versions from this folder or URL, into --model, which is their mirror")
     parser.add_argument("--at", type=int, help="with --weights: the version to begin with; else the newest")
+    parser.add_argument("--reader", default="engine", help="with --weights: this engine's name in its lease")
     parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
     torch.set_num_threads(1)  # two threads make these small products many times slower
     if (told := spare.told(sys.argv[1:] if arguments is None else arguments)) is None:
@@ -488,12 +479,16 @@ def main(arguments: list[str] | None = None) -> None:
 async def run(options: argparse.Namespace) -> None:
     weights = None
     if options.weights is not None:
-        source = source_of(options.weights, token=os.environ.get("PAGURUS_WEIGHTS_TOKEN"))
-        weights = PulledWeights(source, Mirror(options.model), name=f"engine-{os.getpid()}")
-        options.version = str(await weights.first(options.at))
-    core = Core(options.model, version=options.version, slots=options.slots, length=options.length)
-    log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
-    await serve(core, host=options.host, port=options.port, idle_exit=options.idle_exit, weights=weights)
+        weights = PulledWeights(PullerProcess(options.weights, options.model, name=options.reader))
+    try:
+        if weights is not None:
+            options.version = str(await weights.first(options.at))
+        core = Core(options.model, version=options.version, slots=options.slots, length=options.length)
+        log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
+        await serve(core, host=options.host, port=options.port, idle_exit=options.idle_exit, weights=weights)
+    finally:
+        if weights is not None:
+            await weights.close()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Weights that the embedded engine fetches by itself: pulled while it generates, applied between two steps.
 
-Owns: which version is pulled and ready, what the engine serves. Does not own: the pulling (rollout.weights), the steps.
+Owns: which version is pulled and ready. Does not own: the pulling (rollout.weights.process), the steps.
 Guarantee: what is applied leads from exactly the weights that the engine has to exactly those of the version; where
 that is not certain, all weights are written. The engine stands still for the writing alone.
 """
@@ -14,27 +14,24 @@ from rollout.engine import protocol as wire
 from rollout.engine.embedded.apply import Prepared, everything, prepare
 from rollout.engine.embedded.core import Core
 from rollout.weights.mirror import Mirror, Write
-from rollout.weights.puller import Puller
-from rollout.weights.source import Source
+from rollout.weights.process import PullerProcess
 from sandbox.errors import Invalid
 
 
 class PulledWeights:
     """``await weights.pull(core, 7)``, then in the engine's thread ``weights.apply(core, 7, recompute=True)``."""
 
-    def __init__(self, source: Source, mirror: Mirror, *, name: str):
-        self._puller = Puller(source, mirror, name=name)
-        self._mirror = mirror
-        self._serves: int | None = None  # version of the weights in the core; None: not known
-        self._since: int | None = None  # version from which `_writes` lead to the mirror's
-        self._writes: list[Write] = []
+    def __init__(self, puller: PullerProcess):
+        self._puller = puller
+        self._mirror: str | None = None  # digest of the version that the mirror was brought to last
+        self._writes: list[Write] | None = None  # they lead there from the core's weights; None: all must be written
         self._ready: tuple[int, Prepared] | None = None
         self._pulling = asyncio.Lock()
 
     async def first(self, version: int | None) -> int:
         """Before the engine loads the mirror: bring it to a version; which one it is."""
-        pulled = await self._puller.pull(version)
-        self._serves = self._since = pulled.version
+        pulled = await self._puller.first(version)
+        self._mirror, self._writes = pulled.digest, []
         return pulled.version
 
     async def pull(self, core: Core, version: int | None) -> wire.Pulled:
@@ -42,12 +39,11 @@ class PulledWeights:
         async with self._pulling:
             began = time.monotonic()
             pulled = await self._puller.pull(version)
-            if pulled.writes is None or pulled.since is None:
-                self._since, self._writes = None, []
-            elif self._since is not None:
-                self._writes += pulled.writes
-            prepared = await asyncio.to_thread(self._prepare, core)
-            self._ready = (pulled.version, prepared)
+            goes_on = self._writes is not None and pulled.writes is not None and pulled.since == self._mirror
+            self._ready = None
+            self._writes = [*(self._writes or []), *(pulled.writes or [])] if goes_on else None
+            self._mirror = pulled.digest
+            self._ready = (pulled.version, await asyncio.to_thread(self._prepare, core))
             return wire.Pulled(
                 version=pulled.version,
                 bytes=pulled.spent.bytes,
@@ -55,19 +51,18 @@ class PulledWeights:
                 fetch_s=pulled.spent.fetch_s,
                 write_s=pulled.spent.write_s,
                 check_s=pulled.spent.check_s,
-                whole=self._since is None,
+                whole=self._writes is None,
             )
 
     def apply(self, core: Core, version: int, *, recompute: bool) -> float:
         """Between two steps, in the engine's thread: serve the version that is ready. Seconds that it took."""
+        if self._pulling.locked():
+            raise Invalid("another version is being pulled", remedy="wait for it")
         if self._ready is None or self._ready[0] != version:
             has = "none is" if self._ready is None else f"version {self._ready[0]} is"
             raise Invalid(f"version {version} is not ready ({has})", remedy="pull it first")
-        if self._pulling.locked():
-            raise Invalid("another version is being pulled", remedy="wait for it")
         began = time.monotonic()
         core.adopt(self._ready[1], version, recompute=recompute)
-        self._serves = self._since = version
         self._writes, self._ready = [], None
         return time.monotonic() - began
 
@@ -75,11 +70,12 @@ class PulledWeights:
         await self._puller.close()
 
     def _prepare(self, core: Core) -> Prepared:
-        parameters = dict(core.model.state_dict())
-        dtypes = self._mirror.dtypes()
+        """The mirror stands still: nothing is pulled meanwhile."""
+        parameters, mirror = dict(core.model.state_dict()), Mirror(self._puller.mirror)
+        dtypes = mirror.dtypes()
         if core.model.config.tie_word_embeddings:
             dtypes.pop("lm_head.weight", None)
-        if self._since is None:
-            tables = {name: table for name, table in self._mirror.tables().items() if name in dtypes}
+        if self._writes is None:
+            tables = {name: table for name, table in mirror.tables().items() if name in dtypes}
             return everything(parameters, dtypes, tables)
         return prepare(parameters, dtypes, [write for write in self._writes if write.name in dtypes])

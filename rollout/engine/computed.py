@@ -1,0 +1,44 @@
+"""What an engine that computes in float32 must hold of a model folder.
+
+Owns: the hashes, read from the file without torch. Does not own: the comparison (client).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    data_offsets: tuple[int, int]
+
+
+def computed_hashes(folder: Path, names: Collection[str] | None = None) -> dict[str, str]:
+    """sha256 of each tensor's values, widened to float32, which is exact. `names`: these alone."""
+    hashes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+            header.pop("__metadata__", None)
+            for name, raw in header.items():
+                if names is None or name in names:
+                    entry = msgspec.json.decode(raw, type=_Entry)
+                    start, end = entry.data_offsets
+                    file.seek(8 + length + start)
+                    hashes[name] = hashlib.sha256(_widened(file.read(end - start), entry.dtype)).hexdigest()
+    return hashes
+
+
+def _widened(raw: bytes, dtype: str) -> bytes | memoryview:
+    if dtype == "BF16":
+        return (np.frombuffer(raw, dtype=np.uint16).astype(np.uint32) << 16).data.cast("B")
+    if dtype == "F16":
+        return np.frombuffer(raw, dtype=np.float16).astype(np.float32).data.cast("B")
+    return raw

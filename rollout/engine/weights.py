@@ -1,0 +1,147 @@
+"""Where an engine server's weights come from, and how it takes a version.
+
+Owns: the three ways below. Does not own: the server's process (supervisor), the protocol (client), pulling
+(rollout.weights).
+Guarantee: after `take` or `adopt` the server serves exactly the version, or an error was raised (I9).
+
+=========  ==========================================================================================
+Fixed      a model folder that never changes, as version 0 or whichever it is called
+Pulling    a server that pulls versions by itself while it generates, and applies them between two steps
+Mirrored   a server that reloads folders (vLLM): a mirror is pulled beside it while it generates
+=========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Protocol
+
+from blake3 import blake3
+
+from rollout.engine.client import EngineClient, Published
+from rollout.engine.launch import Launch
+from rollout.weights.process import PullerProcess
+from rollout.weights.store import is_store
+from sandbox.errors import Invalid, NotFound
+
+
+class Weights(Protocol):
+    place: str  # folder or URL
+    model: Path  # the folder that the server loads
+
+    async def ready(self, version: int) -> None:
+        """Before a server starts: `model` is there, or the server makes it."""
+
+    def arguments(self, version: int) -> list[str]:
+        """For the server's command line."""
+
+    async def take(self, client: EngineClient, version: int) -> Published:
+        """Have a server that generates serve this version."""
+
+    async def adopt(self, client: EngineClient, version: int) -> None:
+        """Have a server that somebody else left serve this version, whatever it was in the middle of."""
+
+    async def close(self) -> None: ...
+
+
+def weights_of(launch: Launch, place: Path | str, home: Path) -> Weights:
+    """`place`: a folder or URL of versions, or a model folder. `home`: the mirror will be there."""
+    place = named(place)
+    if "://" not in place and not is_store(Path(place)):
+        return Fixed(place)
+    return Pulling(place, home) if launch.pulls else Mirrored(place, home)
+
+
+def named(place: Path | str) -> str:
+    """One name for one place."""
+    return str(place) if "://" in str(place) else str(Path(place).resolve())
+
+
+class Fixed:
+    def __init__(self, place: str):
+        self.place, self.model = place, Path(place)
+
+    async def ready(self, version: int) -> None:
+        if not (self.model / "config.json").exists():
+            raise NotFound(f"{self.model} has neither versions of weights nor a model", remedy="publish weights there")
+
+    def arguments(self, version: int) -> list[str]:
+        return []
+
+    async def take(self, client: EngineClient, version: int) -> Published:
+        raise Invalid(f"{self.model} is one model, not a folder of versions", remedy="publish versions of it")
+
+    async def adopt(self, client: EngineClient, version: int) -> None:
+        await client.resume()
+        await client.set_version(version)
+        await client.check(self.model, version)
+
+    async def close(self) -> None:
+        return None
+
+
+class Pulling:
+    def __init__(self, place: str, home: Path):
+        self.place, self.model = place, home
+
+    async def ready(self, version: int) -> None:
+        self.model.mkdir(parents=True, exist_ok=True)
+
+    def arguments(self, version: int) -> list[str]:
+        return ["--weights", self.place, "--at", str(version), "--reader", reader_of(self.model)]
+
+    async def take(self, client: EngineClient, version: int) -> Published:
+        return await client.take(version)
+
+    async def adopt(self, client: EngineClient, version: int) -> None:
+        await client.resume()
+        await self.take(client, version)
+        await client.check(self.model, version)
+
+    async def close(self) -> None:
+        return None
+
+
+class Mirrored:
+    def __init__(self, place: str, home: Path):
+        self.place, self.model = place, home
+        # Untied: vLLM's CPU build does not follow a tied head when weights are reloaded.
+        self._puller = PullerProcess(place, home, name=reader_of(home), untie=True)
+
+    async def ready(self, version: int) -> None:
+        await (self._puller.pull if self._puller.running else self._puller.first)(version)
+
+    def arguments(self, version: int) -> list[str]:
+        return []
+
+    async def take(self, client: EngineClient, version: int) -> Published:
+        began = time.monotonic()
+        pulled = await self._puller.pull(version)
+        paused = await client.reload(self.model, version)
+        return Published(
+            version=version,
+            seconds=time.monotonic() - began,
+            paused_s=paused,
+            bytes=pulled.spent.bytes,
+            fetch_s=pulled.spent.fetch_s,
+            write_s=pulled.spent.write_s,
+            check_s=pulled.spent.check_s,
+        )
+
+    async def adopt(self, client: EngineClient, version: int) -> None:
+        if await client.version() != version or await client.is_paused():
+            await self.take(client, version)
+        else:
+            await self._puller.pull(version)
+            await client.check(self.model, version)
+
+    async def close(self) -> None:
+        await self._puller.close()
+
+
+def reader_of(mirror: Path) -> str:
+    """The same name for the same mirror, and no other's: `pagurus weights ls` shows it."""
+    host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
+    return f"{mirror.stem}-{host}-{blake3(str(mirror).encode()).hexdigest(length=4)}"

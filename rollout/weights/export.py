@@ -1,0 +1,51 @@
+"""A published version as a model folder of its own.
+
+Owns: where the mirror is made, and that nothing of it is left but the model. Does not own: pulling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rollout.weights.mirror import STATE, Mirror
+from rollout.weights.puller import Puller
+from rollout.weights.source import FolderSource
+from rollout.weights.store import VersionStore, is_store
+from sandbox.errors import Conflict, NotFound
+
+READER = "export"
+
+
+def store_of(run: Path) -> VersionStore:
+    """The versions of a run folder, or those in a folder itself."""
+    for folder in (run / "weights", run):
+        if is_store(folder):
+            return VersionStore(folder)
+    raise NotFound(f"{run} has no published weights", remedy="name a run folder, such as runs/latest")
+
+
+def put_together(store: VersionStore, folder: Path, version: int | None = None) -> Mirror:
+    """A version (None: the newest), every piece checked."""
+
+    async def pull() -> Mirror:
+        puller = Puller(FolderSource(store), Mirror(folder), name=READER)
+        try:
+            await puller.pull(version)
+        finally:
+            await puller.close()
+            store.release(READER)
+        return puller.mirror
+
+    return asyncio.run(pull())
+
+
+def export(run: Path, folder: Path, version: int | None = None) -> int:
+    """A version of a run's weights as a Hugging Face folder; which one it is. Raises NotFound, Conflict."""
+    store = store_of(run)
+    if folder.exists():
+        raise Conflict(f"{folder} exists", remedy="name a new folder")
+    mirror = put_together(store, folder, version)
+    (folder / STATE).unlink()
+    assert mirror.version is not None, "it was pulled"
+    return mirror.version

@@ -1,0 +1,72 @@
+"""The seal of a folder: hashes of its files.
+
+Owns: ``manifest.json``. Does not own: how the folder came to be, who loads it.
+Guarantee: a folder with a manifest is complete (the manifest is written last, atomically), and `verify_folder`
+returns only when every file is bit-identical to what was sealed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from sandbox import durable
+from sandbox.errors import EngineFailed
+
+NAME = "manifest.json"
+
+
+class FileHash(msgspec.Struct, frozen=True):
+    blake3: str
+    size: int
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What a sealed folder consists of. `version`: a number of the owner's."""
+
+    version: int
+    files: dict[str, FileHash]
+
+
+def write_manifest(folder: Path | str, version: int) -> Manifest:
+    """Seal `folder`: hash all its files, then write ``manifest.json`` aside, sync it and rename it into place."""
+    folder = Path(folder)
+    files = {path.name: _hash(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != NAME}
+    manifest = Manifest(version=version, files=files)
+    durable.publish(folder / NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    return manifest
+
+
+def read_manifest(folder: Path | str) -> Manifest:
+    path = Path(folder) / NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise EngineFailed(f"{folder} was not sealed: no {NAME}", remedy="use the one before it") from None
+    except msgspec.MsgspecError as error:
+        raise EngineFailed(f"{path} is damaged: {error}", remedy="use the one before it") from error
+
+
+def verify_folder(folder: Path | str, version: int | None = None) -> Manifest:
+    """The manifest, after every file was read and hashed again. Raises EngineFailed naming what differs."""
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if version is not None and manifest.version != version:
+        raise EngineFailed(f"{folder} holds version {manifest.version}, not {version}", remedy="use the one before it")
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file() or _hash(path) != expected:
+            raise EngineFailed(f"{path} differs from its manifest (or is gone)", remedy="use the one before it")
+    return manifest
+
+
+def _hash(path: Path) -> FileHash:
+    hasher = blake3()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            hasher.update(chunk)
+            size += len(chunk)
+    return FileHash(blake3=hasher.hexdigest(), size=size)
