@@ -185,7 +185,7 @@ async def test_a_server_that_hangs_keeps_no_other_from_its_weights(
     pid = servers["a"].pid  # the first in turn
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    await pool.publish(folders[1], 1)
+    await pool.publish(folders[0].parent / "weights", 1)
     assert pool.counts["hung"] == 1
     assert (await pool.generate([74], Sampling(max_tokens=1))).spans[0].version == 1
     await until(lambda: pool.members["a"].state == "serving")

@@ -79,7 +79,7 @@ def test_a_chat_model_is_trained_over_a_pool_token_by_token(daemon: Daemon, tmp_
         exact(renderer, trajectory)
     assert {version for each in trained for version in each.versions} >= {-1, 0}
     learned = [line for line in read_lines(run / "metrics.jsonl") if "train/mismatch_kl" in line]
-    assert len(learned) == 2 and abs(learned[0]["train/mismatch_kl"]) < 1e-5  # the second batch may be of older weights
+    assert len(learned) == 2 and abs(learned[0]["train/mismatch_kl"]) < 1e-4  # weights are published in bfloat16
     assert json.loads((run / "summary.json").read_text())["policy_version"] == 2
 
 

@@ -23,6 +23,8 @@ from rollout.service.protocol import Counts
 from rollout.store import decisions
 from rollout.store.lock import own
 from rollout.store.samples import SampleStore
+from rollout.weights.export import export
+from rollout.weights.store import VersionStore
 from sandbox.errors import Conflict
 from tests.support.daemon_host import Daemon, missing
 from trainer.config import Config, open_run
@@ -119,6 +121,11 @@ def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_
         assert (run.folder / name).read_bytes().startswith(b"\x89PNG")
     assert [line["step"] for line in read_lines(run.folder / "metrics.jsonl") if "reward_held_out" in line] == [0, 3]
     assert list((run.folder / "tensorboard").iterdir())
+    published = VersionStore(run.folder / "weights")
+    assert (newest := published.newest()) is not None and newest.version == 3
+    assert export(run.folder, tmp_path / "exported") == 3
+    spent = [line["weights"] for line in read_lines(run.folder / "metrics.jsonl") if "weights" in line]
+    assert spent and all(each["versions_behind"] <= 1 and each["sync_bytes"] > 0 for each in spent)
     store = SampleStore(run.folder / "rollout")
     account = store.account()
     batches = [store.batch(step) for step in range(3)]
