@@ -167,8 +167,8 @@ def _read_changes(mirror: Path) -> list[Write]:
     return [
         Write(
             each.name,
-            None if each.positions is None else np.frombuffer(each.positions, dtype=np.int64),
-            np.frombuffer(each.values, dtype=np.uint16),
+            None if each.positions is None else np.frombuffer(bytearray(each.positions), dtype=np.int64),
+            np.frombuffer(bytearray(each.values), dtype=np.uint16),
         )
         for each in changes
     ]

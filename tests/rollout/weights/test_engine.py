@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollout.engine.client import EngineClient, Sampling, wait_healthy
+from rollout.engine.client import EngineClient, Generation, Sampling, wait_healthy
 from rollout.engine.embedded.model import ModelConfig, Qwen3
 from rollout.engine.supervisor import free_port
 from rollout.weights.store import VersionStore
@@ -98,7 +98,17 @@ async def test_versions_change_in_flight(store: VersionStore, tmp_path: Path) ->
         assert await client.version() == 0
         assert await client.checksums() == policy.digests(0)
         sampling = Sampling(max_tokens=600, ignore_eos=True)
-        flights = [asyncio.create_task(client.generate([5, 6 + n], sampling)) for n in range(4)]
+        changed = asyncio.Event()
+
+        async def keep_asking(number: int) -> list[Generation]:
+            found = [await client.generate([5, 6 + number], sampling)]
+            while not changed.is_set():
+                found.append(await client.generate([5, 6 + number], sampling))
+            return found
+
+        flights = [asyncio.create_task(keep_asking(n)) for n in range(4)]
+        while not (await client.statistics()).generated_tokens:  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(0.01)
         kinds = set()
         for version in range(1, 6):
             policy.publish(version)
@@ -108,9 +118,10 @@ async def test_versions_change_in_flight(store: VersionStore, tmp_path: Path) ->
                 assert applied.version == version == await client.version()
                 assert await client.checksums() == policy.digests(version)
         assert kinds == {False}
+        changed.set()
         answers = await asyncio.gather(*flights)
     seen = set()
-    for number, answer in enumerate(answers):
+    for number, answer in [(number, each) for number, found in enumerate(answers) for each in found]:
         tokens = [5, 6 + number, *answer.token_ids]
         for span in answer.spans:
             seen.add(span.version)
