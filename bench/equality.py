@@ -79,7 +79,6 @@ async def one_round(ours: Ours, container: Container, check: str, stored: Path |
     capture = await ours.checkpointer.capture(
         container,
         ours.checkpointer.captures / f"e{number}",
-        processes=True,
         on_frozen=lambda: snapshots.append(ours.snapshot(container.tree, readonly=True)),
     )
     source = capture.dir

@@ -125,7 +125,6 @@ class Fuzz:
             await ours.checkpointer.capture(
                 container,
                 place,
-                processes=True,
                 on_frozen=lambda: trees.append(ours.snapshot(container.tree, readonly=True)),
             )
             images = await asyncio.to_thread(_read, place)

@@ -142,7 +142,7 @@ async def checkpoints(run: Path, given: Checkpointer | None) -> AsyncIterator[Ch
 async def travel(made: Container, checkpointer: Checkpointer, capture: Path, *, alone: bool = False) -> None:
     """Checkpoint, kill and restore a sandbox with a process in it. `alone`: then end what ran in it."""
     await made.exec(["sh", "-c", "sleep 1000 & true"])
-    await checkpointer.capture(made, capture, processes=True)
+    await checkpointer.capture(made, capture)
     await checkpointer.forget(made)
     await made.kill()
     await made.remount(made.tree)
@@ -163,9 +163,7 @@ async def fork(made: Container, world: World, checkpointer: Checkpointer) -> Non
     name = f"act-{secrets.token_hex(6)}"
     tree = world.pool.sandboxes / name
     capture = world.run / "captures" / name
-    await checkpointer.capture(
-        made, capture, processes=True, on_frozen=lambda: btrfs.snapshot(made.tree, tree, readonly=False)
-    )
+    await checkpointer.capture(made, capture, on_frozen=lambda: btrfs.snapshot(made.tree, tree, readonly=False))
     try:
         spec = replace(made.spec, id=name, tree=tree, uid_base=FIRST_UID + 2 * 65_536, run_dir=world.run / name)
         child = await Container.prepare(spec)

@@ -201,7 +201,7 @@ async def dump(image: Path) -> Files:
     with tempfile.TemporaryDirectory(prefix="pagurus-streams-", dir="/dev/shm") as name:
         async with Ours(Path(name), image) as ours, ours.sandbox("sleep 1000 >/dev/null 2>&1 &") as container:
             place = ours.checkpointer.captures / "dumped"
-            await ours.checkpointer.capture(container, place, processes=True, on_frozen=lambda: None)
+            await ours.checkpointer.capture(container, place, on_frozen=lambda: None)
             return {path.name: path.read_bytes() for path in place.iterdir() if not path.name.endswith(LEFT_OUT)}
 
 

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import fcntl
-import mmap
 import os
 import platform
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -33,11 +29,6 @@ from sandbox import paths
 from sandbox.errors import PagurusError
 
 Level = Literal["ok", "miss", "note"]
-_SYS_USERFAULTFD = 323  # x86-64
-_UFFDIO_API = 0xC018AA3F
-_UFFD_API = 0xAA
-_UFFD_FEATURE_WP_ASYNC = 1 << 15
-_SOFT_DIRTY_BIT = 1 << 55
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -127,37 +118,6 @@ def _inspector() -> str:
     with Inspector.load() as inspector:
         lost = "; ".join(inspector.missing.values())
         return f"{inspector.tier} tier loaded and attached" + (f" ({lost})" if lost else "")
-
-
-def _soft_dirty() -> str:
-    page = mmap.PAGESIZE
-    with mmap.mmap(-1, page) as memory, open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-        memory[0] = 1
-        Path("/proc/self/clear_refs").write_text("4")
-        memory[0] = 2
-        view = ctypes.c_char.from_buffer(memory)
-        address = ctypes.addressof(view)
-        del view
-        pagemap.seek(address // page * 8)
-        (entry,) = struct.unpack("=Q", pagemap.read(8))
-    if not entry & _SOFT_DIRTY_BIT:
-        raise _Miss("no soft-dirty bits: the kernel takes the request and tracks nothing", "not needed by Pagurus")
-    return "soft-dirty bits work"
-
-
-def _uffd() -> str:
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = libc.syscall(_SYS_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
-    if fd < 0:
-        raise _Miss(f"userfaultfd: {os.strerror(ctypes.get_errno())}", "not needed yet")
-    try:
-        request = bytearray(struct.pack("=QQQ", _UFFD_API, _UFFD_FEATURE_WP_ASYNC, 0))
-        fcntl.ioctl(fd, _UFFDIO_API, request)
-    except OSError as error:
-        raise _Miss(f"no asynchronous write protection: {error.strerror}", "not needed yet") from None
-    finally:
-        os.close(fd)
-    return "userfaultfd with asynchronous write protection"
 
 
 def _pidfd() -> str:
@@ -412,8 +372,6 @@ PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("criu", True, _criu),
     ("criu messages", True, _pycriu),
     ("criu tcp", True, _criu_listener),
-    ("soft-dirty", False, _soft_dirty),
-    ("userfaultfd", False, _uffd),
     ("network", False, _network),
     ("images", True, _images),
     ("registries", False, _registries),

@@ -251,11 +251,11 @@ async def _resume(host: Host, row: CheckpointRow) -> None:
         live is not None
         and live.row.state is SandboxState.RUNNING
         and live.row.head == row.parent
-        and not live.inflight
+        and not live.captures.inflight
     ):
         row.verdict = Verdict.BOTH
         await asyncio.to_thread(host.services.capturer.discard, row.id)  # what the former daemon had half made
-        live.resume(row)
+        live.captures.resume(row)
         return
     row.state, row.error = CheckpointState.FAILED, "the daemon ended before it was captured, and so did the sandbox"
     await host.services.catalogue.write([put_checkpoint(row)])

@@ -1,9 +1,9 @@
-"""What each room of the house holds: ``python scripts/rooms.py [--json] [REVISION]``.
+"""What each room of the house holds: ``python scripts/rooms.py [--json] [--before REVISION] [REVISION]``.
 
 Per room: modules, median and largest size in lines, functions over 60 lines, broad excepts per 1,000 lines,
 parameters and attributes typed `Any`; for the whole: modules that import each other in a circle, lines of product and
-of tests. With REVISION the same of that commit, read from git. Owns: counting. Does not own: what is too much
-(tests/test_layering.py holds the walls).
+of tests. With REVISION the same of that commit, read from git; with `--before` the lines of both. Owns: counting. Does
+not own: what is too much (tests/test_layering.py holds the walls).
 """
 
 from __future__ import annotations
@@ -188,9 +188,13 @@ def report(every: list[Module]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("revision", nargs="?", default="", help="a commit; without one the working tree")
+    parser.add_argument("--before", metavar="REVISION", help="also tell the lines that this commit had")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures = report(modules(options.revision))
+    if options.before:
+        lines = {name: value for name, value in report(modules(options.before)).items() if name.endswith("_lines")}
+        figures |= {f"{name}_before": value for name, value in lines.items()}
     if options.json:
         print(json.dumps(figures))
         return

@@ -36,15 +36,6 @@ def test_a_host_that_was_set_up_is_sound(findings: dict[str, doctor.Finding]) ->
     assert findings["criu tcp"].fact == "dumps and restores a TCP listener"
 
 
-def test_soft_dirty_is_told_as_the_kernel_has_it(findings: dict[str, doctor.Finding]) -> None:
-    """The kernel's own configuration is another witness, where it is readable."""
-    finding = findings["soft-dirty"]
-    done = subprocess.run(["zgrep", "CONFIG_MEM_SOFT_DIRTY=y", "/proc/config.gz"], capture_output=True, check=False)
-    if done.returncode > 1:
-        pytest.skip("no /proc/config.gz to compare with")
-    assert (finding.level == "ok") == (done.returncode == 0)
-
-
 @pytest.mark.alone
 def test_the_probes_leave_nothing_behind(findings: dict[str, doctor.Finding]) -> None:
     loops = subprocess.run(["losetup", "--list", "--noheadings"], capture_output=True, text=True, check=True).stdout

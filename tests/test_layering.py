@@ -90,6 +90,16 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circles(imports(PRODUCT)) == []
 
 
+def test_no_rooms_of_the_daemon_need_each_other_in_a_circle() -> None:
+    """Those below daemon/. What lies in daemon/ itself puts them together, or is needed by all of them."""
+    rooms = {module.name: module.room for module in PRODUCT if module.room.startswith("daemon/")}
+    graph: dict[str, set[str]] = {room: set() for room in rooms.values()}
+    for name, others in imports(PRODUCT).items():
+        if name in rooms:
+            graph[rooms[name]] |= {rooms[other] for other in others if other in rooms} - {rooms[name]}
+    assert "daemon/store" in graph["daemon/host"] and circles(graph) == []
+
+
 def test_the_rooms_keep_their_figures() -> None:
     """Types to the core, no function that does not fit on a page, exceptions named."""
     figures = report(EVERY)

@@ -169,7 +169,6 @@ class States:
                 capture = await self._ours.checkpointer.capture(
                     container,
                     self._ours.checkpointer.captures / f"s{number}",
-                    processes=True,
                     on_frozen=lambda: trees.append(self._ours.snapshot(container.tree, readonly=True)),
                 )
             except CheckpointFailed as error:

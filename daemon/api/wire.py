@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -151,8 +150,9 @@ async def _content(request: web.Request) -> bytes:
     return b"".join([part async for part in chunks(request)])
 
 
-async def _body(request: web.Request, kind: Any) -> Any:
+async def _body(request: web.Request) -> object:
     """The decoded body."""
+    kind = request[ROUTE].body or bytes
     raw = await content(request)
     if request.content_type not in (MSGPACK, JSON, RAW):
         raise BadType(f"a body of type {request.content_type}", remedy=f"send {JSON} or {MSGPACK}")
@@ -164,8 +164,9 @@ async def _body(request: web.Request, kind: Any) -> Any:
         raise Invalid(f"the request cannot be taken: {plain(error)}") from None
 
 
-def _query(request: web.Request, kind: Any) -> Any:
+def _query(request: web.Request) -> object:
     """The query parameters, as a struct."""
+    kind = request[ROUTE].query or msgspec.Struct
     try:
         return msgspec.convert(dict(request.query), kind, strict=False)
     except msgspec.ValidationError as error:
@@ -177,14 +178,14 @@ def _query(request: web.Request, kind: Any) -> Any:
 
 async def carry_out(request: web.Request, route: Route) -> web.StreamResponse:
     """Call the handler of `route` with what its parameters name (:mod:`daemon.api.route`), and encode its answer."""
-    given = {name: await _given(request, route, name) for name in route.takes}
+    given = {name: await _given(request, name) for name in route.takes}
     answer = await route.handler(**given)
     if isinstance(answer, web.StreamResponse):
         return answer
     return reply(request, {} if answer is None else answer, route.status)
 
 
-async def _given(request: web.Request, route: Route, name: str) -> object:
+async def _given(request: web.Request, name: str) -> object:
     host = request.app[HOST]
     match name:
         case "request":
@@ -203,7 +204,7 @@ async def _given(request: web.Request, route: Route, name: str) -> object:
                 live.need_alive()
             return live
         case "body":
-            return await _body(request, route.body)
+            return await _body(request)
         case "query":
-            return _query(request, route.query)
+            return _query(request)
     return request.match_info[name]

@@ -13,10 +13,10 @@ import contextvars
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
+from daemon.auth import budget
 from daemon.auth.access import CALLER, sees
 from daemon.auth.quota import excess, usage
 from daemon.catalogue import CheckpointRow, SandboxRow
-from daemon.host import budget
 from sandbox.container.cgroup import parse_bytes, process_budget
 from sandbox.errors import Conflict, Invalid, TooMany
 

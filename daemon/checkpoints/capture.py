@@ -219,9 +219,7 @@ class Capturer:
             await self._make_room()
             need_space(self.places.dumps, row.dump_bytes)
         try:
-            captured = await self.checkpointer.capture(
-                container, self.places.dump(row.id), processes=True, on_frozen=on_frozen
-            )
+            captured = await self.checkpointer.capture(container, self.places.dump(row.id), on_frozen=on_frozen)
         except CapturesFull as error:
             await self._make_room()  # for the next one
             wanted = await asyncio.to_thread(_resident, container.tasks())

@@ -192,7 +192,7 @@ class Line:
         if asked.main:
             began = time.monotonic()
             if source == "upstream":
-                live.thought(began - asked_at)
+                live.captures.thought(began - asked_at)
             if error := await self._captured(live, step):
                 extra["x-pagurus-checkpoint-error"] = error
             held = time.monotonic() - began
@@ -211,7 +211,7 @@ class Line:
         """Returns when the state that asked is captured, or durable; why not, if its checkpoint failed."""
         inflight = live.services.inflights.get(step.checkpoint or "")
         if inflight is None:
-            await live.captured()
+            await live.captures.settled()
             row = self.desk.checkpoints.get(step.checkpoint or "")
             bad = {CheckpointState.FAILED} | ({CheckpointState.CAPTURED} if live.row.durable_answers else set())
             if row is None or row.state not in bad:

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from daemon.auth.budget import bounded
 from daemon.catalogue import Template
-from daemon.host.budget import bounded
 from daemon.network.policy import compile_policy
 from daemon.verdict import ignore
 from daemon.wording import plain

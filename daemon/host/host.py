@@ -20,10 +20,10 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from daemon import metrics, states
 from daemon.auth import visibility
@@ -307,6 +307,12 @@ class Host:
         root.started_at = root.captured_at = root.durable_at = root.created_at
         return root
 
+    async def admitted(self, settings: Mapping[str, Any], image: Image, *, host_mounts: bool) -> Template:
+        """The settings of a checkpoint from elsewhere, by the rules of new sandboxes. Raises when these refuse it."""
+        made = create.imported(settings, image, host_mounts=host_mounts)
+        made.mounts = await mounts.admitted(made.mounts, self.private)
+        return made
+
     def image_below(self, checkpoint: CheckpointRow) -> Image:
         """The image that the files of a checkpoint lie upon. Reads the disk."""
         template = self.template(checkpoint)
@@ -355,7 +361,7 @@ class Host:
         live = self.live(sandbox)
         began = time.monotonic()
         async with live.exclusive:
-            await live.captured()
+            await live.captures.settled()
             target = await self.restorable(request.checkpoint or live.row.head, sandbox=live.row.id)
             live.step(states.Event.RESTORE)
             try:
@@ -456,9 +462,9 @@ class Host:
         async with live.exclusive:
             live.step(states.Event.REMOVE)
             row = live.row
-            live.leave()
-            if live.inflight is not None:
-                await live.inflight.settled(durable=False)
+            live.captures.leave()
+            if (inflight := live.captures.inflight) is not None:
+                await inflight.settled(durable=False)
             await self.services.catalogue.write(drop_sandbox(row.id))
             self.live_sandboxes.pop(row.id, None)
             if live.container_or_none is not None:

@@ -67,7 +67,7 @@ class Outcomes:
 
     async def _store(self, inflight: InFlight) -> None:
         if (live := self._live_sandboxes.get(inflight.row.sandbox)) is not None:
-            await live.store(inflight)
+            await live.captures.store(inflight)
             return
         try:
             await store(self._services, inflight)

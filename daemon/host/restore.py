@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from daemon import states
+from daemon.auth.budget import bounded
 from daemon.catalogue import CheckpointRow, SandboxRow, put_sandbox
 from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
 from daemon.host import mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
-from daemon.host.budget import bounded
 from daemon.turns.turns import LiveSandbox
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.identity import run_fork_hooks

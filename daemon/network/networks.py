@@ -404,15 +404,12 @@ class Networks:
 
     async def statistics(self) -> NetworkStatistics:
         """All sandboxes together."""
-        total = NetworkStatistics(attached=len(self._attached))
         if not self._attached:
-            return total
+            return NetworkStatistics()
         refused = await self._write(self.table.refusals)
-        for attached in list(self._attached.values()):
-            counters = self._counters(attached, refused)
-            for name in counters.__struct_fields__:
-                setattr(total, name, getattr(total, name) + getattr(counters, name))
-        return total
+        counters = [self._counters(attached, refused) for attached in self._attached.values()]
+        total = {name: sum(getattr(each, name) for each in counters) for name in NetworkCounters.__struct_fields__}
+        return NetworkStatistics(attached=len(counters), **total)
 
     def _counters(self, attached: Attached, refused: dict[IPv4Address, int]) -> NetworkCounters:
         packets_out, packets_in, bytes_out, bytes_in = links.traffic(attached.link.name)

@@ -22,7 +22,7 @@ from sandbox.errors import Conflict
 from sandbox.messages import CheckpointState, StepInfo, StepsRemoved
 
 if TYPE_CHECKING:
-    from daemon.host.host import Host
+    from daemon.store.holder import Holder
 
 STEPS_MOST = 512
 BYTES_MOST = 8 << 30  # of the files that the steps added
@@ -55,7 +55,7 @@ def surplus(
 class Steps:
     """The kept steps of a host, as the call under way sees them."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Holder) -> None:
         self._host = host
 
     def all(self) -> list[StepInfo]:

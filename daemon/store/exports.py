@@ -151,8 +151,6 @@ def _known_contents(row: CheckpointRow, places: Places) -> dict[int, bytes]:
         digest = hashing.Digest.load(places.digest(row.files or ""))
     except (FileNotFoundError, PagurusError):
         return {}
-    if digest.former:
-        return {}
     return {
         inode: content
         for inode, content in zip(digest.inodes.tolist(), (each.tobytes() for each in digest.contents), strict=True)

@@ -14,14 +14,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from daemon.catalogue import CheckpointRow, Template, put_checkpoint
 from daemon.checkpoints.capture import failure
-from daemon.host import create, mounts
 from daemon.store import exports
+from daemon.store.holder import Holder
 from daemon.store.imports import Importer
 from sandbox import paths
 from sandbox.content.pages import PageStore
@@ -30,9 +30,6 @@ from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.image import sources
 from sandbox.messages import CheckpointInfo, CheckpointState, ImageConfig
 from sandbox.messages.store import CheckpointReport, Imported, PullRequest
-
-if TYPE_CHECKING:
-    from daemon.host.host import Host
 
 log = logging.getLogger("pagurus.store")
 
@@ -46,7 +43,7 @@ GATHER = 1 << 20  # bytes given to a worker thread at a time
 class Store:
     """The checkpoints of a host as content."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Holder) -> None:
         self._host = host
         self._streams = asyncio.Semaphore(STREAMS)
         self._arriving: set[str] = set()
@@ -236,8 +233,7 @@ class Store:
                 f"the image of the checkpoint is not here: {head.image} with the content {head.image_digest[:16]}…",
                 remedy=f"export the image {head.image} there and import it here; a name alone is not enough",
             ) from error
-        made = create.imported(head.template, image, host_mounts=host_mounts)
-        made.mounts = await mounts.admitted(made.mounts, self._host.private)
+        made = await self._host.admitted(head.template, image, host_mounts=host_mounts)
         if head.processes and made.layer and not paths.runtime_layer(made.layer).is_dir():
             raise NotFound(
                 f"the runtime layer of the checkpoint's processes is not here: {made.layer}",

@@ -51,6 +51,7 @@ KEYS_KEPT = 32
 WIDE = ("bash", "zsh", "ksh", "mksh")  # shells whose redirections take descriptors above 9
 OPENING = bytes(16)
 BASH = ["--noediting", "--norc", "--noprofile", "-i"]
+_ANSWERED = [name for name in AnswerRow.__struct_fields__ if name != "key"]  # what is kept of a result
 
 
 class Sessions:
@@ -214,17 +215,7 @@ class Sessions:
     def _answered(self, session: str, key: str, result: ExecResult) -> None:
         row = self._programs.row(session)
         before = [row.answer.key] if row.answer is not None else []
-        answer = AnswerRow(
-            key=key,
-            exit_code=result.exit_code,
-            duration=result.duration,
-            timed_out=result.timed_out,
-            oom_killed=result.oom_killed,
-            turn=result.turn,
-            verdict=result.verdict,
-            reason=result.reason,
-            checkpoint=result.checkpoint,
-        )
+        answer = AnswerRow(key=key, **{name: getattr(result, name) for name in _ANSWERED})
         answered = [*row.answered, *before][-KEYS_KEPT:]
         self._programs.put(msgspec.structs.replace(row, answer=answer, answered=answered))
 
@@ -239,16 +230,9 @@ class Sessions:
         except Gone as error:
             raise Closed("the session is gone, and with it what the command printed") from error
         return ExecResult(
-            exit_code=answer.exit_code,
+            **{name: getattr(answer, name) for name in _ANSWERED},
             stdout=outputs[0],
             stderr=outputs[1],
-            duration=answer.duration,
-            timed_out=answer.timed_out,
-            oom_killed=answer.oom_killed,
-            turn=answer.turn,
-            verdict=answer.verdict,
-            reason=answer.reason,
-            checkpoint=answer.checkpoint,
             stdout_dropped=state.outputs[0].dropped,
             stderr_dropped=state.outputs[1].dropped,
         )

@@ -1,9 +1,8 @@
 """The turn loop of one sandbox: command, effects, verdict, checkpoint.
 
-Owns: the order of everything that happens in one sandbox, its checkpoints in flight, and the rule
-that nothing acts on a sandbox whose last turn is not captured yet. Does not own: how a checkpoint is
-taken (:mod:`daemon.checkpoints.capture`), when (:mod:`daemon.checkpoints.queue`), or the life of the sandbox
-(`daemon.host.host`).
+Owns: the order of everything that happens in one sandbox, and the rule that nothing acts on a sandbox whose last turn
+is not captured yet. Does not own: its checkpoints in flight (:mod:`daemon.turns.captures`), how one is taken
+(:mod:`daemon.checkpoints.capture`), or the life of the sandbox (`daemon.host.host`).
 
 ::
 
@@ -28,12 +27,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from daemon import metrics, states
-from daemon.catalogue import CheckpointRow, SandboxRow, put_checkpoint, put_sandbox, put_turn
-from daemon.checkpoints.capture import NeedsDump, failure
+from daemon.catalogue import SandboxRow, put_checkpoint, put_sandbox, put_turn
 from daemon.checkpoints.inflight import InFlight, Services
-from daemon.checkpoints.persist import store
-from daemon.checkpoints.schedule import Stage
-from daemon.turns import excluded
+from daemon.turns.captures import Captures
 from daemon.turns.programs import Programs
 from daemon.turns.sessions import Sessions
 from daemon.verdict.assess import Assessor, Trees
@@ -43,10 +39,8 @@ from daemon.verdict.judge import Judgement
 from sandbox.container import users
 from sandbox.container.outlet import Outlet
 from sandbox.container.process import Command
-from sandbox.container.unstoppable import Unstoppable, need_stoppable
-from sandbox.errors import CheckpointFailed, Conflict, Invalid, NotFound, PagurusError
+from sandbox.errors import Conflict, Invalid, NotFound
 from sandbox.messages import (
-    CheckpointState,
     Effects,
     ExecRequest,
     ExecResult,
@@ -61,7 +55,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagurus.turns")
 
 COMMAND_KEPT = 200  # characters of a command that the catalogue keeps
-THINK_WEIGHT = 0.3  # of the newest think time in the running mean
 
 
 class Group:
@@ -79,7 +72,6 @@ class LiveSandbox:
         self.row = row
         self.container_or_none = container  # none: all its processes are gone
         self.services = services
-        self.inflight: InFlight | None = None
         self.exclusive = asyncio.Lock()  # restore, removal
         self.active = 0  # commands and writes under way
         self.attached = 0  # terminals, streams and turns of several acts that somebody has open
@@ -88,19 +80,12 @@ class LiveSandbox:
         self.commands: dict[str, Command | None] = {}  # those under way, by their key; None: not started yet
         self.programs = Programs(self)
         self.sessions = Sessions(self, self.programs)
-        self.failed: PagurusError | None = None  # why the last checkpoint failed, until an answer has said it
         self._ending = asyncio.Lock()
-        self._leaving = False
         self._assessor = Assessor()
         self._answered_at: float | None = None
-        self._think = 1.0  # seconds that the model took lately
+        self.captures = Captures(self)
 
     # ----------------------------------------------------------------- the gate
-
-    async def captured(self) -> None:
-        """Wait until the last turn is captured, or durable where the sandbox asks for it (I2)."""
-        while (inflight := self.inflight) is not None:
-            await inflight.settled(durable=self.row.durable_answers)
 
     @contextlib.asynccontextmanager
     async def using(self, *, acting: bool = True, used: bool = True) -> AsyncIterator[None]:
@@ -109,7 +94,7 @@ class LiveSandbox:
         `acting`: something of the host's may change the sandbox meanwhile. `used`: for somebody who uses the sandbox.
         """
         self.step(states.Event.USE)
-        await self.captured()
+        await self.captures.settled()
         self.step(states.Event.USE)
         self.active += acting
         try:
@@ -194,7 +179,7 @@ class LiveSandbox:
         """
         arrived = time.monotonic()
         if self._answered_at is not None:
-            self.thought(arrived - self._answered_at)
+            self.captures.thought(arrived - self._answered_at)
         async with self.using():
             started, clock = time.time(), time.monotonic()
             result = await run()
@@ -225,10 +210,6 @@ class LiveSandbox:
                 f"the default user of this sandbox: {error.message}",
                 remedy="say another user for the command, for the sandbox, or as USER of its image",
             ) from error
-
-    def thought(self, seconds: float) -> None:
-        """The model took so long: by then the next checkpoint should be captured."""
-        self._think += THINK_WEIGHT * (min(seconds, 60.0) - self._think)
 
     async def end_turn_by_request(self, what: str) -> ExecResult:
         """End the turn because the agent asks its model: what its commands left is judged, and captured if need be.
@@ -264,10 +245,10 @@ class LiveSandbox:
         started: float,
         settle: Callable[[ExecResult], None] | None = None,
     ) -> None:
-        overlap = self._ending.locked() or self.inflight is not None
+        overlap = self._ending.locked() or self.captures.inflight is not None
         async with self._ending:
             if overlap:  # only when commands do
-                await self.captured()
+                await self.captures.settled()
                 self.need_alive()
             clock = time.monotonic()
             effects, judgement = await self.judged()
@@ -275,7 +256,7 @@ class LiveSandbox:
             self.row.turn += 1
             result.turn, result.verdict, result.reason = self.row.turn, judgement.verdict, judgement.reason
             result.effects = effects
-            result.checkpoint_error, self.failed = (str(self.failed) if self.failed else None), None
+            result.checkpoint_error = self.captures.told_failure()
             tally = self.services.tally
             tally.turns += 1
             tally.verdicts[judgement.verdict.value] += 1
@@ -293,7 +274,7 @@ class LiveSandbox:
             if settle is not None:
                 settle(result)
             self._log_end(result)
-            inflight = self.resume(row)
+            inflight = self.captures.resume(row)
             await self.services.catalogue.write(
                 [put_checkpoint(inflight.row), put_sandbox(self.row), put_turn(self._turn(what, result, started))]
             )
@@ -378,155 +359,14 @@ class LiveSandbox:
     async def checkpoint(self, label: str | None, *, used: bool = True) -> InFlight:
         """Begin a checkpoint of the state as it is now: a new id, and new content only if there is any."""
         async with self.using(acting=False, used=used), self._ending:  # or its own capture would take it for a command
-            await self.captured()
+            await self.captures.settled()
             self.need_alive()
             effects, judgement = await self.judged()
             if judgement.verdict is not Verdict.NONE:
-                inflight = self.begin(judgement.verdict, label=label, ipc=_ipc(effects))
+                inflight = self.captures.begin(judgement.verdict, label=label, ipc=_ipc(effects))
                 await self.services.catalogue.write([put_checkpoint(inflight.row)])
                 return inflight
-            return await self._same_content(label)
-
-    async def _same_content(self, label: str | None) -> InFlight:
-        head = self.services.checkpoints[self.row.head]
-        row = self.services.new_checkpoint(self.row, Verdict.NONE, label)
-        row.files, row.dump, row.ipc, row.held = head.files, head.dump, head.ipc, head.held
-        row.programs = excluded.kept(self.row.programs)
-        row.files_bytes, row.dump_bytes = head.files_bytes, head.dump_bytes
-        row.full_bytes = row.files_bytes + row.dump_bytes
-        row.started_at = row.captured_at = time.time()
-        row.state = CheckpointState.CAPTURED
-        self.services.checkpoints[row.id] = row
-        self.row.head = row.id
-        await self.services.catalogue.write([put_checkpoint(row), put_sandbox(self.row)])
-        inflight = InFlight(row, head)
-        inflight.captured.set_result(None)
-        self.services.inflights[row.id] = inflight
-        self.services.spawn(self.store(inflight), f"store {row.id}")
-        return inflight
-
-    def begin(self, verdict: Verdict, *, label: str | None = None, ipc: bool = False) -> InFlight:
-        """Begin the checkpoint of a turn. From here on the gate is closed until it is captured."""
-        row = self.services.new_checkpoint(self.row, verdict, label)
-        row.ipc = ipc
-        return self.resume(row)
-
-    def resume(self, row: CheckpointRow) -> InFlight:
-        """Take the checkpoint that `row` describes: begun now, or by a daemon that died."""
-        row.programs = excluded.kept(self.row.programs)
-        inflight = InFlight(row, self.services.checkpoints[self.row.head])
-        self.services.checkpoints[row.id] = row
-        self.services.inflights[row.id] = inflight
-        self.inflight = inflight
-        inflight.task = self.services.spawn(self._fly(inflight), f"checkpoint {row.id}")
-        return inflight
-
-    def leave(self) -> None:
-        """The sandbox is about to be removed: a checkpoint that has not begun need not begin."""
-        inflight = self.inflight
-        if inflight is None or inflight.task is None or inflight.captured.done():
-            return
-        if inflight.ticket is None or inflight.ticket.task is None:
-            self._leaving = True
-            inflight.task.cancel()
-
-    async def _fly(self, inflight: InFlight) -> None:
-        row = inflight.row
-        try:
-            await self._capture(inflight)
-        except asyncio.CancelledError:
-            if self._leaving:
-                why = CheckpointFailed("the sandbox was removed before its state was captured", sandbox=self.row.id)
-                await self._failed(inflight, why)
-            raise
-        except Exception as error:  # noqa: BLE001 - also a bug: the turn is owed, and nobody waits for ever
-            await self._failed(inflight, error)
-            return
-        finally:
-            if not inflight.captured.done():
-                inflight.captured.set_result(None)
-            if self.inflight is inflight and not self.row.durable_answers:
-                self.inflight = None
-            if row.state is CheckpointState.PENDING:  # cancelled with the daemon, or a bug: never wait for ever
-                self._land(inflight)
-        await self.store(inflight)
-
-    async def _capture(self, inflight: InFlight) -> None:
-        row, services = inflight.row, self.services
-        stage = Stage.DUMP if row.verdict.processes else Stage.SNAPSHOT
-        while True:
-            await need_stoppable(self.container)  # before there is a slot to hold
-            inflight.ticket = services.queue.submit(
-                stage,
-                sandbox=self.row.id,
-                owner=self.row.owner,
-                deadline=services.queue.now() + self._think,
-                work=lambda: services.capturer.take(
-                    self.container,
-                    self.row.tree or "",
-                    row,
-                    inflight.parent,
-                    busy=self.active > 0,
-                    rules=checked(self.row.ignore),
-                ),
-                waited=inflight.waited,
-            )
-            try:
-                await asyncio.shield(inflight.ticket.done)
-                services.queue.succeeded(self.row.id)
-                break
-            except asyncio.CancelledError:
-                inflight.ticket.cancel()
-                raise
-            except Unstoppable:
-                services.queue.strike(self.row.id)
-                raise
-            except CheckpointFailed:
-                services.queue.refuse(self.row.id)
-                raise
-            except NeedsDump as reason:
-                log.info("%s: %s", row.id, reason, extra={"sandbox": self.row.id, "turn": row.turn})
-                row.verdict, stage = Verdict.BOTH, Stage.DUMP
-        row.state = CheckpointState.CAPTURED
-        before, self.row.head = self.row.head, row.id
-        try:
-            await services.catalogue.write([put_checkpoint(row), put_sandbox(self.row)])
-        except PagurusError:
-            self.row.head = before
-            services.capturer.taint(self.container, "the catalogue refused a checkpoint", files=True, processes=True)
-            raise
-        services.tally.checkpoints[row.verdict.value] += 1
-        metrics.captured(row)
-
-    async def _failed(self, inflight: InFlight, error: Exception) -> None:
-        row = inflight.row
-        known = failure(error)
-        row.state = CheckpointState.FAILED
-        row.error = f"{known.message} ({known.remedy})" if known.remedy else known.message
-        known.sandbox, known.turn = self.row.id, row.turn
-        inflight.error = self.failed = known
-        self.services.tally.failed += 1
-        bug = None if isinstance(error, PagurusError | OSError) else error
-        where = {"sandbox": self.row.id, "turn": row.turn}
-        log.warning("checkpoint %s failed: %s", row.id, known, extra=where, exc_info=bug)
-        self._land(inflight)
-        self.services.catalogue.later([put_checkpoint(row)])
-        await asyncio.to_thread(self.services.capturer.discard, row.id)
-
-    async def store(self, inflight: InFlight) -> None:
-        """From captured to durable."""
-        try:
-            await store(self.services, inflight, durable_answers=self.row.durable_answers)
-        finally:
-            if self.row.durable_answers and inflight.unstored is not None:
-                self.failed = inflight.unstored
-            self._land(inflight)
-
-    def _land(self, inflight: InFlight) -> None:
-        inflight.finish()
-        self.services.inflights.pop(inflight.row.id, None)
-        if self.inflight is inflight:
-            self.inflight = None
+            return await self.captures.same_content(label)
 
 
 def _ipc(effects: Effects) -> bool:

@@ -457,11 +457,7 @@ class Container:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             await ended(pid)
-        self._drop_init()
-        self.excluded.clear()
-        if self._reaped is not None:
-            self._reaped.close()
-            self._reaped = None
+        self._let_go()
         await self.cgroup.remove()
         with contextlib.suppress(FileNotFoundError):
             self._log = (self.spec.run_dir / "shim.log").read_text().strip()
@@ -472,6 +468,9 @@ class Container:
         if self._shim is not None:
             self._shim.close()
             self._shim = None
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._drop_init()
         self.excluded.clear()
         if self._reaped is not None:

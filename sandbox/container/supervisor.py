@@ -358,7 +358,7 @@ class Supervisor:
                 except BlockingIOError:
                     await self._writable()
                 except BrokenPipeError:
-                    self._lost()
+                    self.close()
 
     async def _writable(self) -> None:
         self._ready.clear()
@@ -377,7 +377,7 @@ class Supervisor:
         except BlockingIOError:
             return
         if not data:
-            self._lost()
+            self.close()
             return
         self._buffer += data
         if not self._attached.done() and not self._find_nonce():
@@ -385,7 +385,7 @@ class Supervisor:
         while len(self._buffer) >= _HEADER.size:
             size, seq, kind = _HEADER.unpack_from(self._buffer)
             if not _HEADER.size <= size <= _FRAME_MOST:
-                self._lost()  # whatever this is, it is not our attendant
+                self.close()  # whatever this is, it is not our attendant
                 return
             if len(self._buffer) < size:
                 return
@@ -393,7 +393,7 @@ class Supervisor:
             del self._buffer[:size]
             answer = _decoded(kind, body)
             if answer is None:
-                self._lost()
+                self.close()
                 return
             self._dispatch(seq, answer)
 
@@ -405,7 +405,7 @@ class Supervisor:
             del self._buffer[:gone]
             self._stale += gone
             if self._stale > _STALE_MOST:
-                self._lost()
+                self.close()
             return False
         del self._buffer[: at + len(self._nonce)]
         return True
@@ -414,9 +414,6 @@ class Supervisor:
         future: asyncio.Future[Any] | None = self._waiting.get(seq) if seq else self._attached
         if future is not None and not future.done():
             future.set_result(answer)
-
-    def _lost(self) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go; the attendant lives on. Idempotent."""

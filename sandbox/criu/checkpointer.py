@@ -33,13 +33,11 @@ from sandbox import paths
 from sandbox.container.identity import machine_id
 from sandbox.container.shim import Refused, going_first
 from sandbox.content import dumpfile
-from sandbox.content.dumpfile import StoredDump
-from sandbox.content.pages import Collected, PageStore
+from sandbox.content.pages import PageStore
 from sandbox.criu import dump, equality, inotify, prune, rewrite
 from sandbox.criu import restore as restoring
 from sandbox.criu.carried import amend, inject, locks, memory
 from sandbox.criu.gate import gate
-from sandbox.criu.open_files import Held, held_files
 from sandbox.criu.recent import Recent
 from sandbox.errors import CheckpointFailed, NotEqual, PagurusError, RestoreFailed, Unsupported
 from sandbox.tree import facts
@@ -47,24 +45,8 @@ from sandbox.tree import facts
 if TYPE_CHECKING:
     from sandbox.container.container import Container
 
-__all__ = ["Capture", "Checkpointer", "Collected", "Held", "RestoreReport", "StoredDump", "held_files"]
-
 TMPFS_MAGIC = 0x01021994
 LEAN = "-lean"  # suffix of images without the memory that is written after CRIU
-
-
-@dataclass
-class Capture:
-    """A capture in `dir`. Without processes, only the file tree was captured (by `on_frozen`)."""
-
-    dir: Path
-    processes: bool
-    frozen_ms: float = 0.0
-    total_ms: float = 0.0
-    on_frozen_ms: float = 0.0
-    raw_bytes: int = 0
-    tasks: int = 0
-    held: Held = field(default_factory=Held)  # fingerprint of the files that processes hold, taken while frozen
 
 
 @dataclass
@@ -85,7 +67,7 @@ class Checkpointer:
         """`notes`: descriptor of the map in which the inspector notes when waits end; it stays the caller's."""
         self._run = run or paths.run()
         self._notes = notes
-        self._store = PageStore((state or paths.state()) / "pages")
+        self.pages = PageStore((state or paths.state()) / "pages")
         self._warm: dict[str, dump.Ready] = {}
         self._waiting: dict[str, restoring.Waiting] = {}  # for the next restore
         self._warming: dict[str, asyncio.Task[None]] = {}
@@ -120,14 +102,10 @@ class Checkpointer:
     # ---------------------------------------------------------------- capture
 
     async def capture(
-        self, container: Container, dest: Path, *, processes: bool, on_frozen: Callable[[], None] | None = None
-    ) -> Capture:
+        self, container: Container, dest: Path, *, on_frozen: Callable[[], None] | None = None
+    ) -> dump.Dumped:
         """Capture into `dest` (must not exist). `on_frozen` runs on a worker thread, see the module."""
         began = time.monotonic()
-        if not processes:  # nothing is frozen: the snapshot writes out what it needs by itself
-            if on_frozen is not None:
-                await asyncio.to_thread(on_frozen)
-            return Capture(dest, False, total_ms=(time.monotonic() - began) * 1e3)
         await asyncio.to_thread(_begin, container.tree, dest)
         try:
             done = await self._dump(container, dest, on_frozen)
@@ -138,16 +116,8 @@ class Checkpointer:
             await asyncio.to_thread(shutil.rmtree, dest, ignore_errors=True)
             raise
         self._warm_later(container)
-        return Capture(
-            dir=dest,
-            processes=True,
-            frozen_ms=done.frozen_ms,
-            total_ms=(time.monotonic() - began) * 1e3,
-            on_frozen_ms=done.on_frozen_ms,
-            raw_bytes=done.raw_bytes,
-            tasks=done.tasks,
-            held=done.held,
-        )
+        done.total_ms = (time.monotonic() - began) * 1e3
+        return done
 
     async def _dump(self, container: Container, dest: Path, on_frozen: Callable[[], None] | None) -> dump.Dumped:
         tried: set[type[PagurusError]] = set()
@@ -259,19 +229,12 @@ class Checkpointer:
             self._forgotten.add(container.spec.id)
             self._tidy(container.spec.id)
 
-    # ---------------------------------------------------------------- store
-
-    @property
-    def pages(self) -> PageStore:
-        """The page store of this host."""
-        return self._store
-
     # ---------------------------------------------------------------- restore
 
     async def restore(
         self,
         container: Container,
-        stored: StoredDump | Path,
+        source: Path,
         *,
         verify: bool = False,
         reference: Path | None = None,
@@ -279,14 +242,13 @@ class Checkpointer:
     ) -> RestoreReport:
         """Restore into a prepared or killed container that is mounted over the right tree.
 
-        `stored` is a dump file or a capture directory. With `verify` the tree is held before it runs, dumped again and
+        `source` is a dump file or a capture directory. With `verify` the tree is held before it runs, dumped again and
         compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with. `before_run` is
         called on a worker thread when all of it is back and nothing has run.
         """
         began = time.monotonic()
         await self.forget(container, restoring=True)
         waiting = await self._waited(container.spec.id)
-        source = stored.path if isinstance(stored, StoredDump) else stored
         images = self._images_of(container) / str(next(self._numbers))
         preparing = asyncio.ensure_future(asyncio.to_thread(self._images, container, source, images, verify))
         try:
@@ -334,7 +296,7 @@ class Checkpointer:
         if source.is_dir():
             rewrite.copy(source, images)
         else:
-            dumpfile.unpack(source, images, self._store)
+            dumpfile.unpack(source, images, self.pages)
         try:
             with gate.trees(*container.trees()) as opened:
                 gate.passes(gate.of_directory(images), opened)
@@ -418,7 +380,7 @@ class Checkpointer:
             waiting.worker.close()
         self._warm.clear()
         self._waiting.clear()
-        await asyncio.to_thread(self._store.close)
+        await asyncio.to_thread(self.pages.close)
 
 
 @going_first()

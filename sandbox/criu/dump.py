@@ -77,12 +77,11 @@ KINDS: tuple[tuple[str, type[CheckpointFailed]], ...] = (
 
 @dataclass
 class Dumped:
-    """A finished dump in `directory`."""
+    """A finished dump in `dir`."""
 
-    directory: Path
+    dir: Path
     frozen_ms: float
     total_ms: float
-    on_frozen_ms: float
     tasks: int
     raw_bytes: int
     held: Held = field(default_factory=Held)
@@ -222,10 +221,9 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: _Froz
     settings.write(directory, frozen.settings)
     times = stats(directory)
     return Dumped(
-        directory=directory,
+        dir=directory,
         frozen_ms=(times.get("freezing_time", 0) + times.get("frozen_time", 0)) / 1e3,  # since the first stood still
         total_ms=(time.monotonic() - began) * 1e3,
-        on_frozen_ms=frozen.took_ms,
         tasks=tasks,
         raw_bytes=sum(entry.stat().st_size for entry in os.scandir(directory)),
         held=msgspec.structs.replace(frozen.held, watched=inotify.watched(entries)),
@@ -277,7 +275,6 @@ class _Frozen:
         self.held = Held()
         self.settings = settings.Settings()
         self.excluded: frozenset[int] = frozenset()
-        self.took_ms = 0.0
 
     def begin(self, _pid: int) -> None:
         """All tasks stand still, and nothing was read yet."""
@@ -285,7 +282,6 @@ class _Frozen:
         shared_memory.check(self._container.tasks(), self._inside, self._container.spec.id)
 
     def __call__(self, pid: int) -> None:
-        began = time.monotonic()
         if _unseen(self._inside):
             raise NewObjects(
                 "System V objects were made meanwhile", remedy="try again", sandbox=self._container.spec.id
@@ -303,7 +299,6 @@ class _Frozen:
             self.settings = settings.read(processes)
         if self._last is not None:
             self._last(pid)
-        self.took_ms = (time.monotonic() - began) * 1e3
 
 
 def _check_deleted(container: Container, directory: Path, excluded: frozenset[int]) -> None:

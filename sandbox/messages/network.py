@@ -75,14 +75,7 @@ class NetworkStatus(Brief, kw_only=True):
     refusals: list[Refusal] = []  # the latest ones, oldest first
 
 
-class NetworkStatistics(Brief, kw_only=True):
+class NetworkStatistics(NetworkCounters, frozen=True, kw_only=True):
     """daemon -> SDK: all sandboxes of a host together."""
 
     attached: int = 0  # sandboxes with a network
-    packets_out: int = 0
-    packets_in: int = 0
-    bytes_out: int = 0
-    bytes_in: int = 0
-    packets_refused: int = 0
-    names_allowed: int = 0
-    names_refused: int = 0

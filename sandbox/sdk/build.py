@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sandbox.errors import CheckpointFailed, CommandNotFound, Invalid, NotFound, PagurusError
-from sandbox.image import dockerfile, reference
+from sandbox.image import reference
 from sandbox.image.dockerfile import Instruction, Stage
 from sandbox.messages import ImageInfo, Limits, Network
 from sandbox.sdk import build_mounts, context, fetch, plan
@@ -453,34 +453,3 @@ class Builder:
                 kind = (await sandbox.files.stat(str(pure))).kind if pure.name else "directory"
                 await sandbox.files.download(str(pure), inside if kind == "directory" else inside.parent)
             yield Path(folder), lambda path: False
-
-
-async def build(
-    host: Client,
-    name: str,
-    folder: str | Path,
-    *,
-    file: str | Path | None = None,
-    arguments: dict[str, str] | None = None,
-    target: str | None = None,
-    network: Network | None = None,
-    limits: Limits | None = None,
-    replace: bool = False,
-    cache: bool = True,
-    secrets: Mapping[str, bytes] | None = None,
-    output: Output | None = None,
-) -> ImageInfo:
-    """See :meth:`sandbox.sdk.images.Images.build`."""
-    place = Path(folder)
-    text = await asyncio.to_thread(Path(file).read_text if file else (place / "Dockerfile").read_text)
-    builder = Builder(
-        host,
-        place,
-        dockerfile.parse(text, arguments),
-        network=network or Network.none(),
-        limits=limits or Limits(),
-        cache=cache,
-        secrets=secrets,
-        output=output,
-    )
-    return await builder.build(name, target=target, replace_name=replace)

@@ -15,7 +15,7 @@ import msgspec
 from sandbox.container.pipes import in_thread, put
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.messages import FileEvent, FileInfo
-from sandbox.sdk.transport import Facet, Transport, encoded
+from sandbox.sdk.transport import Facet, encoded
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -33,10 +33,6 @@ class Files(Facet):
     Changes made here belong to the next turn's effects: the next checkpoint holds them. Raises NotFound,
     Invalid (not that kind of file, or not part of the tree), NoSpace, SandboxDead.
     """
-
-    def __init__(self, client: Transport, path: str) -> None:
-        self._client = client
-        self._path = path
 
     # ----------------------------------------------------------------- single files
 

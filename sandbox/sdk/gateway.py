@@ -17,15 +17,13 @@ from sandbox.messages import (
     Upstream,
     UpstreamInfo,
 )
-from sandbox.sdk.transport import Facet, Transport
+from sandbox.sdk.transport import Facet
 
 
 class Conversation(Facet):
     """What the agent of one sandbox and its model say to each other."""
 
-    def __init__(self, client: Transport, path: str) -> None:
-        self._client = client
-        self._path = f"{path}/gateway"
+    area = "/gateway"
 
     async def token(self) -> TokenInfo:
         """A new token by which an agent outside is known as this sandbox's. The one before ends."""
@@ -81,9 +79,6 @@ class Conversation(Facet):
 
 class Models(Facet):
     """The gateway of the host."""
-
-    def __init__(self, client: Transport) -> None:
-        self._client = client
 
     async def statistics(self) -> GatewayStatistics:
         return await self._client.call("GET", "/v1/gateway", GatewayStatistics)

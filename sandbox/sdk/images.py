@@ -40,8 +40,7 @@ TITLE_MOST = 200  # characters of a kept step's instruction
 class Images(Facet):
     """The images that sandboxes start from. Raises ImageNotFound, Conflict (the name is taken), Invalid."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    _client: Client  # which makes sandboxes too, for builds
 
     async def list(self) -> list[ImageInfo]:
         """All images, by name."""
@@ -121,22 +120,21 @@ class Images(Facet):
         are in no image and in no key. `output` is called with each line, which an error then does not repeat. Raises
         Invalid with the line of the Dockerfile that failed, or that is not supported.
         """
-        from sandbox.sdk import build
+        from sandbox.image import dockerfile
+        from sandbox.sdk.build import Builder
 
-        return await build.build(
+        text = await asyncio.to_thread(Path(file or Path(context, "Dockerfile")).read_text)
+        builder = Builder(
             self._client,
-            name,
-            context,
-            file=file,
-            arguments=arguments,
-            target=target,
-            network=network,
-            limits=limits,
-            replace=replace,
+            Path(context),
+            dockerfile.parse(text, arguments),
+            network=network or Network.none(),
+            limits=limits or Limits(),
             cache=cache,
             secrets=secrets,
             output=output,
         )
+        return await builder.build(name, target=target, replace_name=replace)
 
     async def steps(self) -> Sequence[StepInfo]:
         """The steps of builds that the host keeps, the one used last first."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from sandbox.messages import Network, NetworkStatus
-from sandbox.sdk.transport import Facet, Transport
+from sandbox.sdk.transport import Facet
 
 
 class Networking(Facet):
     """What a sandbox may reach: ``sb.network``."""
 
-    def __init__(self, client: Transport, path: str) -> None:
-        self._client = client
-        self._path = f"{path}/network"
+    area = "/network"
 
     async def status(self) -> NetworkStatus:
         """The policy, the sandbox's address, its traffic, and the latest things that it was refused."""

@@ -22,8 +22,7 @@ class Ports(Facet):
     """The TCP ports of a sandbox. Its network policy does not matter here: the way leads through the daemon."""
 
     def __init__(self, client: Transport, path: str) -> None:
-        self._client = client
-        self._path = f"{path}/ports"
+        super().__init__(client, f"{path}/ports")
         self._carriers: set[asyncio.Task[None]] = set()
 
     async def list(self) -> list[int]:

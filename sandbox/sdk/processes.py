@@ -40,9 +40,7 @@ PAUSE = 0.25  # seconds
 class Processes(Facet):
     """The background processes of a sandbox."""
 
-    def __init__(self, client: Transport, path: str) -> None:
-        self._client = client
-        self._path = f"{path}/processes"
+    area = "/processes"
 
     async def start(
         self,
@@ -189,10 +187,6 @@ def _since(out: int, errors: int) -> str:
 
 class Terminals(Facet):
     """The terminals of a sandbox."""
-
-    def __init__(self, client: Transport, path: str) -> None:
-        self._client = client
-        self._path = path
 
     async def list(self) -> list[ProcessInfo]:
         """Those of the sandbox's present state."""

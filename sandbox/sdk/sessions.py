@@ -23,10 +23,6 @@ from sandbox.sdk.transport import Facet, Transport, fresh_key
 class Sessions(Facet):
     """The sessions of a sandbox."""
 
-    def __init__(self, client: Transport, path: str) -> None:
-        self._client = client
-        self._path = path
-
     async def open(
         self,
         shell: str | None = None,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.store import CheckpointReport, Imported, LabelRequest, PullRequest, VerifyRequest
 from sandbox.sdk.handle import checkpoint_id
-from sandbox.sdk.transport import Facet, Transport, encoded, part
+from sandbox.sdk.transport import Facet, encoded, part
 
 BYTES = "application/octet-stream"
 CHUNK = 1 << 18
@@ -23,22 +23,17 @@ class Store(Facet):
         await there.store.pull("https://here:8700", checkpoint)    # the daemon fetches only what it lacks
     """
 
-    def __init__(self, client: Transport) -> None:
-        self._client = client
-
     async def checkpoints(self) -> list[CheckpointInfo]:
         """All checkpoints of the host, oldest first."""
         return await self._client.call("GET", "/v1/checkpoints", list[CheckpointInfo])
 
     async def label(self, checkpoint: str | CheckpointInfo, label: str | None) -> CheckpointInfo:
         """Label a checkpoint, or take its label away (None)."""
-        return await self._client.call(
-            "PUT", self._path(checkpoint, "/label"), CheckpointInfo, LabelRequest(label=label)
-        )
+        return await self._client.call("PUT", self._of(checkpoint, "/label"), CheckpointInfo, LabelRequest(label=label))
 
     async def remove(self, checkpoint: str | CheckpointInfo) -> None:
         """Remove a checkpoint. Raises Conflict when a sandbox stands on it."""
-        await self._client.call("DELETE", self._path(checkpoint), dict)
+        await self._client.call("DELETE", self._of(checkpoint), dict)
 
     async def collect(self) -> None:
         """Apply every retention policy and free what nothing refers to, now instead of soon."""
@@ -65,7 +60,7 @@ class Store(Facet):
         query = {"since": checkpoint_id(since)} if since is not None else {}
         if manifest:
             query["manifest"] = "true"
-        path = self._path(checkpoint, "/export") + (f"?{encoded(**query)}" if query else "")
+        path = self._of(checkpoint, "/export") + (f"?{encoded(**query)}" if query else "")
         async with self._client.request("POST", path, have, BYTES) as response:
             async for part in response.content.iter_chunked(CHUNK):
                 yield part
@@ -95,5 +90,5 @@ class Store(Facet):
         return await self._client.call("POST", "/v1/checkpoints/pull", Imported, request)
 
     @staticmethod
-    def _path(checkpoint: str | CheckpointInfo, act: str = "") -> str:
+    def _of(checkpoint: str | CheckpointInfo, act: str = "") -> str:
         return f"/v1/checkpoints/{part(checkpoint_id(checkpoint))}{act}"

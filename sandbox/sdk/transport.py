@@ -273,11 +273,17 @@ def broken(method: str, path: str, error: Exception) -> ConnectionBroken:
 
 
 class Facet:
-    """One area of a sandbox or of a host."""
+    """One area of a sandbox, whose path is `path`, or of a host."""
+
+    area = ""  # what follows the path of the sandbox
+    _client: Transport
+
+    def __init__(self, client: Transport, path: str = "") -> None:
+        self._client = client
+        self._path = f"{path}{self.area}"
 
     def __repr__(self) -> str:
-        told = vars(self)
-        return f"<{type(self).__name__} of {told['_path'].split('/')[3] if '_path' in told else told['_client']!r}>"
+        return f"<{type(self).__name__} of {self._path.split('/')[3] if self._path else repr(self._client)}>"
 
 
 def fresh_key() -> str:

@@ -37,7 +37,8 @@ from sandbox.messages import (
     Verdict,
 )
 from sandbox.sdk.client import Client
-from sandbox.testing.files import FakeFiles, described
+from sandbox.testing.file_routes import FileRoutes
+from sandbox.testing.files import FakeFiles
 from sandbox.testing.network import FakeNetworks, check
 from sandbox.testing.programs import FakePrograms, Program
 from sandbox.testing.routes import LongLived
@@ -74,7 +75,7 @@ class _Sandbox:
     turns: list[TurnInfo] = field(default_factory=list)
 
 
-class FakeHost(LongLived):
+class FakeHost(LongLived, FileRoutes):
     """A host whose commands are scripted. Enter it, then use :meth:`client`."""
 
     def __init__(self, *, images: tuple[str, ...] = ("debian",)) -> None:
@@ -106,13 +107,6 @@ class FakeHost(LongLived):
             ("POST", "/v1/sandboxes/{id}/exec/{command}/signal"): self._signal_command,
             ("POST", "/v1/sandboxes/{id}/kill"): self._kill,
             ("GET", "/v1/sandboxes/{id}/turns"): self._turns,
-            ("GET", "/v1/sandboxes/{id}/files"): self._read,
-            ("PUT", "/v1/sandboxes/{id}/files"): self._write,
-            ("DELETE", "/v1/sandboxes/{id}/files"): self._remove_file,
-            ("GET", "/v1/sandboxes/{id}/files/status"): self._status,
-            ("POST", "/v1/sandboxes/{id}/files/move"): self._move,
-            ("GET", "/v1/sandboxes/{id}/entries"): self._entries,
-            ("PUT", "/v1/sandboxes/{id}/entries"): self._make_directory,
             ("GET", "/v1/sandboxes/{id}/checkpoints"): self._tree,
             ("POST", "/v1/sandboxes/{id}/checkpoints"): self._checkpoint,
             ("POST", "/v1/sandboxes/{id}/restore"): self._restore,
@@ -125,7 +119,7 @@ class FakeHost(LongLived):
             ("GET", "/v1/checkpoints/{id:(?!have$)[^/]+}"): self._wait,
             ("POST", "/v1/checkpoints/{id}/fork"): self._fork,
         }
-        for (method, path), handler in {**routes, **self._long_lived()}.items():
+        for (method, path), handler in {**routes, **self._long_lived(), **self._of_files()}.items():
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
@@ -375,58 +369,6 @@ class FakeHost(LongLived):
 
     async def _turns(self, request: web.Request) -> web.Response:
         return reply(self._find(request.match_info["id"]).turns)
-
-    # ----------------------------------------------------------------- files
-
-    async def _read(self, request: web.Request) -> web.Response:
-        path = self._there(request)
-        if not path.is_file():
-            raise Invalid(f"{request.query['path']} is not a regular file")
-        offset, limit = int(request.query.get("offset", 0)), int(request.query.get("limit", 1 << 30))
-        return web.Response(body=path.read_bytes()[offset : offset + limit], content_type="application/octet-stream")
-
-    async def _write(self, request: web.Request) -> web.Response:
-        files, name = self._alive(request).files, request.query["path"]
-        if files.path(name).is_dir():
-            raise Invalid(f"{name} is not a regular file")
-        mode, append = int(request.query.get("mode", "644"), 8), request.query.get("append") in ("1", "true")
-        files.write(name, await request.read(), append=append, mode=mode)
-        return reply({})
-
-    async def _remove_file(self, request: web.Request) -> web.Response:
-        path = self._there(request)
-        if path.is_dir() and not path.is_symlink():
-            if request.query.get("recursive") not in ("1", "true") and any(path.iterdir()):
-                raise Conflict(f"{request.query['path']} is not empty", remedy="remove it recursively")
-            delete(path)
-        else:
-            path.unlink()
-        return reply({})
-
-    async def _status(self, request: web.Request) -> web.Response:
-        return reply(described(self._there(request)))
-
-    async def _move(self, request: web.Request) -> web.Response:
-        source, target = self._there(request), self._alive(request).files.path(request.query["to"])
-        target.parent.mkdir(parents=True, exist_ok=True)
-        source.rename(target)
-        return reply({})
-
-    async def _entries(self, request: web.Request) -> web.Response:
-        path = self._there(request)
-        if not path.is_dir():
-            raise Invalid(f"{request.query['path']} is not a directory")
-        return reply([described(entry) for entry in sorted(path.iterdir())])
-
-    async def _make_directory(self, request: web.Request) -> web.Response:
-        self._alive(request).files.path(request.query["path"]).mkdir(parents=True, exist_ok=True)
-        return reply({})
-
-    def _there(self, request: web.Request) -> Path:
-        path = self._alive(request).files.path(request.query["path"])
-        if not path.exists() and not path.is_symlink():
-            raise NotFound(f"no such file or directory: {request.query['path']}")
-        return path
 
     # ----------------------------------------------------------------- checkpoints
 

@@ -102,10 +102,6 @@ class FakeNetworks:
         )
 
     def statistics(self) -> NetworkStatistics:
-        total = NetworkStatistics(attached=len(self._addresses))
-        for sandbox in self._addresses:
-            counters = self.status(sandbox, Network()).counters
-            total.packets_out += counters.packets_out
-            total.packets_refused += counters.packets_refused
-            total.names_refused += counters.names_refused
-        return total
+        counters = [self.status(sandbox, Network()).counters for sandbox in self._addresses]
+        total = {name: sum(getattr(each, name) for each in counters) for name in NetworkCounters.__struct_fields__}
+        return NetworkStatistics(attached=len(counters), **total)

@@ -1,4 +1,4 @@
-"""Routes of the fake host for what outlives a call, trees, labels, turns of several acts and metrics.
+"""Routes of the fake host for what outlives a call, labels, turns of several acts and metrics.
 
 Owns: these handlers, in the order in which the daemon has them. Does not own: sandboxes, scripts and turns, which
 :class:`sandbox.testing.host.FakeHost` supplies.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,9 +31,7 @@ from sandbox.messages import (
 from sandbox.testing import programs
 from sandbox.testing.programs import Program
 from sandbox.testing.wire import begun, body, frame, reply, streamed
-from sandbox.tree import archive
 
-TREE_MOST = 1 << 32  # bytes
 INTERRUPTED = 130  # exit code of a session's command that reached its time limit
 
 
@@ -48,7 +43,6 @@ class LongLived:
     _run: Callable[..., Any]
     _act: Callable[..., Any]
     _end_turn: Callable[..., None]
-    _there: Callable[[web.Request], Path]
 
     def _long_lived(self) -> dict[tuple[str, str], Any]:
         one = "/v1/sandboxes/{id}"
@@ -68,8 +62,6 @@ class LongLived:
             ("GET", f"{one}/turn"): self._turn,
             ("PATCH", f"{one}/labels"): self._set_labels,
             ("GET", f"{one}/metrics"): self._metrics,
-            ("GET", f"{one}/tree"): self._download,
-            ("PUT", f"{one}/tree"): self._upload,
         }
 
     # ----------------------------------------------------------------- processes
@@ -188,7 +180,7 @@ class LongLived:
         await socket.close()
         return socket
 
-    # ----------------------------------------------------------------- labels, use, trees
+    # ----------------------------------------------------------------- labels, use
 
     async def _set_labels(self, request: web.Request) -> web.Response:
         sandbox = self._find(request.match_info["id"])
@@ -200,28 +192,6 @@ class LongLived:
         sandbox = self._alive(request)
         running = [each for each in sandbox.programs.infos(alive=True) if each.exit_code is None]
         return reply(Metrics(cpu_seconds=0.0, processes=1 + len(running), disk_bytes=sandbox.files.size()))
-
-    async def _download(self, request: web.Request) -> web.Response:
-        self._there(request)
-        content, root = io.BytesIO(), self._alive(request).files.root
-        with _opened(root) as directory:
-            await asyncio.to_thread(archive.pack, directory, request.query["path"], content)
-        return web.Response(body=content.getvalue(), content_type="application/x-tar")
-
-    async def _upload(self, request: web.Request) -> web.Response:
-        target, content = self._alive(request).files.path(request.query["path"]), io.BytesIO(await request.read())
-        target.mkdir(parents=True, exist_ok=True)
-        with _opened(target) as directory:
-            return reply({"bytes": await asyncio.to_thread(archive.unpack, content, directory, limit=TREE_MOST)})
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Any:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield directory
-    finally:
-        os.close(directory)
 
 
 def _since(request: web.Request) -> tuple[int, int]:

@@ -39,7 +39,6 @@ from sandbox.tree.walk import Step, walk
 
 SUFFIX = ".tree"
 FORMAT = 2
-FORMER = 1  # its contents are hashes of all bytes of a file, zeros included
 ATTRIBUTES, CONTENT = 16, 32  # bytes of the two hashes
 UNHASHED = b"\xff" * CONTENT
 HASHED_MOST = 512 << 20  # bytes of file content hashed for one checkpoint
@@ -69,7 +68,6 @@ class Digest:
     inodes: np.ndarray
     attributes: np.ndarray
     contents: np.ndarray
-    former: bool = False  # made by an older version: nothing is inherited from it
 
     def save(self, path: Path) -> int:
         """Publish as `path`; durable on return. Returns its size."""
@@ -87,14 +85,14 @@ class Digest:
                 raise ValueError("it has changed on disk")
             unpacked = zstandard.ZstdDecompressor().decompress(content[CONTENT:], max_output_size=SIZE_MOST)
             raw = msgspec.msgpack.decode(unpacked, type=_File)
-            if raw.format not in (FORMAT, FORMER):
+            if raw.format != FORMAT:
                 raise ValueError(f"it has format {raw.format}, this version reads {FORMAT}")
             inodes = np.frombuffer(raw.inodes, dtype=np.uint64)
             attributes = np.frombuffer(raw.attributes, dtype=np.uint8).reshape(len(inodes), ATTRIBUTES)
             contents = np.frombuffer(raw.contents, dtype=np.uint8).reshape(len(inodes), CONTENT)
         except (ValueError, zstandard.ZstdError, msgspec.MsgspecError) as error:
             raise CheckpointFailed(f"{path.name}: {error}", remedy="the digest of its files is damaged") from error
-        return cls(inodes, attributes, contents, former=raw.format == FORMER)
+        return cls(inodes, attributes, contents)
 
     @property
     def content_hashes(self) -> set[bytes]:
@@ -107,8 +105,6 @@ def digest(snapshot: Path, before: tuple[Path, Digest] | None, *, most: int = HA
 
     Of content at most `most` bytes are hashed; the rest is recorded as UNHASHED.
     """
-    if before is not None and before[1].former:
-        before = None
     since = btrfs.created_in(before[0]) + 1 if before is not None else 0
     with btrfs.opened(snapshot) as root:
         present = np.fromiter((number for number, _ in _inodes(root, 0)), dtype=np.uint64)
@@ -161,7 +157,7 @@ def _trouble(place: _Place, expected: Digest) -> str:
         attributes, content, _ = _record(place, WHOLE, fresh=True)
         if expected.attributes[at].tobytes() != attributes:
             return "has other attributes"
-        if known in (UNHASHED, content) or (expected.former and known == _former_hash(place)):
+        if known in (UNHASHED, content):
             return ""
     except (OSError, Invalid) as error:
         return f"cannot be read: {os.strerror(error.errno or 0) if isinstance(error, OSError) else error.message}"
@@ -221,12 +217,6 @@ def _record(place: _Place, budget: int, *, fresh: bool = False) -> tuple[bytes, 
     if stat.S_ISDIR(found.st_mode):
         return attributes, _hash_directory(place), 0
     return attributes, bytes(CONTENT), 0
-
-
-def _former_hash(place: _Place) -> bytes:
-    """Of all bytes of a regular file, as format 1 has it; it differs where there are a mebibyte of zeros."""
-    with safe_path.regular(place.holder, place.name) as file:
-        return blake3(max_threads=1).update_mmap(Path(f"/proc/self/fd/{file}")).digest()
 
 
 def _hash_directory(place: _Place) -> bytes:

@@ -202,7 +202,6 @@ async def test_a_dump_is_not_work_of_the_processes(arena: Arena, kind: str, tmp_
                 await checkpointer.capture(
                     container,
                     tmp_path / "run" / "captures" / str(number),
-                    processes=True,
                     on_frozen=lambda: arena.mark(container),
                 )
                 effects = await arena.judged(container, ("nothing", "read_survivor"))

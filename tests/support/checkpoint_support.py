@@ -19,7 +19,8 @@ from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.content import dumpfile
 from sandbox.criu import rpc
-from sandbox.criu.checkpointer import Capture, Checkpointer, RestoreReport
+from sandbox.criu.checkpointer import Checkpointer, RestoreReport
+from sandbox.criu.dump import Dumped
 from sandbox.tree import btrfs
 from tests.support.container_support import Maker
 from tests.support.container_support import shell as plain_shell
@@ -37,7 +38,7 @@ class Saved:
     """One checkpoint: file snapshot, capture directory, stored dump."""
 
     tree: Path
-    capture: Capture
+    capture: Dumped
     dump: Path
 
 
@@ -65,7 +66,6 @@ class Bench:
         capture = await self.checkpointer.capture(
             container,
             self.checkpointer.captures / f"{container.spec.id}-{self._number}",
-            processes=True,
             on_frozen=lambda: taken.append(self.snapshot(container.tree)),
         )
         into = self.directory / "dumps" / f"{capture.dir.name}.dump"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sandbox.criu import dump, image_files, namespaces
-from sandbox.criu.checkpointer import Capture
+from sandbox.criu.dump import Dumped
 from tests.support.checkpoint_support import Bench, shell
 
 NS_GET_USERNS = 0xB701
@@ -26,8 +26,8 @@ START = {
 }
 
 
-async def _capture(bench: Bench, container: object, name: str) -> Capture:
-    return await bench.checkpointer.capture(container, bench.checkpointer.captures / name, processes=True)
+async def _capture(bench: Bench, container: object, name: str) -> Dumped:
+    return await bench.checkpointer.capture(container, bench.checkpointer.captures / name)
 
 
 def _joined(bench: Bench, name: str) -> tuple[str, ...]:
@@ -44,11 +44,11 @@ async def test_images_from_inside_are_those_from_outside(bench: Bench, monkeypat
     inside = await _capture(bench, sb, "inside")
     kinds = image_files.messages()
 
-    def content(capture: Capture, pattern: str) -> tuple[int, bytes]:
+    def content(capture: Dumped, pattern: str) -> tuple[int, bytes]:
         (path,) = capture.dir.glob(pattern)
         return int(path.stem.rpartition("-")[2]), path.read_bytes()
 
-    def ids(capture: Capture) -> tuple[object, object]:
+    def ids(capture: Dumped) -> tuple[object, object]:
         inventory = image_files.read(capture.dir / "inventory.img", kinds.inventory_entry)
         own = image_files.read(capture.dir / "ids-1.img", kinds.task_kobj_ids_entry)
         assert inventory is not None and own is not None
@@ -122,7 +122,7 @@ async def test_objects_made_after_the_last_look(bench: Bench, kind: str, monkeyp
     monkeypatch.setattr(namespaces.Inside, "has_objects", late)
     frozen: list[bool] = []
     images = bench.checkpointer.captures / "late"
-    capture = await bench.checkpointer.capture(sb, images, processes=True, on_frozen=lambda: frozen.append(True))
+    capture = await bench.checkpointer.capture(sb, images, on_frozen=lambda: frozen.append(True))
     assert len(looks) >= 2 and frozen == [True], "CRIU was inside, was found out, and the snapshot was taken once"
     assert len(list(capture.dir.glob("ipcns-shm-*.img"))) == 1
     assert not looks[0].objects, "its descriptors are closed"

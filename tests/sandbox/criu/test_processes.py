@@ -192,7 +192,7 @@ async def test_a_capture_cancelled_while_it_is_completed_leaves_nothing(
 
     monkeypatch.setattr(dump, "_finish", finish)
     images = bench.checkpointer.captures / "cancelled"
-    capturing = asyncio.create_task(bench.checkpointer.capture(sb, images, processes=True))
+    capturing = asyncio.create_task(bench.checkpointer.capture(sb, images))
     await asyncio.to_thread(begun.wait, 60)
     capturing.cancel()
     await asyncio.sleep(0)

@@ -289,21 +289,3 @@ def test_data_up_to_the_last_byte_that_a_file_can_have_are_found(pool: Pool) -> 
 def _with_former_holes(made: hashing.Digest) -> hashing.Digest:
     """Other contents: each is found."""
     return hashing.Digest(made.inodes, made.attributes, made.contents ^ 1)
-
-
-def test_the_digest_of_an_older_version_still_verifies(pool: Pool) -> None:
-    tree = pool.sandboxes / f"former-{secrets.token_hex(4)}"
-    pool.create_tree(tree)
-    try:
-        content = b"x" + bytes(3 * MIB)
-        (tree / "upper/f").write_bytes(content)
-        made = hashing.digest(tree, None)
-        contents = made.contents.copy()
-        place = made.inodes.tolist().index((tree / "upper/f").stat().st_ino)
-        contents[place] = list(blake3(content).digest())
-        former = hashing.Digest(made.inodes, made.attributes, contents, former=True)
-        assert hashing.damage(tree, former) == []
-        assert len(hashing.damage(tree, hashing.Digest(made.inodes, made.attributes, contents))) == 1
-        assert (hashing.digest(tree, (tree, former)).contents == made.contents).all()  # nothing is inherited
-    finally:
-        btrfs.delete_subvolume(tree)

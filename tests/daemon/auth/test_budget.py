@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.host.budget import SMALL, UNSAID, bounded, excess, reserved
+from daemon.auth.budget import SMALL, UNSAID, bounded, excess, reserved
 from sandbox import Client, Limits, TooMany
 from sandbox.container.cgroup import process_budget
 from sandbox.messages import Mount
