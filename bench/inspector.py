@@ -127,7 +127,7 @@ TURNS = ("read_file", "temporary_file", "write_existing")
 async def latency(arena: Arena, verdicts: int) -> dict[str, list[float]]:
     """Milliseconds from the end of a command to its verdict, beside noisy sandboxes, sorted, by kind of turn.
 
-    The verdict is the daemon's: effects, judge and, where processes live on, what they hold in the file tree.
+    The verdict is the daemon's: effects, judge, and where it says `files` alone, the comparison.
     """
     taken: dict[str, list[float]] = {turn: [] for turn in TURNS}
     async with contextlib.AsyncExitStack() as stack:

@@ -59,7 +59,7 @@ _durable = Histogram(
 )
 _compared = Histogram(
     "pagurus_comparison_seconds",
-    "Comparisons of the files with the last snapshot, where rules ignore paths; equal ones save a checkpoint.",
+    "Comparisons of the files with the last snapshot, for ignored paths and scratch; equal ones save a checkpoint.",
     ("outcome",),
     buckets=_FAST,
     registry=REGISTRY,

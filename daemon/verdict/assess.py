@@ -7,8 +7,8 @@ Owns: the order of these, and that nothing is ruled out that could not be looked
 ::
 
     look    effects, without the processes that are ignored, judged. Quick: no system call where there are no rules
-    assess  look; `files` alone, rules for paths, and nobody else could write: compare the tree with the last snapshot.
-            Equal, but for what is ignored: nothing to capture
+    assess  look; `files` alone, something that no checkpoint asks for (ignored paths, scratch), and nobody else could
+            write: compare the tree with the last snapshot. Equal but for that: nothing to capture
 
 Guarantee: `none` after a comparison means that every name of the upper layer was compared, and that no task of the
 sandbox lived between the two looks that could have written meanwhile. It marks nothing: what the next turn does is
@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from ebpf.inspector import Inspector
     from sandbox.container.container import Container
 
+SMALL = compare.Bounds(entries=400, content=1 << 20, seconds=0.02)  # where no rule asks for more
 RESTS = 16  # turns without a comparison after one that was too large
 IGNORED = "only what is ignored changed"
+SCRATCH = "only scratch changed"
 _PATH = re.compile(r" (/.+) by .+\[\d+\]$", re.DOTALL)
 
 
@@ -99,7 +101,8 @@ class Assessor:
                 return effects, judge(effects, Options(held_changed=gone))
         elif effects.survivors:
             return effects, judgement
-        if busy or not self._worth(effects, judgement, rules):
+        scratch = any(not bind.read_only for bind in container.spec.binds)
+        if busy or not (rules.patterns or scratch) or not self._worth(effects, judgement):
             return effects, judgement
         case = compare.Case(
             times_set=bool(effects.times_set or effects.uring_requests),
@@ -114,7 +117,7 @@ class Assessor:
             (container.layer, trees.lower),
             case,
             rules=rules,
-            bounds=self._bounds,
+            bounds=self._bounds or (None if rules.patterns else SMALL),
             hints=_paths(effects.reasons),
         )
         found = "equal" if outcome.equal else "unknown" if outcome.unknown else "different"
@@ -125,10 +128,10 @@ class Assessor:
         again, after = look(inspector, container, rules)
         if after.verdict is not Verdict.FILES or not _same(effects, again):
             return again, after
-        return effects, Judgement(Verdict.NONE, IGNORED)
+        return effects, Judgement(Verdict.NONE, IGNORED if rules.patterns else SCRATCH)
 
-    def _worth(self, effects: Effects, judgement: Judgement, rules: Rules) -> bool:
-        if not rules.patterns or judgement.verdict is not Verdict.FILES or effects.must_files:
+    def _worth(self, effects: Effects, judgement: Judgement) -> bool:
+        if judgement.verdict is not Verdict.FILES or effects.must_files:
             return False
         if effects.excluded or effects.ignored:  # they may write at any time
             return False

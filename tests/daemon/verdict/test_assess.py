@@ -50,7 +50,8 @@ class Nobody(SimpleNamespace):
         raise SandboxDead("no processes")
 
 
-CONTAINER = Nobody(cgroup=SimpleNamespace(id=7), layer=paths.runtime_layer())
+CONTAINER = Nobody(cgroup=SimpleNamespace(id=7), layer=paths.runtime_layer(), spec=SimpleNamespace(binds=()))
+WITH_SCRATCH = Nobody(**{**vars(CONTAINER), "spec": SimpleNamespace(binds=(SimpleNamespace(read_only=False),))})
 HELD = Held({"/srv/log": ((7, 0o100644, 1, 2, 1), None)})
 
 
@@ -83,9 +84,13 @@ async def test_files_that_are_as_they_were_but_for_what_is_ignored_need_nothing(
     assert await assessed(equal, WRITTEN, paths=[*RULES, "/new"]) is NONE
 
 
-async def test_without_rules_for_paths_nothing_is_compared(equal: Trees) -> None:
+async def test_without_rules_for_paths_or_scratch_nothing_is_compared(equal: Trees) -> None:
     (equal.now / "ignored").unlink()
     assert await assessed(equal, WRITTEN, paths=()) is FILES
+    _, judgement = await Assessor().assess(FakeInspector([WRITTEN]), WITH_SCRATCH, lambda: equal)
+    assert (judgement.verdict, judgement.reason) == (NONE, "only scratch changed")
+    (equal.now / "new").write_text("")
+    assert (await Assessor().assess(FakeInspector([WRITTEN]), WITH_SCRATCH, lambda: equal))[1].verdict is FILES
 
 
 @pytest.mark.parametrize(
