@@ -1,7 +1,8 @@
-"""``pagurus play`` and ``pagurus eval``: any environment against any model that speaks OpenAI's protocol; no training.
+"""``pagurus play`` and ``pagurus eval``: any environment against any model that speaks OpenAI's protocol, or against a
+model folder, such as a version of a run; no training.
 
 Owns: names, arguments, what is printed. Does not own: playing and scoring (:mod:`rollout.evaluate`), the model
-(:mod:`rollout.engine.chat`).
+(:mod:`rollout.engine.chat`; of a folder :mod:`rollout.played`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pagurus import output
-from pagurus.common import Json, client
+from pagurus.common import Json, client, needs_training
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
@@ -25,7 +26,16 @@ verbs = typer.Typer()
 Env = Annotated[
     Path, typer.Argument(help="Its .py file, or a folder such as examples/fix_the_service.", metavar="ENVIRONMENT")
 ]
-Url = Annotated[str, typer.Option("--model", help="Address of the model's server, with or without /v1.", metavar="URL")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="Address of its server, with or without /v1; or a folder: a run, RUN@VERSION, or Hugging Face's.",
+        metavar="URL|FOLDER",
+    ),
+]
+Engine = Annotated[str, typer.Option(help="What serves a folder: embedded (a small Qwen3) or vllm.")]
+Length = Annotated[int, typer.Option(min=16, help="Tokens of the longest episode, with a folder.")]
 ModelName = Annotated[
     str | None, typer.Option("--name", help="What the server calls the model; its first one when left out.")
 ]
@@ -41,13 +51,15 @@ TRANSCRIPT = 1 << 20  # characters of an episode
 @verbs.command()
 def play(
     environment: Env,
-    model: Url,
+    model: Model,
     name: ModelName = None,
     seed: Annotated[int, typer.Option(help="Which episode.")] = 0,
     key_file: KeyFile = None,
     system: System = None,
     temperature: Temperature = 1.0,
     max_tokens: Tokens = 1024,
+    engine: Engine = "embedded",
+    length: Length = 1024,
     json: Json = False,
 ) -> None:
     """Play one episode of an environment, turn by turn. Exits with 1 where it could not be played."""
@@ -67,9 +79,10 @@ def play(
         output.say(f"\n> {record.action}   [{record.verdict}]\n{record.observation}")
 
     async def work() -> Trajectory:
-        async with _episodes(environment, model, name, key_file, system) as episodes:
+        async with _episodes(environment, model, name, key_file, system, engine, length) as episodes:
             episodes.on_turn = None if json else show
-            sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
+            stops = episodes.renderer.stops if episodes.renderer else []
+            sampling = Sampling(max_tokens=max_tokens, temperature=temperature, stop_token_ids=stops)
             return await play_one(episodes, EpisodeSpec(prompt=f"play-{seed}", seed=seed), sampling)
 
     trajectory = asyncio.run(work())
@@ -84,7 +97,7 @@ def play(
 @verbs.command("eval")
 def evaluate(
     environment: Env,
-    model: Url,
+    model: Model,
     name: ModelName = None,
     episodes: Annotated[int, typer.Option(min=1, help="Seeds that are played.")] = 20,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
@@ -95,6 +108,8 @@ def evaluate(
     system: System = None,
     temperature: Temperature = 1.0,
     max_tokens: Tokens = 1024,
+    engine: Engine = "embedded",
+    length: Length = 1024,
     json: Json = False,
 ) -> None:
     """Score a model at an environment: pass@1, pass@k. They have 95 % intervals. Exits with 1 without a score."""
@@ -110,8 +125,9 @@ def evaluate(
             )
 
     async def work() -> Evaluation:
-        async with _episodes(environment, model, name, key_file, system) as made:
-            sampling = Sampling(max_tokens=max_tokens, temperature=temperature)
+        async with _episodes(environment, model, name, key_file, system, engine, length) as made:
+            stops = made.renderer.stops if made.renderer else []
+            sampling = Sampling(max_tokens=max_tokens, temperature=temperature, stop_token_ids=stops)
             seeds = range(first_seed, first_seed + episodes)
             return await score(
                 made, seeds, sampling, samples=samples, concurrency=concurrency, pass_at=pass_at, on_end=ended
@@ -131,20 +147,39 @@ def evaluate(
     raise typer.Exit(0 if found.seeds else 1)
 
 
-def _episodes(environment: Path, url: str, name: str | None, key_file: Path | None, system: str | None) -> Any:
+def _episodes(
+    environment: Path,
+    model: str,
+    name: str | None,
+    key_file: Path | None,
+    system: str | None,
+    engine: str,
+    length: int,
+) -> Any:
     """What plays episodes of this environment with this model, as a context."""
+    from rollout.environments.folder import load
+
+    if model.startswith(("http://", "https://")):
+        return _asked(load(environment).environment, model, name, key_file, system)
+    if not Path(model).is_dir() and "@" not in model:
+        raise Invalid(
+            f"{model!r} is neither an address nor a folder", remedy="write --model http://HOST:PORT or a folder"
+        )
+    with needs_training():
+        from rollout.played import engine_of
+    return engine_of(model, load(environment).environment, client, engine=engine, length=length)
+
+
+def _asked(made: Any, url: str, name: str | None, key_file: Path | None, system: str | None) -> Any:
+    """A model behind an address."""
     import contextlib
     from collections.abc import AsyncIterator
 
     from rollout.engine.chat import SYSTEM, Characters, ChatEngine
-    from rollout.environments.folder import load
     from rollout.episode.manager import EpisodeManager
     from rollout.episode.spec import Limits
 
-    if not url.startswith(("http://", "https://")):
-        raise Invalid(f"{url!r} is no address", remedy="write --model http://HOST:PORT")
     key = os.environ.get("OPENAI_API_KEY", "") if key_file is None else key_file.read_text().strip()
-    made = load(environment).environment
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[EpisodeManager]:

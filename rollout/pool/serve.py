@@ -35,10 +35,10 @@ async def serving(
             yield doors
 
 
-def of_model(model: Path, home: Path) -> tuple[Path, int]:
-    """A model folder itself, as version 0; of a run, its newest version, put together in `home`."""
+def of_model(model: Path, home: Path, version: int | None = None) -> tuple[Path, int]:
+    """A model folder itself, as version 0; of a run, a version (None: the newest), put together in `home`."""
     if is_store(model / "weights"):
-        return home / "model", export(model, home / "model")
+        return home / "model", export(model, home / "model", version)
     if not (model / "config.json").exists():
         raise NotFound(f"{model} is no model: it has no config.json", remedy="name a Hugging Face folder, or a run")
     return model, 0

@@ -28,6 +28,7 @@ from rollout.evaluate import scored
 from rollout.messages import Trajectory
 from sandbox.errors import EngineFailed
 from tests.support.daemon_host import Daemon
+from tests.support.rollout_engines import publish
 
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = ROOT / "tests" / "support" / "two_methods.py"
@@ -117,11 +118,27 @@ def test_a_model_is_scored(daemon: Daemon, model: str) -> None:
     assert json.loads(pagurus(daemon, "ls", "--json").stdout) == []
 
 
+def test_a_version_of_a_run_is_scored_as_it_was_trained(daemon: Daemon, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    run = tmp_path / "run"
+    for version in (3, 4):
+        publish(run / "weights", version)
+    words = ["eval", str(ENVIRONMENT), "--episodes", "2", "--samples", "2", "--max-tokens", "16", "--json"]
+    for model in (str(run), f"{run}@3"):
+        done = pagurus(daemon, *words, "--model", model)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["seeds"], found["samples"], found["lost"]) == (2, 2, 0) and found["turns"] >= 1
+        assert [rate["k"] for rate in found["rates"]] == [1, 2]
+    done = pagurus(daemon, *words, "--model", f"{run}@9")
+    assert done.returncode == 1 and "9" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["nosuch.py", "--model", "http://127.0.0.1:9"], "nosuch.py"),
-        ([str(ENVIRONMENT), "--model", "here"], "'here' is no address (write --model http://HOST:PORT)"),
+        ([str(ENVIRONMENT), "--model", "here"], "'here' is neither an address nor a folder"),
     ],
 )
 def test_what_cannot_be_played_is_said(daemon: Daemon, words: list[str], said: str) -> None:

@@ -1,0 +1,59 @@
+"""A model folder that plays an environment: the same tokens, template and loop of turns as in training.
+
+Owns: an engine of its own for the time of playing. Does not own: which episodes (rollout.evaluate).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rollout import tokenizer
+from rollout.engine.launch import embedded, vllm
+from rollout.engine.supervisor import EngineSupervisor
+from rollout.environments.base import Environment
+from rollout.episode.manager import EpisodeManager
+from rollout.episode.renderer import ChatRenderer, has_template
+from rollout.episode.spec import Limits
+from rollout.pool.serve import of_model
+from sandbox.errors import Invalid
+
+LAUNCHES = {"embedded": embedded, "vllm": vllm}
+
+
+@asynccontextmanager
+async def engine_of(
+    model: str, environment: Callable[[], Environment], client: Callable[[], Any], *, engine: str, length: int
+) -> AsyncIterator[EpisodeManager]:
+    """What plays episodes with a run's newest version, with one of its versions (``runs/latest@7``), or with any
+    Hugging Face folder."""
+    if engine not in LAUNCHES:
+        raise Invalid(f"no engine {engine!r}", remedy="embedded or vllm")
+    with tempfile.TemporaryDirectory(prefix="pagurus-play-") as home:
+        place, wanted = named(model)
+        folder, version = await asyncio.to_thread(of_model, place, Path(home), wanted)
+        renderer = await asyncio.to_thread(ChatRenderer.load, folder) if has_template(folder) else None
+        launch = LAUNCHES[engine](length=length)
+        async with EngineSupervisor(launch, folder, version, log=Path(home) / "engine.log") as server, client() as host:
+            yield EpisodeManager(
+                environment=environment,
+                host=host,
+                engine=server,
+                tokenizer=tokenizer.load(folder),
+                renderer=renderer,
+                limits=Limits(max_length=length),
+            )
+
+
+def named(model: str) -> tuple[Path, int | None]:
+    """A folder, and the version of it that is meant.
+
+    >>> named("runs/latest@7"), named("runs/a@home")
+    ((PosixPath('runs/latest'), 7), (PosixPath('runs/a@home'), None))
+    """
+    place, at, version = model.rpartition("@")
+    return (Path(place), int(version)) if at and version.isdecimal() else (Path(model), None)
