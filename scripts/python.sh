@@ -50,8 +50,8 @@ install_torch() {
     fi
     say "install torch $version for the CPU (about 200 MB; no GPU here)"
     # What pip sees already, such as a folder of wheels; then the index of CPU builds; then PyPI's build with CUDA.
-    quiet torch pip install --retries 1 "torch==$version+cpu" ||
-        quiet torch pip install --retries 1 --extra-index-url "$TORCH_CPU_INDEX" "torch==$version+cpu" || {
+    quiet torch pip install --retries 1 "torch==$version+cpu" 2>/dev/null ||
+        quiet torch pip install --retries 1 --extra-index-url "$TORCH_CPU_INDEX" "torch==$version+cpu" 2>/dev/null || {
         say "no CPU build of torch $version can be reached: take PyPI's own, with CUDA (several GB; it runs without a GPU)"
         quiet torch pip install "torch==$version" ||
             die "torch $version could not be installed for $("$VENV/bin/python" --version)" \
