@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from urllib.parse import quote
 
 from sandbox.errors import Closed, Timeout
 from sandbox.sdk.client import Client
 from sandbox.sdk.transport import broken, decoded_error
+
+_KEPT = "/?&=%:@!$'()*+,;~"  # of a path that is quoted already; all else, line ends among it, is quoted here
 
 
 class BriefClient(Client):
@@ -34,7 +37,12 @@ class BriefClient(Client):
         body = data or b""
         about = {"Content-Type": kind, "Content-Length": str(len(body))} if data is not None else {}
         told = {"Host": "daemon", **self._headers, **(headers or {}), **about}
-        lines = [f"{method} {path} HTTP/1.0", *(f"{name}: {value}" for name, value in told.items()), "", ""]
+        lines = [
+            f"{method} {quote(path, safe=_KEPT)} HTTP/1.0",
+            *(f"{name}: {value}" for name, value in told.items()),
+            "",
+            "",
+        ]
         try:
             async with asyncio.timeout(timeout):
                 status, content = await self._exchange("\r\n".join(lines).encode("ascii") + body)

@@ -80,6 +80,23 @@ async def test_it_waits_as_long_as_it_is_told(answering: Callable[[bytes | None]
         assert type(told) is Timeout
 
 
+async def test_whatever_a_path_holds_is_one_question(tmp_path: Path) -> None:
+    """Blanks, line ends and letters that are not ASCII; what is quoted already stays as it is."""
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\x80")
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, str(tmp_path / "socket"))
+    async with server, BriefClient(tmp_path / "socket") as client:
+        for path in ("/v1/a b\r\nHost: evil", "/v1/é", "/v1/a%20b?label=a%3Db&x=1"):
+            await client.call("GET", path, dict[str, Any])
+    paths = [line.split()[1] for line in asked if len(line.split()) == 3]
+    assert paths == [b"/v1/a%20b%0D%0AHost:%20evil", b"/v1/%C3%A9", b"/v1/a%20b?label=a%3Db&x=1"]
+
+
 async def test_a_closed_client_asks_nothing() -> None:
     async with FakeHost() as fake:
         client = BriefClient(fake.address)
