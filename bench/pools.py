@@ -93,6 +93,9 @@ class WaitingServer:
             await asyncio.sleep(0.05)
         return self
 
+    async def fetch(self, version: int) -> None:
+        return None
+
     async def publish(self, folder: Path | str, version: int) -> Published:
         return Published(version=version, seconds=0.0, paused_s=0.0)
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as _Tokenizer
 
 
 class FolderTokenizer:
-    """Example: ``load("runs/x/weights/v000000").encode("$ ")``"""
+    """Example: ``load("runs/x/policy").encode("$ ")``"""
 
     def __init__(self, tokenizer: _Tokenizer):
         self.tokenizer = tokenizer

@@ -157,6 +157,10 @@ class EngineSupervisor:
                     raise
                 self.retried += 1
 
+    async def fetch(self, version: int) -> None:
+        """Have a version here before it is published; requests go on. Raises where it cannot be fetched."""
+        await self.weights.fetch(await self.wait_serving(), version)
+
     async def publish(self, weights: Path | str, version: int) -> Published:
         """Serve this version from now on; `weights` are those of the constructor. A version that cannot be pulled
         leaves the engine as it is. If the engine dies or refuses on the way, it is restarted with the new version."""

@@ -37,6 +37,9 @@ class Weights(Protocol):
     def arguments(self, version: int) -> list[str]:
         """For the server's command line."""
 
+    async def fetch(self, client: EngineClient, version: int) -> None:
+        """Have a version here that will be taken, while the server generates."""
+
     async def take(self, client: EngineClient, version: int) -> Published:
         """Have a server that generates serve this version."""
 
@@ -70,6 +73,9 @@ class Fixed:
     def arguments(self, version: int) -> list[str]:
         return []
 
+    async def fetch(self, client: EngineClient, version: int) -> None:
+        return None
+
     async def take(self, client: EngineClient, version: int) -> Published:
         raise Invalid(f"{self.model} is one model, not a folder of versions", remedy="publish versions of it")
 
@@ -91,6 +97,9 @@ class Pulling:
 
     def arguments(self, version: int) -> list[str]:
         return ["--weights", self.place, "--at", str(version), "--reader", reader_of(self.model)]
+
+    async def fetch(self, client: EngineClient, version: int) -> None:
+        await client.pull(version)
 
     async def take(self, client: EngineClient, version: int) -> Published:
         return await client.take(version)
@@ -115,6 +124,9 @@ class Mirrored:
 
     def arguments(self, version: int) -> list[str]:
         return []
+
+    async def fetch(self, client: EngineClient, version: int) -> None:
+        await self._puller.pull(version)
 
     async def take(self, client: EngineClient, version: int) -> Published:
         began = time.monotonic()

@@ -28,6 +28,9 @@ class Server(Protocol):
 
     async def wait_serving(self) -> EngineClient: ...
 
+    async def fetch(self, version: int) -> None:
+        """Have a version there before it is published; requests go on."""
+
     async def publish(self, weights: Path | str, version: int) -> Published: ...
 
     def kill(self) -> None:
@@ -46,6 +49,12 @@ class Remote:
     async def wait_serving(self) -> EngineClient:
         await wait_healthy(self._client)
         return self._client
+
+    async def fetch(self, version: int) -> None:
+        if self._mirror is not None:
+            await self._mirror.fetch(self._client, version)
+        else:
+            await self._client.pull(version)
 
     async def publish(self, weights: Path | str, version: int) -> Published:
         if self._mirror is not None:

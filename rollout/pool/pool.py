@@ -34,7 +34,7 @@ from rollout.decide.routing import Ask, RouteView, RoutingRules, Send, judge, ne
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling
 from rollout.pool.answer import Answer
 from rollout.pool.member import Member, Server
-from sandbox.errors import Closed, Conflict, EngineFailed, NotFound
+from sandbox.errors import Closed, Conflict, EngineFailed, NotFound, PagurusError
 
 log = logging.getLogger("pagurus.pool")
 
@@ -360,6 +360,7 @@ class Pool:
     async def publish(self, folder: Path | str, version: int) -> Published:
         """Have every server take the version, some at a time. Those that are down take it when they come back."""
         self._target, began, paused = (Path(folder), version), time.monotonic(), 0.0
+        await asyncio.gather(*(self._fetch(each, version) for each in self.members.values() if each.state == "serving"))
         running: dict[asyncio.Task[float], Member] = {}
         while self._target == (Path(folder), version):
             takings = [member.taking for member in self.members.values()]
@@ -377,6 +378,15 @@ class Pool:
                 del running[task]
                 paused = max(paused, task.result())
         return Published(version=version, seconds=time.monotonic() - began, paused_s=paused)
+
+    async def _fetch(self, member: Member, version: int) -> None:
+        """One server fetches the version while it serves. Where it cannot, `_update` finds out why."""
+        try:
+            async with asyncio.timeout(self.rules.update):
+                await self._answers_soon(member)
+                await member.server.fetch(version)
+        except (TimeoutError, PagurusError) as error:
+            log.warning("server %s has not fetched version %d: %s", member.name, version, error)
 
     async def _update(self, member: Member, folder: Path, version: int) -> float:
         """One server takes the version; its requests stand still meanwhile and go on. Seconds that it stood still."""

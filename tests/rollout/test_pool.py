@@ -155,7 +155,7 @@ async def test_weights_roll_over_the_servers_while_requests_go_on(pool: Pool, fo
     async def keep_asking(first: int) -> list[tuple[list[int], Generation]]:
         prompt, found = [60 + first, 61], []
         while not done.is_set():
-            found.append((prompt, await pool.generate(prompt, Sampling(max_tokens=150, ignore_eos=True, seed=first))))
+            found.append((prompt, await pool.generate(prompt, Sampling(max_tokens=900, ignore_eos=True, seed=first))))
         return found
 
     async def look() -> None:
