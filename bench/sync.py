@@ -313,6 +313,7 @@ async def _alternate(client: EngineClient, windows: int) -> Figures:
             await client.generate([5, 6 + number], sampling)
 
     asking = [asyncio.create_task(ask(number)) for number in range(16)]
+    await client.pull(0)  # the process that pulls has started
     await asyncio.sleep(WINDOW)
     version, ratios, pauses, lags = 0, [], [], []
     for _ in range(windows):
