@@ -183,6 +183,29 @@ static void decide(enum verdict what) {
         load(ARG(2));
         none_of(keys, COUNT(keys), ERRNO(ENOPROTOOPT));
         break;
+    case CORES:
+        /* A process that lowered it to 0 would have a core_pattern that pipes start its program on the host. */
+        load(ARG(0));
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, RLIMIT_CORE);
+        ret(ERRNO(0));
+        ret(SECCOMP_RET_ALLOW);
+        break;
+    case CORES_OF:
+        load(ARG(1));
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 1, 0, RLIMIT_CORE);
+        ret(SECCOMP_RET_ALLOW);
+        load(ARG(2)); /* the new limit: none is only asked */
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 3, 0);
+        load(ARG(2) + 4);
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+        ret(SECCOMP_RET_ALLOW);
+        load(ARG(3)); /* where the old one goes, which nobody would write there */
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 3, 0);
+        load(ARG(3) + 4);
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+        ret(ERRNO(0));
+        ret(ERRNO(EPERM));
+        break;
     case NO_VOLUMES:
         load(ARG(1));
         emit(BPF_ALU | BPF_AND | BPF_K, 0, 0, kind);

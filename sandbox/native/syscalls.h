@@ -12,6 +12,8 @@ enum verdict {
     ABSENT,         /* ENOSYS */
     FAMILY,         /* socket(): Unix, IPv4, IPv6 but for multipath TCP, netlink but for uevents and programs' own */
     NO_VOLUMES,     /* ioctl(): of btrfs only what shares the content of files */
+    CORES,          /* setrlimit(): the core limit stays, and nobody is told */
+    CORES_OF,       /* prlimit64(): the same */
     PERSONALITY,    /* personality(): the values that Docker allows */
     NO_NAMESPACES,  /* clone(): without CLONE_NEW* */
     /* Less what a checkpoint could not bring back, and nobody could see (docs/checkpoints.md). */
@@ -66,7 +68,7 @@ static const struct { uint16_t number; uint8_t verdict; } rules[] = {
     {148, ALLOW} /* sched_rr_get_interval */, {149, ALLOW} /* mlock */, {150, ALLOW} /* munlock */,
     {151, ALLOW} /* mlockall */, {152, ALLOW} /* munlockall */, {154, ABSENT} /* modify_ldt */,
     {157, SETTINGS} /* prctl */, {158, PROCESSOR} /* arch_prctl */, {159, ALLOW} /* adjtimex */,
-    {160, ALLOW} /* setrlimit */, {161, ALLOW} /* chroot */, {162, ALLOW} /* sync */, {186, ALLOW} /* gettid */,
+    {160, CORES} /* setrlimit */, {161, ALLOW} /* chroot */, {162, ALLOW} /* sync */, {186, ALLOW} /* gettid */,
     {187, ALLOW} /* readahead */, {188, ALLOW} /* setxattr */, {189, ALLOW} /* lsetxattr */,
     {190, ALLOW} /* fsetxattr */, {191, ALLOW} /* getxattr */, {192, ALLOW} /* lgetxattr */,
     {193, ALLOW} /* fgetxattr */, {194, ALLOW} /* listxattr */, {195, ALLOW} /* llistxattr */,
@@ -100,7 +102,7 @@ static const struct { uint16_t number; uint8_t verdict; } rules[] = {
     {291, ALLOW} /* epoll_create1 */, {292, ALLOW} /* dup3 */, {293, ALLOW} /* pipe2 */,
     {294, ALLOW} /* inotify_init1 */, {295, ALLOW} /* preadv */, {296, ALLOW} /* pwritev */,
     {297, ALLOW} /* rt_tgsigqueueinfo */, {299, ALLOW} /* recvmmsg */, {301, ALLOW} /* fanotify_mark */,
-    {302, ALLOW} /* prlimit64 */, {303, ALLOW} /* name_to_handle_at */, {305, ALLOW} /* clock_adjtime */,
+    {302, CORES_OF} /* prlimit64 */, {303, ALLOW} /* name_to_handle_at */, {305, ALLOW} /* clock_adjtime */,
     {306, ALLOW} /* syncfs */, {307, ALLOW} /* sendmmsg */, {309, ALLOW} /* getcpu */,
     {310, ALLOW} /* process_vm_readv */, {311, ALLOW} /* process_vm_writev */, {314, ALLOW} /* sched_setattr */,
     {315, ALLOW} /* sched_getattr */, {316, ALLOW} /* renameat2 */, {318, ALLOW} /* getrandom */,

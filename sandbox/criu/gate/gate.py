@@ -77,6 +77,9 @@ def trees(root: Path, mounts: Mapping[str, Path]) -> Iterator[dict[str, int]]:
             os.close(fd)
 
 
+CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
+
+
 def passes(images: Images, opened: Mapping[str, int]) -> None:
     """Whether images may be restored over these trees. Raises Refusal. Blocks."""
     look_up(check(images), opened)
@@ -90,7 +93,7 @@ def imported(files: Mapping[str, bytes], pages: Mapping[str, int]) -> None:
     sizes = {name: len(content) for name, content in files.items()}
     images = Images({**sizes, **{name: count * PAGE for name, count in pages.items()}}, files.__getitem__)
     check(images)
-    confined(images, _filter())
+    confined(images, _filter(), piped=CORE_PATTERN.read_text().startswith("|"))
 
 
 @functools.cache

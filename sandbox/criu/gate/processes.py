@@ -19,7 +19,7 @@ POLICIES = frozenset({0, 3, 5})  # SCHED_OTHER, SCHED_BATCH, SCHED_IDLE: what ne
 GUARD = 1 << 16  # of the status of a mapping
 RESET_ON_FORK = 0x40000000  # a flag beside them
 SECCOMP_FILTER, TSYNC = 2, 1
-LIMIT_CORE = 4  # its number; more than 1 would start the host's core_pattern
+LIMIT_CORE = 4  # its number; where core_pattern pipes, any other than 1 starts its program on the host
 DEAD = frozenset({2, 6})  # states of a task that will not run
 
 
@@ -91,7 +91,8 @@ def check_task(images: Images, pid: int, threads: list[int], files: Mapping[int,
     need(core.tc.oom_score_adj >= 0, f"process {pid} is spared by the OOM killer")
     limits = core.tc.rlimits.rlimits
     need(len(limits) == 16 and all(one.cur <= one.max for one in limits), f"the limits of process {pid}")
-    need(limits[LIMIT_CORE].max <= 1, f"process {pid} may dump core to a program of the host")
+    core_limit = limits[LIMIT_CORE]
+    need(core_limit.cur == core_limit.max <= 1, f"process {pid} may dump core to a program of the host")
     for thread in threads:
         one = core if thread == pid else images.one(f"core-{thread}.img", "core_entry")
         need(one.HasField("thread_core"), f"thread {thread} has no state")
@@ -160,9 +161,10 @@ def check_pagemap(images: Images, name: str, end: int) -> None:
     need(images.sizes.get(pages, 0) == total * PAGE, f"{pages} has not the pages of {name}")
 
 
-def confined(images: Images, program: bytes) -> None:
+def confined(images: Images, program: bytes, *, piped: bool) -> None:
     """Refuse processes that are not held by the system-call filter `program`, which each sandbox of ours begins with.
 
+    `piped`: a program of the host takes core dumps, and only a limit of 1 keeps it from being started.
     What was dumped here cannot have lost it; images that come from elsewhere may say anything.
     """
     filters = [one for entry in images.table("seccomp.img", "seccomp_entry") for one in entry.seccomp_filters]
@@ -170,6 +172,8 @@ def confined(images: Images, program: bytes) -> None:
         core = images.one(f"core-{pid}.img", "core_entry")
         if core.tc.task_state in DEAD:
             continue
+        limit = core.tc.rlimits.rlimits[LIMIT_CORE]
+        need(limit.max == 1 or not piped, f"process {pid} may dump core to a program of the host")
         chain = chain_of(core.thread_core, filters)
         need(chain and bytes(chain[-1].filter) == program, f"process {pid} is not held by the filter of system calls")
         for thread in threads:

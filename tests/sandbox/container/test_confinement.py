@@ -220,6 +220,12 @@ async def test_limits_hold_in_the_kernel(maker: Maker) -> None:
     held = dict((line[:26].strip(), line[26:].split()[:2]) for line in lines(f"/proc/{container.init_pid}/limits")[1:])
     assert held["Max open files"] == ["128", "128"]
     assert held["Max core file size"] == ["1", "1"], "a core_pattern program on the host is never started"
+    kept = (
+        "from resource import *; import os\nsetrlimit(RLIMIT_CORE, (0, 0)); prlimit(1, RLIMIT_CPU)\n"
+        "try: prlimit(0, RLIMIT_CORE, (0, 1))\nexcept PermissionError: print(getrlimit(RLIMIT_CORE))"
+    )
+    done = await container.exec(["python3", "-c", kept])
+    assert done.stdout == b"(1, 1)\n", "with 0 it would be started after all"
     done = await container.exec(["python3", "-c", "x = bytearray(1 << 30)"], timeout=240)
     assert done.oom_killed and done.exit_code == 137
     done = await container.exec(["python3", "-c", "import os, signal\nfor _ in range(99): os.fork() or signal.pause()"])

@@ -211,7 +211,9 @@ async def test_what_is_no_image_is_refused(bench: Bench) -> None:
         gate.of_directory(saved.capture.dir)
 
 
-async def test_images_from_elsewhere_must_be_confined_as_ours_are(bench: Bench) -> None:
+async def test_images_from_elsewhere_must_be_confined_as_ours_are(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sb = await bench.maker.create()
     await shell(sb, HOLDER)
     saved = await bench.save(sb)
@@ -238,5 +240,17 @@ async def test_images_from_elsewhere_must_be_confined_as_ours_are(bench: Bench) 
     for change_of in (("seccomp", "seccomp_entry", other_filter), ("core-1", "core_entry", none)):
         with pytest.raises(gate.Refusal, match="is not held by the filter of system calls"):
             import_it(*change_of)
+
+    def no_core(entries: Any) -> None:
+        limit = entries[0].tc.rlimits.rlimits[4]
+        limit.cur = limit.max = 0
+
+    monkeypatch.setattr(gate, "CORE_PATTERN", tmp_path / "core_pattern")
+    gate.CORE_PATTERN.write_text("core")
+    import_it("core-1", "core_entry", no_core)
+    gate.CORE_PATTERN.write_text("|/usr/bin/taker %P")
+    import_it()
+    with pytest.raises(gate.Refusal, match="dump core to a program of the host"):
+        import_it("core-1", "core_entry", no_core)
     with pytest.raises(gate.Refusal, match="has capabilities"):
         import_it("core-1", "core_entry", capability)
