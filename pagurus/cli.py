@@ -41,7 +41,7 @@ VERBS = {
     "eval": Verb("play_cli", "Score a model at an environment: pass@1, pass@k."),
     "serve": Verb("serve_cli", "Serve a model to agents until Ctrl-C, by OpenAI's and Anthropic's routes."),
     "train": Verb("train_cli", "Train a policy in the sandboxes of this host."),
-    "export": Verb("train_cli", "Write the newest policy of a run into a folder."),
+    "export": Verb("train_cli", "Write a policy of a run into a folder, in bfloat16."),
     "roles": Verb("train_cli", "The processes of a run: which live, since when, where."),
     "attach": Verb("train_cli", "What a detached run says, until it has ended."),
     "bench": Verb("host_cli", "Run a bench: `pagurus bench NAME [--json] ...`."),

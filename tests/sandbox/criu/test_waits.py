@@ -136,9 +136,7 @@ async def test_a_sleeper_that_was_dumped_has_not_worked(seen: Bench, inspector: 
     await enter(container, "nanosleep poll epoll_wait futex pause", 1000)
     for number in range(3):
         capture = seen.checkpointer.captures / f"quiet-{number}"
-        await seen.checkpointer.capture(
-            container, capture, processes=True, on_frozen=lambda: inspector.mark(container.cgroup.id)
-        )
+        await seen.checkpointer.capture(container, capture, on_frozen=lambda: inspector.mark(container.cgroup.id))
         assert (await container.exec(["true"])).exit_code == 0
         effects = inspector.read(container.cgroup.id)
         assert judge(effects).verdict is Verdict.NONE, effects
