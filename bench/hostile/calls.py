@@ -65,8 +65,12 @@ _REFUSED = {
         "attempt('memlock', resource.setrlimit, resource.RLIMIT_MEMLOCK, (1 << 40, 1 << 40))"
     ),
     "raise the limit of open files": "attempt('nofile', resource.setrlimit, resource.RLIMIT_NOFILE, (1 << 20,) * 2)",
-    "raise the core limit (core_pattern program)": (
-        "attempt('core', resource.setrlimit, resource.RLIMIT_CORE, (1 << 20, 1 << 20))"
+    "change the core limit (core_pattern program)": (  # it succeeds and changes nothing
+        "before = resource.getrlimit(resource.RLIMIT_CORE)\n"
+        "for new in ((1 << 20, 1 << 20), (0, 1), (0, 0)):\n"
+        " print('tried core', new, flush=True)\n"
+        " resource.setrlimit(resource.RLIMIT_CORE, new)\n"
+        " if resource.getrlimit(resource.RLIMIT_CORE) != before: print('BREACH core', new, flush=True)"
     ),
     "gain CAP_SYS_ADMIN by capset": (
         "all = struct.pack('IIIIII', *[0xffffffff, 0xffffffff, 0] * 2);"
