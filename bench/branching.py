@@ -164,7 +164,7 @@ async def measure(bench: BenchHost, folder: Path, options: argparse.Namespace) -
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pagurus bench branching", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--size", type=int, default=8, help="members of a group (default: 8)")
-    parser.add_argument("--modules", type=int, default=250, help="how much a reset builds (default: 250)")
+    parser.add_argument("--modules", type=int, default=3000, help="how much a reset builds (default: 3000)")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
