@@ -18,6 +18,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     groups: int = 8  # of a batch
     size: int = 8  # trajectories of a group
     extra: int = 0  # trajectories of a group beyond these: see rollout.decide.redundancy
+    tail: float = 0.0  # tail batching, for example 1.25: see rollout.decide.tail
     concurrency: int = 64  # trajectories at once
     staleness: int = 1  # trainer version minus oldest policy version, at most
     over_stale: OverStale = "wait"  # see rollout.decide.staleness

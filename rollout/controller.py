@@ -38,6 +38,7 @@ from rollout.decide.view import (
     Abort,
     Action,
     Buffered,
+    Defer,
     Exhausted,
     Finish,
     GiveUp,
@@ -122,9 +123,8 @@ class RolloutController:
         self.step, self.version, self._told = self.store.next_step() if step is None else step, version, on_turn
         self._seeds = _after(self.store, config, seeds) if draw is None else draw(self.store)
         self._seeds_left, self._draining, self._stopped = True, False, False
-        self._queued = self.store.queued()
+        self._queued, self._deferred = self.store.queued(), self.store.queued(deferred=True)
         self._do = self._disk.do
-        self._members = config.size + config.extra
         self._groups: dict[str, Group] = {}
         self._buffer: dict[str, Buffered] = {}
         self._parts: dict[str, PartView] = {}
@@ -151,7 +151,7 @@ class RolloutController:
         """What processes before this one left: whole groups, groups on their way, turns on their way."""
         for lease in self.store.buffered():
             self._buffer[lease.prompt] = groups.whole(lease, self.config.size, self.store)
-        for group in groups.left(self._members, self.store, self.journal):
+        for group in groups.left(self.config.rules, self.store, self.journal):
             self._groups[group.lease.prompt] = group
 
     def journalled_sandboxes(self) -> set[str]:
@@ -302,12 +302,15 @@ class RolloutController:
             more=self._seeds_left,
             parts=list(self._parts.values()),
             draining=self._draining,
+            deferred=self._deferred,
         )
 
     async def _execute(self, action: Action) -> None:
         match action:
-            case Lease(count):
-                await self._lease(count)
+            case Lease(count, deferred):
+                await self._lease(count, deferred=deferred)
+            case Defer(prompt):
+                await self._defer(prompt)
             case Start(prompt, index):
                 self._begin(self._groups[prompt], index)
             case Abort(prompt, index, why, again):
@@ -327,14 +330,26 @@ class RolloutController:
             case Wait():
                 pass
 
-    async def _lease(self, count: int) -> None:
-        if self._queued < count and self._seeds_left:
+    async def _lease(self, count: int, *, deferred: bool) -> None:
+        if not deferred and self._queued < count and self._seeds_left:
             seeds = list(itertools.islice(self._seeds, count - self._queued))
             self._seeds_left = len(seeds) == count - self._queued
             await self._do(self.store.issue, seeds, self.fence)
-        for lease in await self._do(self.store.lease, count, self.fence):
-            self._groups[lease.prompt] = groups.fresh(lease, self._members)
+        for lease in await self._do(lambda: self.store.lease(count, self.fence, deferred=deferred)):
+            self._groups[lease.prompt] = groups.fresh(lease, self.config.rules)
+        await self._count_queued()
+
+    async def _count_queued(self) -> None:
         self._queued = await self._do(self.store.queued)
+        self._deferred = await self._do(lambda: self.store.queued(deferred=True))
+
+    async def _defer(self, prompt: str) -> None:
+        for member in self._groups[prompt].members:
+            if member.task is not None:
+                await self._abort(self._groups[prompt], member.index, "put off", again=False)
+        await self._do(self.store.defer, prompt, self.fence)
+        del self._groups[prompt]
+        await self._count_queued()
 
     def _begin(self, group: Group, index: int) -> None:
         member = group.members[index]
@@ -360,7 +375,7 @@ class RolloutController:
         chosen = [each.member for each in await self._do(self.store.finished, prompt)]
         await self._do(self.store.discard, prompt, [chosen[n] for n in members], self.fence)
         (lease,) = [each for each in await self._do(self.store.in_flight) if each.prompt == prompt]
-        group = self._groups[prompt] = await self._do(groups.restored, lease, self._members, self.store)
+        group = self._groups[prompt] = await self._do(groups.restored, lease, self.config.rules, self.store)
         group.reason = why
         for n in members:
             again = group.members[chosen[n]]

@@ -10,8 +10,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollout.decide import tail
 from rollout.decide.blame import blame
-from rollout.decide.view import Buffered, GroupView, Member
+from rollout.decide.view import Buffered, GroupView, Member, Rules
 from rollout.messages import Trajectory
 from rollout.store.journal import Journal, TurnEntry
 from rollout.store.samples import Lease, SampleStore
@@ -50,7 +51,8 @@ class Group:
     @property
     def view(self) -> GroupView:
         members = [member.view for member in self.members]
-        return GroupView(self.lease.prompt, self.lease.number, members, self.failures, self.reason)
+        lease = self.lease
+        return GroupView(lease.prompt, lease.number, members, self.failures, self.reason, lease.deferred)
 
 
 @dataclass
@@ -100,14 +102,15 @@ class Counts:
         }
 
 
-def fresh(lease: Lease, members: int) -> Group:
+def fresh(lease: Lease, rules: Rules) -> Group:
     """A group of which nothing has run."""
+    members = tail.members(rules, deferred=lease.deferred)
     return Group(lease, [Slot(n, Trajectory()) for n in range(members)], lease.failures)
 
 
-def restored(lease: Lease, members: int, store: SampleStore) -> Group:
+def restored(lease: Lease, rules: Rules, store: SampleStore) -> Group:
     """A group as the store knows it: its finished members need not run."""
-    group = fresh(lease, members)
+    group = fresh(lease, rules)
     for done in store.finished(lease.prompt):
         slot = group.members[done.member]
         slot.ended, slot.oldest, slot.start = True, done.oldest, done.start
@@ -120,7 +123,7 @@ def whole(lease: Lease, size: int, store: SampleStore) -> Buffered:
     return Buffered(lease.prompt, lease.number, [each.oldest for each in done], [each.start for each in done])
 
 
-def left(members: int, store: SampleStore, journal: Journal) -> list[Group]:
+def left(rules: Rules, store: SampleStore, journal: Journal) -> list[Group]:
     """The groups that another process left on their way, with the turns at which their trajectories stand.
 
     Whoever cannot be continued (its environment does not tell its state) begins anew under the next number. What the
@@ -129,7 +132,7 @@ def left(members: int, store: SampleStore, journal: Journal) -> list[Group]:
     journalled = {(key.prompt, key.member): key for key in journal.open()}
     groups = []
     for lease in store.in_flight():
-        group = restored(lease, members, store)
+        group = restored(lease, rules, store)
         groups.append(group)
         for slot in group.members:
             key = journalled.pop((lease.prompt, slot.index), None)

@@ -50,7 +50,7 @@ PURE = [
     "sandbox.image.dockerfile",
     "sandbox.sdk.plan",
 ]
-PURE_PACKAGES = ["rollout.decide"]
+PURE_PACKAGES = ["coordinator.decide", "rollout.decide"]
 IMPURE = {
     "aiohttp", "asyncio", "ctypes", "fcntl", "glob", "http", "mmap", "multiprocessing", "os", "pyroute2", "random",
     "select", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "torch",

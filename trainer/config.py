@@ -51,6 +51,8 @@ class Config:
     objective: str = "pooled"  # a row of trainer.objectives
     corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
     staleness: int = 1  # trainer version minus oldest policy version of a trajectory, at most
+    extra: int = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
+    tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
     max_tokens: int = 16  # of an answer
     max_length: int = 1024  # tokens of a trajectory
     temperature: float = 1.0
@@ -122,6 +124,8 @@ def make(content: Mapping[str, Any]) -> Config:
     for name in POSITIVE:
         if getattr(made, name) <= 0:
             raise Invalid(f"configuration: {name} must be above 0, is {getattr(made, name)}", remedy=f"set {name}")
+    if made.tail and not 1.0 < made.tail <= 4.0:
+        raise Invalid(f"configuration: tail is {made.tail}", remedy="set 1.25, or 0 for none")
     return _agreeing(made)
 
 
@@ -228,6 +232,8 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
             size=config.size,
             concurrency=fitting.concurrency,
             staleness=config.staleness,
+            extra=config.extra,
+            tail=config.tail,
             sampling=Sampling(
                 max_tokens=config.max_tokens, temperature=config.temperature, stop_token_ids=end_tokens(begin)
             ),

@@ -6,12 +6,12 @@ alone: the next view shows what they led to.
 
 ::
 
-    view ─▶ settle groups ─▶ staleness (drop) ─▶ breaker ─▶ hand out ─▶ admission ─▶ slots ─▶ else: who waits for what
+    view ─▶ settle groups ─▶ staleness (drop) ─▶ tail ─▶ breaker ─▶ hand out ─▶ admission ─▶ slots ─▶ else: who waits
 """
 
 from __future__ import annotations
 
-from rollout.decide import admission, breaker, redundancy, staleness
+from rollout.decide import admission, breaker, redundancy, staleness, tail
 from rollout.decide.view import Action, Buffered, Exhausted, HandOut, Lease, Rules, Stop, View, Wait
 
 
@@ -28,6 +28,8 @@ class RolloutPolicy:
             return settled
         if rules.over_stale == "drop" and (old := staleness.drop(view, rules.staleness)):
             return list(old)
+        if rules.tail and (slow := tail.put_off(view, rules)):
+            return list(slow)
         if (part := breaker.hopeless(view.parts, patience=rules.patience, now=now)) is not None:
             return [Stop(f"{part.part} has refused everything for {now - part.since:.0f} s: {part.reason}")]
         batch, waits = self._hand_out(view)
@@ -43,7 +45,7 @@ class RolloutPolicy:
             return [], []
         ready = sorted(view.buffered, key=staleness.age)
         chosen: list[Buffered] = ready[: rules.groups]
-        last = not view.more and not view.queued and not view.running
+        last = not view.more and not view.queued and not view.deferred and not view.running
         if last and not ready:
             return [Exhausted()], []
         if len(chosen) < rules.groups and not last:
@@ -58,7 +60,10 @@ class RolloutPolicy:
         """New groups first. While a part refuses, one group more is taken only where else nobody would try again: a
         part works again when somebody was served, so somebody has to ask."""
         rules = self.rules
-        leases = admission.admit(view, batch=rules.groups, bound=rules.staleness)
+        if rules.tail:
+            leases = tail.next_round(view, rules)
+        else:
+            leases = admission.admit(view, batch=rules.groups, bound=rules.staleness)
         if leases and not view.parts:
             return list(leases)
         active = [member for group in view.running for member in group.members if member.state == "running"]
@@ -66,7 +71,7 @@ class RolloutPolicy:
         free = breaker.slots(view.parts, free=rules.concurrency - len(active), trying=trying, now=now)
         started = admission.fill(view, slots=free)
         if leases and free > 0 and not started and not trying:
-            return [Lease(1)]
+            return [Lease(1, leases[0].deferred)]
         return list(started)
 
 

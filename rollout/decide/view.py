@@ -19,6 +19,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     groups: int = 8  # of a batch
     size: int = 8  # trajectories of a group
     extra: int = 0  # started beyond `size`, of which the last to finish are ended: favours short ones
+    tail: float = 0.0  # groups and members of a short round, in multiples of what is needed; 0: no tail batching
     concurrency: int = 64  # trajectories at once
     staleness: int = 1  # trainer version minus oldest policy version of a token that bears gradient, at most
     over_stale: OverStale = "wait"
@@ -42,6 +43,7 @@ class GroupView(msgspec.Struct, frozen=True, array_like=True):
     members: list[Member]
     failures: int = 0  # of its environment
     reason: str = ""  # the last failure
+    deferred: bool = False  # it was put off once, and is waited for now
 
 
 class Buffered(msgspec.Struct, frozen=True, array_like=True):
@@ -73,6 +75,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     more: bool  # further prompts can be issued
     parts: list[PartView] = []
     draining: bool = False  # nothing new starts
+    deferred: int = 0  # prompts that were put off and wait; not among `queued`
 
 
 # --------------------------------------------------------------------------- answers
@@ -82,6 +85,13 @@ class Lease(msgspec.Struct, frozen=True, tag="lease"):
     """Take so many queued prompts and make groups of them."""
 
     count: int
+    deferred: bool = False  # of those that were put off
+
+
+class Defer(msgspec.Struct, frozen=True, tag="defer"):
+    """A group is ended and its prompt put off: it is played anew, in a round that waits for it."""
+
+    prompt: str
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -143,7 +153,7 @@ class Wait(msgspec.Struct, frozen=True, tag="wait"):
     until: float | None = None
 
 
-Action = Lease | Start | Abort | Reopen | Finish | GiveUp | HandOut | Exhausted | Stop | Wait
+Action = Lease | Defer | Start | Abort | Reopen | Finish | GiveUp | HandOut | Exhausted | Stop | Wait
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,8 @@ can no longer write.
 
 ::
 
+                ┌─ defer ─┐
+                ▼         │
     issue ─▶ queued ─▶ in_flight ─▶ buffered ─▶ handed(step) ─▶ consumed(step)
                           │ ▲  put(sample) x size   ▲                 │
                           │ └─── reopen ──────────  └─── recover ─────┘ the trainer went back before this step
@@ -43,15 +45,19 @@ create index if not exists by_state on prompts (state, number);
 create table if not exists samples (
     prompt text not null, member integer not null, start integer not null, oldest integer, reward real not null,
     status text not null, payload blob not null, primary key (prompt, member)) without rowid;
+create table if not exists deferred (prompt text primary key) without rowid;
 create table if not exists batches (
     step integer primary key, version integer not null, oldest integer not null, prompts text not null);
 """
+
+PUT_OFF = "exists (select 1 from deferred where deferred.prompt = id)"
 
 FROM = {  # the states that a prompt may be in before each move
     "buffered": ("in_flight",),
     "in_flight": ("buffered",),
     "handed": ("buffered",),
     "given_up": ("in_flight",),
+    "queued": ("in_flight",),
 }
 
 
@@ -75,6 +81,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     seed: int
     failures: int = 0  # of the environment, so far
+    deferred: bool = False  # it was put off once
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,19 +166,29 @@ class SampleStore:
             count,
         )
 
-    def queued(self) -> int:
-        return self._read("select count(*) from prompts where state='queued'")[0][0]
+    def queued(self, *, deferred: bool = False) -> int:
+        """Prompts that wait and were never put off, or those that were."""
+        ((count,),) = self._read(f"select count(*) from prompts where state='queued' and {PUT_OFF}=?", deferred)
+        return count
 
-    def lease(self, count: int, fence: Fence) -> list[Lease]:
-        """The queued prompts with the lowest numbers, now in flight; fewer when fewer are queued."""
+    def lease(self, count: int, fence: Fence, *, deferred: bool = False) -> list[Lease]:
+        """The queued prompts with the lowest numbers, now in flight; fewer when fewer are queued. With `deferred` only
+        those that were put off, else only others."""
         with self._write(fence) as db:
             rows = db.execute(
                 "update prompts set state='in_flight' where number in "
-                "(select number from prompts where state='queued' order by number limit ?) "
+                f"(select number from prompts where state='queued' and {PUT_OFF}=? order by number limit ?) "
                 "returning id, number, seed, failures",
-                (count,),
+                (deferred, count),
             ).fetchall()
-        return sorted((_lease(row) for row in rows), key=lambda lease: lease.number)
+        return sorted((_lease((*row, deferred)) for row in rows), key=lambda lease: lease.number)
+
+    def defer(self, prompt: str, fence: Fence) -> None:
+        """Put off a prompt that is on its way: its samples are forgotten, it waits among others that were put off."""
+        with self._write(fence) as db:
+            _move(db, [prompt], "queued")
+            db.execute("delete from samples where prompt=?", (prompt,))
+            db.execute("insert or ignore into deferred values (?)", (prompt,))
 
     def in_flight(self) -> list[Lease]:
         """The prompts that a process before this one left on their way, oldest first."""
@@ -320,8 +337,10 @@ class SampleStore:
         found = db.execute("select member from samples where prompt=? order by member limit ?", (prompt, members))
         return [member for (member,) in found]
 
-    def _prompts(self, state: str) -> list[tuple[str, int, int, int]]:
-        return self._read("select id, number, seed, failures from prompts where state=? order by number", state)
+    def _prompts(self, state: str) -> list[tuple[str, int, int, int, int]]:
+        return self._read(
+            f"select id, number, seed, failures, {PUT_OFF} from prompts where state=? order by number", state
+        )
 
     def _read(self, query: str, *values: object) -> list[tuple]:  # type: ignore[type-arg]
         with self._lock:
@@ -338,9 +357,9 @@ class SampleStore:
             yield self._db
 
 
-def _lease(row: tuple[str, int, int, int]) -> Lease:
-    prompt, number, seed, failures = row
-    return Lease(prompt=prompt, number=number, seed=seed, failures=failures)
+def _lease(row: tuple[str, int, int, int, int]) -> Lease:
+    prompt, number, seed, failures, deferred = row
+    return Lease(prompt=prompt, number=number, seed=seed, failures=failures, deferred=bool(deferred))
 
 
 def unpacked(payload: bytes) -> Trajectory:

@@ -1,0 +1,1 @@
+"""Decisions of the coordinator: pure functions of a view."""

@@ -1,0 +1,214 @@
+"""Which training jobs share which machines, so that one job's rollout fills the other's training time. Pure.
+
+Owns: what a job asks for, the group that shares machines, the choice of a group for a job. Does not own: starting,
+freezing or waking processes, durable state.
+Guarantee: no member of a group waits longer for a step than its own limit allows, by worst-case durations; all members'
+states fit into the host memory of every machine that they use, so that switching never loads from disk.
+
+A job alternates: it rolls out for R seconds on rollout machines, then trains for T seconds on training machines, and
+each pair idles while the other works. Jobs of a co-execution group take turns on the same machines (RollMux,
+arXiv:2512.11306)::
+
+    rollout machine 1   [ R of a ][ R of b ]......[ R of a ][ R of b ]
+    rollout machine 2   [ R of c      ]...........[ R of c      ]
+    training machines             [ T a ][ T b ][ T c ]      [ T a ] ...
+                        |------- one cycle -------|
+
+With round robin each job takes one step in a cycle: ``cycle = max(natural, load)``, where ``natural = max(R + T)`` over
+the members and ``load`` is the most work of one machine: the sum of R of those who use a rollout machine, or the sum
+of T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job asks for. Durations are worst cases in seconds, on the machines that it asks for."""
+
+    name: str
+    rollout: float
+    train: float
+    rollout_nodes: int = 1
+    train_nodes: int = 1
+    rollout_gb: float = 0.0  # of host memory on each of its rollout machines, while others have their turn
+    train_gb: float = 0.0
+    slowdown: float = 2.0  # a step takes at most so many times `rollout + train`
+
+    @property
+    def alone(self) -> float:
+        """Seconds of a step of this job without any other."""
+        return self.rollout + self.train
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a step may take."""
+        return self.slowdown * self.alone
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """What machines cost and hold. The default is a ratio of rents: an input of whoever plans, not a fact."""
+
+    rollout_node: float = 1.0  # per hour
+    train_node: float = 2.5
+    rollout_gb: float = 1024.0  # host memory of one machine
+    train_gb: float = 1024.0
+
+
+class Member(msgspec.Struct, frozen=True):
+    job: Job
+    nodes: tuple[int, ...]  # rollout machines of the group that it uses
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that share machines."""
+
+    members: tuple[Member, ...] = ()
+    rollout_nodes: int = 0
+    train_nodes: int = 0
+
+    def cost(self, prices: Prices) -> float:
+        """Per hour."""
+        return self.rollout_nodes * prices.rollout_node + self.train_nodes * prices.train_node
+
+    @property
+    def natural(self) -> float:
+        return max((member.job.alone for member in self.members), default=0.0)
+
+    @property
+    def load(self) -> float:
+        return max([*self.node_loads(), sum(member.job.train for member in self.members)], default=0.0)
+
+    @property
+    def cycle(self) -> float:
+        """Seconds in which every member takes one step."""
+        return max(self.natural, self.load)
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a cycle may take: what the least patient member allows."""
+        return min((member.job.limit for member in self.members), default=float("inf"))
+
+    def node_loads(self) -> list[float]:
+        return self._per_node([member.job.rollout for member in self.members])
+
+    def node_gb(self) -> list[float]:
+        return self._per_node([member.job.rollout_gb for member in self.members])
+
+    def _per_node(self, amounts: Sequence[float]) -> list[float]:
+        sums = [0.0] * self.rollout_nodes
+        for member, amount in zip(self.members, amounts, strict=True):
+            for node in member.nodes:
+                sums[node] += amount
+        return sums
+
+    def faults(self, prices: Prices) -> list[str]:
+        """What of the guarantee does not hold, in words; empty for every group that is built here."""
+        said = [
+            f"{member.job.name} would wait {self.cycle:.1f} s for a step, more than its {member.job.limit:.1f}"
+            for member in self.members
+            if self.cycle > member.job.limit * (1 + 1e-9)
+        ]
+        said += [
+            f"rollout machine {number} would hold {held:.0f} GB"
+            for number, held in enumerate(self.node_gb())
+            if held > prices.rollout_gb * (1 + 1e-9)
+        ]
+        held = sum(member.job.train_gb for member in self.members)
+        if held > prices.train_gb * (1 + 1e-9):
+            said.append(f"the training machines would hold {held:.0f} GB")
+        return said
+
+
+def alone(job: Job) -> Group:
+    """A group of its own."""
+    return Group(
+        members=(Member(job, tuple(range(job.rollout_nodes))),),
+        rollout_nodes=job.rollout_nodes,
+        train_nodes=job.train_nodes,
+    )
+
+
+def join(group: Group, job: Job, prices: Prices) -> Group | None:
+    """`group` with `job`, with as few more rollout machines as possible; None if its guarantee cannot hold.
+
+    The job takes the fullest machines that still have room for it. A job that wants more training machines than the
+    group has may not join: fewer would change its durations.
+    """
+    limit = min(group.limit, job.limit)
+    trained = sum(member.job.train for member in group.members) + job.train
+    held = sum(member.job.train_gb for member in group.members) + job.train_gb
+    if job.train_nodes > group.train_nodes or trained > limit or held > prices.train_gb:
+        return None
+    if max(group.natural, job.alone, group.load) > limit:
+        return None
+    loads, memory = group.node_loads(), group.node_gb()
+    fitting = [
+        node
+        for node in range(group.rollout_nodes)
+        if loads[node] + job.rollout <= limit and memory[node] + job.rollout_gb <= prices.rollout_gb
+    ]
+    chosen = sorted(fitting, key=lambda node: (-loads[node], node))[: job.rollout_nodes]
+    more = job.rollout_nodes - len(chosen)
+    new = range(group.rollout_nodes, group.rollout_nodes + more)
+    return Group(
+        members=(*group.members, Member(job, (*sorted(chosen), *new))),
+        rollout_nodes=group.rollout_nodes + more,
+        train_nodes=group.train_nodes,
+    )
+
+
+def fits_alone(job: Job, prices: Prices) -> bool:
+    """Whether one job's states fit into the machines at all."""
+    return job.rollout_gb <= prices.rollout_gb and job.train_gb <= prices.train_gb
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a job goes: to the group of that index, or to a new one (None)."""
+
+    index: int | None
+    group: Group
+    cost: float  # per hour, in addition to what was paid
+
+
+def place(groups: Sequence[Group], job: Job, prices: Prices) -> Placement:
+    """The group in which `job` costs least in addition: packed as they are, with more rollout machines, or a new one.
+    Of equal ones the fullest, so that room stays in one piece.
+
+    Raises ValueError for a job whose states do not fit into one machine of each kind.
+    """
+    if not fits_alone(job, prices):
+        raise ValueError(f"{job.name} needs more host memory than one machine has")
+    own = alone(job)
+    best = Placement(None, own, own.cost(prices))
+    room = float("inf")
+    for index, group in enumerate(groups):
+        joined = join(group, job, prices)
+        if joined is None:
+            continue
+        cost, left = joined.cost(prices) - group.cost(prices), joined.limit - joined.load
+        if (cost, left) < (best.cost, room):
+            best, room = Placement(index, joined, cost), left
+    return best
+
+
+def leave(group: Group, name: str) -> Group | None:
+    """`group` without a job that ended and the machines that nobody uses any more; None when nobody is left."""
+    members = [member for member in group.members if member.job.name != name]
+    if not members:
+        return None
+    used = sorted({node for member in members for node in member.nodes})
+    number = {node: index for index, node in enumerate(used)}
+    return Group(
+        members=tuple(Member(member.job, tuple(number[node] for node in member.nodes)) for member in members),
+        rollout_nodes=len(used),
+        train_nodes=max(member.job.train_nodes for member in members),
+    )
+
+
+def total(groups: Iterable[Group], prices: Prices) -> float:
+    """Per hour."""
+    return sum(group.cost(prices) for group in groups)

@@ -1,0 +1,208 @@
+"""Jobs that share machines: what a group may hold, where a job goes, how far from the cheapest arrangement that is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from coordinator.decide.multiplex import Group, Job, Prices, alone, join, leave, place, total
+from coordinator.decide.packing import in_order, plan
+
+PRICES = Prices()
+
+
+def job(name: str, rollout: float, train: float, **more: object) -> Job:
+    return Job(name=name, rollout=rollout, train=train, **more)  # type: ignore[arg-type]
+
+
+jobs_of = st.lists(
+    st.builds(
+        Job,
+        name=st.uuids().map(str),
+        rollout=st.floats(1, 1000),
+        train=st.floats(1, 1000),
+        rollout_nodes=st.integers(1, 5),
+        train_nodes=st.integers(1, 4),
+        rollout_gb=st.floats(0, 1024),
+        train_gb=st.floats(0, 1024),
+        slowdown=st.floats(1, 4),
+    ),
+    max_size=12,
+    unique_by=lambda each: each.name,
+)
+
+
+def test_two_jobs_fill_each_others_gaps_on_the_same_machines() -> None:
+    group = join(alone(job("a", 100, 100)), job("b", 100, 100), PRICES)
+    assert group is not None
+    assert (group.rollout_nodes, group.train_nodes) == (1, 1)
+    assert group.cycle == 200  # as long as one of them alone
+
+
+def test_a_job_with_a_long_rollout_brings_its_own_rollout_machine() -> None:
+    group = join(alone(job("a", 300, 50, slowdown=1.1)), job("b", 300, 50, slowdown=1.1), PRICES)
+    assert group is not None
+    assert (group.rollout_nodes, group.train_nodes, group.cycle) == (2, 1, 350)
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (job("b", 100, 250), "both trainings take 350 s, and a step of the first may take 220"),
+        (job("b", 250, 10), "one step of it takes longer than the first may wait"),
+        (job("b", 10, 10, slowdown=2), "it would wait for a whole step of the first"),
+        (job("b", 100, 100, train_nodes=2), "it wants more training machines than there are"),
+        (job("b", 100, 100, train_gb=1000), "both trainers' states do not fit into one machine"),
+    ],
+)
+def test_a_job_that_would_break_a_promise_may_not_join(second: Job, why: str) -> None:
+    assert join(alone(job("a", 100, 100, slowdown=1.1, train_gb=100)), second, PRICES) is None, why
+
+
+def test_a_full_memory_costs_another_rollout_machine() -> None:
+    group = join(alone(job("a", 100, 100, rollout_gb=600)), job("b", 100, 100, rollout_gb=600), PRICES)
+    assert group is not None and group.rollout_nodes == 2
+
+
+def test_a_job_goes_where_it_costs_nothing_more() -> None:
+    groups = [alone(job("long", 300, 100, slowdown=1.1)), alone(job("even", 100, 100))]
+    placed = place(groups, job("new", 100, 100, slowdown=1.5), PRICES)
+    assert (placed.index, placed.cost) == (1, 0)
+
+
+def test_a_job_too_large_for_a_machine_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="huge needs more host memory"):
+        place([], job("huge", 1, 1, train_gb=2000), PRICES)
+    with pytest.raises(ValueError, match="huge needs more host memory"):
+        plan([job("huge", 1, 1, rollout_gb=2000)], PRICES)
+
+
+def test_a_job_that_leaves_takes_its_machines_along() -> None:
+    group = join(alone(job("a", 300, 50, slowdown=1.1)), job("b", 300, 50, slowdown=1.1, rollout_nodes=2), PRICES)
+    assert group is not None and group.rollout_nodes == 3
+    left = leave(group, "b")
+    assert left is not None and left.rollout_nodes == 1 and left.members[0].nodes == (0,)
+    assert leave(left, "a") is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs_of)
+def test_every_group_keeps_its_promises_and_every_job_has_one(jobs: list[Job]) -> None:
+    for groups in (plan(jobs, PRICES), in_order(jobs, PRICES)):
+        assert [fault for group in groups for fault in group.faults(PRICES)] == []
+        assert sorted(member.job.name for group in groups for member in group.members) == sorted(
+            each.name for each in jobs
+        )
+        for group in groups:
+            for member in group.members:
+                assert len(set(member.nodes)) == member.job.rollout_nodes
+                assert max(member.nodes) < group.rollout_nodes
+                assert member.job.train_nodes <= group.train_nodes
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs_of)
+def test_many_at_once_is_the_same_as_one_after_another(jobs: list[Job]) -> None:
+    groups: list[Group] = []
+    for each in jobs:
+        placed = place(groups, each, PRICES)
+        if placed.index is None:
+            groups.append(placed.group)
+        else:
+            groups[placed.index] = placed.group
+    assert total(in_order(jobs, PRICES), PRICES) == pytest.approx(total(groups, PRICES))
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs_of)
+def test_a_plan_costs_at_most_what_one_after_another_costs(jobs: list[Job]) -> None:
+    assert total(plan(jobs, PRICES), PRICES) <= total(in_order(jobs, PRICES), PRICES) + 1e-9
+
+
+def fewest_nodes(jobs: tuple[Job, ...], limit: float) -> int | None:
+    """Rollout machines that these jobs need at least when each machine may work `limit` seconds: by trying all."""
+    order = sorted(jobs, key=lambda each: -each.rollout)
+    best = sum(each.rollout_nodes for each in order)
+
+    def place_rest(index: int, nodes: tuple[tuple[float, float], ...]) -> None:
+        nonlocal best
+        if len(nodes) >= best:
+            return
+        if index == len(order):
+            best = len(nodes)
+            return
+        each = order[index]
+        fits = [
+            n
+            for n, (work, held) in enumerate(nodes)
+            if work + each.rollout <= limit and held + each.rollout_gb <= PRICES.rollout_gb
+        ]
+        for used in range(min(each.rollout_nodes, len(fits)), -1, -1):
+            for chosen in itertools.combinations(fits, used):
+                after = list(nodes)
+                for n in chosen:
+                    after[n] = (after[n][0] + each.rollout, after[n][1] + each.rollout_gb)
+                after += [(each.rollout, each.rollout_gb)] * (each.rollout_nodes - used)
+                place_rest(index + 1, tuple(sorted(after)))
+
+    place_rest(0, ())
+    return best
+
+
+def cheapest(jobs: list[Job]) -> float:
+    """The least cost of all: every set of jobs that may be a group, with its exact price, is a column of a covering
+    problem in integers, solved by HiGHS."""
+    columns, prices = [], []
+    for size in range(1, len(jobs) + 1):
+        for chosen in itertools.combinations(range(len(jobs)), size):
+            some = tuple(jobs[n] for n in chosen)
+            limit = min(each.limit for each in some)
+            if max(each.alone for each in some) > limit or sum(each.train for each in some) > limit:
+                continue
+            if sum(each.train_gb for each in some) > PRICES.train_gb:
+                continue
+            nodes = fewest_nodes(some, limit)
+            assert nodes is not None
+            columns.append([float(n in chosen) for n in range(len(jobs))])
+            prices.append(nodes * PRICES.rollout_node + max(e.train_nodes for e in some) * PRICES.train_node)
+    each_once = LinearConstraint(np.array(columns).T, 1, 1)
+    found = milp(prices, constraints=each_once, integrality=np.ones(len(prices)), bounds=Bounds(0, 1))
+    assert found.success
+    return float(found.fun)
+
+
+def drawn(seed: int) -> list[Job]:
+    rng = random.Random(seed)
+    jobs = []
+    for number in range(rng.randint(2, 8)):
+        rollout = rng.uniform(60, 600)
+        jobs.append(
+            Job(
+                name=f"j{number}",
+                rollout=rollout,
+                train=rollout * rng.uniform(0.2, 2),
+                rollout_nodes=rng.choice([1, 1, 2]),
+                train_nodes=rng.choice([1, 1, 2]),
+                rollout_gb=rng.uniform(100, 500),
+                train_gb=rng.uniform(100, 500),
+                slowdown=rng.uniform(1.1, 2.5),
+            )
+        )
+    return jobs
+
+
+def test_plans_are_within_two_percent_of_the_cheapest_there_is() -> None:
+    """Forty drawn instances of 2 to 8 jobs; `pagurus bench scheduling` tries two hundred."""
+    ours, best = 0.0, 0.0
+    for seed in range(40):
+        jobs = drawn(seed)
+        mine, least = total(plan(jobs, PRICES), PRICES), cheapest(jobs)
+        assert mine >= least - 1e-6, f"instance {seed}: cheaper than the cheapest"
+        ours, best = ours + mine, best + least
+    assert ours <= 1.02 * best

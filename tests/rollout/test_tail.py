@@ -1,0 +1,261 @@
+"""Tail batching: long prompts are put off once, and every prompt is in exactly one batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout import Observation, RolloutController
+from rollout.controller import NoMorePrompts
+from rollout.decide import tail
+from rollout.decide.policy import RolloutPolicy
+from rollout.decide.view import (
+    Abort,
+    Buffered,
+    Defer,
+    Exhausted,
+    Finish,
+    GroupView,
+    HandOut,
+    Lease,
+    Member,
+    Rules,
+    Start,
+    View,
+)
+from rollout.store import decisions
+from tests.rollout.test_controller import configured, train
+from tests.support.rollout_fakes import SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
+
+RULES = Rules(groups=8, size=8, tail=1.25, staleness=0)
+
+
+def view(**changes: object) -> View:
+    plain: dict[str, object] = {
+        "version": 3, "asked": True, "training": False, "running": [], "buffered": [], "queued": 0, "more": True,
+    }  # fmt: skip
+    return View(**(plain | changes))  # type: ignore[arg-type]
+
+
+def group(number: int, *, deferred: bool = False) -> GroupView:
+    return GroupView(f"p{number}", number, [Member(0, "running")], deferred=deferred)
+
+
+def whole(count: int) -> list[Buffered]:
+    return [Buffered(f"b{n}", n, [3]) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [Lease(10)]),
+        ({"queued": 4}, [Lease(10)]),
+        ({"queued": 4, "more": False}, [Lease(4)]),
+        ({"deferred": 7}, [Lease(10)]),  # not yet a batch of them
+        ({"deferred": 8}, [Lease(8, deferred=True)]),
+        ({"deferred": 11}, [Lease(8, deferred=True)]),
+        ({"deferred": 3, "more": False}, [Lease(3, deferred=True)]),  # the last ones
+        ({"deferred": 3, "more": False, "queued": 2}, [Lease(2)]),
+        ({"buffered": whole(6)}, [Lease(3)]),  # some were given up: 1.25 times the two that are missing
+        ({"buffered": whole(6), "deferred": 8}, [Lease(3)]),
+        ({"buffered": whole(8)}, []),
+        ({"running": [group(1)]}, []),
+        ({"training": True}, []),
+    ],
+)
+def test_the_next_round(changes: dict[str, object], expected: list[Lease]) -> None:
+    assert tail.next_round(view(**changes), RULES) == expected
+
+
+def test_a_round_may_begin_while_the_trainer_works_if_staleness_allows_it() -> None:
+    assert tail.next_round(view(training=True), msgspec.structs.replace(RULES, staleness=1)) == [Lease(10)]
+
+
+def test_what_is_late_is_put_off_once_a_batch_is_whole() -> None:
+    running = [group(20), group(21, deferred=True)]
+    assert tail.put_off(view(buffered=whole(7), running=running), RULES) == []
+    assert tail.put_off(view(buffered=whole(8), running=running), RULES) == [Defer("p20")]
+
+
+def test_short_rounds_play_more_of_a_group_than_long_ones() -> None:
+    assert (tail.members(RULES, deferred=False), tail.members(RULES, deferred=True)) == (10, 8)
+    plain = Rules(size=8, extra=1)
+    assert (tail.members(plain, deferred=False), tail.members(plain, deferred=True)) == (9, 9)
+
+
+class Played:
+    """Executes actions on a virtual clock: trajectory `n` of prompt `p` takes `seconds(p, n)`."""
+
+    def __init__(self, rules: Rules, prompts: int, seconds: Any):
+        self.rules, self.prompts, self.seconds = rules, prompts, seconds
+        self.now, self.issued = 0.0, 0
+        self.running: dict[int, dict[int, float | None]] = {}
+        self.long: set[int] = set()
+        self.waiting: list[int] = []
+        self.whole: list[int] = []
+        self.batches: list[list[int]] = []
+        self.put_off: Counter[int] = Counter()
+        self.ended = False
+
+    def view(self) -> View:
+        running = [
+            GroupView(
+                str(number),
+                number,
+                [
+                    Member(n, "waiting" if at is None else "ended" if at <= self.now else "running")
+                    for n, at in members.items()
+                ],
+                deferred=number in self.long,
+            )
+            for number, members in self.running.items()
+        ]
+        return view(
+            running=running,
+            buffered=[Buffered(str(number), number, [0]) for number in self.whole],
+            more=self.issued < self.prompts,
+            deferred=len(self.waiting),
+        )
+
+    def act(self, action: object) -> None:
+        match action:
+            case Lease(count, deferred):
+                for _ in range(count):
+                    if deferred:
+                        number = self.waiting.pop(0)
+                        self.long.add(number)
+                    elif self.issued < self.prompts:
+                        number, self.issued = self.issued, self.issued + 1
+                    else:
+                        break
+                    members = tail.members(self.rules, deferred=deferred)
+                    self.running[number] = dict.fromkeys(range(members))
+            case Start(prompt, member):
+                number = int(prompt)
+                self.running[number][member] = self.now + self.seconds(number, member)
+            case Abort(prompt, member):
+                self.running[int(prompt)].pop(member)
+            case Finish(prompt):
+                self.running.pop(int(prompt))
+                self.whole.append(int(prompt))
+            case Defer(prompt):
+                self.running.pop(int(prompt))
+                self.waiting.append(int(prompt))
+                self.put_off[int(prompt)] += 1
+            case HandOut(prompts):
+                self.batches.append([int(prompt) for prompt in prompts])
+                self.whole = [number for number in self.whole if str(number) not in prompts]
+            case Exhausted():
+                self.ended = True
+
+    def run(self) -> None:
+        policy = RolloutPolicy(self.rules)
+        for _ in range(20_000):
+            actions = policy.decide(self.view(), self.now)
+            before = repr(self.view())
+            for action in actions:
+                self.act(action)
+            if self.ended:
+                return
+            if repr(self.view()) == before:
+                later = [at for members in self.running.values() for at in members.values() if at and at > self.now]
+                assert later, f"nothing runs and nothing begins: {actions}"
+                self.now = min(later)
+        raise AssertionError("it never ends")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts=st.integers(0, 40),
+    groups=st.integers(1, 5),
+    size=st.integers(1, 4),
+    factor=st.sampled_from([1.1, 1.25, 1.5, 2.0]),
+    concurrency=st.integers(1, 64),
+    data=st.data(),
+)
+def test_every_prompt_is_in_one_batch_and_is_put_off_at_most_once(
+    prompts: int, groups: int, size: int, factor: float, concurrency: int, data: st.DataObject
+) -> None:
+    rules = Rules(groups=groups, size=size, tail=factor, staleness=0, concurrency=concurrency)
+    seconds = data.draw(st.lists(st.floats(0.1, 100), min_size=1, max_size=20))
+    played = Played(rules, prompts, lambda number, member: seconds[(number * 7 + member) % len(seconds)])
+    played.run()
+    consumed = Counter(number for batch in played.batches for number in batch)
+    assert consumed == Counter(range(prompts))
+    assert max(played.put_off.values(), default=0) <= 1
+    assert all(len(batch) == groups for batch in played.batches[:-1])
+
+
+def test_rounds_are_shorter_with_a_long_tail_and_no_shorter_without() -> None:
+    """One prompt in five takes ten times as long."""
+
+    def per_prompt(seconds: Any, tail: float) -> float:
+        played = Played(Rules(groups=8, size=4, tail=tail, staleness=0, concurrency=1000), 400, seconds)
+        played.run()
+        return played.now / 400
+
+    def tailed(number: int, member: int) -> float:
+        return 100.0 if number % 5 == 3 else 10.0
+
+    def even(number: int, member: int) -> float:
+        return 10.0
+
+    assert per_prompt(tailed, 1.25) < per_prompt(tailed, 0.0) / 2
+    assert per_prompt(even, 1.25) == pytest.approx(per_prompt(even, 0.0), rel=0.02)
+
+
+class Fifth(Notebook):
+    """Every fifth prompt is slow."""
+
+    slow = False
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        self.slow = seed % 5 == 0
+        return await super().reset(sandbox, seed)
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        if self.slow:
+            await asyncio.sleep(0.3)
+        return await super().step(sandbox, action)
+
+
+async def test_a_live_rollout_puts_long_prompts_off_and_trains_each_once(tmp_path: Path) -> None:
+    config = configured(groups=4, size=2, tail=1.25, staleness=0)
+
+    def again() -> RolloutController:
+        return RolloutController(
+            environment=Fifth, host=FakeHost(), engine=ScriptedEngine(SCRIPT), tokenizer=Letters(), config=config,
+            folder=tmp_path, seeds=range(40),
+        )  # fmt: skip
+
+    rollout, batches = again(), list[list[int]]()
+    await rollout.start()
+    while True:
+        if len(batches) == 3:  # what was put off is known to a successor
+            version, step = rollout.version, rollout.step
+            await rollout.stop()
+            rollout = again()
+            rollout.version, rollout.step = version, step
+            rollout.episodes.engine.version = version  # type: ignore[attr-defined]
+            await rollout.start()
+        try:
+            batch = await rollout.next_batch()
+        except NoMorePrompts:
+            break
+        batches.append([group.seed for group in batch.groups])
+        assert all(len(group.trajectories) == 2 for group in batch.groups)
+        await train(rollout, batch)
+    account = rollout.store.account()
+    await rollout.stop()
+    assert Counter(seed for batch in batches for seed in batch) == Counter(range(40))
+    assert account.consumed == account.issued == 40
+    assert any(all(seed % 5 == 0 for seed in batch) for batch in batches), "slow prompts are together"
+    replayed = decisions.replay(tmp_path)
+    assert replayed.identical == replayed.decisions, replayed.first_difference
