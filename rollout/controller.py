@@ -30,8 +30,7 @@ import msgspec
 from rollout import groups, held_out
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
-from rollout.decide import breaker
-from rollout.decide.blame import Blame, Cause, Failure, Phase, blame, part
+from rollout.decide.blame import Blame, Cause, Failure, Phase, blame
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.staleness import staleness
 from rollout.decide.view import (
@@ -44,7 +43,6 @@ from rollout.decide.view import (
     GiveUp,
     HandOut,
     Lease,
-    PartView,
     Reopen,
     Start,
     Stop,
@@ -59,6 +57,7 @@ from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeSpec
 from rollout.groups import Counts, Group, Slot
 from rollout.messages import Batch, Trajectory, TurnRecord
+from rollout.refusals import Refusals
 from rollout.store import samples as store
 from rollout.store.decisions import DecisionLog
 from rollout.store.disk import DiskThread, JournalThread
@@ -107,6 +106,8 @@ class RolloutController:
         if step is not None:
             self.store.recover(step, self.fence)
         self.policy, self.meter = RolloutPolicy(config.rules), PhaseMeter()
+        self._changed = asyncio.Event()
+        self._refusals = Refusals(self._changed.set)
         self.log = DecisionLog(self.folder, self.fence.generation, config.rules)
         self.episodes = EpisodeManager(
             environment=environment,
@@ -118,7 +119,7 @@ class RolloutController:
             notes=JournalThread(self.journal, self._disk),
             meter=self.meter,
             on_turn=self._on_turn,
-            on_created=lambda: self._works("create"),
+            on_created=lambda: self._refusals.over("create"),
         )
         self.step, self.version, self._told = self.store.next_step() if step is None else step, version, on_turn
         self._seeds = _after(self.store, config, seeds) if draw is None else draw(self.store)
@@ -127,11 +128,10 @@ class RolloutController:
         self._do = self._disk.do
         self._groups: dict[str, Group] = {}
         self._buffer: dict[str, Buffered] = {}
-        self._parts: dict[str, PartView] = {}
         self._asked: asyncio.Future[Batch] | None = None
         self._asked_at = 0.0
-        self._training = self.store.account().handed > 0
-        self._changed, self._counts = asyncio.Event(), Counts()
+        self._training = self.store.unpublished(version)
+        self._counts = Counts()
         self._waits: list[Wait] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: asyncio.Task[None] | None = None
@@ -226,28 +226,18 @@ class RolloutController:
 
     async def published(self, version: int) -> None:
         """The trainer moved on, and the engine serves `version`."""
-        self.version = version
-        self._training = False
+        training = await self._do(self.store.unpublished, version)
+        for group in self._groups.values():
+            for member in group.members:
+                member.published(self.version)
+        self.version, self._training = version, training
         self._changed.set()
 
     async def evaluate(self, seeds: Iterable[int], *, sampling: Sampling | None = None) -> list[Trajectory]:
         """Play held-out episodes under the same limit of concurrency; the store does not know of them."""
-        config = self.config
-        slots = asyncio.Semaphore(config.concurrency)
         episodes = dataclasses.replace(self.episodes, notes=None)
-        played = [
-            held_out.play(
-                episodes,
-                EpisodeSpec(prompt=f"eval-{seed}", seed=seed),
-                sampling or config.sampling,
-                slots,
-                refused=self._refused,
-                starts=config.starts,
-                patience=config.patience,
-            )
-            for seed in seeds
-        ]
-        trajectories = list(await asyncio.gather(*played))
+        sampling = sampling or self.config.sampling
+        trajectories = await held_out.play_all(episodes, seeds, sampling, self.config, refused=self._refusals.note)
         for trajectory in trajectories:
             self._counts.book(trajectory)
         return trajectories
@@ -300,7 +290,7 @@ class RolloutController:
             buffered=list(self._buffer.values()),
             queued=self._queued,
             more=self._seeds_left,
-            parts=list(self._parts.values()),
+            parts=self._refusals.views,
             draining=self._draining,
             deferred=self._deferred,
         )
@@ -353,7 +343,7 @@ class RolloutController:
 
     def _begin(self, group: Group, index: int) -> None:
         member = group.members[index]
-        member.trajectory, member.why = Trajectory(), ""
+        member.trajectory, member.why, member.overtaken = Trajectory(), "", None
         member.task = self._spawn(self._play(group, member), f"episode {group.lease.prompt}/{index}")
 
     async def _abort(self, group: Group, index: int, why: str, *, again: bool) -> None:
@@ -433,7 +423,7 @@ class RolloutController:
 
     async def _ended(self, group: Group, member: Slot, trajectory: Trajectory, key: Key) -> None:
         if trajectory.scored:
-            self._works("host")
+            self._refusals.over("host")
             try:
                 await self._do(self.store.put, trajectory, self.fence)
             except ValueError as error:  # a log-probability that is no number must never be learned from
@@ -450,7 +440,7 @@ class RolloutController:
                 await self._do(self.store.failed, key.prompt, self.fence)
             else:
                 self._counts.retried += 1
-                self._refused(failure)
+                self._refusals.note(failure)
                 member.starts += failure.phase not in (Phase.CREATE, Phase.GENERATE)
         self._settle(member, trajectory)
 
@@ -461,18 +451,8 @@ class RolloutController:
         member.start += 1
         self._changed.set()
 
-    def _refused(self, failure: Failure) -> PartView:
-        name, now = part(failure), time.time()
-        known = self._parts[name] = breaker.note(self._parts.get(name), name, str(failure), now)
-        return known
-
-    def _works(self, name: str) -> None:
-        if self._parts.pop(name, None) is not None:
-            self._changed.set()
-
     def _on_turn(self, trajectory: Trajectory, turn: TurnRecord) -> None:
-        self._works("engine")
-        self._works("host")
+        self._refusals.over("engine", "host")
         if self._told is not None:
             self._told(trajectory, turn)
 
@@ -487,7 +467,7 @@ class RolloutController:
                 step=self.step,
                 trainer="training" if self._training else "waiting" if self._asked is not None else "elsewhere",
                 asked_at=self._asked_at if self._asked is not None else None,
-                waits=[*self._waits, *breaker.waits(list(self._parts.values()), time.time())],
+                waits=[*self._waits, *self._refusals.waits],
                 running=[
                     Running.of(member.trajectory)
                     for group in self._groups.values()

@@ -31,14 +31,29 @@ class Slot:
     oldest: int | None = None  # of an ended one
     since: list[TurnEntry] = field(default_factory=list)  # what another process left of it
     why: str = ""  # it is being aborted
+    overtaken: tuple[int, int] | None = None  # the turn that was being sampled by an older version, and which
+
+    def published(self, before: int) -> None:
+        """Another version than `before` is served: tokens of the answer under way may be of either."""
+        turn = self.trajectory.thinking
+        if turn is not None and (self.overtaken is None or self.overtaken[0] != turn):
+            self.overtaken = turn, before
+
+    @property
+    def coming(self) -> int | None:
+        """Oldest policy version of tokens that the trajectory will have, as far as that is known."""
+        found = [version for entry in self.since for version in entry.versions if version >= 0]
+        if self.overtaken is not None and self.overtaken[0] == self.trajectory.thinking:
+            found.append(self.overtaken[1])
+        return min(found, default=None)
 
     @property
     def view(self) -> Member:
         if self.ended:
             return Member(self.index, "ended", self.oldest, self.starts)
         if self.task is None:
-            return Member(self.index, "waiting", None, self.starts)
-        return Member(self.index, "running", self.trajectory.oldest, self.starts)
+            return Member(self.index, "waiting", None, self.starts, self.coming)
+        return Member(self.index, "running", self.trajectory.oldest, self.starts, self.coming)
 
 
 @dataclass(eq=False)

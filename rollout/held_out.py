@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from rollout.config import RolloutConfig
 from rollout.decide import breaker
 from rollout.decide.blame import Blame, Failure, Phase, blame
 from rollout.decide.view import PartView
@@ -21,28 +22,38 @@ from rollout.messages import Trajectory
 from sandbox.errors import EngineFailed
 
 
-async def play(
+async def play_all(
+    episodes: EpisodeManager,
+    seeds: Iterable[int],
+    sampling: Sampling,
+    config: RolloutConfig,
+    *,
+    refused: Callable[[Failure], PartView],
+) -> list[Trajectory]:
+    """One episode of each seed, as many at once as the configuration allows."""
+    slots = asyncio.Semaphore(config.concurrency)
+    specs = [EpisodeSpec(prompt=f"eval-{seed}", seed=seed) for seed in seeds]
+    return await asyncio.gather(*(_play(episodes, each, sampling, slots, refused, config) for each in specs))
+
+
+async def _play(
     episodes: EpisodeManager,
     spec: EpisodeSpec,
     sampling: Sampling,
     slots: asyncio.Semaphore,
-    *,
     refused: Callable[[Failure], PartView],
-    starts: int,
-    patience: float,
+    config: RolloutConfig,
 ) -> Trajectory:
-    """One episode; again, after a pause, for as long as it is the platform that fails and `patience` lasts.
-
-    `starts`: how often it may begin, but for what a refusing host or engine ended.
-    """
+    """One episode; again, after a pause, for as long as it is the platform that fails and `patience` lasts. What a
+    refusing host or engine ended does not count as a start."""
     while True:
         async with slots:
             trajectory = await episodes.run(spec, sampling)
         failure = trajectory.failure
-        if failure is None or blame(failure) is not Blame.PLATFORM or spec.start + 1 >= starts:
+        if failure is None or blame(failure) is not Blame.PLATFORM or spec.start + 1 >= config.starts:
             return trajectory
         known = refused(failure)
-        if (part := breaker.hopeless([known], patience=patience, now=time.time())) is not None:
+        if (part := breaker.hopeless([known], patience=config.patience, now=time.time())) is not None:
             raise EngineFailed(f"{part.part} has refused everything: {part.reason}", remedy="see `pagurus doctor`")
         again = spec.start + (failure.phase not in (Phase.CREATE, Phase.GENERATE))
         spec = msgspec.structs.replace(spec, start=again)

@@ -97,6 +97,12 @@ class Trajectory(msgspec.Struct, kw_only=True):
         return min((version for version in self.versions if version >= 0), default=None)
 
     @property
+    def thinking(self) -> int | None:
+        """The turn whose answer is being sampled."""
+        last = self.turns[-1] if self.turns else None
+        return last.index if last is not None and last.gen_start and not last.gen_end else None
+
+    @property
     def scored(self) -> bool:
         """Its reward is the policy's doing: it may be learned from."""
         return self.status in ("completed", "truncated")

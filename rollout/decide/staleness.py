@@ -33,7 +33,11 @@ def stragglers(view: View, bound: int, chosen: set[str]) -> list[str]:
     late = [
         group.prompt
         for group in sorted(view.running, key=lambda group: group.number)
-        if any(over_stale(trainer=view.version + 1, oldest=member.oldest, bound=bound) for member in group.members)
+        if any(
+            over_stale(trainer=view.version + 1, oldest=oldest, bound=bound)
+            for member in group.members
+            for oldest in (member.oldest, member.coming)
+        )
     ]
     return [prompt for prompt in late if prompt not in chosen]
 

@@ -35,6 +35,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     state: Literal["waiting", "running", "ended"]
     oldest: int | None = None  # policy version of its oldest token
     starts: int = 0  # so far, but for those that a refusing host or engine ended
+    coming: int | None = None  # as `oldest`, of tokens that it will have: a dead process's, those being sampled
 
 
 class GroupView(msgspec.Struct, frozen=True, array_like=True):

@@ -303,6 +303,10 @@ class SampleStore:
         with self._write(fence) as db:
             db.execute("update prompts set state='consumed' where state='handed' and step=?", (step,))
 
+    def unpublished(self, version: int) -> bool:
+        """Whether there is a batch of which the step makes a newer version than this one."""
+        return bool(self._read("select 1 from batches where version >= ? limit 1", version))
+
     def next_step(self) -> int:
         """The step after the last that was acknowledged."""
         return self._read("select coalesce(max(step) + 1, 0) from prompts where state='consumed'")[0][0]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -16,7 +17,7 @@ from rollout import Batch, Faults, Limits, Observation, RolloutConfig, RolloutCo
 from rollout.controller import NoMorePrompts
 from rollout.decide import breaker
 from rollout.decide.view import Stop, Wait
-from rollout.engine.client import Sampling
+from rollout.engine.client import Generation, Sampling, Span
 from rollout.store import decisions
 from rollout.store.samples import Fenced, SampleStore
 from rollout.store.status import read_status
@@ -123,6 +124,79 @@ async def test_the_trainer_waits_for_stragglers_and_no_prompt_starts_twice(make:
     batch = await asked
     assert "p000001" in [group.prompt for group in batch.groups]
     assert all(trajectory.start == 0 for trajectory in batch.trajectories)
+
+
+class Held(ScriptedEngine):
+    """Requests of seed 1 hang after their first token, which the weights of that time sampled, until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(SCRIPT)
+        self.let_go = asyncio.Event()
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        version = self.version
+        if Letters().decode(prompt_ids).startswith("seed 1\n"):
+            await self.let_go.wait()
+        generation = await super().generate(prompt_ids, sampling, request_id=request_id)
+        return msgspec.structs.replace(generation, spans=[Span(version, 0, len(generation.token_ids))])
+
+
+async def test_the_trainer_waits_for_an_answer_that_older_weights_have_begun(make: Make) -> None:
+    engine = Held()
+    rollout = make(engine=engine)
+    await rollout.start()
+    await train(rollout, await rollout.next_batch())
+    asked = asyncio.create_task(rollout.next_batch())
+    await until(lambda: any("stragglers" in wait.reason for wait in rollout._waits))
+    engine.let_go.set()
+    batch = await asked
+    assert ("p000001", 0) in [(group.prompt, group.oldest) for group in batch.groups]
+
+
+async def test_the_trainer_waits_for_stragglers_that_a_dead_process_left(make: Make) -> None:
+    """Its successor cannot go on with them yet: the host does not answer."""
+
+    class Away(FakeHost):
+        back = asyncio.Event()
+
+        async def get(self, sandbox: str) -> FakeSandbox:
+            await self.back.wait()
+            return await super().get(sandbox)
+
+    Slow.gate = asyncio.Event()
+    host = Away()
+    first = make(environment=Slow, host=host)
+    await first.start()
+    await train(first, await first.next_batch())
+    await until(lambda: first.statistics()["groups_buffered"] == 3)
+    await first.stop(leave=True)
+
+    second = make(environment=Slow, host=host, engine=ScriptedEngine(SCRIPT, version=1), version=1)
+    await second.start()
+    asked = asyncio.create_task(second.next_batch())
+    await until(lambda: any("stragglers" in wait.reason for wait in second._waits))
+    Slow.gate.set()
+    host.back.set()
+    batch = await asked
+    assert ("p000001", 0) in [(group.prompt, group.oldest) for group in batch.groups]
+
+
+async def test_a_successor_starts_nothing_early_for_a_step_that_is_saved_but_not_published(make: Make) -> None:
+    first = make()
+    await first.start()
+    await first.consumed(await first.next_batch())
+    await first.stop(leave=True)
+
+    second = make()
+    await second.start()
+    await until(lambda: second.statistics()["groups_buffered"] == 2)
+    assert second.store.account().issued == 4  # two were trained on, two wait; more would be of weights too old
+    await second.published(1)
+    second.episodes.engine.version = 1  # type: ignore[attr-defined]
+    for version in (1, 2, 3):
+        batch = await second.next_batch()
+        assert all(group.oldest is not None and version - group.oldest <= 1 for group in batch.groups)
+        await train(second, batch)
 
 
 async def test_masking_waits_for_nobody_and_takes_the_gradient_from_old_tokens(make: Make) -> None:

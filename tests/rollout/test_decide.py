@@ -134,6 +134,9 @@ def test_the_choices_come_in_order() -> None:
     late = group(5, Member(0, "running", 2), Member(1, "waiting"))
     (wait, *_) = [a for a in policy.decide(view(asked=True, buffered=[new, old], running=[late]), 0.0)]
     assert wait != HandOut(["p000001", "p000000"], 2)
+    for member in (Member(0, "waiting", None, 0, 2), Member(0, "running", 3, 0, 2)):  # it will have tokens of 2
+        actions = policy.decide(view(asked=True, buffered=[new, old], running=[group(5, member)]), 0.0)
+        assert not any(isinstance(action, HandOut) for action in actions)
     refusing = [PartView("create", 5, 10.0, 50.0, "full")]
     assert policy.decide(view(parts=refusing, running=[group(5, Member(0, "waiting"))]), 51.0) == [
         Wait("rollout", "create refuses: full", 10.0, 54.0)
@@ -171,6 +174,7 @@ members = st.builds(
     st.sampled_from(["waiting", "running", "ended"]),
     st.none() | st.integers(0, 5),
     st.integers(0, 4),
+    st.none() | st.integers(0, 5),
 )
 views = st.builds(
     View,
@@ -209,7 +213,8 @@ def stories(draw: st.DrawFn) -> tuple[View, float]:
     numbers = draw(st.lists(st.integers(0, 30), unique=True, max_size=7))
     cut = draw(st.integers(0, len(numbers)))
     states = st.sampled_from(["waiting", "running", "ended"])
-    one = [st.builds(Member, st.just(n), states, st.none() | st.integers(0, 5), st.integers(0, 4)) for n in (0, 1)]
+    age = st.none() | st.integers(0, 5)
+    one = [st.builds(Member, st.just(n), states, age, st.integers(0, 4), age) for n in (0, 1)]
     pair = st.tuples(*one)
     running = [group(number, *draw(pair), failures=draw(st.integers(0, 4))) for number in numbers[:cut]]
     buffered = [Buffered(f"p{number:06d}", number, [draw(st.integers(0, 5))] * 2, [0, 0]) for number in numbers[cut:]]

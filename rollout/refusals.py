@@ -1,0 +1,39 @@
+"""Which parts of the platform refuse, as the trajectories tell it.
+
+Owns: what is known of each part since it last worked. Does not own: pauses and trials (rollout.decide.breaker).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rollout.decide import breaker
+from rollout.decide.blame import Failure, part
+from rollout.decide.view import PartView, Wait
+
+
+class Refusals:
+    """``refusals.note(failure)`` when a part failed somebody, ``refusals.over("host")`` when it served somebody."""
+
+    def __init__(self, on_over: Callable[[], None]):
+        self._parts: dict[str, PartView] = {}
+        self._on_over = on_over
+
+    @property
+    def views(self) -> list[PartView]:
+        return list(self._parts.values())
+
+    @property
+    def waits(self) -> list[Wait]:
+        """Who waits for which part now."""
+        return breaker.waits(self.views, time.time())
+
+    def note(self, failure: Failure) -> PartView:
+        name = part(failure)
+        known = self._parts[name] = breaker.note(self._parts.get(name), name, str(failure), time.time())
+        return known
+
+    def over(self, *parts: str) -> None:
+        if [name for name in parts if self._parts.pop(name, None) is not None]:
+            self._on_over()
