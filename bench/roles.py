@@ -373,6 +373,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--size", type=int, default=4, help="trajectories of a prompt")
     options = parser.parse_args(arguments)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # who starts again finds compiled modules, as where it is installed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also a bench that is ended leaves nothing behind
     found = everything(options)
     if options.json:

@@ -25,7 +25,7 @@ import shutil
 from collections.abc import Set
 from pathlib import Path
 
-from daemon import config
+from daemon import ahead, config
 from daemon.aside import AT_ONCE, Aside
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow, Statement, put_checkpoint, put_sandbox
 from daemon.checkpoints.capture import GONE, Capturer, Places
@@ -40,7 +40,6 @@ from daemon.host.attachments import attach_all, detach_all
 from daemon.host.expiry_watch import watch
 from daemon.host.host import Host
 from daemon.turns import excluded
-from ebpf.inspector import Inspector
 from sandbox import private
 from sandbox.container.cgroup import parse_bytes
 from sandbox.container.container import Container, ContainerSpec
@@ -77,7 +76,7 @@ async def open_host(options: config.Config) -> Host:
         log.info("the pool is mounted")
         catalogue = Catalogue(state / "catalogue.sqlite")
         undo.push_async_callback(catalogue.close)
-        inspector = await asyncio.to_thread(Inspector.load)
+        inspector = await ahead.inspector()
         log.info("the inspector is loaded")
         undo.callback(inspector.close)
         checkpointer = Checkpointer(state=state, run=run, notes=inspector.notes)
