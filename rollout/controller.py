@@ -52,9 +52,10 @@ from rollout.decide.view import (
 from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Tokenizer
 from rollout.episode.clock import PhaseMeter
-from rollout.episode.manager import Engine, EpisodeManager, OnTurn
+from rollout.episode.manager import EpisodeManager
 from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeSpec
+from rollout.episode.turns import Engine, OnTurn
 from rollout.groups import Counts, Group, Slot
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.refusals import Refusals

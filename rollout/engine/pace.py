@@ -15,7 +15,7 @@ import asyncio
 import time
 
 from rollout.engine.client import Generation, Sampling
-from rollout.episode.manager import Engine
+from rollout.episode.turns import Engine
 
 
 class Paced:

@@ -1,88 +1,44 @@
 """`EpisodeManager`: one episode, from a sandbox to the reward; also one that another process began.
 
-Owns: the turn loop, the tokens of a trajectory, its timeline, its journal, the attribution of its end. Does not own:
-which episodes run, how often they are tried again (rollout.decide), how a sandbox is brought back (guard).
-Guarantee: the tokens that the engine sampled are the tokens that the loss sees (I8); whatever goes wrong ends as a
-`Trajectory` with a status, a failure and a reason (I10), only cancellation propagates; an action is in the journal
-before it is executed.
+Owns: where an episode's sandbox comes from and that it is removed. Does not own: the turn loop (turns), which episodes
+run, how often they are tried again (rollout.decide), how a sandbox is brought back (guard).
+Guarantee: whatever goes wrong ends as a `Trajectory` with a status, a failure and a reason (I10), only cancellation
+propagates.
 
 ::
 
-    create ─▶ reset ─▶ prompt ids ─▶┌─ generate ────────────────┐─▶ gate ─▶ journal ─▶ step ─▶ observation ids ─┐
-                                    └─ checkpoint of last turn ─┘               ▲                               │
-                                    ▲                                 take over ┘                               │
-                                    └───────────────────────────────────────────────────────────────────────────┘
+    created and reset, forked from a prepared state, or adopted ─▶ Episode: turn by turn ─▶ removed
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from rollout.chaos import Strike
-from rollout.decide.blame import Blame, Cause, Failure, Phase, blame, cause_of
-from rollout.engine.client import Generation, Sampling
+from rollout.decide.blame import Cause, Failure, Phase, cause_of
+from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
-from rollout.episode import takeover
-from rollout.episode.clock import Clock, PhaseMeter
-from rollout.episode.guard import Diverged, Executed, GuardedSandbox, KilledItself
 from rollout.episode.prepared import Prepared, PreparedStates
-from rollout.episode.renderer import Renderer
-from rollout.episode.spec import EpisodeSpec, Limits, sampling_seed
-from rollout.episode.talk import Chat, Plain
-from rollout.messages import Trajectory, TurnRecord
-from rollout.store.journal import Key, TurnEntry
+from rollout.episode.spec import EpisodeSpec, Limits
+from rollout.episode.turns import Ended, Engine, Episode, EpisodeParts, OnTurn, fail, label
+from rollout.messages import Trajectory
+from rollout.store.journal import TurnEntry
 from sandbox.errors import NotFound, PagurusError
-from sandbox.messages import CheckpointInfo, SandboxState, Verdict
-
-EFFECTS_SHOWN = 4
-
-
-class Engine(Protocol):
-    """What generates: an `EngineClient`, an `EngineSupervisor`, a pool of them."""
-
-    def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Awaitable[Generation]: ...
-
-
-class Notes(Protocol):
-    """Where turns are written down before they are executed: a `Journal`, off the event loop."""
-
-    async def append(self, key: Key, entry: TurnEntry) -> None: ...
-
-    async def restored(self, key: Key, turn: int, epoch: str) -> None: ...
-
-
-OnTurn = Callable[[Trajectory, TurnRecord], None]
-
-
-class Ended(Exception):
-    """The episode ends here, for a reason that is known."""
-
-    def __init__(self, failure: Failure):
-        super().__init__(str(failure))
-        self.failure = failure
 
 
 @dataclass(kw_only=True)
-class EpisodeManager:
+class EpisodeManager(EpisodeParts):
     """Runs episodes on a host. ``await manager.run(EpisodeSpec(prompt="p0", seed=7), sampling)``"""
 
     environment: Callable[[], Environment]
     host: Any
-    engine: Engine
-    tokenizer: Tokenizer
-    renderer: Renderer | None = None  # of a chat model: observations and answers are then messages
-    limits: Limits = field(default_factory=Limits)
-    notes: Notes | None = None
     prepared: PreparedStates | None = None  # None: every sandbox is reset itself
-    meter: PhaseMeter | None = None
-    on_turn: OnTurn | None = None
     on_created: Callable[[], None] = lambda: None
     leaving: bool = False  # this process ends, its successor goes on: sandboxes stay
 
@@ -100,17 +56,17 @@ class EpisodeManager:
         The sandbox is removed at the end, unless the process that runs this is `leaving`.
         """
         trajectory = into if into is not None else Trajectory()
-        _name(trajectory, spec, sampling)
+        label(trajectory, spec, sampling)
         drawn = spec
         env, seed = self.environment().of(drawn.seed)
         spec = msgspec.structs.replace(spec, seed=seed)
         sandbox = None
         try:
             sandbox, ready = (await self._adopt(since), None) if since else await self._begin(env, spec, drawn)
-            episode = _Episode(self, env, sandbox, trajectory, spec, sampling, strike, since[-1] if since else None)
+            episode = Episode(self, env, sandbox, trajectory, spec, sampling, strike, since[-1] if since else None)
             await episode.run(since, ready)
         except Ended as end:
-            _fail(trajectory, end.failure)
+            fail(trajectory, end.failure)
         finally:
             if sandbox is not None and not self.leaving:
                 await asyncio.shield(_remove(sandbox))
@@ -135,14 +91,14 @@ class EpisodeManager:
         spec = msgspec.structs.replace(drawn, seed=seed)
         sandbox = await self._create(env)
         try:
-            episode = _Episode(self, env, sandbox, Trajectory(), spec, Sampling(), None, None)
+            episode = Episode(self, env, sandbox, Trajectory(), spec, Sampling(), None, None)
             return sandbox, *await episode.reset()
         except BaseException:
             await asyncio.shield(_remove(sandbox))
             raise
 
     async def _create(self, env: Environment) -> Any:
-        with self._metered(Phase.CREATE):
+        with self.metered(Phase.CREATE):
             try:
                 async with asyncio.timeout(self.limits.create_s):
                     sandbox = await self.host.create(env.image, limits=env.limits, network=env.network)
@@ -158,15 +114,12 @@ class EpisodeManager:
 
     async def _adopt(self, since: Sequence[TurnEntry]) -> Any:
         """The sandbox of an episode that another process began."""
-        with self._metered(Phase.RECOVER):
+        with self.metered(Phase.RECOVER):
             try:
                 return await self.host.get(since[-1].sandbox)
             except PagurusError as error:
                 cause = Cause.DIED if isinstance(error, NotFound) else Cause.HOST
                 raise Ended(Failure(phase=Phase.RECOVER, cause=cause, message=str(error))) from error
-
-    def _metered(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
-        return self.meter.phase(phase) if self.meter is not None else contextlib.nullcontext()
 
 
 async def run_trajectory(
@@ -195,348 +148,9 @@ async def run_trajectory(
         on_turn=on_turn,
     )
     spec = EpisodeSpec(prompt=prompt, seed=seed, index=index)
-    _name(trajectory, spec, sampling)
-    await _Episode(manager, env, sandbox, trajectory, spec, sampling, strike, None).run(())
+    label(trajectory, spec, sampling)
+    await Episode(manager, env, sandbox, trajectory, spec, sampling, strike, None).run(())
     return trajectory
-
-
-class _Episode:
-    """The turn loop of one trajectory."""
-
-    def __init__(
-        self,
-        manager: EpisodeManager,
-        env: Environment,
-        sandbox: Any,
-        trajectory: Trajectory,
-        spec: EpisodeSpec,
-        sampling: Sampling,
-        strike: Strike | None,
-        last: TurnEntry | None,
-    ):
-        self.manager, self.env, self.trajectory, self.spec = manager, env, trajectory, spec
-        self.sampling, self.strike, self.limits = sampling, strike, manager.limits
-        self.guarded = GuardedSandbox(sandbox, meter=manager.meter, epoch=last.epoch if last is not None else None)
-        self.guarded.on_epoch = self._on_epoch
-        self.clock = Clock(self.limits.step_s, used=last.own_s if last is not None else 0.0)
-        self.talk = Plain(env, manager.tokenizer) if manager.renderer is None else Chat(env, manager.renderer)
-        self.phase = Phase.RESET
-        self._written = 0  # tokens that the journal has
-        self._turn_of: list[tuple[TurnRecord, Executed]] = []
-
-    async def reset(self) -> tuple[Observation, bytes | None]:
-        """Nothing but the reset: what it showed, and what the environment keeps. Raises Ended."""
-        try:
-            return await self._reset(), self.env.snapshot()
-        except Ended:
-            raise
-        except Exception as error:  # whatever a user's code raises is attributed
-            raise Ended(self._failure(error)) from error
-        finally:
-            await self.guarded.close()
-
-    async def _reset(self) -> Observation:
-        async with self._limited(Phase.RESET, Clock(self.limits.reset_s)):
-            return await self.env.reset(self.guarded, self.spec.seed)
-
-    async def run(self, since: Sequence[TurnEntry], ready: Prepared | None = None) -> None:
-        """To the end, whatever it is. `ready`: the sandbox is a fork of that state."""
-        trajectory = self.trajectory
-        trajectory.sandbox, trajectory.started_at = self.guarded.id, time.time()
-        try:
-            await self._play(since, ready)
-        except asyncio.CancelledError:
-            trajectory.status, trajectory.reason = "aborted", trajectory.reason or "cancelled"
-            raise
-        except Ended as end:
-            await self._end(end.failure)
-        except Exception as error:  # noqa: BLE001 - the environment is a user's code: its bug is this episode's data (I10)
-            await self._end(self._failure(error))
-        finally:
-            await self.guarded.close()
-            self.fill_turns(await self.guarded.stored())
-            trajectory.recoveries = self.guarded.recoveries
-            trajectory.killed = self.guarded.deaths
-            trajectory.own_s = self.clock.used
-            trajectory.finished_at = time.time()
-
-    # ----------------------------------------------------------------- the loop
-
-    async def _play(self, since: Sequence[TurnEntry], ready: Prepared | None) -> None:
-        trajectory, env = self.trajectory, self.env
-        observation: Observation | None = None
-        if since:
-            observation = await self._take_over(since)
-        else:
-            first = await self._reset() if ready is None else self._start_in(ready)
-            trajectory.opening = first.text
-            self.talk.open(trajectory, first)
-        while observation is None or not observation.done:
-            if observation is not None:
-                self.talk.hear(trajectory, observation)
-            if len(trajectory.turns) >= env.max_turns:
-                raise _ended(Phase.STEP, Cause.TURNS, f"{env.max_turns} were not enough")
-            if len(trajectory.sample) + 1 >= self.limits.max_length:
-                raise self._full()
-            observation = await self._turn(TurnRecord(index=len(trajectory.turns)))
-        await self._outlive()
-
-    def _start_in(self, ready: Prepared) -> Observation:
-        self.env.load(ready.state)
-        self.guarded.head = ready.checkpoint
-        return ready.first
-
-    async def _turn(self, record: TurnRecord) -> Observation:
-        self.trajectory.turns.append(record)
-        self.guarded.begin_turn(record.index)
-        generation = await self._think(record)
-        if generation.finish_reason == "abort":
-            raise _ended(Phase.GENERATE, Cause.ENGINE, "the engine was told to abort")
-        if generation.finish_reason == "length":
-            return await self._cut(record)
-        return await self._step(record)
-
-    async def _think(self, record: TurnRecord) -> Generation:
-        """Generate the answer while the checkpoint of the last turn is being taken."""
-        trajectory = self.trajectory
-        self.guarded.start_settling()
-        self.phase = Phase.GENERATE
-        record.gen_start = time.time()
-        prompt = trajectory.sample
-        room = self.limits.max_length - len(prompt)
-        sampling = msgspec.structs.replace(
-            self.sampling,
-            max_tokens=min(self.sampling.max_tokens, room),
-            seed=sampling_seed(self.sampling.seed, self.spec, record.index),
-        )
-        try:
-            with self.manager._metered(Phase.GENERATE):
-                async with asyncio.timeout(self.limits.generate_s):
-                    generation = await self.manager.engine.generate(list(prompt), sampling)
-        except TimeoutError:
-            raise _ended(Phase.GENERATE, Cause.LATE, f"no answer within {self.limits.generate_s:g} s") from None
-        ids = generation.token_ids
-        record.gen_end, record.tokens, record.finish = time.time(), len(ids), generation.finish_reason
-        record.version = max((span.version for span in generation.spans), default=-1)
-        record.action = self.talk.read(ids, prompt, whole=generation.finish_reason == "stop")
-        trajectory.sampled(generation)
-        return generation
-
-    async def _cut(self, record: TurnRecord) -> Observation:
-        """The action is not complete: it is not executed."""
-        if len(self.trajectory.sample) + 1 >= self.limits.max_length:
-            raise self._full()
-        async with self._limited(Phase.STEP, self.clock):
-            observation = await self.env.cut(self.guarded, record.action)
-        if observation is None:
-            raise _ended(Phase.STEP, Cause.CUT, f"the action of turn {record.index} reached {record.tokens} tokens")
-        self._observed(record, observation)
-        return observation
-
-    async def _step(self, record: TurnRecord) -> Observation:
-        """Execute the answer. The guard holds it back until the last turn is captured (I2)."""
-        blows: list[asyncio.Task[int]] = []
-        if self.strike is not None and self.strike.turn == record.index:
-            await self._aim(self.strike, blows)
-        with contextlib.suppress(PagurusError):  # the command meets the same, and deals with it
-            await self.guarded.settled()
-        await self._write_down(record)
-        return await self._act(record, blows)
-
-    async def _act(self, record: TurnRecord, blows: list[asyncio.Task[int]]) -> Observation:
-        executed, deaths = len(self.guarded.executed), self.guarded.deaths
-        try:
-            async with self._limited(Phase.STEP, self.clock):
-                observation = await self.env.step(self.guarded, record.action)
-        finally:
-            self.guarded.on_exec = None
-            self.trajectory.struck += sum(await asyncio.gather(*blows))
-            record.restored += self.guarded.deaths - deaths
-            self._turn_of += [(record, done) for done in self.guarded.executed[executed:]]
-        self._observed(record, observation)
-        if not observation.done and self.clock.left <= 0:
-            raise _ended(Phase.STEP, Cause.LATE, f"its {self.clock.budget:g} s are used up")
-        return observation
-
-    def _observed(self, record: TurnRecord, observation: Observation) -> None:
-        record.observation = observation.text
-        self.trajectory.reward += observation.reward
-        if self.manager.on_turn is not None:
-            self.fill_turns()
-            self.manager.on_turn(self.trajectory, record)
-
-    async def _outlive(self) -> None:
-        """A sandbox that was struck in the last turn, and that nobody has needed since, is brought back too."""
-        if self.trajectory.struck > self.guarded.deaths:
-            self.phase = Phase.SCORE
-            await self.guarded.exec("true", ends_turn=False)
-
-    async def _aim(self, strike: Strike, blows: list[asyncio.Task[int]]) -> None:
-        """A fault on purpose: in the last turn's checkpoint, after it, or in the middle of the coming command."""
-        if strike.when == "command":
-            self.guarded.on_exec = lambda: blows.append(
-                asyncio.get_running_loop().create_task(strike.kill(self.guarded.id, strike.delay))
-            )
-            return
-        if strike.when == "between":
-            await self.guarded.settled()
-        self.trajectory.struck += await strike.kill(self.guarded.id, 0.0)
-
-    # ----------------------------------------------------------------- journal
-
-    async def _write_down(self, record: TurnRecord) -> None:
-        """Before the action is executed: all that a successor needs to execute it."""
-        notes, trajectory, guarded, at = self.manager.notes, self.trajectory, self.guarded, self._written
-        if notes is None:
-            return
-        self.fill_turns()
-        entry = TurnEntry(
-            turn=record.index,
-            sandbox=guarded.id,
-            epoch=guarded.epoch,
-            at=at,
-            tokens=trajectory.tokens[at:],
-            mask=trajectory.mask[at:],
-            logprobs=trajectory.logprobs[at:],
-            versions=trajectory.versions[at:],
-            action=record.action,
-            state=self.env.snapshot(),
-            checkpoint=guarded.head if guarded.clean else None,
-            records=trajectory.turns[max(0, record.index - 1) :],
-            reward=trajectory.reward,
-            own_s=self.clock.used,
-            killed=guarded.deaths,
-            struck=trajectory.struck,
-            recoveries=guarded.recoveries,
-            continued=trajectory.continued,
-            opening=trajectory.opening,
-            breaks=list(trajectory.breaks),
-        )
-        self._written = len(trajectory.tokens)
-        await notes.append(self.spec.key, entry)
-
-    async def _on_epoch(self, epoch: str) -> None:
-        if self.manager.notes is not None:
-            await self.manager.notes.restored(self.spec.key, self.guarded.turn, epoch)
-
-    async def _take_over(self, since: Sequence[TurnEntry]) -> Observation:
-        """Become what another process was, and execute the action that it had written down last.
-
-        The daemon carries a command out once per key: what the other process had it do is answered, not done again.
-        """
-        trajectory, guarded, last = self.trajectory, self.guarded, since[-1]
-        self.phase = Phase.RECOVER
-        takeover.recall(trajectory, since)
-        self.talk.recall(trajectory)
-        self._written = len(trajectory.tokens)
-        guarded.begin_turn(last.turn)
-        guarded.adopt(last.checkpoint, last.killed, last.recoveries)
-        if last.state is None:
-            raise _ended(Phase.RECOVER, Cause.DIED, "the environment does not tell its state")
-        if guarded.sandbox.info.state is SandboxState.RUNNING and last.epoch:
-            self.env.load(last.state)
-        else:
-            await takeover.rewind(self.env, guarded, trajectory, since)
-            await self._on_epoch(guarded.epoch)
-        return await self._act(trajectory.turns[last.turn], [])
-
-    # ----------------------------------------------------------------- its end
-
-    async def _end(self, failure: Failure) -> None:
-        """Attribute the end once. What is the policy's doing is scored."""
-        trajectory = self.trajectory
-        if blame(failure) is Blame.POLICY:
-            try:
-                async with self._limited(Phase.SCORE, Clock(self.limits.score_s)):
-                    trajectory.reward += await self.env.score(self.guarded, failure.cause)
-            except Ended as end:
-                failure = end.failure
-            except Exception as error:  # noqa: BLE001 - a user's code, as above
-                failure = self._failure(error)
-        _fail(trajectory, failure)
-
-    def _failure(self, error: Exception) -> Failure:
-        """What an exception means, by the phase in which it was raised."""
-        found: BaseException | None = error
-        while found is not None and not isinstance(found, PagurusError):
-            found = found.__cause__ or found.__context__
-        platform = self._of_platform(found) if isinstance(found, PagurusError) else None
-        if platform is not None and (found is error or blame(platform) is Blame.PLATFORM):
-            return platform
-        return Failure(phase=self.phase, cause=Cause.RAISED, message=f"{type(error).__name__}: {error}")
-
-    def _of_platform(self, error: PagurusError) -> Failure:
-        phase, text = self.guarded.failed_in or self.phase, f"{error.code}: {error}"
-        if isinstance(error, KilledItself):
-            return Failure(phase=self.phase, cause=Cause.KILLED_ITSELF, message=text)
-        if isinstance(error, Diverged):
-            return Failure(phase=Phase.RECOVER, cause=Cause.DIVERGED, message=text)
-        return Failure(phase=phase, cause=cause_of(error.code, phase, own=error.sandbox is not None), message=text)
-
-    @contextlib.asynccontextmanager
-    async def _limited(self, phase: Phase, clock: Clock) -> AsyncIterator[None]:
-        """In `phase`, on its clock."""
-        guarded = self.guarded
-        self.phase = guarded.phase = phase
-        guarded.clock, guarded.failed_in = clock, None
-        try:
-            with self.manager._metered(phase):
-                async with clock.running():
-                    yield
-        except TimeoutError as error:
-            if not clock.expired:
-                raise
-            raise _ended(phase, Cause.LATE, f"its {clock.budget:g} s are used up") from error
-        finally:
-            guarded.clock = guarded.phase = None
-
-    def _full(self) -> Ended:
-        used, most = len(self.trajectory.sample), self.limits.max_length
-        return _ended(Phase.GENERATE, Cause.LENGTH, f"{used} of {most} tokens are used")
-
-    def fill_turns(self, stored: Mapping[str, CheckpointInfo] | None = None) -> None:
-        """Copy what commands and checkpoints did into the turns' records, as far as it is known by now.
-
-        `stored`: the checkpoints that the disk has by now.
-        """
-        for record, done in self._turn_of:
-            record.exec_start = record.exec_start or done.started
-            record.exec_end = done.ended
-            result, info = done.result, done.info
-            if result.verdict is None:
-                continue
-            record.verdict = _stronger(Verdict(record.verdict), result.verdict)
-            record.verdict_ms = result.verdict_ms or 0.0
-            record.checkpoint, record.waited_s = result.checkpoint, done.waited_s
-            record.uncaptured = done.uncaptured
-            if result.effects is not None:
-                record.effects = result.effects.reasons[:EFFECTS_SHOWN]
-            if info is not None and result.verdict is not Verdict.NONE:
-                record.checkpoint_started = info.started_at or 0.0
-                record.checkpoint_captured = info.captured_at or 0.0
-                record.frozen_ms = info.frozen_ms
-            if (kept := (stored or {}).get(record.checkpoint or "")) is not None:
-                record.full_bytes = kept.full_bytes  # also of a turn that needed no checkpoint
-                record.stored_bytes = 0 if result.verdict is Verdict.NONE else kept.stored_bytes
-
-
-def _ended(phase: Phase, cause: Cause, message: str) -> Ended:
-    return Ended(Failure(phase=phase, cause=cause, message=message))
-
-
-def _name(trajectory: Trajectory, spec: EpisodeSpec, sampling: Sampling) -> None:
-    trajectory.prompt = trajectory.group = spec.prompt
-    trajectory.index, trajectory.seed, trajectory.start = spec.index, spec.seed, spec.start
-    trajectory.temperature, trajectory.started_at = sampling.temperature, time.time()
-
-
-def _fail(trajectory: Trajectory, failure: Failure) -> None:
-    trajectory.status = "truncated" if blame(failure) is Blame.POLICY else "failed"
-    trajectory.failure, trajectory.reason = failure, str(failure)
-
-
-def _stronger(left: Verdict, right: Verdict) -> str:
-    return Verdict.of(files=left.files or right.files, processes=left.processes or right.processes).value
 
 
 async def _remove(sandbox: Any) -> None:

@@ -16,7 +16,7 @@ from rollout.engine.client import Published
 from rollout.engine.launch import Launch, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.engine.weights import Mirrored
-from rollout.episode.manager import Engine
+from rollout.episode.turns import Engine
 from rollout.plan import RolloutPlan
 from rollout.pool.member import Remote
 from rollout.pool.pool import Pool

@@ -47,7 +47,7 @@ class Silent:
 
 
 async def play(engine: Speaker, env: Counting) -> Trajectory:
-    from rollout.episode.manager import _Episode, _name
+    from rollout.episode.turns import Episode, label
 
     manager = EpisodeManager(
         environment=lambda: env,
@@ -57,8 +57,8 @@ async def play(engine: Speaker, env: Counting) -> Trajectory:
         renderer=engine.renderer,  # type: ignore[arg-type]
     )
     trajectory, spec = Trajectory(), EpisodeSpec(prompt="p", seed=0)
-    _name(trajectory, spec, Sampling())
-    await _Episode(manager, env, Silent(), trajectory, spec, Sampling(), None, None).run(())
+    label(trajectory, spec, Sampling())
+    await Episode(manager, env, Silent(), trajectory, spec, Sampling(), None, None).run(())
     return trajectory
 
 
