@@ -151,6 +151,7 @@ class CheckpointRow(msgspec.Struct, kw_only=True):
     stored_bytes: int = 0
     full_bytes: int = 0
     dump_bytes: int = 0  # size of the full process images that `dump` names
+    images_bytes: int = 0  # what its own process images added to the disk
     files_bytes: int = 0  # size of the whole upper tree that `files` names
     held: Held | None = None  # what the processes held in the file tree at the dump
     error: str | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import Client, Limits, PagurusError, Sandbox
-from sandbox.messages import Mount
+from sandbox import Client, Limits, Network, PagurusError, Sandbox
+from sandbox.messages import Gateway, Mount, Upstream
 
 LIMITS = Limits(memory="512MiB", processes=64, cpus=0.25, disk="512MiB")
 SIZE = 1 << 40  # bytes of a file that is one hole
@@ -254,6 +255,65 @@ async def _scratch(ground: Ground) -> AsyncIterator[None]:
         ground.attackers(2, limits, mounts=mounts) as made,
         ground.always(*(turn(each, fill) for each in made)),
     ):
+        yield
+
+
+# ------------------------------------------------------------------ the daemon's attention
+
+
+QUESTIONS = (  # by UDP, and by connections that say nothing
+    "import socket\n"
+    "one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); one.connect(('127.0.0.53', 53))\n"
+    "while True:\n"
+    " try:\n"
+    "  for n in range(100): one.send(b'x')\n"
+    "  two = socket.socket(); two.setblocking(False); two.connect_ex(('127.0.0.53', 53)); two.close()\n"
+    " except OSError: pass"
+)
+
+
+@attack("questions to the resolver without a pause, from four sandboxes")
+async def _questions(ground: Ground) -> AsyncIterator[None]:
+    async with ground.attackers(4, network=Network.allow(names=["example.org"])) as made:
+        for each in made:
+            await each.exec(f'setsid python3 -c "{QUESTIONS}" >/dev/null 2>&1 & sleep 0.3')
+            ground.tell((await each.exec("pgrep -c python3 || true")).stdout)
+        yield
+
+
+@attack("output in single bytes, of eight commands in each of four sandboxes")
+async def _output(ground: Ground) -> AsyncIterator[None]:
+    program = "import os\nwhile True: os.write(1, b'x')"
+    shell = "; ".join(['python3 -c "$program" &'] * 8).replace("&;", "&")
+    async with ground.attackers(4) as made:
+        acts = [turn(each, f"program={shlex.quote(program)}; {shell} wait") for each in made]
+        async with ground.always(*acts):
+            yield
+
+
+DRIBBLE = (
+    "import socket, selectors\n"
+    "head = b'POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 9999999\\r\\n\\r\\n'\n"
+    "open_ = []\n"
+    "while True:\n"
+    " try:\n"
+    "  if len(open_) < 24:\n"
+    "   made = socket.create_connection(('127.0.0.1', 4010)); made.setsockopt(6, 1, 1); made.sendall(head)\n"
+    "   open_.append(made)\n"
+    "  for made in open_: made.send(b' ')\n"
+    " except OSError:\n"
+    "  for made in open_: made.close()\n"
+    "  open_ = []"
+)
+
+
+@attack("bodies in single bytes to the gateway, from four sandboxes")
+async def _bodies(ground: Ground) -> AsyncIterator[None]:
+    upstream = Upstream(url="http://127.0.0.1:9")
+    await ground.client.gateway.put("nobody", upstream)
+    async with ground.attackers(4, gateway=Gateway(upstream="nobody", port=4010)) as made:
+        for each in made:
+            await each.exec(f'setsid python3 -c "{DRIBBLE}" >/dev/null 2>&1 & sleep 0.3')
         yield
 
 

@@ -1,4 +1,6 @@
-"""How many processes the sandboxes of a host may have together: the decision, without I/O.
+"""How many processes the sandboxes of a host may have together, and how much memory checkpoints may hold: the decision.
+
+Without I/O.
 
 Owns: what a sandbox gets that says no number, and which are too many. Does not own: the numbers of the host
 (:func:`sandbox.container.cgroup.process_budget`), the limits themselves (:mod:`sandbox.container.cgroup`).
@@ -14,6 +16,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from sandbox.container.cgroup import parse_bytes
 from sandbox.messages import Limits
 
 SMALL = 256  # tasks; what Limits gives who says nothing
@@ -32,6 +35,22 @@ def bounded(limits: Limits) -> Limits:
 def reserved(limits: Limits) -> int:
     """Tasks that are reserved for a sandbox with these limits."""
     return max(0, (bounded(limits).processes or 0) - SMALL)
+
+
+def overfull(limits: Limits, mine: int, owners: int, room: int) -> str:
+    """Why a sandbox may not put more memory into checkpoints, in words; "" when it may.
+
+    `mine`: bytes that its checkpoints hold, `owners`: those of all sandboxes of its owner, `room`: bytes that the disk
+    has for all checkpoints of the host, the taken ones included. Nobody takes more than half of that room from others.
+
+    >>> overfull(Limits(checkpoints="1GiB"), 2 << 30, 2 << 30, 100 << 30)
+    'its checkpoints hold 2048 MiB of memory, and its limit is 1024 MiB'
+    """
+    if limits.checkpoints is not None and mine >= (most := parse_bytes(limits.checkpoints)):
+        return f"its checkpoints hold {mine >> 20} MiB of memory, and its limit is {most >> 20} MiB"
+    if owners > room // 2:
+        return f"checkpoints of this owner hold {owners >> 20} MiB of memory, half of what the host's disk has for all"
+    return ""
 
 
 def excess(wanted: Limits, others: Iterable[Limits], budget: int) -> str:

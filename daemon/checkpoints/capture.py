@@ -257,6 +257,7 @@ class Capturer:
         pages, into = self.checkpointer.pages, self.places.packed(row.id)
         stored = await asyncio.to_thread(dumpfile.pack, hashed, into, pages, reserve=SPACE_KEPT)
         row.stored_bytes += stored.new_bytes
+        row.images_bytes = stored.new_bytes
         row.dump_bytes = stored.raw_bytes
 
     async def unpacked(self, dump: str) -> str:

@@ -12,16 +12,18 @@ import collections
 import itertools
 import logging
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daemon.aside import Aside
+from daemon.auth import budget
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow
 from daemon.checkpoints.capture import Capturer
 from daemon.checkpoints.queue import CheckpointQueue, Ticket
-from sandbox.errors import CheckpointFailed, PagurusError
+from sandbox.errors import CheckpointFailed, NoSpace, PagurusError
 from sandbox.messages import CheckpointState, Verdict
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.turns")
 
+SUMMED = 5.0  # seconds for which sums over all checkpoints are good enough
 EXPOSED_KEPT = 4096  # waits of commands that the statistics look back on
 
 
@@ -58,6 +61,8 @@ class Services:
     checkpoints: dict[str, CheckpointRow] = field(default_factory=dict)
     inflights: dict[str, InFlight] = field(default_factory=dict)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)  # work in the background that comes to an end
+    _images: collections.Counter[str] = field(default_factory=collections.Counter)  # by sandbox, by owner, of all
+    _summed: float = -SUMMED
     lasting: set[asyncio.Task[Any]] = field(default_factory=set)  # what goes on for as long as the daemon does
     tally: Tally = field(default_factory=Tally)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -93,6 +98,30 @@ class Services:
             created_at=time.time(),
             owner=sandbox.owner,
         )
+
+    def need_room(self, sandbox: SandboxRow) -> None:
+        """Raise NoSpace when checkpoints of this sandbox, or of its owner, hold as much memory as they may."""
+        now = time.monotonic()
+        if now - self._summed < SUMMED and not self._overfull(sandbox):
+            return
+        self._images.clear()
+        for row in self.checkpoints.values():
+            if row.images_bytes:
+                for name in {row.sandbox, f"owner {row.owner or row.sandbox}", ""}:
+                    self._images[name] += row.images_bytes
+        self._summed = now
+        if why := self._overfull(sandbox):
+            raise NoSpace(
+                why,
+                remedy="remove checkpoints, keep fewer (retention), or raise Limits.checkpoints; the sandbox runs on",
+                sandbox=sandbox.id,
+                turn=sandbox.turn,
+            )
+
+    def _overfull(self, sandbox: SandboxRow) -> str:
+        mine, owners = self._images[sandbox.id], self._images[f"owner {sandbox.owner or sandbox.id}"]
+        room = self._images[""] + shutil.disk_usage(self.capturer.places.stored).free
+        return budget.overfull(sandbox.limits, mine, owners, room)
 
 
 class InFlight:

@@ -16,11 +16,13 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from aiohttp import web
 
 from daemon.gateway import wire
 from daemon.network.namespace import is_here, within
+from sandbox.container.paced import Allowance
 from sandbox.errors import Conflict, Invalid, PagurusError, Timeout, TooMany
 
 CONNECTIONS_MOST = 64  # open at a time, of one sandbox
@@ -110,6 +112,75 @@ def refusal(request: web.BaseRequest, error: PagurusError) -> web.Response:
     return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
 
 
+class _Reading(asyncio.Protocol):
+    """Between a connection and what speaks HTTP on it. Pieces that come too small and too often wait for each other."""
+
+    def __init__(self, inner: asyncio.Protocol, allowance: Allowance) -> None:
+        self._inner = inner
+        self._allowance = allowance
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._held = False  # by what speaks HTTP, which has enough for now
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._inner.connection_made(cast(asyncio.BaseTransport, _Held(transport, self.hold)))
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+        wait = self._allowance.spend(len(data))
+        if wait and self._timer is None and self._transport is not None:
+            self._timer = asyncio.get_running_loop().call_later(wait, self._go_on)
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        self._timer = None
+        self.hold(self._held)
+
+    def hold(self, held: bool) -> None:
+        """Whether what speaks HTTP wants nothing for now."""
+        self._held = held
+        if self._transport is None or self._transport.is_closing():
+            return
+        if held or self._timer is not None:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport = None
+        self._inner.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+
+class _Held:
+    """A transport; whether it is read is somebody else's to decide."""
+
+    def __init__(self, transport: asyncio.Transport, hold: Callable[[bool], None]) -> None:
+        self._transport = transport
+        self._hold = hold
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def pause_reading(self) -> None:
+        self._hold(True)
+
+    def resume_reading(self) -> None:
+        self._hold(False)
+
+
 class Listener:
     """Accepts on a socket at a pace, and serves each connection with `handler`."""
 
@@ -128,6 +199,7 @@ class Listener:
         self._tls = tls
         self._greeting: set[asyncio.Task[None]] = set()
         self._pace = Pace()
+        self._allowance = Allowance() if paced else None  # all connections of a sandbox share it
         # Bodies are read by us, bounded; compressed ones are refused. Handlers outlive a connection that breaks.
         self._server = web.Server(
             handler, access_log=None, auto_decompress=False, keepalive_timeout=120.0, lingering_time=0.1
@@ -157,13 +229,16 @@ class Listener:
         patience = None if self._tls is None else HANDSHAKE
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._server, connection, ssl=self._tls, ssl_handshake_timeout=patience
+                self._protocol, connection, ssl=self._tls, ssl_handshake_timeout=patience
             )
         except OSError:  # the peer went away before it said anything, or speaks no TLS
             connection.close()
         except asyncio.CancelledError:
             connection.close()
             raise
+
+    def _protocol(self) -> asyncio.Protocol:
+        return _Reading(self._server(), self._allowance or Allowance())
 
     async def close(self) -> None:
         tasks = [self._task, *self._greeting]

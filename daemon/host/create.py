@@ -95,7 +95,7 @@ def imported(settings: Mapping[str, Any], image: Image, *, host_mounts: bool) ->
 
 
 def _need_sizes(limits: Limits) -> None:
-    for size in (limits.memory, limits.disk):
+    for size in (limits.memory, limits.disk, limits.checkpoints):
         if size is not None:
             parse_bytes(size)
 

@@ -5,7 +5,8 @@ policy, the messages (:mod:`daemon.network.names`), the table.
 
 Guarantee: a question for a name that is not allowed never leaves this host; an address is open before the sandbox
 hears of it; an address that no sandbox may reach is never given out, whoever points a name to it. Who asks is known
-by the socket, which only that sandbox can reach.
+by the socket, which only that sandbox can reach. A sandbox that asks without a pause wakes the daemon so often a second
+and no more (:mod:`sandbox.container.paced`); the rest its own kernel drops.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import dns.asyncquery
 import dns.exception
@@ -28,6 +30,8 @@ import dns.rcode
 from daemon.network import names
 from daemon.network.namespace import is_here, within
 from daemon.network.policy import NameVerdict, Policy, canonical, judge_answer, judge_name
+from sandbox.container.paced import PacedReader
+from sandbox.container.process import readable
 from sandbox.errors import Conflict, Invalid
 
 log = logging.getLogger("pagurus.network")
@@ -104,9 +108,8 @@ class Resolver:
         self._open = opener
         self._tell = refused
         self._tasks: set[asyncio.Task[None]] = set()
-        self._transport: asyncio.DatagramTransport | None = None
-        self._server: asyncio.Server | None = None
-        self._streams = 0
+        self._listening: list[tuple[socket.socket, PacedReader]] = []
+        self._streams: set[asyncio.Task[None]] = set()
         self._second, self._asked = 0.0, 0
 
     async def listen(self, namespace: Path, kept: Sequence[int] = ()) -> list[int]:
@@ -123,38 +126,28 @@ class Resolver:
                 f"cannot listen on {ADDRESS[0]}:{ADDRESS[1]} in the sandbox: {error.strerror}",
                 remedy="end the program that listens there",
             ) from error
-        loop = asyncio.get_running_loop()
-        with contextlib.ExitStack() as undo:  # an open socket would take the next daemon's questions
-            undo.callback(datagrams.close)
-            undo.callback(stream.close)
-            transport, _ = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
-            self._transport = transport
-            self._server = await asyncio.start_server(self._stream, sock=stream, limit=1 << 12)
-            undo.pop_all()
+        self._listening = [
+            (datagrams, PacedReader(datagrams.fileno(), partial(self._datagram, datagrams))),
+            (stream, PacedReader(stream.fileno(), partial(self._accept, stream))),
+        ]
         return [datagrams.fileno(), stream.fileno()]
 
     @property
     def listening(self) -> bool:
-        return self._transport is not None
+        return bool(self._listening)
 
     async def close(self) -> None:
         """Idempotent."""
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for task in list(self._tasks):
+        for sock, reader in self._listening:  # an open socket would take the next daemon's questions
+            reader.stop()
+            sock.close()
+        self._listening.clear()
+        tasks = [*self._tasks, *self._streams]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ------------------------------------------------------------------ questions
-
-    def start(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def busy(self) -> bool:
         """Whether one more question is too much now."""
@@ -202,46 +195,67 @@ class Resolver:
         self.refused += 1
         self._tell(name, why)
 
-    # ------------------------------------------------------------------ streams
+    # ------------------------------------------------------------------ datagrams and streams
 
-    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._streams += 1
+    def _datagram(self, sock: socket.socket) -> int:
+        """Takes one question; how long it was."""
         try:
-            while self._streams <= STREAMS:
-                async with asyncio.timeout(STREAM_IDLE):
-                    size = int.from_bytes(await reader.readexactly(2), "big")
-                    data = await reader.readexactly(min(size, names.QUESTION_MOST + 1))
-                reply = None if self.busy() else await self.answer(data, stream=True)
-                if reply is None:
-                    return
-                writer.write(len(reply).to_bytes(2, "big") + reply)
-                async with asyncio.timeout(STREAM_IDLE):
-                    await writer.drain()
-        except (OSError, EOFError, TimeoutError):  # the sandbox went away, or says nothing
-            return
-        finally:
-            self._streams -= 1
-            writer.close()
+            data, asker = sock.recvfrom(names.QUESTION_MOST + 1)
+        except OSError:  # nothing there after all, or an earlier answer that nobody took
+            return 0
+        if not self.busy():  # else it is as if it had been lost on the way: the asker tries again
+            _start(self._tasks, self._reply(data, sock, asker))
+        return len(data)
+
+    async def _reply(self, data: bytes, sock: socket.socket, asker: tuple[str, int]) -> None:
+        if (reply := await self.answer(data, stream=False)) is not None:
+            with contextlib.suppress(OSError):  # no room, or closed meanwhile: lost on the way
+                sock.sendto(reply, asker)
+
+    def _accept(self, listening: socket.socket) -> int:
+        with contextlib.suppress(OSError):  # it has gone away again, or no descriptor is left
+            connection, _ = listening.accept()
+            if len(self._streams) < STREAMS:
+                _start(self._streams, self._stream(connection))
+            else:
+                connection.close()
+        return 0
+
+    async def _stream(self, connection: socket.socket) -> None:
+        with connection:
+            connection.setblocking(False)
+            try:
+                while True:
+                    async with asyncio.timeout(STREAM_IDLE):
+                        size = int.from_bytes(await _whole(connection, 2), "big")
+                        data = await _whole(connection, min(size, names.QUESTION_MOST + 1))
+                    reply = None if self.busy() else await self.answer(data, stream=True)
+                    if reply is None:
+                        return
+                    async with asyncio.timeout(STREAM_IDLE):
+                        loop = asyncio.get_running_loop()
+                        await loop.sock_sendall(connection, len(reply).to_bytes(2, "big") + reply)
+            except (OSError, EOFError, TimeoutError):  # the sandbox went away, or says nothing
+                return
 
 
-class _Datagrams(asyncio.DatagramProtocol):
-    """Questions by UDP."""
+def _start(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
-    def __init__(self, resolver: Resolver) -> None:
-        self._resolver = resolver
-        self._transport: asyncio.DatagramTransport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.DatagramTransport, transport)
-
-    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
-        if not self._resolver.busy():  # else it is as if it had been lost on the way: the asker tries again
-            self._resolver.start(self._answer(data, address))
-
-    async def _answer(self, data: bytes, address: tuple[str, int]) -> None:
-        reply = await self._resolver.answer(data, stream=False)
-        if reply is not None and self._transport is not None and not self._transport.is_closing():
-            self._transport.sendto(reply, address)
+async def _whole(connection: socket.socket, size: int) -> bytes:
+    """So many bytes, once all of them are here: single ones do not wake anybody. Raises EOFError."""
+    data = b""
+    while len(data) < size:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size - len(data))
+        await readable(connection.fileno())
+        part = connection.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
 
 
 def _sockets(kept: Sequence[int] = ()) -> tuple[socket.socket, socket.socket]:

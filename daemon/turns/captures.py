@@ -136,6 +136,8 @@ class Captures:
         row, services = inflight.row, self._of.services
         stage = Stage.DUMP if row.verdict.processes else Stage.SNAPSHOT
         while True:
+            if stage is Stage.DUMP:
+                services.need_room(self._of.row)
             await need_stoppable(self._of.container)  # before there is a slot to hold
             inflight.ticket = services.queue.submit(
                 stage,

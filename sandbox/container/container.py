@@ -35,6 +35,7 @@ from sandbox.container.excluded import Excluded
 from sandbox.container.identity import machine_id
 from sandbox.container.outlet import Outlet
 from sandbox.container.outside import Outside
+from sandbox.container.paced import Allowance
 from sandbox.container.process import (
     Command,
     Handles,
@@ -94,7 +95,8 @@ class Container:
         self._init_pidfd = -1
         self.held_root: SandboxRoot | None = None  # of pid 1; another object after each restore
         self._shim: Shim | None = None
-        self._shim_pid = 0
+        self.shim_pid = 0  # host pid of its shim
+        self._allowance = Allowance()  # of its commands' outputs
         self._reaped: Reaped | None = None
         self._log = ""  # the shim's own words, kept when it is destroyed
         #: Called with `netns`, from a thread, when a restore has made a new one and before anything runs in it.
@@ -135,7 +137,7 @@ class Container:
         try:
             container.root.mkdir(parents=True, exist_ok=True)
             spec.run_dir.chmod(0o711)  # CRIU passes through it with a sandbox's rights; nobody else looks into it
-            container._shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
+            container.shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
             container._shim = await Shim.connect(spec.run_dir)
             layer = str(container.layer)
             files = spec.limits.open_files
@@ -162,7 +164,7 @@ class Container:
             (pid, init, _), fds = await container.call("hello")
         except (ShimGone, FileNotFoundError) as error:
             raise SandboxDead("its shim is gone", remedy=f"pagurus restore {spec.id}", sandbox=spec.id) from error
-        container._shim_pid = int(pid)
+        container.shim_pid = int(pid)
         if int(init):
             container._adopt_init(int(init), fds[0])
         return container
@@ -174,7 +176,7 @@ class Container:
 
     def trees(self) -> tuple[Path, dict[str, Path]]:
         """Where the shim has the root of the sandbox, and the source of each bind by its target."""
-        own = f"/proc/{self._shim_pid}/root"
+        own = f"/proc/{self.shim_pid}/root"
         return Path(f"{own}{self.root}"), {target: Path(f"{own}{place}") for target, place in self.binds}
 
     async def _bind(self) -> None:
@@ -296,11 +298,6 @@ class Container:
             raise self.dead("no processes")
         return self.held_root
 
-    @property
-    def shim_pid(self) -> int:
-        """The host pid of the sandbox's shim."""
-        return self._shim_pid
-
     def tasks(self) -> list[int]:
         """Host pids of the sandbox's processes."""
         return self.cgroup.pids()
@@ -313,7 +310,7 @@ class Container:
     @property
     def netns(self) -> Path:
         """The network namespace of this sandbox's processes. It lives as long as the shim, also without them."""
-        return Path(f"/proc/{self._shim_pid}/ns/net")
+        return Path(f"/proc/{self.shim_pid}/ns/net")
 
     async def move_network(self, pid: int) -> None:
         """Take the network namespace of `pid` (host pid) for this sandbox's own: a restore has made a new one."""
@@ -408,6 +405,7 @@ class Container:
             kill=lambda: kill_started(pid, self.tasks),
             terminate=lambda: end_started(pid, self.tasks),
             signal=lambda number, group: signal_started(pid, self.tasks, number, group=group),
+            allowance=self._allowance,
         )
 
     # ---------------------------------------------------------------- ending
@@ -483,7 +481,7 @@ class Container:
                 await self._shim.call("exit")
             self._shim.close()
             self._shim = None
-        pid, self._shim_pid = self._shim_pid, 0
+        pid, self.shim_pid = self.shim_pid, 0
         await ended(pid)
 
 

@@ -23,6 +23,7 @@ from typing import Literal
 from sandbox.errors import Closed
 
 MOST = 4 << 20  # bytes
+PART = 4096  # bytes up to which a part is joined with the next one
 Name = Literal["stdout", "stderr"]
 
 
@@ -45,7 +46,11 @@ class Outlet:
         """A part of an output. Never refused: who reads the command stops when it is full."""
         if self.left:
             return
-        self._parts.append((stream, data))
+        if self._parts and self._parts[-1][0] == stream and len(self._parts[-1][1]) < PART:
+            data_before = self._parts.pop()[1]  # single bytes would take many times their size
+            self._parts.append((stream, data_before + data))
+        else:
+            self._parts.append((stream, data))
         self._size += len(data)
         self._tell()
         if self.full and self._pace is not None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from sandbox import paths
 from sandbox.container import procfs
 from sandbox.container.outlet import Name, Outlet
+from sandbox.container.paced import Allowance, PacedReader
 from sandbox.container.procfs import Task, task_of
 from sandbox.errors import Unsupported
 
@@ -116,12 +117,18 @@ async def readable(fd: int) -> None:
 
 
 class Drain:
-    """Reads a pipe as fast as it is filled, unless paused; keeps the first `limit` bytes and counts the rest.
+    """Reads a pipe as it is filled, at a pace, unless stopped; keeps the first `limit` bytes and counts the rest.
 
     `on_data` sees every chunk as it comes, for streaming.
     """
 
-    def __init__(self, fd: int, limit: int, on_data: Callable[[bytes], None] | None = None):
+    def __init__(
+        self,
+        fd: int,
+        limit: int,
+        on_data: Callable[[bytes], None] | None = None,
+        allowance: Allowance | None = None,
+    ):
         self.kept = bytearray()
         self.dropped = 0
         self.ended = False
@@ -130,9 +137,8 @@ class Drain:
         self._on_data = on_data
         self._large = False
         self._end: asyncio.Event | None = None
-        self._loop = asyncio.get_running_loop()
         os.set_blocking(fd, False)
-        self._loop.add_reader(fd, self._read)
+        self._reader = PacedReader(fd, self._read, allowance)
 
     async def at_end(self) -> None:
         """Returns when nobody has the writing end any more."""
@@ -144,9 +150,9 @@ class Drain:
         """Whether to read on: who writes to a pipe that nobody reads waits."""
         if self._fd >= 0 and not self.ended:
             if reading:
-                self._loop.add_reader(self._fd, self._read)
+                self._reader.start()
             else:
-                self._loop.remove_reader(self._fd)
+                self._reader.stop()
 
     def _read(self) -> int:
         """Reads once; how much there was to read."""
@@ -156,7 +162,7 @@ class Drain:
             return 0
         if not data:
             self.ended = True
-            self._loop.remove_reader(self._fd)
+            self._reader.stop()
             if self._end is not None:
                 self._end.set()
             return 0
@@ -180,7 +186,7 @@ class Drain:
 
     def close(self) -> None:
         if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
+            self._reader.stop()
             os.close(self._fd)
             self._fd = -1
 
@@ -228,6 +234,7 @@ class Handles:
     kill: Callable[[], int]  # all that it started; blocks
     terminate: Callable[[], None]  # the same, but SIGTERM and some time first; blocks
     signal: Callable[[int, bool], bool]  # to it alone, or (True) to all that it started; whether any got it; blocks
+    allowance: Allowance  # at which pace all its commands' outputs are read
 
 
 class Command:
@@ -251,8 +258,8 @@ class Command:
 
         self._handles = handles
         self._pidfd = fds[0]
-        self.stdout = Drain(fds[1], limit, telling("stdout"))
-        self.stderr = Drain(fds[2], limit, telling("stderr"))
+        self.stdout = Drain(fds[1], limit, telling("stdout"), handles.allowance)
+        self.stderr = Drain(fds[2], limit, telling("stderr"), handles.allowance)
         self._feed = Feed(fds[3], stdin) if len(fds) > 3 else None
         self._outlet = outlet
         self._done = False

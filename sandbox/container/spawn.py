@@ -99,6 +99,12 @@ def _refusal(container: Container, error: Refused, program: str, cwd: str) -> Pa
             if not container.alive:
                 return dead
             return NoSpace("not enough memory to start a command", remedy="raise Limits.memory", sandbox=here)
+        case "stopped", _:
+            return Conflict(
+                f"cannot start {program}: something in the sandbox stops new processes again and again (SIGSTOP)",
+                remedy="restore an older checkpoint, or kill the sandbox",
+                sandbox=here,
+            )
         case "join namespaces", _:
             return dead
     return Conflict(f"cannot start {program}: {error}", sandbox=here)

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sandbox.container import spawn
+from sandbox.container.paced import LARGE, PacedReader
 from sandbox.container.process import Drain
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead
 from sandbox.tree.safe_path import SandboxRoot, open_kind
@@ -231,7 +232,7 @@ class Supervisor:
         self._sending = asyncio.Lock()
         self._ready = asyncio.Event()
         self.closed = False
-        self._loop.add_reader(answers, self._readable)
+        self._reader = PacedReader(answers, self._readable)
 
     @classmethod
     async def connect(cls, inside: SandboxRoot, name: str) -> tuple[Supervisor, State]:
@@ -371,31 +372,37 @@ class Supervisor:
 
     # ---------------------------------------------------------------- answers
 
-    def _readable(self) -> None:
+    def _readable(self) -> int:
+        """Reads once; how much. What answers a request has cost the sandbox as much as us."""
         try:
             data = os.read(self._rs, 1 << 18)
         except BlockingIOError:
-            return
+            return 0
         if not data:
             self.close()
-            return
+            return 0
         self._buffer += data
-        if not self._attached.done() and not self._find_nonce():
-            return
+        awaited = (self._attached.done() or self._find_nonce()) and self._take_answers()
+        return LARGE if awaited else len(data)
+
+    def _take_answers(self) -> bool:
+        """Hand on the answers that are here. Whether somebody waited for one."""
+        awaited = False
         while len(self._buffer) >= _HEADER.size:
             size, seq, kind = _HEADER.unpack_from(self._buffer)
             if not _HEADER.size <= size <= _FRAME_MOST:
                 self.close()  # whatever this is, it is not our attendant
-                return
+                break
             if len(self._buffer) < size:
-                return
+                break
             body = bytes(self._buffer[_HEADER.size : size])
             del self._buffer[:size]
             answer = _decoded(kind, body)
             if answer is None:
                 self.close()
-                return
-            self._dispatch(seq, answer)
+                break
+            awaited |= self._dispatch(seq, answer)
+        return awaited
 
     def _find_nonce(self) -> bool:
         """Drop what a former daemon did not read; True when what follows is for us."""
@@ -410,17 +417,19 @@ class Supervisor:
         del self._buffer[: at + len(self._nonce)]
         return True
 
-    def _dispatch(self, seq: int, answer: State | Data) -> None:
+    def _dispatch(self, seq: int, answer: State | Data) -> bool:
         future: asyncio.Future[Any] | None = self._waiting.get(seq) if seq else self._attached
-        if future is not None and not future.done():
-            future.set_result(answer)
+        if future is None or future.done():
+            return False
+        future.set_result(answer)
+        return True
 
     def close(self) -> None:
         """Let go; the attendant lives on. Idempotent."""
         if self.closed:
             return
         self.closed = True
-        self._loop.remove_reader(self._rs)
+        self._reader.stop()
         self._loop.remove_writer(self._rq)
         self._ready.set()
         os.close(self._rs)

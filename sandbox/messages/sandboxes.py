@@ -22,6 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     processes: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)] | None = 256  # tasks, threads included; None: 1,024
     open_files: Annotated[int, msgspec.Meta(ge=16, le=1 << 20)] = 4096  # RLIMIT_NOFILE of each process
     disk: str | int | None = "4GiB"  # bytes written, scratch included, as far as it or a checkpoint holds them
+    checkpoints: str | int | None = None  # bytes of memory that its checkpoints hold; None: half of the host's disk
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

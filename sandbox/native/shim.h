@@ -85,7 +85,7 @@ struct host_command {
 pid_t clone_child(uint64_t flags, int cgroup, int *pidfd);
 int status_pair(int pair[2]);
 void give_up(int status, const char *stage) __attribute__((noreturn));
-void await_status(int status, struct started *out);
+void await_status(int status, pid_t helper, struct started *out);
 void start_init(struct shim *s, struct started *out);
 void start_command(struct shim *s, const struct command *c, struct started *out);
 void start_host(struct shim *s, const struct host_command *c, struct started *out);

@@ -29,6 +29,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Milliseconds: between looks at a child that gives no answer; that one may be seen stopped; for an answer. */
+#define LOOK 20
+#define HELD_MOST 3000
+#define ANSWER_MOST 30000
+
 int setns(int, int);
 int unshare(int);
 int write_maps(pid_t pid, uid_t base);
@@ -76,31 +81,6 @@ void give_up(int status, const char *stage) {
     _exit(127);
 }
 
-/* Reads reports up to the end of the status socket. One with a stage is a failure; one without hands
- * over the pidfd of the command, or the pid of the middle process. */
-void await_status(int status, struct started *out) {
-    struct pollfd wait = {.fd = status, .events = POLLIN};
-    for (;;) {
-        int ready = poll(&wait, 1, 30000);
-        if (ready < 0 && errno == EINTR) continue;
-        if (ready == 0) {
-            out->failure = (struct failure){.stage = "no answer", .error = ETIMEDOUT};
-            return;
-        }
-        struct failure f;
-        struct iovec part = {&f, sizeof f};
-        char control[CMSG_SPACE(sizeof(int))];
-        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-        ssize_t size = recvmsg(status, &message, MSG_CMSG_CLOEXEC);
-        if (size < 0 && errno == EINTR) continue;
-        if (size != sizeof f) return;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-        if (c && c->cmsg_type == SCM_RIGHTS) memcpy(&out->pidfd, CMSG_DATA(c), sizeof(int));
-        if (!f.stage[0] && f.error) out->middle = f.error;
-        if (f.stage[0] && !out->failure.stage[0]) out->failure = f;
-    }
-}
-
 pid_t pid_of(int pidfd) {
     char path[64], line[128];
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
@@ -111,6 +91,65 @@ pid_t pid_of(int pidfd) {
         if (sscanf(line, "Pid:\t%d", &pid) == 1) break;
     fclose(f);
     return pid;
+}
+
+/* Whether somebody in the sandbox has stopped this process. */
+static bool is_stopped(pid_t pid) {
+    char path[64], text[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = pid > 0 ? fopen(path, "re") : NULL;
+    if (!f) return false;
+    size_t size = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[size] = 0;
+    const char *name_end = strrchr(text, ')');
+    return name_end && name_end[1] == ' ' && name_end[2] == 'T';
+}
+
+/* Lets those on their way to a command go on. Whether any was stopped. */
+static bool nudge(pid_t helper, const struct started *out) {
+    bool found = false;
+    pid_t children[] = {helper, out->middle};
+    for (size_t i = 0; i < 2; i++)
+        if (is_stopped(children[i])) found = kill(children[i], SIGCONT) == 0;
+    if (out->pidfd >= 0 && is_stopped(pid_of(out->pidfd)))
+        found = syscall(SYS_pidfd_send_signal, out->pidfd, SIGCONT, NULL, 0) == 0;
+    return found;
+}
+
+/* Reads reports up to the end of the status socket. One with a stage is a failure; one without hands
+ * over the pidfd of the command, or the pid of the middle process. Who stops them on their way only slows them down,
+ * up to a bound: nobody else of this sandbox can be served meanwhile. */
+void await_status(int status, pid_t helper, struct started *out) {
+    struct pollfd wait = {.fd = status, .events = POLLIN};
+    int waited = 0, held = 0; /* milliseconds; the second: in which one of them was seen stopped */
+    for (;;) {
+        int ready = poll(&wait, 1, LOOK);
+        if (ready < 0 && errno == EINTR) continue;
+        if (ready == 0) {
+            waited += LOOK;
+            if (nudge(helper, out)) held += LOOK;
+            if (held < HELD_MOST && waited < ANSWER_MOST) continue;
+            const char *stage = held < HELD_MOST ? "no answer" : "stopped";
+            out->failure = (struct failure){.error = ETIMEDOUT};
+            snprintf(out->failure.stage, sizeof out->failure.stage, "%s", stage);
+            return;
+        }
+        struct failure f;
+        struct iovec part = {&f, sizeof f};
+        char control[CMSG_SPACE(sizeof(int))];
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+        ssize_t size = recvmsg(status, &message, MSG_CMSG_CLOEXEC);
+        if (size < 0 && errno == EINTR) continue;
+        if (size != sizeof f) return;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+        if (c && c->cmsg_type == SCM_RIGHTS) {
+            if (out->pidfd >= 0) close(out->pidfd);
+            memcpy(&out->pidfd, CMSG_DATA(c), sizeof(int));
+        }
+        if (!f.stage[0] && f.error) out->middle = f.error;
+        if (f.stage[0] && !out->failure.stage[0]) out->failure = f;
+    }
 }
 
 /* A short time slice lets the shim and its helpers, which run for microseconds, run at once on a busy
@@ -171,6 +210,7 @@ static void become_init(struct shim *s, int status) {
 
 void start_init(struct shim *s, struct started *out) {
     int pair[2], pidfd = -1;
+    out->pidfd = -1;
     if (status_pair(pair) < 0 || chdir(s->root) < 0) {
         out->failure = (struct failure){.stage = "prepare", .error = errno};
         return;
@@ -187,7 +227,7 @@ void start_init(struct shim *s, struct started *out) {
         out->failure = (struct failure){.stage = "clone", .error = saved};
     } else {
         if (write_maps(pid, s->uid_base) < 0) out->failure = (struct failure){.stage = "id maps", .error = errno};
-        else if (send(pair[0], "g", 1, MSG_NOSIGNAL) == 1) await_status(pair[0], out);
+        else if (send(pair[0], "g", 1, MSG_NOSIGNAL) == 1) await_status(pair[0], pid, out);
         out->pid = pid;
         out->pidfd = pidfd;
         if (out->failure.stage[0]) {
@@ -265,9 +305,11 @@ static void help_command(struct shim *s, const struct command *c, int status) {
         send_report(status, "", child, -1);
         _exit(0);
     }
-    child = clone_child(c->parented ? CLONE_PARENT : 0, -1, NULL);
+    int pidfd = -1;
+    child = clone_child(c->parented ? CLONE_PARENT : 0, -1, &pidfd);
     if (child < 0) give_up(status, "fork");
     if (child == 0) become_command(c, status);
+    send_report(status, "", 0, pidfd);  /* it says so itself, unless somebody stops it before */
     _exit(0);
 }
 
@@ -288,7 +330,7 @@ void start_command(struct shim *s, const struct command *c, struct started *out)
     if (helper < 0) {
         out->failure = (struct failure){.stage = "fork", .error = saved};
     } else {
-        await_status(pair[0], out);
+        await_status(pair[0], helper, out);
         if (out->failure.stage[0]) {  /* perhaps no answer at all: then nobody may be waited for */
             kill(helper, SIGKILL);
             if (out->middle > 0) kill(out->middle, SIGKILL);
@@ -355,6 +397,7 @@ static void become_host(struct shim *s, const struct host_command *c, int status
 
 void start_host(struct shim *s, const struct host_command *c, struct started *out) {
     int pair[2], pidfd = -1;
+    out->pidfd = -1;
     if (status_pair(pair) < 0) {
         out->failure = (struct failure){.stage = "prepare", .error = errno};
         return;
@@ -369,7 +412,7 @@ void start_host(struct shim *s, const struct host_command *c, struct started *ou
     if (pid < 0) {
         out->failure = (struct failure){.stage = "fork", .error = saved};
     } else {
-        await_status(pair[0], out);
+        await_status(pair[0], pid, out);
         out->pid = pid;
         out->pidfd = pidfd;
         if (out->failure.stage[0]) {

@@ -1,7 +1,8 @@
 """btrfs by ioctl: subvolumes, snapshots, generations.
 
 Owns: the calls. Does not own: where subvolumes lie or how long they live.
-Guarantee: no process is started; each call is one system call on a directory descriptor.
+Guarantee: no process is started; each call is one system call on a directory descriptor, and other threads run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -53,6 +54,17 @@ _HEADER = struct.Struct("=QQQII")  # transid, objectid, offset, type, len
 _BUFFER = 1 << 16
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
+
+
+def ioctl(fd: int, number: int, args: bytearray) -> None:
+    """An ioctl. Python's own keeps the interpreter's lock while the kernel works on an argument beyond 1,024 bytes, and
+    making or removing a snapshot waits for the commit of a transaction."""
+    if _libc.ioctl(fd, number, (ctypes.c_char * len(args)).from_buffer(args)) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
     """A descriptor of the directory `path`."""
@@ -86,9 +98,8 @@ def _name(path: Path, size: int) -> bytes:
 
 def is_btrfs(path: Path) -> bool:
     """True when `path` lies on btrfs. (Python's statvfs does not tell.)"""
-    libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(256)
-    if libc.statfs(os.fsencode(path), buffer) != 0:
+    if _libc.statfs(os.fsencode(path), buffer) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
     return int(struct.unpack_from("=q", buffer)[0]) & 0xFFFFFFFF == MAGIC
 
@@ -96,7 +107,7 @@ def is_btrfs(path: Path) -> bool:
 def create_subvolume(path: Path) -> None:
     with opened(path.parent) as parent:
         try:
-            fcntl.ioctl(parent, _SUBVOL_CREATE, bytearray(struct.pack("=q", 0) + _name(path, 4088)))
+            ioctl(parent, _SUBVOL_CREATE, bytearray(struct.pack("=q", 0) + _name(path, 4088)))
         except OSError as error:
             raise _translate(error, "create subvolume", path) from error
 
@@ -106,7 +117,7 @@ def snapshot(source: Path, target: Path, *, readonly: bool) -> None:
     with opened(source) as taken, opened(target.parent) as parent:
         args = struct.pack("=qQQ32x", taken, 0, _READ_ONLY if readonly else 0) + _name(target, 4040)
         try:
-            fcntl.ioctl(parent, _SNAP_CREATE_V2, bytearray(args))
+            ioctl(parent, _SNAP_CREATE_V2, bytearray(args))
         except OSError as error:
             raise _translate(error, "snapshot", target) from error
 
@@ -120,12 +131,12 @@ def delete_subvolume(path: Path) -> None:
     try:
         with opened(path.parent) as parent:
             try:
-                fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(args))
+                ioctl(parent, _SNAP_DESTROY, bytearray(args))
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise
                 _delete_below(parent, tree_of(path))
-                fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(args))
+                ioctl(parent, _SNAP_DESTROY, bytearray(args))
     except FileNotFoundError:
         return
 
@@ -141,7 +152,7 @@ def _delete_below(fd: int, tree: int) -> None:
         _limit(fd, None, group)  # a removal out of a subvolume that is full would be refused
     for number in reversed(order[1:]):
         args = struct.pack("=qQQ32xQ", 0, 0, _BY_NUMBER, number).ljust(_ARGS_V2, b"\0")
-        fcntl.ioctl(fd, _SNAP_DESTROY_V2, bytearray(args))
+        ioctl(fd, _SNAP_DESTROY_V2, bytearray(args))
 
 
 def _related(fd: int, tree: int, wanted: int) -> dict[int, list[int]]:
@@ -171,7 +182,7 @@ def _number(path: Path, offset: int) -> int:
     """A field of struct btrfs_ioctl_get_subvol_info_args."""
     info = bytearray(_INFO)
     with opened(path) as fd:
-        fcntl.ioctl(fd, _GET_SUBVOL_INFO, info)
+        ioctl(fd, _GET_SUBVOL_INFO, info)
     return int(struct.unpack_from("=Q", info, offset)[0])
 
 
@@ -184,7 +195,7 @@ def items(fd: int, *, tree: int = 0, since: int = 0) -> Iterator[tuple[int, int,
     while True:
         args = bytearray(_KEY.size + _BUFFER)
         _KEY.pack_into(args, 0, tree, number, _MAX, offset, _MAX, since, _MAX, kind, 255, 1 << 20, 0, _BUFFER)
-        fcntl.ioctl(fd, _TREE_SEARCH_V2, args)
+        ioctl(fd, _TREE_SEARCH_V2, args)
         (count,) = struct.unpack_from("=I", args, 64)
         if not count:
             return
@@ -206,7 +217,7 @@ def enable_quota(path: Path) -> None:
     """Account for bytes by the subvolume that wrote them (simple quotas, Linux 6.7). Snapshots cost nothing more."""
     with opened(path) as fd:
         try:
-            fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=QQ", _ENABLE_SIMPLE_QUOTA, 0)))
+            ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("=QQ", _ENABLE_SIMPLE_QUOTA, 0)))
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP):
                 raise Unsupported("btrfs cannot limit the disk space of a sandbox (needs Linux 6.7)") from error
@@ -230,7 +241,7 @@ def limit(path: Path, size: int | None, *, group: int = 0) -> None:
 
 def _limit(fd: int, size: int | None, group: int) -> None:
     value = _MAX if size is None else size
-    fcntl.ioctl(fd, _QGROUP_LIMIT, bytearray(struct.pack("=QQQQQQ", group, _LIMIT_REFERENCED, value, 0, 0, 0)))
+    ioctl(fd, _QGROUP_LIMIT, bytearray(struct.pack("=QQQQQQ", group, _LIMIT_REFERENCED, value, 0, 0, 0)))
 
 
 def sync(path: Path) -> None:
@@ -241,7 +252,6 @@ def sync(path: Path) -> None:
 
 def flush(path: Path) -> None:
     """Write out dirty pages of the file system of `path` (syncfs)."""
-    libc = ctypes.CDLL(None, use_errno=True)
     with opened(path) as fd:
-        if libc.syncfs(fd) != 0:
+        if _libc.syncfs(fd) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))

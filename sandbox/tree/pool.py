@@ -230,7 +230,7 @@ class Pool:
         argument[8 : 8 + len(size)] = size.encode()
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.ioctl(fd, _RESIZE, argument)
+            btrfs.ioctl(fd, _RESIZE, argument)
         except OSError:  # no room to move what lies behind the new end
             return False
         finally:

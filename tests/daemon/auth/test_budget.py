@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.auth.budget import SMALL, UNSAID, bounded, excess, reserved
+from daemon.auth.budget import SMALL, UNSAID, bounded, excess, overfull, reserved
 from sandbox import Client, Limits, TooMany
 from sandbox.container.cgroup import process_budget
 from sandbox.messages import Mount
@@ -34,6 +34,21 @@ def test_who_has_room(wanted: int | None, others: list[int], said: str) -> None:
     if said:
         with pytest.raises(AssertionError, match=said):
             raise AssertionError(found)
+
+
+@pytest.mark.parametrize(
+    ("limit", "mine", "owners", "said"),
+    [
+        pytest.param(None, 50, 50, "", id="half of the room"),
+        pytest.param(None, 1, 51, "half of what", id="more, all of an owner's together"),
+        pytest.param("10MiB", 9, 9, "", id="below its limit"),
+        pytest.param("10MiB", 10, 10, "its limit is 10 MiB", id="at its limit"),
+        pytest.param("1GiB", 51, 51, "half of what", id="a limit of its own is no right"),
+    ],
+)
+def test_memory_in_checkpoints(limit: str | None, mine: int, owners: int, said: str) -> None:
+    found = overfull(Limits(checkpoints=limit), mine << 20, owners << 20, 100 << 20)
+    assert said in found and bool(found) == bool(said)
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(1, 1 << 22))), st.integers(1, 1 << 22))

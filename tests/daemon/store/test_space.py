@@ -133,3 +133,19 @@ async def test_memory_for_captures_that_is_full_says_how_much_is_missing(host: C
         after = await sandbox.durable(await sandbox.exec("true"))  # it was owed
         await sandbox.restore(after, verify=True)
         assert (await sandbox.exec("pgrep -c python3")).text == "1\n"
+
+
+async def test_memory_in_checkpoints_has_a_limit_that_is_the_sandboxs_own(host: Client) -> None:
+    hold = 'import os, time; x = os.urandom(16 << 20); open("/up", "w"); time.sleep(1e6)'
+    turn = f"pkill python3; rm -f /up; setsid python3 -c '{hold}' >/dev/null 2>&1 & until [ -e /up ]; do :; done"
+    async with host.create(IMAGE, limits=Limits(checkpoints="24MiB")) as sandbox, host.create(IMAGE) as neighbour:
+        made = [await sandbox.durable(await sandbox.exec(turn)) for _ in range(2)]
+        assert all(each.state is CheckpointState.DURABLE for each in made)
+        with pytest.raises(CheckpointFailed, match=r"hold 3[2-9] MiB of memory, and its limit is 24 MiB.*retention"):
+            await sandbox.captured(await sandbox.exec(turn))
+        on = await sandbox.exec("cat /proc/loadavg > /now; pgrep -c python3")
+        assert on.text == "1\n" and "its limit is 24 MiB" in (on.checkpoint_error or "")
+        assert (await neighbour.durable(await neighbour.exec(turn))).state is CheckpointState.DURABLE
+        await host.store.remove(made[0])
+        again = await sandbox.captured(await sandbox.exec(turn))
+        assert again.state in (CheckpointState.CAPTURED, CheckpointState.DURABLE)

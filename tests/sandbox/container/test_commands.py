@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
 import time
 
 import pytest
 
+from sandbox.container import procfs
 from sandbox.container.process import Command, pidfd_tells_exit, readers_first
 from sandbox.container.procfs import Task
-from sandbox.errors import CommandNotFound, Invalid
+from sandbox.errors import CommandNotFound, Conflict, Invalid
 from sandbox.messages import Limits
 from tests.support.container_support import Maker, settled, shell
+from tests.support.daemon_host import until
 
 
 async def test_exit_codes(maker: Maker) -> None:
@@ -173,6 +176,35 @@ async def test_many_at_once(maker: Maker) -> None:
     sb = await maker.create()
     done = await asyncio.gather(*(sb.exec(["sh", "-c", f"echo {n}; exit {n}"]) for n in range(40)))
     assert [(d.exit_code, d.stdout) for d in done] == [(n, b"%d\n" % n) for n in range(40)]
+
+
+STOPPER = """
+import os, signal
+me = os.getpid()
+while True:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in (1, me):
+            try: os.kill(int(name), signal.SIGSTOP)
+            except OSError: pass
+"""
+
+
+async def test_who_stops_new_processes_keeps_nobody_waiting_and_leaves_no_half_of_one(maker: Maker) -> None:
+    sb = await maker.create()
+
+    def names() -> list[bytes]:
+        found = []
+        for pid in sb.tasks():
+            with contextlib.suppress(OSError):  # it has ended
+                found.append(procfs.read_bytes(f"/proc/{pid}/comm").strip())
+        return sorted(found)
+
+    await sb.exec(["sh", "-c", f"(sleep 0.2; exec setsid python3 -c '{STOPPER}') >/dev/null 2>&1 &"])
+    await until(lambda: names() == [b"init", b"python3"], "pid 1 and the stopper alone")
+    for _ in range(3):
+        with contextlib.suppress(Conflict):  # "something in the sandbox stops new processes"
+            await sb.exec(["true"], timeout=0.2)
+    await until(lambda: names() == [b"init", b"python3"], "pid 1 and the stopper alone")
 
 
 def test_who_reads_is_signalled_before_who_writes_and_parents_before_children() -> None:

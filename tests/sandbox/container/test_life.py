@@ -117,7 +117,7 @@ async def test_create_is_all_or_nothing(maker: Maker, tmp_path: Path, broken: st
 async def test_killed_shim_is_cleaned_up(maker: Maker) -> None:
     sb = await maker.create()
     await shell(sb, "sleep 1000 & true")
-    os.kill(sb._shim_pid, 9)
+    os.kill(sb.shim_pid, 9)
     await sb.destroy()
     assert traces(sb.spec.id, sb.spec.run_dir) == []
 
@@ -125,7 +125,7 @@ async def test_killed_shim_is_cleaned_up(maker: Maker) -> None:
 async def test_unreachable_shim_is_cleaned_up(maker: Maker, either_hierarchy: str) -> None:
     sb = await maker.create()
     await shell(sb, "sleep 1000 & true")
-    shim_pid = sb._shim_pid
+    shim_pid = sb.shim_pid
     assert sb._shim is not None
     sb._shim.close()
     (sb.spec.run_dir / "shim.sock").unlink()

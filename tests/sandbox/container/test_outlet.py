@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sandbox.container.outlet import Outlet
+from sandbox.container.outlet import PART, Outlet
 from sandbox.errors import Closed
 from tests.support.container_support import Maker, settled, shell
 from tests.support.daemon_host import until
@@ -29,7 +29,7 @@ async def test_who_fills_it_is_told_to_stop_and_to_go_on() -> None:
     outlet, told = Outlet(10), list[bool]()
     outlet.put("stdout", b"123456")
     with outlet.paced(told.append):
-        outlet.put("stdout", b"123456")
+        outlet.put("stderr", b"123456")
         assert told == [True, False] and outlet.full
         room = asyncio.ensure_future(outlet.room())
         await asyncio.sleep(0)
@@ -42,6 +42,13 @@ async def test_who_fills_it_is_told_to_stop_and_to_go_on() -> None:
         assert told == [True, False, True, False, True] and not outlet.full
     outlet.put("stdout", bytes(100))
     assert len(told) == 5
+
+
+async def test_single_bytes_take_no_part_each() -> None:
+    outlet = Outlet()
+    for _ in range(PART + 3):
+        outlet.put("stdout", b"x")
+    assert [await outlet.get(), await outlet.get()] == [("stdout", b"x" * PART), ("stdout", b"xxx")]
 
 
 async def test_a_reader_that_left_is_a_deadline() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,39 @@ def test_no_space_says_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(NoSpace, match="the pool needs 640 MiB"):
         Pool(tmp_path, size=1 << 20).ensure()
     assert not (tmp_path / "pool.btrfs").exists()
+
+
+FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE, FITHAW
+WAITING = """
+import fcntl, os, sys, threading, time
+from pathlib import Path
+from sandbox.tree import btrfs
+pool = Path(sys.argv[1])
+fcntl.ioctl(os.open(pool, os.O_RDONLY), %d, 0)
+thread = threading.Thread(target=btrfs.snapshot, args=(pool / "a", pool / "b"), kwargs={"readonly": True})
+thread.start()
+while Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0] != "D":
+    time.sleep(0.01)
+print("others run", flush=True)
+thread.join()
+"""
+
+
+def test_other_threads_run_while_the_kernel_makes_a_snapshot(pool: Pool) -> None:
+    btrfs.create_subvolume(pool.sandboxes / "a")
+    held = os.open(pool.sandboxes, os.O_RDONLY)
+    program = [sys.executable, "-c", WAITING % FREEZE, str(pool.sandboxes)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and select.select([process.stdout], [], [], 60)[0], "everything stands still"
+        assert process.stdout.readline() == "others run\n"
+    finally:
+        fcntl.ioctl(held, THAW, 0)
+        process.communicate(timeout=60)
+        os.close(held)
+        for name in ("a", "b"):
+            btrfs.delete_subvolume(pool.sandboxes / name)
+    assert process.returncode == 0
 
 
 def test_a_subvolume_goes_with_all_that_lie_in_it(pool: Pool) -> None:

@@ -1,0 +1,111 @@
+"""The gateway's sockets: pieces too small and too many neither wake the daemon without end nor fill its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import web
+
+from daemon.gateway.listener import Listener, _Reading
+from sandbox.container.paced import BURST, RATE, Allowance
+from tests.support.daemon_host import until
+
+
+class Heard(asyncio.Protocol):
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.parts = 0
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self.parts += 1
+
+
+class Wire(asyncio.Transport):
+    """A connection of which only matters whether it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = True
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        sock.setblocking(False)
+        yield sock
+
+
+async def test_a_body_in_single_bytes_arrives_and_wakes_nobody_for_each(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, woken = 60_000, 0
+    hear = _Reading.data_received
+
+    def counted(self: _Reading, data: bytes) -> None:
+        nonlocal woken
+        woken += 1
+        hear(self, data)
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=str(len(await request.read())))
+
+    answers: list[bytes] = []
+
+    def dribble() -> None:
+        with socket.create_connection(listening.getsockname()) as peer:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+            for _ in range(size):
+                peer.send(b"x")
+            answers.append(peer.recv(1 << 16))
+
+    monkeypatch.setattr(_Reading, "data_received", counted)
+    listener, began = Listener(listening, handler), time.monotonic()
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    try:
+        await until(lambda: bool(answers), seconds=60)
+        assert answers[0].endswith(b"60000") and b"200 OK" in answers[0]
+        assert woken <= BURST + RATE * (time.monotonic() - began) + 2
+    finally:
+        await listener.close()
+        thread.join()
+
+
+async def test_what_speaks_http_says_when_it_has_enough() -> None:
+    heard, wire, allowance = Heard(), Wire(), Allowance()
+    reading = _Reading(heard, allowance)
+    reading.connection_made(wire)
+    assert heard.transport is not None
+    while wire.reads:
+        reading.data_received(b"x")
+    heard.transport.pause_reading()  # it has enough: the end of the pace does not change that
+    await asyncio.sleep(5 / RATE)
+    assert not wire.reads
+    heard.transport.resume_reading()
+    assert wire.reads
+    while wire.reads:
+        reading.data_received(b"x")
+    heard.transport.resume_reading()  # it wants more, and has to wait
+    assert not wire.reads
+    await until(lambda: wire.reads)
+    reading.connection_lost(None)
