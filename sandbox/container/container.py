@@ -139,11 +139,11 @@ class Container:
             spec.run_dir.chmod(0o711)  # CRIU passes through it with a sandbox's rights; nobody else looks into it
             container.shim_pid = launch(spec.run_dir, container.cgroup.path, container.cgroup.joined())
             container._shim = await Shim.connect(spec.run_dir)
-            layer = str(container.layer)
-            files = spec.limits.open_files
+            layer, files = str(container.layer), spec.limits.open_files
             await container.call(
                 "setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files, machine_id(spec.id)
             )
+            await container.outside.hold_network()
             await container._bind()
             await container._mount()
         except BaseException as error:
@@ -162,9 +162,10 @@ class Container:
         try:
             container._shim = await Shim.connect(spec.run_dir)
             (pid, init, _), fds = await container.call("hello")
+            container.shim_pid = int(pid)
+            await container.outside.hold_network()
         except (ShimGone, FileNotFoundError) as error:
             raise SandboxDead("its shim is gone", remedy=f"pagurus restore {spec.id}", sandbox=spec.id) from error
-        container.shim_pid = int(pid)
         if int(init):
             container._adopt_init(int(init), fds[0])
         return container
@@ -310,11 +311,12 @@ class Container:
     @property
     def netns(self) -> Path:
         """The network namespace of this sandbox's processes. It lives as long as the shim, also without them."""
-        return Path(f"/proc/{self.shim_pid}/ns/net")
+        return self.outside.netns
 
     async def move_network(self, pid: int) -> None:
         """Take the network namespace of `pid` (host pid) for this sandbox's own: a restore has made a new one."""
         await self.call("network", pid)
+        await self.outside.hold_network()
 
     # ---------------------------------------------------------------- commands
 
@@ -456,6 +458,7 @@ class Container:
                 os.kill(pid, signal.SIGKILL)
             await ended(pid)
         self._let_go()
+        self.outside.close()
         await self.cgroup.remove()
         with contextlib.suppress(FileNotFoundError):
             self._log = (self.spec.run_dir / "shim.log").read_text().strip()
@@ -466,6 +469,7 @@ class Container:
         if self._shim is not None:
             self._shim.close()
             self._shim = None
+        self.outside.close()
         self._let_go()
 
     def _let_go(self) -> None:

@@ -1,7 +1,8 @@
-"""What belongs to a sandbox and is none of its processes: programs of the host, and what its shim keeps.
+"""What belongs to a sandbox and is none of its processes: programs of the host, its network, and what its shim keeps.
 
-Owns: starting such a program (CRIU) in the shim's mount namespace, sinks, descriptors for the next daemon. Does not
-own: what the program does.
+Owns: starting such a program (CRIU) in the shim's mount namespace, sinks, descriptors for the next daemon, the
+descriptor of the network namespace. Does not own: what the program does. Guarantee: `netns` is the namespace of this
+sandbox, or nothing, though its shim may die and somebody else's process get its number.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandbox.container import spawn
@@ -24,6 +26,35 @@ class Outside:
 
     def __init__(self, container: Container) -> None:
         self._container = container
+        self._network = -1
+
+    @property
+    def netns(self) -> Path:
+        """Where we have the network namespace. Raises SandboxDead when it holds none."""
+        if self._network < 0:
+            raise self._container.dead("no network namespace")
+        return Path(f"/proc/{os.getpid()}/fd/{self._network}")
+
+    async def hold_network(self) -> None:
+        """Hold the namespace in which the shim is now that it has answered something. The descriptor stays the same:
+        others may be at it."""
+        found = os.open(f"/proc/{self._container.shim_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _, given = await self._container.call("hello")  # it lives: the number was its own when that was opened
+            for fd in given:
+                os.close(fd)
+            if self._network < 0:
+                self._network = os.dup(found)
+            else:
+                os.dup2(found, self._network, inheritable=False)
+        finally:
+            os.close(found)
+
+    def close(self) -> None:
+        """Let go of the namespace. Idempotent."""
+        if self._network >= 0:
+            os.close(self._network)
+            self._network = -1
 
     async def start(
         self,
