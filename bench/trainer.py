@@ -43,8 +43,10 @@ from trainer.distributed.worker import WorkPlan
 from trainer.errors import RankLost
 from trainer.estimate import estimate, ghostly
 from trainer.learner import Learner, Settings
+from trainer.machine import return_freed_memory
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
+from trainer.resume import saves_in
 
 CONFIG = ModelConfig(
     vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
@@ -55,6 +57,9 @@ LARGER = ModelConfig(
     num_key_value_heads=6, head_dim=64, max_position_embeddings=2048,
 )  # fmt: skip
 BUDGET = 2048
+PATIENCE = 300.0  # seconds without a sign, on a machine that may be very busy: who is dead is known at once anyway
+LIFE = 5  # steps, about, between two kills
+PARTS = ("efficiency", "streaming", "memory", "kills", "kills_of_ranks")
 SIZE = 4  # trajectories of a group
 
 
@@ -157,15 +162,11 @@ def streaming() -> dict[str, Any]:
     }
 
 
-def memory() -> dict[str, Any]:
-    """In a process of its own, so that its resident set is that of the steps.
-
-    Blocks above 1 MiB are mapped one by one there: else the C library keeps what was freed in between, up to a third
-    more in runs on a busy machine, and the measurement would be of its habits.
-    """
+def memory(*, keep_freed: bool) -> dict[str, Any]:
+    """In a process of its own, so that its resident set is that of the steps."""
     ran = subprocess.run(
-        [sys.executable, "-m", "bench.trainer", "--only-memory"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
+        [sys.executable, "-m", "bench.trainer", "--only-memory", *(["--keep-freed"] if keep_freed else [])],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -208,46 +209,51 @@ def measure_memory() -> dict[str, Any]:
 
 
 def killing(kills: int) -> dict[str, Any]:
-    """Runs whose ranks are killed, against one on one rank that is not, from the same log."""
-    steps = 4 * (kills + 1)
+    """A run on one rank that is killed, against one that is not, from the same log."""
     with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder, "base")
+        whole = killed(kill_plan(folder, "whole", kills), 0, ranks=1)
+        alone = killed(kill_plan(folder, "alone", kills), kills, ranks=1)
+    identical = whole.keys() == alone.keys() and all(torch.equal(whole[name], alone[name]) for name in whole)
+    return {"kills": kills, "identical": identical}
+
+
+def killing_ranks(kills: int) -> dict[str, Any]:
+    """A run on two ranks, then one, of which any is killed, against one on one rank that is not."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = killed(kill_plan(folder, "whole", kills), 0, ranks=1)
+        ranks = killed(kill_plan(folder, "ranks", kills), kills, ranks=2)
+    difference = max(float((whole[name] - ranks[name]).norm() / whole[name].norm()) for name in whole)
+    return {"kills_of_ranks": kills, "ranks_to_one_difference": difference}
+
+
+def kill_plan(folder: str, name: str, kills: int) -> WorkPlan:
+    base = Path(folder, "base")
+    if not base.exists():
         save_model(make_model(ModelConfig(vocab_size=300)), base)
-        plans = {
-            name: WorkPlan(model=str(base), folder=str(Path(folder, name)), steps=steps, settings=Settings(budget=256))
-            for name in ("whole", "alone", "ranks")
-        }
-        whole = killed(plans["whole"], 0, ranks=1, last=1)
-        alone = killed(plans["alone"], kills, ranks=1, last=1)
-        ranks = killed(plans["ranks"], kills, ranks=2, last=1)
-    return {
-        "kills": kills,
-        "identical": whole.keys() == alone.keys() and all(torch.equal(whole[name], alone[name]) for name in whole),
-        "ranks_to_one_difference": max(
-            float((whole[name] - ranks[name]).norm() / whole[name].norm()) for name in whole
-        ),
-    }
+    steps = LIFE * (kills + 1)
+    return WorkPlan(model=str(base), folder=str(Path(folder, name)), steps=steps, settings=Settings(budget=256))
 
 
-def killed(made: WorkPlan, kills: int, *, ranks: int, last: int) -> dict[str, torch.Tensor]:
+def killed(made: WorkPlan, kills: int, *, ranks: int) -> dict[str, torch.Tensor]:
     """The weights after a run of which `kills` times one rank is killed at a random instant; the second half goes on
-    with `last` ranks."""
+    with one rank."""
     rng = random.Random(3)
-    fleet = Fleet(made, ranks=ranks)
+    fleet = Fleet(made, ranks=ranks, silent=PATIENCE)
     for step in range(made.steps):
         fleet.log.write(step, make_samples(step, groups=2, longest=64, vocabulary=300))
     try:
         for life in range(kills):
-            fleet.ranks = ranks if 2 * life < kills else last
+            fleet.ranks = ranks if 2 * life < kills else 1
             fleet.start()
-            fleet.wait(min(made.steps, 4 * life + rng.randrange(1, 4)))
+            saved = max((int(save.name.removeprefix("step-")) for save in saves_in(made.resume)), default=0)
+            fleet.wait(min(made.steps, max(LIFE * life, saved) + rng.randrange(1, 4)))
             time.sleep(rng.random() * 0.1)
             os.kill(rng.choice(read(fleet.folder / "beats")).pid, signal.SIGKILL)
             try:
                 fleet.wait(made.steps)
             except RankLost as lost:
                 print(f"life {life}: {lost.message}", file=sys.stderr)
-        fleet.ranks = last
+        fleet.ranks = 1
         fleet.start()
         fleet.wait(made.steps)
         return fleet.weights(made.steps)
@@ -259,16 +265,27 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pagurus bench trainer", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=8, help="steps of each kind that are compared")
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--only", choices=PARTS, help="one part, not all of them")
+    parser.add_argument("--keep-freed", action="store_true", help="leave the C library as it is: what that saves")
     parser.add_argument("--only-memory", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
+    if not options.keep_freed:
+        return_freed_memory()  # as a trainer does
     if options.only_memory:
         print(json.dumps(measure_memory()))
         return 0
-    result = {**efficiency(options.rounds), **streaming(), **memory()}
-    if options.kills:
-        result |= killing(options.kills)
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "efficiency": lambda: efficiency(options.rounds),
+        "streaming": streaming,
+        "memory": lambda: memory(keep_freed=options.keep_freed),
+        "kills": lambda: killing(options.kills) if options.kills else {},
+        "kills_of_ranks": lambda: killing_ranks(options.kills) if options.kills else {},
+    }
+    result: dict[str, Any] = {}
+    for name in [options.only] if options.only else PARTS:
+        result |= parts[name]()
     print(json.dumps(result))
     return 0
 

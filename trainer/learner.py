@@ -101,7 +101,7 @@ class Learner:
         )
         if objective.kl is not None and reference is None:
             raise TrainerFailed("this objective holds on to a reference model", remedy="give one, or another objective")
-        self.streams = objective.streams and self.settings.updates == 1
+        self.streams = streams(objective, self.settings)
         self.begin()
 
     def step(self, samples: Sequence[Sample], *, rate: float | None = None) -> StepStats:
@@ -110,9 +110,18 @@ class Learner:
         self.feed(samples, last=True)
         return self.finish(rate=rate)
 
+    def complete(self, samples: Sequence[Sample], *, rate: float | None = None) -> StepStats:
+        """The step of this batch, of which groups may have been fed since `begin`. If something was fed that is not in
+        it, or not with the same tokens, all is computed again."""
+        if not self._fed or any(early not in samples for early in self._fed):
+            return self.step(samples, rate=rate)
+        self.feed([sample for sample in samples if sample not in self._fed], last=True)
+        return self.finish(rate=rate)
+
     def begin(self) -> None:
         """A new batch; forgets what an abandoned one has left."""
         self.optimiser.zero_grad(set_to_none=True)
+        self._fed: list[Sample] = []  # what came in, refused samples as well
         self._samples: list[Sample] = []
         self._counts, self._stats = Counts(), StepStats()
         self._figures, self._done = Figures(), Figures()
@@ -126,6 +135,7 @@ class Learner:
         kept, refused = accepted(samples, self.scorer.vocabulary)
         for reason, count in refused.items():
             self._stats.refused[reason] = self._stats.refused.get(reason, 0) + count
+        self._fed += samples
         self._samples += kept
         if self.streams and kept:
             self._learn(kept, credit(self.objective, rewards_of(kept)), self._look(kept))
@@ -137,6 +147,7 @@ class Learner:
         """The batch is complete: the update. Raises TrainerFailed, with the weights as they were, on a bad number."""
         began = time.perf_counter()
         stats, samples = self._stats, self._samples
+        self._fed = []
         if not samples:
             if stats.refused:
                 raise TrainerFailed(
@@ -294,6 +305,11 @@ class Learner:
         assert rewards.values is not None
         found = gae(self.objective.advantage, rewards) + rewards.values
         return list(found.split(rewards.lengths.tolist()))
+
+
+def streams(objective: Objective, settings: Settings) -> bool:
+    """Whether gradients of some groups of a batch can be computed before the batch is complete."""
+    return objective.streams and settings.updates == 1
 
 
 def learning_rate(rate: float, step: int, steps: int, final_share: float = 0.05) -> float:

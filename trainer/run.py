@@ -101,6 +101,7 @@ class Run:
     def __init__(self, config: Config, console: Console, *, client: RolloutClient | None = None):
         """`client`: of a rollout elsewhere; None: the one that works in the run folder, on this host."""
         torch.set_num_threads(1)  # two threads make small matrix products many times slower
+        machine.return_freed_memory()
         self.console = console
         self.started, self.started_at = time.monotonic(), time.time()
         self.folder, self.config = open_run(config)
@@ -217,8 +218,7 @@ class Run:
         self.display.stage("GRPO", self.config.steps)
         self.display.advance(self.step)
         if self.config.stream:
-            assert isinstance(self.steps, Alone), "the configuration refuses several ranks"
-            self.stream = Stream(self.rollout, self.steps.learner, samples)
+            self.stream = Stream(self.rollout, self.steps, samples)
         while self.step < self.config.steps:
             began = time.monotonic()
             batch = await (self.stream or self.rollout).next_batch()
@@ -284,12 +284,7 @@ class Run:
 
     def _train(self, batch: Batch, state: resume.State) -> dict[str, Any]:
         """Consumes a batch. Produces the next weights and their save."""
-        if self.stream is None:
-            return self.steps.step(samples(batch), state)
-        assert isinstance(self.steps, Alone)
-        stats = self.stream.step(batch, rate=self.steps.rate(state.step - 1))
-        self.steps.note(state)
-        return stats.items()
+        return self.steps.step(samples(batch), state)
 
     async def _measure(self) -> None:
         """Brings the counters up to date."""

@@ -15,7 +15,7 @@ it, so that a run may go on with another number of ranks; `model` then has the w
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ from trainer.distributed.launch import Fleet
 from trainer.distributed.ranks import ALONE
 from trainer.distributed.worker import Result, WorkPlan, make_learner
 from trainer.errors import RankLost
-from trainer.learner import Settings, learning_rate
+from trainer.learner import Settings, learning_rate, streams
 from trainer.models.load import Lora, load
 from trainer.resume import Saves, State
 
@@ -63,6 +63,16 @@ class Steps(Protocol):
     def begin(self, state: State | None) -> None:
         """From the newest save, which has this state, or from the plan's model."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether `feed` may bring groups before their batch is complete."""
+
+    def expect(self) -> None:
+        """A new batch begins."""
+
+    def feed(self, samples: Sequence[Sample]) -> None:
+        """Whole groups of the batch that is not complete yet."""
+
     def step(self, samples: list[Sample], state: State) -> dict[str, Any]:
         """One step on this batch, saved with the state of the run after it; its figures."""
 
@@ -90,12 +100,20 @@ class Alone:
         else:
             self.saves.load(self.learner)
 
-    def rate(self, step: int) -> float:
-        """Of the step with this number, from 0."""
-        return learning_rate(self.plan.settings.rate, step, self.plan.steps, self.plan.final_share)
+    @property
+    def streams(self) -> bool:
+        return self.learner.streams
+
+    def expect(self) -> None:
+        self.learner.begin()
+
+    def feed(self, samples: Sequence[Sample]) -> None:
+        self.learner.feed(samples)
 
     def step(self, samples: list[Sample], state: State) -> dict[str, Any]:
-        stats = self.learner.step(samples, rate=self.rate(state.step - 1))
+        plan = self.plan
+        rate = learning_rate(plan.settings.rate, state.step - 1, plan.steps, plan.final_share)
+        stats = self.learner.complete(samples, rate=rate)
         self.note(state)
         return stats.items()
 
@@ -116,19 +134,32 @@ class Together:
         self.plan, self.tell = plan, tell
         self.fleet = Fleet(plan, ranks=ranks, **watch)
         self.model = load(Path(plan.model), lora=plan.lora)
+        self.streams = streams(plan.chosen, plan.settings)
         self._losses = 0
+        self._step = self._parts = 0  # steps that are done, parts of the next batch that were fed
         self._busy = threading.Lock()
 
     def begin(self, state: State | None) -> None:
         with self._busy:
+            self._step = 0 if state is None else state.step
+            self.fleet.forget(self._step)
             self.fleet.start()
             if state is not None and state.step:
                 self._result(state.step)
 
+    def expect(self) -> None:
+        """Parts that were fed stay: ranks may have computed them. Those of an abandoned batch are found out."""
+
+    def feed(self, samples: Sequence[Sample]) -> None:
+        self.fleet.feed(self._step, self._parts, samples)
+        self._parts += 1
+
     def step(self, samples: list[Sample], state: State) -> dict[str, Any]:
         with self._busy:
             self.fleet.give(samples, state)
-            return self._result(state.step).stats
+            stats = self._result(state.step).stats
+            self._step, self._parts = state.step, 0
+            return stats
 
     def note(self, state: State) -> None:
         """Goes to disk with the next step: what changed until then is found out again."""

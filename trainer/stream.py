@@ -1,8 +1,7 @@
 """Stream training: the gradients of groups that are whole are computed while the rest of their batch is still sampled.
 
-Owns: the wait for a batch, and whether what was computed early belongs to it. Does not own: gradients (learner), which
-groups make a batch (rollout). Guarantee: the step is that of the batch as it was handed out: if a group that was fed
-early is not in it, or not with the same tokens, all is computed again.
+Owns: the wait for a batch, and which groups are given early. Does not own: gradients, and whether what was computed
+early belongs to the batch (`Learner.complete`), who computes them (steps), which groups make a batch (rollout).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Protocol
 
 from rollout import Batch
 from trainer.batches.sample import Sample
-from trainer.learner import Learner, StepStats
 
 LOOK = 0.2  # seconds between looks at what has become whole
 
@@ -26,44 +24,41 @@ class Source(Protocol):
     async def whole(self, without: Collection[str]) -> Batch: ...
 
 
-class Stream:
-    """``batch = await stream.next_batch()``, then ``stream.step(batch, rate=...)`` in a thread."""
+class Takes(Protocol):
+    """The part of `Steps` that is needed here."""
 
-    def __init__(self, source: Source, learner: Learner, samples: Callable[[Batch], list[Sample]]):
-        self.source, self.learner, self.samples = source, learner, samples
-        self._fed: dict[str, list[Sample]] = {}  # by prompt
+    @property
+    def streams(self) -> bool:
+        """Whether groups may come before their batch is complete."""
+
+    def expect(self) -> None:
+        """A new batch begins."""
+
+    def feed(self, samples: Sequence[Sample]) -> None:
+        """Whole groups of it."""
+
+
+class Stream:
+    """``batch = await stream.next_batch()``, then the step of that batch by whoever was fed."""
+
+    def __init__(self, source: Source, takes: Takes, samples: Callable[[Batch], list[Sample]]):
+        self.source, self.takes, self.samples = source, takes, samples
 
     async def next_batch(self) -> Batch:
         """Consumes whole groups. Waits for: the batch. Produces their gradients meanwhile, where that is exact."""
-        self._fed = {}
-        self.learner.begin()
+        fed: set[str] = set()  # prompts
+        self.takes.expect()
         asked = asyncio.ensure_future(self.source.next_batch())
         try:
-            while self.learner.streams and not asked.done():
-                there = await self.source.whole(self._fed)
+            while self.takes.streams and not asked.done():
+                there = await self.source.whole(fed)
                 for group in there.groups:
                     if asked.done():
                         break
                     one = self.samples(Batch(version=there.version, groups=[group], oldest=there.oldest))
-                    await asyncio.to_thread(self.learner.feed, one)
-                    self._fed[group.prompt] = one
+                    await asyncio.to_thread(self.takes.feed, one)
+                    fed.add(group.prompt)
                 await asyncio.wait({asked}, timeout=LOOK)
             return await asked
         finally:
             asked.cancel()
-
-    def step(self, batch: Batch, *, rate: float) -> StepStats:
-        """The step of this batch, with what is left of its work."""
-        samples = self.samples(batch)
-        rest = self._rest(samples)
-        if rest is None:
-            return self.learner.step(samples, rate=rate)
-        self.learner.feed(rest, last=True)
-        return self.learner.finish(rate=rate)
-
-    def _rest(self, samples: Sequence[Sample]) -> list[Sample] | None:
-        """What was not fed yet; None if something was fed that is not in the batch."""
-        early = [sample for group in self._fed.values() for sample in group]
-        if any(sample not in samples for sample in early):
-            return None
-        return [sample for sample in samples if sample not in early]

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -249,9 +250,9 @@ async def test_what_was_computed_early_counts_only_if_the_batch_holds_it(fate: s
         return [sample for group in batch.groups for sample in source[group.prompt]]
 
     streamed, plain = (Learner(Scorer(model()), named("pooled")) for _ in range(2))
-    stream = Stream(Source(), streamed, content)
-    batch = await stream.next_batch()
-    stats = stream.step(batch, rate=1e-3)
+    takes = SimpleNamespace(streams=streamed.streams, expect=streamed.begin, feed=streamed.feed)
+    batch = await Stream(Source(), takes, content).next_batch()
+    stats = streamed.complete(content(batch), rate=1e-3)
     plain.step(content(batch), rate=1e-3)
     assert (stats.hidden_s > 0) == (fate == "all there")
     ours, theirs = (flat(each.scorer.model) for each in (streamed, plain))  # type: ignore[arg-type]

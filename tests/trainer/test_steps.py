@@ -87,6 +87,40 @@ def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: 
     assert near(dict(alone.model.state_dict()), dict(expected.model.state_dict()))
 
 
+@pytest.mark.parametrize("fate", ["all there", "one replaced"])
+def test_ranks_compute_groups_before_their_batch_is_complete(fate: str, tmp_path: Path) -> None:
+    """Two ranks are fed group by group and lose one meanwhile; the step is what one process does with the batch."""
+    torch.set_num_threads(1)
+    expected = Alone(plan(tmp_path, "whole"))
+    batches = [samples(step) for step in range(2)]
+    groups = [batches[1][at : at + 3] for at in range(0, 9, 3)]
+    if fate == "one replaced":
+        batches[1] = [*batches[1][3:], *samples(7)[:3]]
+    for step, batch in enumerate(batches):
+        expected.step(batch, state(step + 1))
+    together = Together(plan(tmp_path, "ranks"), ranks=2, tell=lambda text: None)
+    together.fleet.feed(0, 0, samples(9))  # of a trainer that died: nobody may compute it
+    together.begin(None)
+
+    def phases() -> list[str]:
+        return [beat.phase for beat in read(together.fleet.folder / "beats")]
+
+    try:
+        assert together.streams
+        together.step(batches[0], state(1))
+        together.feed(groups[0])
+        together.feed(groups[1])
+        wait_for(lambda: phases() == ["wait for batch 1, 2 parts done"] * 2, "what was fed is computed")
+        os.kill(read(together.fleet.folder / "beats")[1].pid, signal.SIGKILL)
+        wait_for(lambda: (together.look(), together._losses)[1], "the dead rank is seen")
+        wait_for(lambda: phases() == ["wait for batch 1, 2 parts done"] * 2, "what was fed is computed again")
+        stats = together.step(batches[1], state(2))
+    finally:
+        together.close()
+    assert (stats["hidden_s"] > 0) == (fate == "all there")
+    assert near(dict(together.model.state_dict()), dict(expected.model.state_dict()))
+
+
 def test_a_number_that_is_not_finite_is_said_and_nothing_is_started_again(tmp_path: Path) -> None:
     made = plan(tmp_path, "nan", settings=Settings(rate=1e30, budget=64))
     said: list[str] = []

@@ -81,14 +81,39 @@ class SampleLog:
         return self.folder / f"batch-{step:06d}.zst"
 
     def write(self, step: int, samples: Sequence[Sample]) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return durable.publish(self.path(step), zstandard.compress(msgspec.msgpack.encode(list(samples)), 3))
+        return self._write(self.path(step), samples)
 
     def read(self, step: int) -> list[Sample]:
+        found = self._read(self.path(step))
+        if found is None:
+            raise NotFound(f"no batch of step {step} in {self.folder}", remedy="it is written before a step")
+        return found
+
+    def write_part(self, step: int, number: int, samples: Sequence[Sample]) -> None:
+        """Groups of a batch that is not complete yet. All parts are written before the batch."""
+        self._write(self._part(step, number), samples)
+
+    def read_part(self, step: int, number: int) -> list[Sample] | None:
+        """None if there is none, or none yet."""
+        return self._read(self._part(step, number))
+
+    def forget(self, step: int) -> None:
+        """The batch of this step and its parts."""
+        for path in (self.path(step), *self.folder.glob(f"part-{step:06d}-*.zst")):
+            path.unlink(missing_ok=True)
+
+    def _part(self, step: int, number: int) -> Path:
+        return self.folder / f"part-{step:06d}-{number:04d}.zst"
+
+    def _write(self, path: Path, samples: Sequence[Sample]) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return durable.publish(path, zstandard.compress(msgspec.msgpack.encode(list(samples)), 3))
+
+    def _read(self, path: Path) -> list[Sample] | None:
         try:
-            content = zstandard.decompress(self.path(step).read_bytes())
+            content = zstandard.decompress(path.read_bytes())
         except FileNotFoundError:
-            raise NotFound(f"no batch of step {step} in {self.folder}", remedy="it is written before a step") from None
+            return None
         return msgspec.msgpack.decode(content, type=list[Sample])
 
     def steps(self) -> list[int]:

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -85,12 +86,22 @@ class Fleet:
                 start_new_session=True,
             )
 
+    def feed(self, step: int, number: int, samples: Sequence[Sample]) -> None:
+        """A part of the batch of step `step`, counted from 0, before the batch is given."""
+        self.log.write_part(step, number, samples)
+
+    def forget(self, step: int) -> None:
+        """What a trainer before this one gave for step `step` and did not finish. No rank may be left that reads it."""
+        self.stop()
+        self._end_left()
+        self.log.forget(step)
+
     def give(self, samples: list[Sample], state: State) -> None:
         """The batch of the step after which the run is in this state; forgets what no save can ask for any more."""
         self.states.write(state)
         self.log.write(state.step - 1, samples)
-        for old in (self.log.path(state.step - 1 - LOGGED), self.states.path(state.step - LOGGED)):
-            old.unlink(missing_ok=True)
+        self.log.forget(state.step - 1 - LOGGED)
+        self.states.path(state.step - LOGGED).unlink(missing_ok=True)
 
     def wait(self, step: int) -> Result:
         """Until step `step` is taken."""

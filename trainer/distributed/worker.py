@@ -31,15 +31,16 @@ from safetensors.torch import save_file
 from rollout.engine import adopted
 from rollout.engine.adopted import Named
 from sandbox import durable
-from sandbox.errors import Invalid, NotFound, PagurusError
+from sandbox.errors import Invalid, PagurusError
 from trainer.batches.sample import Sample, SampleLog
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
 from trainer.distributed.shard import shard, whole
 from trainer.distributed.watch import Heart
 from trainer.learner import Learner, Settings, learning_rate
+from trainer.machine import return_freed_memory
 from trainer.models.load import Lora, load
 from trainer.models.scorer import Scorer
-from trainer.objectives import named, with_corrections
+from trainer.objectives import Objective, named, with_corrections
 from trainer.resume import Saves, State
 
 POLL = 0.05  # seconds between looks for the next batch
@@ -71,6 +72,10 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     @property
     def resume(self) -> Path:
         return Path(self.saves or Path(self.folder, "resume"))
+
+    @property
+    def chosen(self) -> Objective:
+        return with_corrections(named(self.objective, length=self.length), self.corrections)
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -115,7 +120,7 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
     random.seed(plan.seed)
     np.random.seed(plan.seed)
     torch.manual_seed(plan.seed)
-    objective = with_corrections(named(plan.objective, length=plan.length), plan.corrections)
+    objective = plan.chosen
     folder = Path(plan.model)
 
     def scorer(lora: Lora | None, *, critic: bool) -> Scorer:
@@ -151,12 +156,11 @@ class Worker:
             self._hand_over()
             self._tell(Result(step=self.step, saved=True, stats={}))
         while self.step < self.plan.steps:
-            self.phase(f"wait for batch {self.step}")
             samples = self._next()
             self.phase(f"step {self.step}")
             plan = self.plan
             rate = learning_rate(plan.settings.rate, self.step, plan.steps, plan.final_share)
-            stats = self.learner.step(samples, rate=rate)
+            stats = self.learner.complete(samples, rate=rate)
             self.step += 1
             saved = self.step % plan.save_every == 0 or self.step == plan.steps
             if saved:
@@ -169,10 +173,21 @@ class Worker:
         self.phase("end")
 
     def _next(self) -> list[Sample]:
+        """The next batch. Parts of it that come before are fed at once: all of them, on every rank, in their order."""
+        self.learner.begin()
+        number = 0
+        self.phase(f"wait for batch {self.step}")
         while True:
-            try:
+            complete = self.log.path(self.step).exists()  # asked first: whoever sees the batch then sees every part
+            part = self.log.read_part(self.step, number) if self.learner.streams else None
+            if part is not None:
+                self.phase(f"step {self.step}")
+                self.learner.feed(part, last=complete)
+                number += 1
+                self.phase(f"wait for batch {self.step}, {number} parts done")
+            elif complete:
                 return self.log.read(self.step)
-            except NotFound:
+            else:
                 time.sleep(POLL)
 
     def _hand_over(self) -> None:
@@ -231,6 +246,7 @@ def main(argv: list[str]) -> int:
         raise Invalid("one argument: the plan", remedy="plan.json of a run")
     plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WorkPlan)
     torch.set_num_threads(plan.threads)
+    return_freed_memory()
     folder, rank = Path(plan.folder), int(os.environ.get("RANK", "0"))
     with Heart(folder / "beats", rank, owner=plan.owner) as heart:
         if plan.roles:
