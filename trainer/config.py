@@ -22,6 +22,7 @@ import msgspec
 from rollout.config import RolloutConfig
 from rollout.engine.client import Sampling
 from rollout.environments import folder as task
+from rollout.environments.base import Environment
 from rollout.environments.mixture import Mixture, Part, load_curriculum
 from rollout.episode.spec import Limits
 from rollout.plan import NAME, PoolPlan, RolloutPlan, read_plan
@@ -138,8 +139,6 @@ def _agreeing(config: Config) -> Config:
             raise Invalid(f"no tracker {tracker!r}", remedy=f"there are: {', '.join(TRACKERS)}")
     if config.curriculum is not None and not config.mixture:
         raise Invalid("a curriculum chooses among the parts of a mixture", remedy="name them: [[mixture]]")
-    if config.stream and config.ranks > 1:
-        raise Invalid("stream computes in one process", remedy="leave out stream, or ranks")
     return config
 
 
@@ -168,8 +167,7 @@ def open_run(config: Config, *, steps: int | None = None, ranks: int | None = No
         raise Invalid(
             f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER (a small Qwen3, say)"
         )
-    if not (begin / "config.json").is_file():
-        raise NotFound(f"{begin} is no model: it has no config.json", remedy="name a Hugging Face folder")
+    need_model(begin, *environments(config))
     config = _absolute(config)
     folder = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
     while folder.exists():
@@ -181,6 +179,26 @@ def open_run(config: Config, *, steps: int | None = None, ranks: int | None = No
     latest.symlink_to(folder.name)
     os.replace(latest, folder.parent / "latest")
     return folder, config
+
+
+def environments(config: Config) -> list[type[Environment]]:
+    """Those that a run of this configuration plays."""
+    return [task.load(Path(part.task)).environment for part in config.mixture] or [task.load(config.task).environment]
+
+
+def need_model(folder: Path, *wanted: type[Environment]) -> None:
+    """Refuses a folder that is no model, or one that cannot be told what these environments tell a model."""
+    from rollout.episode.renderer import has_template
+
+    if not (folder / "config.json").is_file():
+        raise NotFound(f"{folder} is no model: it has no config.json", remedy="name a Hugging Face folder")
+    for each in wanted:
+        if (each.system or each.tools) and not has_template(folder):
+            told = "a system prompt" if each.system else "tools"
+            raise Invalid(
+                f"{each.__name__} has {told} for a chat model, and {folder} has no chat template",
+                remedy="name an instruction-tuned model, or put its chat_template.jinja into the folder",
+            )
 
 
 def unfinished(config: Config) -> Path | None:

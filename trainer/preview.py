@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rollout.environments import folder as task
-from sandbox.errors import Invalid, NotFound
+from sandbox.errors import Invalid
 from trainer import estimate
-from trainer.config import KEYS, Config, need_objective
+from trainer.config import KEYS, Config, environments, need_model, need_objective
 from trainer.models.load import empty
 from trainer.steps import work_plan
 
@@ -25,8 +25,7 @@ def preview(config: Config) -> int:
     start = config.model or wanted.start
     if start is None:
         raise Invalid(f"{config.task} has no policy to begin with", remedy="name one: --model FOLDER")
-    if not (start / "config.json").is_file():
-        raise NotFound(f"{start} is no model: it has no config.json", remedy="name a Hugging Face folder")
+    need_model(start, *environments(config))
     shown = Table(title=f"plan of {wanted.name}; nothing was started", show_header=False, title_justify="left")
     for name in KEYS:
         shown.add_row(name, str(getattr(config, name)))

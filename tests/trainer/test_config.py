@@ -20,6 +20,7 @@ from trainer.config import Config, make, open_run, read
 from trainer.estimate import estimate, ghostly, kept
 from trainer.models import policy
 from trainer.models.scorer import Scorer
+from trainer.preview import preview
 from trainer.weights import Publisher
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fix_the_service"
@@ -44,7 +45,6 @@ def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None
         ('[[mixture]]\ntask = "x"\nweigth = 2', "unknown key 'weigth'.*nearest: weight"),
         ("[[mixture]]\nweight = 2", "mixture|task"),
         ('task = "x"\ncurriculum = "c.py"', "a curriculum chooses among the parts of a mixture"),
-        ('task = "x"\nranks = 2\nstream = true', "stream computes in one process"),
         ('task = "x"\nsteps = "three"', r"steps"),
         ('task = "x"\nsteps = 0', "steps must be above 0"),
         ("steps = 3", "no task is named"),
@@ -101,6 +101,24 @@ def test_a_dry_run_refuses_an_unknown_objective(tmp_path: Path) -> None:
     assert "nearest: dapo" in str(shown.exception)
     with pytest.raises(Invalid, match="ppo needs the whole batch first"):
         open_run(Config(task=EXAMPLE, objective="ppo", stream=True, out=tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("said", "told"), [('system = "Be brief."', "a system prompt"), ("tools = ({},)", "tools")])
+def test_a_model_without_chat_template_is_refused_where_it_would_have_to_be_told_something(
+    said: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "talking.py").write_text(
+        "from rollout import Environment, Observation\n"
+        "class Talking(Environment):\n"
+        f"    {said}\n"
+        "    async def reset(self, sandbox, seed): return Observation(text='')\n"
+        "    async def step(self, sandbox, action): return Observation(text='', done=True)\n"
+    )
+    config = Config(task=tmp_path / "talking.py", model=EXAMPLE / "start", out=tmp_path / "runs")
+    for begin in (open_run, preview):
+        with pytest.raises(Invalid, match=rf"Talking has {told}.* no chat template .name an instruction-tuned model"):
+            begin(config)
     assert not (tmp_path / "runs").exists()
 
 

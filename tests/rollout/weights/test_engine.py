@@ -20,7 +20,7 @@ from rollout.engine.client import EngineClient, Generation, Sampling, wait_healt
 from rollout.engine.embedded.model import ModelConfig, Qwen3
 from rollout.engine.supervisor import free_port
 from rollout.weights.store import VersionStore
-from sandbox.errors import Invalid
+from sandbox.errors import Invalid, PagurusError
 from trainer.weights import Publisher
 
 CONFIG = ModelConfig(
@@ -176,3 +176,17 @@ async def test_a_mirror_that_was_damaged_is_not_served(store: VersionStore, tmp_
         assert (await client.pull(1)).whole
         await client.apply(1)
         assert await client.checksums() == policy.digests(1)
+
+
+async def test_a_version_whose_content_vanished_is_said_and_the_old_one_is_served(
+    store: VersionStore, tmp_path: Path
+) -> None:
+    policy = Policy(store, whole_every=10)
+    policy.publish(0)
+    async with engine(store.folder, tmp_path / "mirror") as (client, _):
+        policy.publish(1)
+        for path in store.folder.glob("chunks/??/*"):
+            path.unlink()
+        with pytest.raises(PagurusError, match=r"has no weights .*publish again"):
+            await client.pull(1)
+        assert (await client.version(), await client.checksums()) == (0, policy.digests(0))
