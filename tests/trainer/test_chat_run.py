@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from rollout.store.samples import SampleStore
 from sandbox.errors import Invalid
 from sandbox.paths import CHECKOUT
 from tests.support.chat_models import need_models
-from tests.support.daemon_host import Daemon, missing
+from tests.support.daemon_host import Daemon
 from tests.support.door_engines import small_chat_model
 from trainer import config
 from trainer.metrics import read_lines
@@ -42,21 +41,8 @@ engines = 2
 """
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    if missing():
-        pytest.skip(missing())
-    need_models()
-    host = Daemon(tmp_path / "host")
-    try:
-        host.start()
-        monkeypatch.setenv("PAGURUS_RUN", str(host.run))
-        yield host
-    finally:
-        host.clean()
-
-
 def test_a_chat_model_is_trained_over_a_pool_token_by_token(daemon: Daemon, tmp_path: Path) -> None:
+    need_models()
     model = small_chat_model(tmp_path / "model")
     described = json.loads((model / "tokenizer_config.json").read_bytes())
     described["chat_template"] = (model / "chat_template.jinja").read_text()

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from rollout.store.samples import SampleStore
 from rollout.weights.export import export
 from rollout.weights.store import VersionStore
 from sandbox.errors import Conflict
-from tests.support.daemon_host import Daemon, missing
+from tests.support.daemon_host import Daemon
 from trainer.config import Config, open_run
 from trainer.distributed.watch import read
 from trainer.metrics import read_lines
@@ -40,19 +39,6 @@ FIELDS = {
     *("reward_before", "reward_after", "wall_s", "verdicts", "checkpoints", "stored_bytes", "full_bytes"),
     *("hidden_share", "killed", "recovered_equal", "trajectories_lost", "engine"),
 }
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    if missing():
-        pytest.skip(missing())
-    host = Daemon(tmp_path / "host")
-    try:
-        host.start()
-        monkeypatch.setenv("PAGURUS_RUN", str(host.run))
-        yield host
-    finally:
-        host.clean()
 
 
 def small(out: Path, **changes: Any) -> Config:
