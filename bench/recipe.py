@@ -1,11 +1,12 @@
-"""Does the recipe learn? GRPO against the simulated twin, no sandboxes: ``pagurus bench recipe --json``.
+"""Does the recipe learn? GRPO against an example's simulated twin, no sandboxes: ``pagurus bench recipe --json``.
 
 It begins with the policy that lies in the tree, or with `--fit` with one that is fitted anew for each seed.
 
 With `--staleness 0 1 2` every seed learns once at each: a step is then taken on what was sampled so many steps before.
-`wall_s` is what the run would take if sampler and trainer had a machine each: at staleness 0 they take turns, else both
-work at once and the slower one decides. Sampling and steps are measured one after the other, so that they do not
-disturb each other. `--plot FILE.svg` draws the curves: mean over seeds, band from the least to the greatest.
+`wall_s` is what the run would take if sampler and trainer had a machine each: a batch is begun when the sampler is free
+and the weights that it is sampled by are there, a step when the trainer is free and its batch is there (`Clocks`).
+Sampling and steps are measured one after the other, in seconds of a processor, so that nothing disturbs them.
+`--plot FILE.svg` draws the curves: mean over seeds, band from the least to the greatest.
 
 Owns: a lockstep sampler over many twins, and the figures of docs/training.md. Does not own: the recipe (trainer).
 What it does not cover: sandboxes, the engine's process, versions that change within an episode.
@@ -27,16 +28,17 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from examples.fix_the_service import WORDS, FixTheService, fit
-from examples.fix_the_service.twin import Twin, immediate
+from examples import fit
+from examples.fit import Example
 from rollout.engine.embedded.model import KVCache, Qwen3, load_model
 from rollout.environments.mixture import HELD_OUT
+from rollout.environments.shell import immediate
 from trainer.batches.sample import Sample
 from trainer.config import Config
 from trainer.learner import Learner, Settings, learning_rate
 from trainer.models import policy
 from trainer.models.scorer import Scorer
-from trainer.objectives import named
+from trainer.objectives import named, with_corrections
 
 LONGEST = 256  # tokens of an episode
 ACTION_TOKENS = Config(task=Path()).max_tokens
@@ -45,8 +47,8 @@ ACTION_TOKENS = Config(task=Path()).max_tokens
 class Episode:
     """One twin, its environment and its tokens so far."""
 
-    def __init__(self, seed: int, tokenizer: Tokenizer):
-        self.environment, self.twin, self.tokenizer = FixTheService(), Twin(), tokenizer
+    def __init__(self, example: Example, seed: int, tokenizer: Tokenizer):
+        self.environment, self.twin, self.tokenizer = example.environment(), example.twin(), tokenizer
         first = immediate(self.environment.reset(self.twin, seed))
         self.tokens = self._encode(first.text)
         self.mask = [0] * len(self.tokens)
@@ -79,52 +81,72 @@ class Episode:
 
 
 @torch.inference_mode()
-def sample(model: Qwen3, tokenizer: Tokenizer, seeds: Sequence[int], draw: torch.Generator) -> list[Episode]:
+def sample(
+    example: Example, model: Qwen3, tokenizer: Tokenizer, seeds: Sequence[int], draw: torch.Generator
+) -> list[Episode]:
     """Episodes for these seeds, decoded in lockstep at T = 1: one token of each at a time."""
-    episodes = [Episode(seed, tokenizer) for seed in seeds]
+    episodes = [Episode(example, seed, tokenizer) for seed in seeds]
     cache = KVCache(model.config, len(episodes), LONGEST + ACTION_TOKENS)
-    while not all(episode.done for episode in episodes):
-        fed = [min(episode.fed, len(episode.tokens) - 1) for episode in episodes]
-        tokens = torch.tensor([episode.tokens[at] for episode, at in zip(episodes, fed, strict=True)])
-        logprobs = torch.log_softmax(model.decode(tokens, torch.tensor(fed), cache), dim=-1)
+    rows = list(episodes)  # those that go on
+    while rows:
+        fed = torch.tensor([episode.fed for episode in rows])
+        tokens = torch.tensor([episode.tokens[episode.fed] for episode in rows])
+        logprobs = torch.log_softmax(model.decode(tokens, fed, cache), dim=-1)
         drawn: Tensor = torch.multinomial(logprobs.exp(), 1, generator=draw)[:, 0]
-        for row, episode in enumerate(episodes):
-            if episode.done:
-                continue
+        said = logprobs.gather(1, drawn[:, None])[:, 0].tolist()
+        for row, token in reversed(list(enumerate(drawn.tolist()))):
+            episode = rows[row]
             episode.fed += 1
             if episode.fed == len(episode.tokens):
-                token = int(drawn[row])
-                episode.take(token, float(logprobs[row, token]))
+                episode.take(token, said[row])
+            if episode.done:
+                last = rows.pop()
+                if last is not episode:  # its place is taken by the last one
+                    cache.copy(len(rows), row, last.fed)
+                    rows[row] = last
     return episodes
 
 
-def learn(seed: int, *, steps: int, held_out: int, fitted: bool, staleness: int = 1, every: int = 10) -> dict[str, Any]:
+def learn(
+    example: Example,
+    seed: int,
+    *,
+    steps: int,
+    held_out: int,
+    fitted: bool,
+    staleness: int = 1,
+    every: int = 10,
+    corrections: Sequence[str] = (),
+) -> dict[str, Any]:
     """The whole recipe for one seed; rewards on held-out seeds by step."""
     torch.manual_seed(seed)
-    config = Config(task=Path("examples/fix_the_service"), seed=seed, steps=steps)
+    config = Config(task=fit.FOLDER / example.name, seed=seed, steps=steps)
     began = time.process_time()
-    model, tokenizer = fresh_policy(seed) if fitted else (load_model(fit.START), policy.load_tokenizer(fit.START))
+    start = example.start
+    model, tokenizer = fresh_policy(example, seed) if fitted else (load_model(start), policy.load_tokenizer(start))
     fit_s = time.process_time() - began
-    learner = Learner(Scorer(model), named(config.objective), Settings(rate=config.rate))
+    objective = with_corrections(named(config.objective), corrections)
+    learner = Learner(Scorer(model), objective, Settings(rate=config.rate))
     draw = torch.Generator().manual_seed(seed)
-    rewards = {0: evaluate(model, tokenizer, held_out)}
+    rewards = {0: evaluate(example, model, tokenizer, held_out)}
     waiting: deque[list[Episode]] = deque()  # sampled by older weights
-    walls, wall = {0: 0.0}, 0.0
+    clocks, walls = Clocks(), {0: 0.0}
     for step in range(steps):
-        began = time.process_time()
         while len(waiting) <= staleness and step + len(waiting) < steps:
+            began = time.process_time()
             number = step + len(waiting)
             prompts = [1_000_000 * seed + number * config.groups + i for i in range(config.groups)]
-            waiting.append(sample(model, tokenizer, [each for each in prompts for _ in range(config.size)], draw))
-        sampled = time.process_time()
+            each_prompt = [each for each in prompts for _ in range(config.size)]
+            waiting.append(sample(example, model, tokenizer, each_prompt, draw))
+            clocks.sampled(step, time.process_time() - began)
+        began = time.process_time()
         update(learner, waiting.popleft(), config, step)
-        sample_s, step_s = sampled - began, time.process_time() - sampled
-        wall += sample_s + step_s if not staleness or not step else max(sample_s, step_s)
-        walls[step + 1] = round(wall, 2)
+        walls[step + 1] = round(clocks.stepped(time.process_time() - began), 2)
         if (step + 1) % every == 0 or step + 1 == steps:
-            rewards[step + 1] = evaluate(model, tokenizer, held_out)
+            rewards[step + 1] = evaluate(example, model, tokenizer, held_out)
             print(f"seed {seed}, staleness {staleness}: held-out reward {rewards}", file=sys.stderr, flush=True)
     return {
+        "example": example.name,
         "seed": seed,
         "staleness": staleness,
         "fit_cpu_s": round(fit_s, 1) if fitted else None,
@@ -133,6 +155,25 @@ def learn(seed: int, *, steps: int, held_out: int, fitted: bool, staleness: int 
         "before": rewards[0],
         "after": rewards[steps],
     }
+
+
+class Clocks:
+    """When sampler and trainer, on a machine each, are done with what took these seconds."""
+
+    def __init__(self) -> None:
+        self.sampler = 0.0  # is free again
+        self.ready: deque[float] = deque()  # batches that were not trained on yet
+        self.versions = [0.0]  # are there
+
+    def sampled(self, version: int, seconds: float) -> None:
+        """The next batch, by the weights of this version."""
+        self.sampler = max(self.sampler, self.versions[version]) + seconds
+        self.ready.append(self.sampler)
+
+    def stepped(self, seconds: float) -> float:
+        """The next step, on the oldest batch; when it was done."""
+        self.versions.append(max(self.versions[-1], self.ready.popleft()) + seconds)
+        return self.versions[-1]
 
 
 def compared(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -188,12 +229,12 @@ def plot(runs: Sequence[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def fresh_policy(seed: int) -> tuple[Qwen3, Tokenizer]:
+def fresh_policy(example: Example, seed: int) -> tuple[Qwen3, Tokenizer]:
     """One that was fitted for this seed, as the one in the tree was."""
     with tempfile.TemporaryDirectory() as folder:
-        model = policy.make(Path(folder), WORDS, seed=seed)
+        model = policy.make(Path(folder), example.words, seed=seed)
         tokenizer = policy.load_tokenizer(Path(folder))
-    fit.fit(model, tokenizer, seed=seed)
+    fit.fit(model, tokenizer, example.demonstrate, seed=seed)
     return model, tokenizer
 
 
@@ -211,18 +252,20 @@ def update(learner: Learner, episodes: list[Episode], config: Config, step: int)
     learner.step(batch, rate=learning_rate(config.rate, step, config.steps))
 
 
-def evaluate(model: Qwen3, tokenizer: Tokenizer, episodes: int) -> float:
+def evaluate(example: Example, model: Qwen3, tokenizer: Tokenizer, episodes: int) -> float:
     seeds = [HELD_OUT + i for i in range(episodes)]
-    done = sample(model, tokenizer, seeds, torch.Generator().manual_seed(0))
+    done = sample(example, model, tokenizer, seeds, torch.Generator().manual_seed(0))
     return sum(episode.reward for episode in done) / len(done)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pagurus bench recipe", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--example", choices=fit.EXAMPLES, default=fit.EXAMPLES[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=Config(task=Path()).steps)
     parser.add_argument("--held-out", type=int, default=256)
     parser.add_argument("--staleness", type=int, nargs="+", default=[1], help="steps between sampling and training")
+    parser.add_argument("--corrections", nargs="+", default=[], help="for data of other policies: decoupled, tis, ...")
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
     parser.add_argument("--plot", type=Path, help="draw the curves to this file (.svg or .png)")
     parser.add_argument("--again", type=Path, nargs="+", help="figures that this printed before, instead of learning")
@@ -232,12 +275,14 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     runs = [run for path in options.again or () for run in read(path)] or [
         learn(
+            Example.of(options.example),
             seed,
             steps=options.steps,
             held_out=options.held_out,
             fitted=options.fit,
             staleness=staleness,
             every=options.every,
+            corrections=options.corrections,
         )
         for seed in options.seeds
         for staleness in options.staleness

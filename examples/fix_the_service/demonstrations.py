@@ -12,9 +12,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rollout.environments.shell import immediate
+
 from .environment import FixTheService
 from .scenario import Scenario, scenario
-from .twin import Twin, immediate
+from .twin import Twin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,14 +45,15 @@ async def embedded_model() -> AsyncIterator[str]:
     """The policy of examples/fix_the_service behind OpenAI's chat route; its address."""
     from aiohttp import web
 
-    from examples.fix_the_service.fit import START
+    from examples.fit import Example
     from examples.unmodified_agent.model import Chat
     from rollout.engine.launch import embedded
     from rollout.engine.supervisor import EngineSupervisor
 
     HOME.mkdir(parents=True, exist_ok=True)
-    async with EngineSupervisor(embedded(), START, 0, log=HOME / "engine.log") as engine:
-        runner = web.AppRunner(Chat(engine, START).application(), access_log=None)
+    start = Example.of("fix_the_service").start
+    async with EngineSupervisor(embedded(), start, 0, log=HOME / "engine.log") as engine:
+        runner = web.AppRunner(Chat(engine, start).application(), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:

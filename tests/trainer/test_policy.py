@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import recipe
-from examples.fix_the_service import WORDS, demonstrate, fit
+from examples import fit
+from examples.fit import Example
+from examples.fix_the_service import WORDS, demonstrate
 from examples.fix_the_service.demonstrations import script
 from examples.fix_the_service.scenario import BREAKAGES, scenario
 from rollout.engine.embedded.model import load_model
@@ -80,6 +82,7 @@ def test_fit_lowers_the_loss(tmp_path: Path) -> None:
     fit.fit(
         model,
         policy.load_tokenizer(tmp_path),
+        demonstrate,
         seed=0,
         recipe=recipe,
         report=lambda _, __, loss: losses.append(loss),
@@ -88,10 +91,14 @@ def test_fit_lowers_the_loss(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_the_policy_in_the_tree_solves_what_a_fresh_fit_solves() -> None:
-    """On held-out seeds of the twin, sampled at T = 1. Fits of three seeds gave 0.31 to 0.40."""
-    found = recipe.evaluate(load_model(fit.START), policy.load_tokenizer(fit.START), 256)
-    assert 0.25 <= found <= 0.5
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("fix_the_service", 0.25, 0.5), ("finish_the_migration", 0.2, 0.5)]
+)
+def test_the_policy_in_the_tree_solves_what_a_fresh_fit_solves(name: str, least: float, most: float) -> None:
+    """On held-out seeds of the twin, sampled at T = 1. Fits of the first for three seeds gave 0.31 to 0.40."""
+    example = Example.of(name)
+    found = recipe.evaluate(example, load_model(example.start), policy.load_tokenizer(example.start), 256)
+    assert least <= found <= most
 
 
 def test_a_folder_that_is_no_task_says_what_to_do(tmp_path: Path) -> None:
@@ -124,10 +131,10 @@ def test_an_environment_of_two_methods_is_a_task_and_needs_a_policy_to_begin_wit
         open_run(Config(task=file, out=tmp_path / "runs"))
     with pytest.raises(NotFound, match="no model"):
         open_run(Config(task=file, out=tmp_path / "runs", model=tmp_path))
-    folder, config = open_run(Config(task=file, out=tmp_path / "runs", model=fit.START))
-    assert config.model == fit.START and folder.is_dir()
-    take(fit.START, folder / "policy")
-    taken, start = load_model(folder / "policy").state_dict(), load_model(fit.START).state_dict()
+    folder, config = open_run(Config(task=file, out=tmp_path / "runs", model=EXAMPLE / "start"))
+    assert config.model == EXAMPLE / "start" and folder.is_dir()
+    take(EXAMPLE / "start", folder / "policy")
+    taken, start = load_model(folder / "policy").state_dict(), load_model(EXAMPLE / "start").state_dict()
     assert all(torch.equal(taken[name], value) for name, value in start.items())
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text('{"model_type": "gpt2"}')

@@ -1,19 +1,22 @@
-"""How the policy in ``start/`` was made: a fresh one learns from scripted episodes, clean ones first, then sloppy ones.
+"""How the policy in an example's ``start/`` was made: a fresh one learns from scripted episodes, clean ones first, then
+sloppy ones.
 
-``python -m examples.fix_the_service.fit`` makes it again. That takes minutes, so the result lies beside this file and
-runs begin with it. Owns: the loss of imitation, its schedule. Does not own: the scripts, the files of a policy.
+``python -m examples.fit finish_the_migration`` makes it again. That takes minutes, so the result lies in the example
+and runs begin with it. Owns: the loss of imitation, its schedule. Does not own: the scripts, the files of a policy.
 Guarantee: a pure function of seed and recipe on one thread of one kind of processor.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +24,41 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from rollout.engine.embedded.model import Qwen3, save_model
+from rollout.environments.base import Environment
+from rollout.environments.folder import START
+from rollout.environments.shell import TwinShell
 from trainer.models import policy
 from trainer.models.policy import END_ID
 
-from .demonstrations import demonstrate
-from .scenario import WORDS
+FOLDER = Path(__file__).parent
+EXAMPLES = ("fix_the_service", "finish_the_migration")
 
-START = Path(__file__).parent / "start"
+
+class Demonstrate(Protocol):
+    """One scripted episode: its texts in order, True beside each that is an action."""
+
+    def __call__(self, seed: int, *, sloppy: bool) -> list[tuple[str, bool]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a package below `examples` says of itself. Example: ``Example.of("fix_the_service").words``"""
+
+    name: str
+    environment: type[Environment]
+    twin: type[TwinShell]
+    words: Sequence[str]
+    demonstrate: Demonstrate
+
+    @classmethod
+    def of(cls, name: str) -> Example:
+        loaded = importlib.import_module(f"examples.{name}")
+        return cls(name, loaded.ENVIRONMENT, loaded.Twin, loaded.WORDS, loaded.demonstrate)
+
+    @property
+    def start(self) -> Path:
+        """The policy that runs begin with."""
+        return FOLDER / self.name / START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +93,7 @@ def transcript(texts: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> tuple
 def fit(
     model: Qwen3,
     tokenizer: Tokenizer,
+    demonstrate: Demonstrate,
     *,
     seed: int,
     recipe: Recipe | None = None,
@@ -72,7 +104,7 @@ def fit(
     started = time.monotonic()
     steps = recipe.clean_steps + recipe.sloppy_steps
     optimisers = _optimisers(model, recipe)
-    for step, batch in enumerate(_batches(tokenizer, seed, recipe)):
+    for step, batch in enumerate(_batches(tokenizer, demonstrate, seed, recipe)):
         share = min(1.0, (step + 1) / recipe.warmup) * max(recipe.final_share, 1 - step / steps)
         loss = _loss(model, batch, recipe.observed)
         model.zero_grad(set_to_none=True)
@@ -86,7 +118,9 @@ def fit(
     return time.monotonic() - started
 
 
-def _batches(tokenizer: Tokenizer, seed: int, recipe: Recipe) -> Iterator[list[tuple[list[int], list[bool]]]]:
+def _batches(
+    tokenizer: Tokenizer, demonstrate: Demonstrate, seed: int, recipe: Recipe
+) -> Iterator[list[tuple[list[int], list[bool]]]]:
     """Each demonstration has a scenario of its own, drawn from seeds that no rollout uses (negative ones)."""
     number = seed * 1_000_003
     for step in range(recipe.clean_steps + recipe.sloppy_steps):
@@ -122,7 +156,7 @@ def _loss(model: Qwen3, batch: list[tuple[list[int], list[bool]]], observed: flo
     return (each * weight).sum() / weight.sum()
 
 
-def make(folder: Path, *, seed: int = 0, recipe: Recipe | None = None) -> float:
+def make(example: Example, folder: Path, *, seed: int = 0, recipe: Recipe | None = None) -> float:
     """Writes a fresh policy, fitted, to `folder`; the seconds of the fit. Weights lie there in half precision."""
     torch.set_num_threads(1)  # two threads make these small products many times slower
 
@@ -132,9 +166,9 @@ def make(folder: Path, *, seed: int = 0, recipe: Recipe | None = None) -> float:
 
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         aside = Path(place) / "policy"
-        model = policy.make(aside, WORDS, seed=seed)
+        model = policy.make(aside, example.words, seed=seed)
         torch.manual_seed(seed)
-        took = fit(model, policy.load_tokenizer(aside), seed=seed, recipe=recipe, report=report)
+        took = fit(model, policy.load_tokenizer(aside), example.demonstrate, seed=seed, recipe=recipe, report=report)
         save_model(model, aside, tensors={name: tensor.half() for name, tensor in model.state_dict().items()})
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
@@ -142,8 +176,11 @@ def make(folder: Path, *, seed: int = 0, recipe: Recipe | None = None) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m examples.fix_the_service.fit", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m examples.fit", description=__doc__.split("\n\n")[0])
+    parser.add_argument("example", choices=EXAMPLES)
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the demonstrations (default: 0)")
-    parser.add_argument("--out", type=Path, default=START, help=f"folder of the policy (default: {START})")
+    parser.add_argument("--out", type=Path, help="folder of the policy (default: start/ of the example)")
     given = parser.parse_args()
-    print(f"fitted in {make(given.out, seed=given.seed):.0f} s; the policy is in {given.out}")
+    chosen = Example.of(given.example)
+    target = given.out or chosen.start
+    print(f"fitted in {make(chosen, target, seed=given.seed):.0f} s; the policy is in {target}")
