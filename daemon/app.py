@@ -1,7 +1,7 @@
 """The daemon's process: start, serve, signals, stop.
 
 Owns: the process and what systemd hears of it. Does not own: routes (:mod:`daemon.api`), sockets
-(:mod:`daemon.api.listener`), options (:mod:`daemon.config`), any act on a sandbox (:mod:`daemon.host.host`).
+(:mod:`daemon.listener`), options (:mod:`daemon.config`), any act on a sandbox (:mod:`daemon.host.host`).
 Guarantee: a stop leaves the sandboxes running unless asked otherwise.
 """
 
@@ -21,13 +21,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from daemon import config, logs
-from daemon.api import application, listener
+from daemon import config, listener, logs
+from daemon.api import application
 from daemon.api.idempotency import Answers
-from daemon.api.listener import Listeners
 from daemon.auth import tls
 from daemon.config import Config
 from daemon.host.host import Host
+from daemon.listener import Listeners
+from daemon.notify import notify
 from daemon.precedence import hurry, ordinary
 from sandbox import private
 from sandbox.container.shim import short_slice
@@ -40,18 +41,6 @@ WORKERS = 16  # threads for what blocks
 SWITCH = 0.0005  # seconds after which a thread that computes lets the event loop go on
 
 RUN = ("answers.sqlite", "captures", "criu", "pagurus.sock", "sandboxes")  # of which one lies in a run directory
-
-
-def notify(state: str) -> None:
-    """Tell systemd, where it listens (``NOTIFY_SOCKET``)."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if address:
-        with (
-            contextlib.suppress(OSError),  # whoever listened is gone: nothing to tell
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel,
-        ):
-            channel.connect("\0" + address[1:] if address.startswith("@") else address)
-            channel.sendall(state.encode())
 
 
 async def serve(options: Config, *, ready: Callable[[Host], None] | None = None) -> None:

@@ -52,10 +52,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         >>> Config(listen="[::1]:8700").address
         ('::1', 8700)
         """
-        return None if self.listen is None else _address(self.listen)
+        return None if self.listen is None else address_of(self.listen)
 
 
-def _address(text: str) -> tuple[str, int]:
+def address_of(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not (colon and host and port.isascii() and port.isdecimal() and int(port) < 1 << 16):

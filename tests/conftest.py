@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from sandbox import Client, Sandbox
 from tests.support.checkpoint_support import bench
+from tests.support.cluster import Cluster
 from tests.support.container_support import either_hierarchy, maker, pool
 from tests.support.daemon_host import IMAGE, Daemon, missing
 
@@ -83,6 +84,24 @@ def _running(session: pytest.Session, factory: pytest.TempPathFactory) -> Iterat
         yield daemon
     finally:
         daemon.clean()
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    request: pytest.FixtureRequest, daemon: Daemon, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A coordinator over two daemons, for all tests of a module: the one that they share, and another."""
+    other = _running(request.session, tmp_path_factory)
+    second = next(other)
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        made.start()
+        made.add("one", daemon)
+        made.add("two", second)
+        yield made
+    finally:
+        made.clean()
+        other.close()
 
 
 @pytest.fixture

@@ -21,12 +21,13 @@ ARROWS = {
     "daemon": {"sandbox", "ebpf"},
     "rollout": {"sandbox"},
     "trainer": {"sandbox", "rollout"},
-    "coordinator": {"sandbox", "rollout"},
+    "coordinator": {"sandbox", "rollout", "daemon"},
 }
 PROGRAMS = {"pagurus", "bench", "examples", "scripts", "tests"}
 
 # Modules that decide: no I/O, no clock, no environment, no torch. The live system and a simulator share them.
 PURE = [
+    "coordinator.merge",
     "daemon.auth.access",
     "daemon.auth.quota",
     "daemon.checkpoints.schedule",

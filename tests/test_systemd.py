@@ -19,6 +19,7 @@ from tests.support.daemon_host import Daemon, missing
 FOLDER = Path(__file__).parent.parent / "systemd"
 UNIT = FOLDER / "pagurus.service"
 SOCKET = FOLDER / "pagurus.socket"
+CLUSTER = FOLDER / "pagurus-cluster.service"
 
 # systemd implements these by a seccomp filter, which sandboxes would inherit and CRIU would dump as their own.
 SECCOMP = {
@@ -72,7 +73,7 @@ def settings(unit: Path) -> list[tuple[str, str]]:
 def units(tmp_path: Path) -> list[Path]:
     """The units, with a program that exists here."""
     found = []
-    for unit in (UNIT, SOCKET):
+    for unit in (UNIT, SOCKET, CLUSTER):
         copy = tmp_path / unit.name
         copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE))
         found.append(copy)
@@ -84,7 +85,7 @@ def test_systemd_accepts_the_units(units: list[Path]) -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False
     )
-    own = [line for line in done.stderr.splitlines() if "pagurus." in line]
+    own = [line for line in done.stderr.splitlines() if "pagurus." in line or CLUSTER.name in line]
     assert (own, done.returncode) == ([], 0)
 
 

@@ -13,6 +13,7 @@ from daemon.api import (
     files,
     gateway,
     images,
+    members,
     network,
     ports,
     processes,
@@ -46,6 +47,7 @@ AREAS = (
     processes,
     sessions,
     ports,
+    members,
 )
 RAW_MOST = 256 << 20  # bytes of a raw body that a handler reads at once; structs are bounded by their route
 

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from daemon.api import listener
-from daemon.api.listener import Door, Listeners
+from daemon import listener
 from daemon.auth import tls
+from daemon.listener import Door, Listeners
 
 MOST = 8  # connections on each socket; four from one address
 ASK = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"

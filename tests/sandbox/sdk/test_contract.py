@@ -1,4 +1,4 @@
-"""What the SDK promises, held against a real daemon and against the public fake alike."""
+"""What the SDK promises, held against a real daemon, against a cluster of two and against the public fake alike."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ def _script(fake: FakeHost) -> None:
     fake.on(r"sleep 60", delay=60)
 
 
-@pytest.fixture(params=["real", "fake", "brief"])
+@pytest.fixture(params=["real", "cluster", "fake", "brief"])
 async def host(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
-    if request.param == "real":
-        async with request.getfixturevalue("daemon").client() as client:
+    if request.param in ("real", "cluster"):
+        made = request.getfixturevalue("daemon" if request.param == "real" else "cluster")
+        async with made.client() as client:
             yield client
         return
     async with FakeHost() as fake:
@@ -166,7 +167,7 @@ async def test_files(sb) -> None:
 
 
 async def test_networks(host: Client, request: pytest.FixtureRequest) -> None:
-    if request.node.callspec.params["host"] == "real" and (reason := world.missing()):
+    if request.node.callspec.params["host"] in ("real", "cluster") and (reason := world.missing()):
         pytest.skip(reason)
     policy = Network.allow(names=["*.example.org:443", "*"], cidrs=["10.2.0.0/16:tcp/80,udp/53,8000-8100", "1.2.3.4"])
     async with host.create("debian") as sandbox:

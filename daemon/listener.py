@@ -14,14 +14,15 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from daemon.api.route import Handler
 from sandbox.errors import Conflict, Invalid
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BACKLOG = 512
 HANDSHAKE = 10.0  # seconds

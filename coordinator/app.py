@@ -1,0 +1,101 @@
+"""The coordinator's process: start, serve, signals, stop.
+
+Owns: the process, its options, its sockets. Does not own: routes (:mod:`coordinator.routes`), the doors themselves,
+which are a daemon's (:mod:`daemon.listener`, :mod:`daemon.auth.tls`). Guarantee: whatever becomes of it, the hosts and
+what runs on them go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from coordinator.callers import Callers
+from coordinator.members import TTL, Members
+from coordinator.routes import Routes
+from coordinator.state import State
+from daemon import listener, logs
+from daemon.auth import tls
+from daemon.auth.tokens import Tokens
+from daemon.config import address_of, is_loopback
+from daemon.listener import Listeners
+from daemon.notify import notify
+from sandbox import paths, private
+from sandbox.errors import Invalid, PagurusError
+
+NAME = "cluster.sock"
+CONNECTIONS = 8192
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="pagurus cluster up", description="Make many hosts one.")
+    parser.add_argument("--state", type=Path, default=paths.state() / "cluster", help="directory that survives reboots")
+    parser.add_argument("--run", type=Path, default=paths.run() / "cluster", help="directory that need not")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="listen on TCP too, with TLS and tokens")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain (PEM)")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
+    parser.add_argument("--plain", action="store_true", help="no TLS: on loopback only")
+    parser.add_argument("--lease", type=float, default=TTL, metavar="SECONDS", help="after which a host is silent")
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    return parser.parse_args(arguments)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Run the coordinator until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await asyncio.to_thread(private.directory, options.state, ours=("cluster.sqlite",))
+    await asyncio.to_thread(private.directory, options.run, ours=(NAME,))
+    door = listener.unix(options.run / NAME)  # first: it refuses a second coordinator
+    state = State(options.state / "cluster.sqlite")
+    members = Members(state, ttl=options.lease)
+    callers = Callers(Tokens(options.state / "tokens.json", clock=time.time), members)
+    listeners = Listeners(Routes(members, callers).application(), connections=CONNECTIONS)
+    await listeners.open()
+    await members.open()
+    try:
+        await listeners.serve(door)
+        if options.listen is not None:
+            await _serve_tcp(listeners, options)
+        notify("READY=1")
+        await stop.wait()
+    finally:
+        notify("STOPPING=1")
+        await listeners.close()
+        await members.close()
+        await state.close()
+
+
+async def _serve_tcp(listeners: Listeners, options: argparse.Namespace) -> None:
+
+    host, port = address_of(options.listen)
+    if options.plain:
+        if not is_loopback(host):
+            raise Invalid(f"plain is for loopback, not for {host}", remedy="use TLS")
+        await listeners.serve(listener.tcp(host, port))
+        return
+    certificate, key = options.tls_cert, options.tls_key
+    if certificate is None or key is None:
+        certificate, key = await asyncio.to_thread(tls.self_signed, options.state / "tls", host)
+        print(f"certificate {certificate}\nfingerprint {tls.fingerprint(certificate)}", flush=True)
+    await listeners.serve(listener.tcp(host, port), tls.context(certificate, key))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``pagurus cluster up``."""
+    options = parse(argv)
+    logs.to_stderr(options.log_level)
+    os.umask(0o077)
+    try:
+        asyncio.run(serve(options))
+    except PagurusError as error:
+        print(f"pagurus cluster: {error}", file=sys.stderr)
+        return 1
+    return 0

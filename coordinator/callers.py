@@ -1,0 +1,71 @@
+"""Who calls a cluster, and as whom each host sees the caller.
+
+Owns: the tokens by which one caller's calls act on each host. Does not own: which tokens the cluster has
+(:mod:`daemon.auth.tokens`), what a token may do (:mod:`daemon.auth.access`).
+
+A caller's token is the cluster's and stays here. For each host that its calls reach, the coordinator makes one there
+with the same scope and owner, so that the host itself decides what the caller sees and may. What a host learns is good
+for that host alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import msgspec
+from aiohttp import web
+
+from coordinator.members import Member, Members
+from daemon.auth import access
+from daemon.auth.access import CALLER, Caller
+from daemon.auth.tokens import Tokens
+from sandbox.errors import PagurusError
+from sandbox.messages.tokens import NewToken, TokenRequest
+
+
+class Callers:
+    """Tokens of the cluster, and those that stand for them on its hosts."""
+
+    def __init__(self, tokens: Tokens, members: Members) -> None:
+        self.tokens = tokens
+        self._members = members
+        self._making = asyncio.Lock()
+
+    def identify(self, request: web.Request) -> Caller:
+        """Raises Unauthorized."""
+        token = access.bearer(request.headers.get("Authorization"))
+        if token is not None:
+            return self.tokens.identify(token)
+        return access.LOCAL if _over_unix(request) else access.NOBODY
+
+    async def token(self, member: Member) -> str | None:
+        """What the call under way shows to a host; None: nothing, on a socket that is root's alone."""
+        caller = CALLER.get()
+        if caller.everything:
+            return member.row.token
+        state = self._members.state
+        async with self._making:
+            if (known := state.tokens.get((caller.token, member.name))) is not None:
+                return known[1]
+            wanted = TokenRequest(name=f"cluster {caller.token}", scope=caller.scope, owner=caller.owner)  # type: ignore[arg-type]
+            made = await member.upstream.call("POST", "/v1/tokens", NewToken, wanted)
+            await state.put_token(caller.token, member.name, made.token.id, made.text)
+            return made.text
+
+    async def revoke(self, token: str) -> None:
+        """Take back what stands for a token on the hosts. The cluster itself refuses it already."""
+        state = self._members.state
+        for (caller, host), (number, _) in list(state.tokens.items()):
+            member = self._members.hosts.get(host)
+            if caller == token and member is not None:
+                with contextlib.suppress(PagurusError):  # away: nobody but the coordinator ever had it
+                    await member.upstream.call("DELETE", f"/v1/tokens/{number}", msgspec.Raw)
+                await state.drop_token(caller, host)
+
+
+def _over_unix(request: web.Request) -> bool:
+    """Whether it came over the socket that only the coordinator's own user can open."""
+    connection = None if request.transport is None else request.transport.get_extra_info("socket")
+    return connection is not None and connection.family == socket.AF_UNIX

@@ -1,0 +1,297 @@
+"""One call of a caller: which host it is for, and what a host's death means for it.
+
+Owns: the way of calls on a sandbox, on a checkpoint, of new sandboxes. Does not own: calls that all hosts answer
+together (:mod:`coordinator.routes`), the choice itself (:mod:`coordinator.decide`).
+
+Guarantee: a call with a key goes where it went before, also when the coordinator died meanwhile, so the host knows it
+again. A call that may be sent again waits for its host; of another one the connection breaks, as a daemon's does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from coordinator.callers import Callers
+from coordinator.decide import place
+from coordinator.decide.place import Wanted
+from coordinator.forward import WHOLE_MOST, Answer, abort, bridge, passed_on, relay, while_there
+from coordinator.members import Member, Members
+from coordinator.wire import body as decoded
+from coordinator.wire import reply
+from daemon.auth import visibility
+from daemon.auth.access import CALLER
+from daemon.auth.quota import excess, usage
+from sandbox.container.cgroup import parse_bytes
+from sandbox.errors import (
+    Conflict,
+    ConnectionBroken,
+    ErrorBody,
+    ImageNotFound,
+    NoDaemon,
+    NoSpace,
+    NotFound,
+    TooMany,
+)
+from sandbox.image.store import filed
+from sandbox.messages import CreateRequest, ForkEntry, ForkRequest, Limits, SandboxInfo
+from sandbox.messages.cluster import HostedSandbox
+from sandbox.sdk.transport import MSGPACK, part
+
+PATIENCE = 60.0  # seconds for which a call that may be sent again waits for its host
+LOOK = 0.2  # seconds between two looks whether the host is back
+TRIES = 3  # hosts that a new sandbox is offered to
+KEY = "Idempotency-Key"
+FULL = (429, 507)  # answers of a host that has no room: another may
+
+
+class _Told(msgspec.Struct):
+    """What is looked for in an answer that goes on."""
+
+    checkpoint: str | None = None
+    id: str | None = None
+
+
+class Calls:
+    """See the module."""
+
+    def __init__(self, members: Members, callers: Callers) -> None:
+        self.members = members
+        self.callers = callers
+        self._making: dict[int, HostedSandbox] = {}
+
+    # ----------------------------------------------------------------- on a sandbox
+
+    def find(self, sandbox: str) -> tuple[str, Member]:
+        """Its id and its host, by its id, name or beginning, as the caller sees it. Raises NotFound."""
+        found = visibility.find(self.members.places, sandbox)  # type: ignore[type-var]
+        if found is None:
+            raise NotFound(f"no such sandbox: {sandbox}", remedy="list those there are with `pagurus ls`")
+        return found.row.id, self.members.member(found.host)
+
+    async def on_sandbox(self, request: web.Request) -> web.StreamResponse:
+        """A call on one sandbox, to the host where it is."""
+        id, member = self.find(request.match_info["id"])
+        rest = request.match_info.get("rest")
+        path = f"/v1/sandboxes/{id}" + (f"/{rest}" if rest else "") + _query(request)
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            if (there := await member.upstream.joined(path, await self.callers.token(member))) is not None:
+                return await bridge(request, there)
+            return (await self._whole(member, "GET", path, passed_on(request.headers), None)).response()
+        if request.method == "DELETE" and not rest:
+            answer = await self._repeated(request, lambda: self.find(id)[1], path)
+            if answer.status < 300:
+                self.members.removed(id)
+            return answer.response()
+        if rest == "fork":
+            answer = await self._repeated(request, lambda: self.find(id)[1], path)
+            self._made(self.find(id)[1], answer)
+            return answer.response()
+        return await self._through(request, lambda: self.find(id)[1], path)
+
+    async def _through(self, request: web.Request, holder: Any, path: str) -> web.StreamResponse:
+        """Whole where it may be sent again, else as it comes."""
+        if KEY in request.headers:
+            answer = await self._repeated(request, holder, path)
+            self._remember(holder(), answer)
+            return answer.response()
+        member = holder()
+        data = request.content if request.body_exists else None
+        headers = passed_on(request.headers)
+        if data is None:
+            headers.pop("Content-Length", None)
+        token = await self.callers.token(member)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                async with (
+                    while_there(request),
+                    member.upstream.answered(request.method, path, headers, data, token) as found,
+                ):
+                    return await relay(request, found)
+            except (NoDaemon, ConnectionBroken):
+                if request.method != "GET" or time.monotonic() > deadline:
+                    abort(request)
+                    raise
+            await asyncio.sleep(LOOK)
+            member = holder()
+
+    async def _repeated(self, request: web.Request, holder: Any, path: str) -> Answer:
+        """The whole answer, of the host that holds it by then. Sent again while the host is away, if it has a key."""
+        raw = await request.read()
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            member = holder()
+            try:
+                async with while_there(request):
+                    return await self._whole(member, request.method, path, passed_on(request.headers), raw or None)
+            except (NoDaemon, ConnectionBroken):
+                if KEY not in request.headers or time.monotonic() > deadline:
+                    abort(request)
+                    raise
+            await asyncio.sleep(LOOK)
+
+    async def _whole(
+        self, member: Member, method: str, path: str, headers: Mapping[str, str], raw: bytes | None
+    ) -> Answer:
+        sent = {name: value for name, value in headers.items() if name.lower() != "content-length"}
+        return await member.upstream.whole(method, path, sent, raw, await self.callers.token(member))
+
+    def _remember(self, member: Member, answer: Answer) -> None:
+        """Where the checkpoint is that an answer names."""
+        if answer.status < 300 and len(answer.body) < WHOLE_MOST:
+            with contextlib.suppress(Exception):  # an answer of another form names none
+                told = answer.decoded(_Told)
+                for name in (told.checkpoint, told.id):
+                    if name is not None and name.startswith("c-"):
+                        self.members.remember(name, member.name)
+
+    # ----------------------------------------------------------------- new ones
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """A new sandbox, on the host that suits it best."""
+        wanted = await decoded(request, CreateRequest)
+        names = frozenset(filter(None, map(filed, (wanted.image, f"{wanted.image}:latest"))))
+        memory = 0 if wanted.limits.memory is None else parse_bytes(wanted.limits.memory) / 8
+        hosts = self.members.views()
+        asked = Wanted(images=names, labels=wanted.labels, memory=memory)
+        with self._admitted(wanted.name, [wanted.limits]):
+            order = place.ranked(hosts, asked)
+            if not order:
+                raise self._nowhere(wanted.image, names, asked)
+            call = self._call(request)
+            if (known := self.members.state.calls.get(call or "")) in self.members.hosts:
+                order = [known]
+            answer = await self._offered(request, order[:TRIES], call, hosts, asked)
+        return answer.response()
+
+    async def _offered(
+        self, request: web.Request, order: list[str], call: str | None, hosts: Any, asked: Wanted
+    ) -> Answer:
+        """The answer of the first of these hosts that has room."""
+        for number, name in enumerate(order):
+            member = self.members.member(name)
+            if call is not None:
+                await self.members.state.put_call(call, name)
+            with self.members.coming(member):
+                answer = await self._repeated(request, partial(_same, member), request.path)
+            if answer.status in FULL and number + 1 < len(order):
+                continue
+            if answer.status < 300:
+                self._hosted(member, answer.decoded(SandboxInfo))
+                await self.members.state.decided("place", {"hosts": hosts, "wanted": asked}, name)
+            return answer
+        raise AssertionError("there is at least one")
+
+    def _nowhere(self, image: str, names: frozenset[str], asked: Wanted) -> Exception:
+        hosts = self.members.views()
+        known = sorted({name for host in hosts for name in host.images})
+        if names.isdisjoint(known):
+            told = ", ".join(known) or "none"
+            return ImageNotFound(f"no image {image!r}; there are: {told}", remedy="pagurus image import")
+        return NoSpace(f"no host can take it: {place.refusals(hosts, asked)}", remedy="see `pagurus cluster ls`")
+
+    @contextlib.contextmanager
+    def _admitted(self, name: str | None, limits: list[Limits]) -> Any:
+        """Within the quota of the caller and under a name that is free, over all hosts. Made within."""
+        caller = CALLER.get()
+        mine = [each.row for each in self.members.places.values() if each.row.owner == caller.owner]
+        mine += [each for each in self._making.values() if each.owner == caller.owner]
+        if name and any(each.name == name for each in mine):
+            raise Conflict(f"there is a sandbox named {name} already", remedy="choose another name")
+        if why := excess(caller.quota, usage([*limits, *(each.limits for each in mine)])):
+            raise TooMany(f"the quota of this token would be exceeded: {why}", remedy="remove some, or ask for less")
+        made = {id(each): HostedSandbox(id="", owner=caller.owner, name=name, limits=each) for each in limits}
+        self._making |= made
+        try:
+            yield
+        finally:
+            for key in made:
+                del self._making[key]
+
+    def _hosted(self, member: Member, info: SandboxInfo) -> None:
+        caller = CALLER.get()
+        row = HostedSandbox(id=info.id, owner=caller.owner, name=info.name, image=info.image, limits=info.limits)
+        self.members.made(member.name, row)
+
+    def _made(self, member: Member, answer: Answer) -> list[ForkEntry]:
+        if answer.status >= 300:
+            return []
+        entries = answer.decoded(list[ForkEntry])
+        for entry in entries:
+            if entry.sandbox is not None:
+                self._hosted(member, entry.sandbox)
+        return entries
+
+    def _call(self, request: web.Request) -> str | None:
+        """What a repetition of this call is known by."""
+        key = request.headers.get(KEY)
+        return None if key is None else "\n".join((CALLER.get().token, request.method, request.path, key))
+
+    # ----------------------------------------------------------------- on a checkpoint
+
+    async def on_checkpoint(self, request: web.Request) -> web.StreamResponse:
+        """A call on one checkpoint, to a host that holds it."""
+        found = await self.members.holders(request.match_info["checkpoint"], self.callers.token)
+        id = next(iter(found.values())).id
+        rest = request.match_info.get("rest")
+        if rest == "fork":
+            return await self._fork(request, id, frozenset(found))
+        path = f"/v1/checkpoints/{part(id)}" + (f"/{rest}" if rest else "") + _query(request)
+        order = place.ranked(self.members.views(), Wanted(holders=frozenset(found))) or sorted(found)
+        if request.method == "DELETE" or rest == "label":
+            held = [self.members.member(name) for name in sorted(found)]
+            answers = [await self._repeated(request, partial(_same, member), path) for member in held]
+            return max(answers, key=lambda answer: answer.status).response()
+        return await self._through(request, lambda: self.members.member(order[0]), path)
+
+    async def _fork(self, request: web.Request, checkpoint: str, holders: frozenset[str]) -> web.StreamResponse:
+        """New sandboxes on the hosts that hold the checkpoint, spread by how busy these are."""
+        wanted = await decoded(request, ForkRequest)
+        call, state = self._call(request), self.members.state
+        asked = Wanted(holders=holders, labels=wanted.labels or {})
+        hosts = self.members.views()
+        if (known := state.calls.get(call or "")) is not None:
+            shares = msgspec.json.decode(known, type=dict[str, int])
+        else:
+            shares = place.spread(hosts, asked, wanted.count)
+            if not shares:
+                why = place.refusals([host for host in hosts if host.name in holders], asked)
+                raise NoSpace(f"no host can take it: {why}", remedy="see `pagurus cluster ls`")
+            if call is not None:
+                await state.put_call(call, msgspec.json.encode(shares).decode())
+            await state.decided("fork", {"hosts": hosts, "wanted": asked, "count": wanted.count}, shares)
+        path = f"/v1/checkpoints/{part(checkpoint)}/fork"
+        parts = await asyncio.gather(*(self._share(request, n, c, path, wanted) for n, c in shares.items()))
+        if len(parts) == 1:
+            return parts[0][1].response()
+        if all(answer.status >= 400 for _, answer in parts):
+            return parts[0][1].response()
+        return reply(request, [entry for entries, _ in parts for entry in entries], 201)
+
+    async def _share(
+        self, request: web.Request, host: str, count: int, path: str, wanted: ForkRequest
+    ) -> tuple[list[ForkEntry], Answer]:
+        member = self.members.member(host)
+        headers = {**passed_on(request.headers), "Content-Type": MSGPACK}
+        raw = msgspec.msgpack.encode(msgspec.structs.replace(wanted, count=count))
+        with self.members.coming(member, count):
+            answer = await self._whole(member, "POST", path, headers, raw)
+        if answer.status < 300:
+            return self._made(member, answer), answer
+        return [ForkEntry(error=answer.decoded(ErrorBody)) for _ in range(count)], answer
+
+
+def _query(request: web.Request) -> str:
+    return f"?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else ""
+
+
+def _same(member: Member) -> Member:
+    return member

@@ -1,0 +1,54 @@
+"""Leases of hosts: until when a host may act, and when others may act for it.
+
+A host's lease ends at a moment of its own clock. The coordinator asks a host for a report; the report carries the
+host's clock, and the next request grants a lease up to that clock plus the time to live. So a request that lingers in
+the network extends nothing: what it grants was counted from before it was sent. The coordinator counts from when the
+report *came*, which is later than when the host read its clock. Therefore a host's own lease is always over before the
+coordinator believes it is, however long messages travel; `DRIFT` is for clocks that run at different speeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DRIFT = 0.02  # part of a lease by which two clocks may differ over its time
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What the coordinator knows of one host's lease. Times are the coordinator's, but for `granted_until`."""
+
+    ttl: float
+    heard_at: float | None = None  # when the last report came
+    granted_until: float | None = None  # of the host's clock: what the last answered request said
+    ends_at: float | None = None  # when the host's lease is surely over
+
+
+def heard(lease: Lease, *, clock: float, granted: float | None, now: float) -> Lease:
+    """A report came, whose host's clock said `clock`. It answers a request that granted up to `granted`."""
+    ends = lease.ends_at
+    if granted is not None and lease.heard_at is not None:
+        # What was granted was counted from the report before, which came at `heard_at`.
+        ends = max(ends or 0.0, lease.heard_at + lease.ttl * (1 + DRIFT))
+    return Lease(lease.ttl, now, granted if granted is not None else lease.granted_until, ends)
+
+
+def asked(lease: Lease, *, clock: float | None, now: float) -> tuple[Lease, float | None]:
+    """(the lease, what to grant) as the next request goes out. `clock` is the host's, of its last report.
+
+    From now on the host may have the grant, whether its answer comes or not.
+    """
+    if clock is None or lease.heard_at is None:
+        return lease, None
+    ends = max(lease.ends_at or 0.0, lease.heard_at + lease.ttl * (1 + DRIFT))
+    return Lease(lease.ttl, lease.heard_at, lease.granted_until, ends), clock + lease.ttl
+
+
+def alive(lease: Lease, now: float) -> bool:
+    """Whether the host answered lately enough to be given work."""
+    return lease.heard_at is not None and now < lease.heard_at + lease.ttl
+
+
+def over(lease: Lease, now: float) -> bool:
+    """Whether the host surely acts no more, so that others may act for it."""
+    return lease.heard_at is not None and now >= max(lease.ends_at or 0.0, lease.heard_at + lease.ttl)

@@ -1,0 +1,167 @@
+"""Calls that go on to a host: requests, streams and sockets, as they came.
+
+Owns: the bytes both ways, what a broken connection means for a call. Does not own: to which host
+(:mod:`coordinator.members`), what is done with an answer (:mod:`coordinator.routes`).
+
+Guarantee: the caller's own token never leaves the coordinator, and a host's token never reaches a caller. A caller who
+leaves ends its call on the host as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from sandbox.errors import NoDaemon, Protocol
+from sandbox.sdk.transport import FRAME_MOST, MSGPACK, Transport, broken, decoded_error
+
+T = TypeVar("T")
+OWN = {  # headers that belong to one connection, or to who asked
+    "authorization", "connection", "cookie", "expect", "host", "keep-alive", "proxy-authenticate",
+    "proxy-authorization", "server", "date", "te", "trailer", "transfer-encoding", "upgrade",
+}  # fmt: skip
+WHOLE_MOST = 32 << 20  # bytes of an answer that is looked into before it goes on
+LOOK = 0.5  # seconds between two looks whether the caller is still there
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer of a host."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def response(self) -> web.Response:
+        kept = {name: value for name, value in self.headers.items() if name.lower() != "content-length"}
+        return web.Response(status=self.status, headers=kept, body=self.body)
+
+    def decoded(self, kind: type[T]) -> T:
+        """Raises Protocol."""
+        try:
+            if self.headers.get("Content-Type", "").startswith(MSGPACK):
+                return msgspec.msgpack.decode(self.body, type=kind)
+            return msgspec.json.decode(self.body, type=kind)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise Protocol(f"the host's answer cannot be read: {error}") from error
+
+
+class Upstream(Transport):
+    """The connection to one host."""
+
+    async def ask(self, method: str, path: str, kind: type[T], body: bytes | None = None, *, token: str | None) -> T:
+        """One question of the caller's, whose answer is for us. Raises what the host refused with."""
+        answer = await self.whole(method, path, {"Accept": MSGPACK, "Content-Type": MSGPACK}, body, token)
+        if answer.status >= 400:
+            raise decoded_error(answer.status, answer.body, f"{method} {path}")
+        return answer.decoded(kind)
+
+    async def whole(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, token: str | None
+    ) -> Answer:
+        """The whole answer, whatever its status."""
+        async with self.answered(method, path, headers, body, token) as found:
+            return Answer(found.status, passed_on(found.headers), await found.read())
+
+    @contextlib.asynccontextmanager
+    async def answered(
+        self, method: str, path: str, headers: Mapping[str, str], data: Any, token: str | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The beginning of an answer. Raises NoDaemon or ConnectionBroken where there is none."""
+        sent = {**headers, **({"Authorization": f"Bearer {token}"} if token else {})}
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        try:
+            async with self._open().request(
+                method, self._base + path, data=data, headers=sent, timeout=limit, skip_auto_headers=("User-Agent",)
+            ) as found:
+                yield found
+        except aiohttp.ClientConnectorError as error:
+            raise NoDaemon(f"the host does not answer: {error.os_error.strerror or error}") from None
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise broken(method, path, error) from None
+
+    async def joined(self, path: str, token: str | None) -> aiohttp.ClientWebSocketResponse | None:
+        """A socket to the host; None: it refused, and says why when it is asked without the upgrade."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            return await self._open().ws_connect(
+                self._base + path, headers=headers, max_msg_size=FRAME_MOST, compress=0
+            )
+        except aiohttp.WSServerHandshakeError:
+            return None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise broken("GET", path, error) from None
+
+
+def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that go on to the other side."""
+    return {name: value for name, value in headers.items() if name.lower() not in OWN}
+
+
+async def relay(request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:
+    """An answer to the caller as it comes. Breaks off where the host does: half an answer never looks whole."""
+    response = web.StreamResponse(status=found.status, headers=passed_on(found.headers))
+    await response.prepare(request)
+    try:
+        async for part in found.content.iter_any():
+            await response.write(part)
+    except (aiohttp.ClientError, ConnectionError):
+        abort(request)
+        return response
+    await response.write_eof()
+    return response
+
+
+def abort(request: web.Request) -> None:
+    """Break the caller's connection, as a daemon's does that dies: the SDK sends again what may be sent again."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def while_there(request: web.Request) -> AsyncIterator[None]:
+    """What is done within is cancelled when the caller leaves."""
+    task = asyncio.current_task()
+    assert task is not None
+    watching = asyncio.create_task(_leave(request, task))
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _leave(request: web.Request, task: asyncio.Task[Any]) -> None:
+    while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(LOOK)
+    task.cancel()
+
+
+async def bridge(request: web.Request, there: aiohttp.ClientWebSocketResponse) -> web.WebSocketResponse:
+    """Messages both ways, until one side ends."""
+    here = web.WebSocketResponse(max_msg_size=FRAME_MOST, compress=False)
+    await here.prepare(request)
+    ways = [asyncio.ensure_future(_carry(here, there)), asyncio.ensure_future(_carry(there, here))]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        await there.close()
+        await here.close(code=there.close_code or aiohttp.WSCloseCode.OK)
+    return here
+
+
+async def _carry(source: Any, sink: Any) -> None:
+    async for message in source:
+        if message.type is aiohttp.WSMsgType.BINARY:
+            await sink.send_bytes(message.data)
+        elif message.type is aiohttp.WSMsgType.TEXT:
+            await sink.send_str(message.data)

@@ -1,0 +1,276 @@
+"""The hosts of a cluster, as the coordinator knows them: asked every second, found by what they hold.
+
+Owns: the connections to hosts, their reports and leases, where each sandbox and checkpoint is. Does not own: which host
+is chosen (:mod:`coordinator.decide`), what is forwarded (:mod:`coordinator.forward`).
+
+Guarantee: what a call was answered is known here when the answer goes out; a report that was made before does not undo
+it. A host that cannot be reached keeps its sandboxes in the list: they are somewhere, and run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from coordinator.decide import lease
+from coordinator.decide.place import HostView
+from coordinator.forward import Upstream
+from coordinator.state import HostRow, State
+from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError
+from sandbox.image.store import filed
+from sandbox.messages import CheckpointInfo
+from sandbox.messages.cluster import HostedSandbox, HostInfo, HostReport
+from sandbox.sdk.transport import part
+
+log = logging.getLogger("pagurus.cluster")
+
+TTL = 5.0  # seconds without a report after which a host counts as silent
+CHECKPOINTS = 100_000  # of which the host is remembered
+TokenFor = Callable[["Member"], Awaitable[str | None]]  # what a caller shows to a host
+
+
+@dataclass
+class Place:
+    """Where a sandbox is. `row` makes it what :mod:`daemon.auth.visibility` looks through."""
+
+    host: str
+    row: HostedSandbox
+    since: float  # when we learnt it
+
+
+class Member:
+    """One host."""
+
+    def __init__(self, name: str, row: HostRow, ttl: float) -> None:
+        self.name = name
+        self.row = row
+        self.upstream = Upstream(row.address, token=row.token, ca=row.ca, connections=4096, patience=0.0)
+        self.lease = lease.Lease(ttl)
+        self.report: HostReport | None = None
+        self.error = ""
+        self.coming = 0  # sandboxes on their way here that no report counts yet
+
+    def alive(self) -> bool:
+        return lease.alive(self.lease, time.monotonic())
+
+    async def ask(self) -> HostReport:
+        """One report. Raises when none comes in time."""
+        report = await self.upstream.call("GET", "/v1/host", HostReport, timeout=self.lease.ttl / 2)
+        self.lease = lease.heard(self.lease, clock=report.clock, granted=None, now=time.monotonic())
+        self.report, self.error = report, ""
+        return report
+
+    def view(self, sandboxes: int) -> HostView:
+        found = self.report
+        if found is None:
+            return HostView(self.name, 1, 1, 0, alive=False)
+        return HostView(
+            name=self.name,
+            cpus=found.cpus,
+            memory_bytes=found.memory_bytes,
+            memory_free=found.memory_free,
+            disk_bytes=found.disk_bytes,
+            disk_free=found.disk_free,
+            load=found.load,
+            sandboxes=sandboxes,
+            coming=self.coming,
+            labels=self.row.labels,
+            images=frozenset(name for name in map(filed, found.images) if name is not None),
+            alive=self.alive(),
+            draining=self.row.draining,
+        )
+
+    def info(self, sandboxes: int) -> HostInfo:
+        found = self.report
+        state: Literal["alive", "draining", "silent"] = "draining" if self.row.draining else "alive"
+        state = state if self.alive() else "silent"
+        heard = self.lease.heard_at
+        info = HostInfo(name=self.name, address=self.row.address, state=state, labels=self.row.labels, error=self.error)
+        info.sandboxes, info.heard_s = sandboxes, None if heard is None else time.monotonic() - heard
+        if found is not None:
+            info.cpus, info.load = found.cpus, found.load
+            info.memory_bytes, info.memory_free = found.memory_bytes, found.memory_free
+            info.disk_free = found.disk_free
+        return info
+
+
+class Members:
+    """All hosts. Use from one event loop."""
+
+    def __init__(self, state: State, *, ttl: float = TTL) -> None:
+        self.state = state
+        self.ttl = ttl
+        self.hosts: dict[str, Member] = {}
+        self.places: dict[str, Place] = {}
+        self._gone: dict[str, float] = {}  # sandboxes that were removed, and when
+        self._checkpoints: collections.OrderedDict[str, str] = collections.OrderedDict()  # id -> host
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Condition()
+
+    # ----------------------------------------------------------------- hosts
+
+    async def open(self) -> None:
+        """Ask every known host once, and go on asking."""
+        self.hosts = {name: Member(name, row, self.ttl) for name, row in self.state.hosts.items()}
+        await asyncio.gather(*(self._ask(member) for member in self.hosts.values()))
+        for member in self.hosts.values():
+            self._watch(member)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for member in self.hosts.values():
+            await member.upstream.close()
+
+    async def add(self, name: str, row: HostRow) -> Member:
+        """Register a host, or change where it is reached. It must answer."""
+        member = Member(name, row, self.ttl)
+        try:
+            report = await member.ask()
+        except BaseException:
+            await member.upstream.close()
+            raise
+        await self.state.put_host(name, row)
+        old = self.hosts.get(name)
+        self.hosts[name] = member
+        if old is not None:
+            self._tasks.pop(name).cancel()
+            await old.upstream.close()
+        self._take(member, report, time.monotonic())
+        self._watch(member)
+        return member
+
+    async def change(self, name: str, *, draining: bool | None, labels: dict[str, str | None]) -> Member:
+        member = self.member(name)
+        merged = {key: value for key, value in {**member.row.labels, **labels}.items() if value is not None}
+        member.row.labels = merged
+        member.row.draining = member.row.draining if draining is None else draining
+        await self.state.put_host(name, member.row)
+        return member
+
+    async def drop(self, name: str) -> None:
+        """Forget a host. Its sandboxes go on there."""
+        member = self.member(name)
+        self._tasks.pop(name).cancel()
+        del self.hosts[name]
+        self.places = {id: place for id, place in self.places.items() if place.host != name}
+        await self.state.drop_host(name)
+        await member.upstream.close()
+
+    def member(self, name: str) -> Member:
+        if name not in self.hosts:
+            raise NotFound(f"no such host: {name}", remedy="list those there are with `pagurus cluster ls`")
+        return self.hosts[name]
+
+    def living(self) -> list[Member]:
+        return [member for member in self.hosts.values() if member.alive()]
+
+    def _watch(self, member: Member) -> None:
+        self._tasks[member.name] = asyncio.create_task(self._watching(member), name=f"reports of {member.name}")
+
+    async def _watching(self, member: Member) -> None:
+        while True:
+            await asyncio.sleep(self.ttl / 5)
+            await self._ask(member)
+
+    async def _ask(self, member: Member) -> None:
+        asked_at = time.monotonic()
+        try:
+            report = await member.ask()
+        except (PagurusError, OSError) as error:
+            if not member.error:
+                log.warning("host %s does not answer: %s", member.name, error)
+            member.error = str(error)
+            return
+        self._take(member, report, asked_at)
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _take(self, member: Member, report: HostReport, asked_at: float) -> None:
+        """What a host reported, where nothing newer is known."""
+        now = time.monotonic()
+        told = {each.id: each for each in report.sandboxes}
+        for id, each in told.items():
+            known = self.places.get(id)
+            if self._gone.get(id, 0.0) >= asked_at or (known is not None and known.since >= asked_at):
+                continue
+            if known is None or known.host == member.name:
+                self.places[id] = Place(member.name, each, now if known is None else known.since)
+        for id, known in list(self.places.items()):
+            if known.host == member.name and id not in told and known.since < asked_at:
+                del self.places[id]
+        self._gone = {id: when for id, when in self._gone.items() if when > now - 60}
+
+    # ----------------------------------------------------------------- views
+
+    def counts(self) -> collections.Counter[str]:
+        return collections.Counter(place.host for place in self.places.values())
+
+    def views(self) -> list[HostView]:
+        counts = self.counts()
+        return [member.view(counts[member.name]) for member in self.hosts.values()]
+
+    def infos(self) -> list[HostInfo]:
+        counts = self.counts()
+        return [member.info(counts[member.name]) for _, member in sorted(self.hosts.items())]
+
+    @contextlib.contextmanager
+    def coming(self, member: Member, count: int = 1) -> Iterator[None]:
+        """Sandboxes are being made there meanwhile."""
+        member.coming += count
+        try:
+            yield
+        finally:
+            member.coming -= count
+
+    # ----------------------------------------------------------------- finding
+
+    def made(self, host: str, sandbox: HostedSandbox) -> None:
+        self.places[sandbox.id] = Place(host, sandbox, time.monotonic())
+
+    def removed(self, sandbox: str) -> None:
+        self.places.pop(sandbox, None)
+        self._gone[sandbox] = time.monotonic()
+
+    def remember(self, checkpoint: str, host: str) -> None:
+        self._checkpoints[checkpoint] = host
+        self._checkpoints.move_to_end(checkpoint)
+        while len(self._checkpoints) > CHECKPOINTS:
+            self._checkpoints.popitem(last=False)
+
+    async def holders(self, checkpoint: str, token: TokenFor) -> dict[str, CheckpointInfo]:
+        """Hosts that have what this id, beginning or label means to the caller, and what they say of it.
+
+        Raises Conflict where it means different checkpoints on different hosts, NotFound where none has it.
+        """
+        known = self._checkpoints.get(checkpoint)
+        asked = [self.hosts[known]] if known in self.hosts and self.hosts[known].alive() else self.living()
+        found = await self._of(checkpoint, asked, token)
+        if not found and len(asked) < len(self.living()):
+            found = await self._of(checkpoint, self.living(), token)
+        if len({info.id for info in found.values()}) > 1:
+            names = ", ".join(f"{info.id} on {host}" for host, info in sorted(found.items()))
+            raise Conflict(f"several checkpoints are meant by {checkpoint}: {names}", remedy="use the id")
+        for host, info in found.items():
+            self.remember(info.id, host)
+        if not found:
+            raise NotFound(f"no such checkpoint: {checkpoint}", remedy="list those there are with `pagurus tree`")
+        return found
+
+    async def _of(self, checkpoint: str, asked: Iterable[Member], token: TokenFor) -> dict[str, CheckpointInfo]:
+        async def one(member: Member) -> tuple[str, CheckpointInfo | None]:
+            try:
+                path = f"/v1/checkpoints/{part(checkpoint)}"
+                return member.name, await member.upstream.ask("GET", path, CheckpointInfo, token=await token(member))
+            except (NotFound, NoDaemon, ConnectionBroken):
+                return member.name, None
+
+        answers = await asyncio.gather(*(one(member) for member in asked))
+        return {name: info for name, info in answers if info is not None}

@@ -1,0 +1,255 @@
+"""The API of a cluster: a daemon's routes, answered by many hosts, and those of the cluster itself.
+
+Owns: which route is answered how. Does not own: the calls on one sandbox or checkpoint (:mod:`coordinator.calls`).
+A route that is not here is refused, not guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+from aiohttp import web
+
+from coordinator import merge
+from coordinator.callers import Callers
+from coordinator.calls import Calls
+from coordinator.decide import place
+from coordinator.decide.place import Wanted
+from coordinator.forward import Answer, passed_on, relay, while_there
+from coordinator.members import Member, Members
+from coordinator.state import HostRow
+from coordinator.wire import body, refusal, reply
+from daemon.auth import access
+from daemon.auth.access import CALLER
+from sandbox.errors import Invalid, NoSpace, PagurusError, Unsupported
+from sandbox.messages.cluster import HostChange, HostName, HostRequest, PlaceInfo
+from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
+from sandbox.sdk.transport import MSGPACK, decoded_error
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Routes:
+    """Handlers of one coordinator."""
+
+    def __init__(self, members: Members, callers: Callers) -> None:
+        self.members = members
+        self.callers = callers
+        self.calls = Calls(members, callers)
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=256 << 20, middlewares=[self._admitted])
+        for method, path, handler in self._table():
+            app.router.add_route(method, path, handler)
+        return app
+
+    def _table(self) -> Iterable[tuple[str, str, Handler]]:
+        calls = self.calls
+        yield from (
+            ("GET", "/v1/health", self._health),
+            ("GET", "/v1/openapi.json", self._any),
+            ("GET", "/metrics", self._metrics),
+            ("GET", "/v1/sandboxes", self._joined("id", "created_at")),
+            ("POST", "/v1/sandboxes", calls.create),
+            ("*", "/v1/sandboxes/{id}", calls.on_sandbox),
+            ("*", "/v1/sandboxes/{id}/{rest:.+}", calls.on_sandbox),
+            ("GET", "/v1/checkpoints", self._joined("id", "created_at")),
+            ("POST", "/v1/checkpoints/collect", self._added),
+            ("POST", "/v1/checkpoints/verify", self._joined("checkpoint", None)),
+            ("GET", "/v1/checkpoints/have", self._one_host),
+            ("POST", "/v1/checkpoints/import", self._best),
+            ("POST", "/v1/checkpoints/pull", self._best),
+            ("*", "/v1/checkpoints/{checkpoint}", calls.on_checkpoint),
+            ("*", "/v1/checkpoints/{checkpoint}/{rest:.+}", calls.on_checkpoint),
+            ("GET", "/v1/images", self._joined("name", None)),
+            ("POST", "/v1/images/pull", self._everywhere),
+            ("POST", "/v1/images/pull/stream", self._best),
+            ("GET", "/v1/images/{name}", self._image),
+            ("DELETE", "/v1/images/{name}", self._image),
+            ("PUT", "/v1/images/{name}", self._best),
+            ("GET", "/v1/steps", self._joined("key", None)),
+            ("POST", "/v1/steps/find", self._joined("key", None)),
+            ("PUT", "/v1/steps", self._step),
+            ("DELETE", "/v1/steps", self._added),
+            ("GET", "/v1/statistics", self._added),
+            ("GET", "/v1/network", self._added),
+            ("GET", "/v1/gateway", self._added),
+            ("GET", "/v1/gateway/upstreams", self._joined("name", None)),
+            ("PUT", "/v1/gateway/upstreams/{name}", self._everywhere),
+            ("DELETE", "/v1/gateway/upstreams/{name}", self._everywhere),
+            ("POST", "/v1/tokens", self._make_token),
+            ("GET", "/v1/tokens", self._tokens),
+            ("DELETE", "/v1/tokens/{token}", self._revoke_token),
+            ("GET", "/v1/cluster/hosts", self._hosts),
+            ("PUT", "/v1/cluster/hosts/{name}", self._add_host),
+            ("PATCH", "/v1/cluster/hosts/{name}", self._change_host),
+            ("DELETE", "/v1/cluster/hosts/{name}", self._drop_host),
+            ("GET", "/v1/cluster/places", self._places),
+        )
+
+    @web.middleware
+    async def _admitted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Who calls is known before anything is done; every error is an answer of the closed table."""
+        try:
+            CALLER.set(access.NOBODY)
+            if request.path not in ("/v1/health", "/v1/openapi.json"):
+                caller = self.callers.identify(request)
+                own = request.path.startswith(("/v1/cluster/", "/v1/tokens"))
+                if (refused := access.refusal(caller, "admin" if own else "read")) is not None:
+                    raise refused
+                CALLER.set(caller)
+            return await handler(request)
+        except Exception as error:  # noqa: BLE001 - the boundary: a bug in one route is an answer and a log entry
+            return refusal(request, error)
+
+    # ----------------------------------------------------------------- of all hosts
+
+    async def _ask_all(self, request: web.Request) -> dict[str, Answer]:
+        """What each living host answers. Raises the first refusal."""
+        raw = await request.read()
+        headers = {**passed_on(request.headers), "Accept": MSGPACK}
+        headers.pop("Content-Length", None)
+
+        async def one(member: Member) -> Answer:
+            token = await self.callers.token(member)
+            return await member.upstream.whole(request.method, request.path_qs, headers, raw or None, token)
+
+        living = self.members.living()
+        answers = dict(zip([m.name for m in living], await asyncio.gather(*map(one, living)), strict=True))
+        for answer in answers.values():
+            if answer.status >= 400:
+                raise decoded_error(answer.status, answer.body, request.path)
+        return answers
+
+    def _joined(self, key: str, order: str | None) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            answers = await self._ask_all(request)
+            return reply(request, merge.joined((each.decoded(list[dict]) for each in answers.values()), key, order))
+
+        return handle
+
+    async def _added(self, request: web.Request) -> web.StreamResponse:
+        answers = await self._ask_all(request)
+        return reply(request, merge.added(each.decoded(dict) for each in answers.values()))
+
+    async def _everywhere(self, request: web.Request) -> web.StreamResponse:
+        """On all hosts; the first one's answer."""
+        answers = await self._ask_all(request)
+        found = next(iter(answers.values()), None)
+        if found is None:
+            raise self._no_host()
+        return reply(request, found.decoded(dict), found.status)
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        answers = await self._ask_all(request)
+        text = merge.exposition({name: answer.body.decode() for name, answer in answers.items()})
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    # ----------------------------------------------------------------- of one host
+
+    def _no_host(self) -> PagurusError:
+        why = place.refusals(self.members.views(), Wanted())
+        return NoSpace(f"no host can take it: {why}", remedy="pagurus cluster add, or see `pagurus cluster ls`")
+
+    async def _any(self, request: web.Request) -> web.StreamResponse:
+        for member in self.members.living():
+            return await self._pass(request, member)
+        raise self._no_host()
+
+    async def _best(self, request: web.Request) -> web.StreamResponse:
+        """Whatever comes in is for the host that has most room."""
+        order = place.ranked(self.members.views(), Wanted())
+        if not order:
+            raise self._no_host()
+        return await self._pass(request, self.members.member(order[0]))
+
+    async def _pass(self, request: web.Request, member: Member) -> web.StreamResponse:
+        data = request.content if request.body_exists else None
+        token = await self.callers.token(member)
+        headers = passed_on(request.headers)
+        if data is None:
+            headers.pop("Content-Length", None)
+        async with (
+            while_there(request),
+            member.upstream.answered(request.method, request.path_qs, headers, data, token) as found,
+        ):
+            return await relay(request, found)
+
+    async def _one_host(self, request: web.Request) -> web.StreamResponse:
+        raise Unsupported("each host has content of its own", remedy="ask the daemon of one host")
+
+    async def _image(self, request: web.Request) -> web.StreamResponse:
+        """An image as a host that has it tells of it; removed on all that have it."""
+        from sandbox.image.store import filed
+
+        name = filed(request.match_info["name"])
+        holders = [m for m in self.members.living() if m.report and name in map(filed, m.report.images)]
+        if not holders:
+            return await self._any(request)  # which knows other ways to write the name, and says what there is
+        if request.method == "DELETE":
+            for member in holders[1:]:
+                await member.upstream.ask("DELETE", request.path, dict, token=await self.callers.token(member))
+        return await self._pass(request, holders[0])
+
+    async def _step(self, request: web.Request) -> web.StreamResponse:
+        """A step is kept where its checkpoint is."""
+        from sandbox.messages import KeepStep
+
+        wanted = await body(request, KeepStep)
+        holders = await self.members.holders(wanted.checkpoint, self.callers.token)
+        member = self.members.member(next(iter(holders)))
+        raw = await request.read()
+        token = await self.callers.token(member)
+        headers = {key: value for key, value in passed_on(request.headers).items() if key.lower() != "content-length"}
+        return (await member.upstream.whole("PUT", request.path_qs, headers, raw, token)).response()
+
+    # ----------------------------------------------------------------- the cluster's own
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return reply(request, {"status": "ok", "pid": os.getpid(), "hosts": len(self.members.living())})
+
+    async def _make_token(self, request: web.Request) -> web.StreamResponse:
+        wanted = await body(request, TokenRequest)
+        grant, text = await asyncio.to_thread(self.callers.tokens.create, **msgspec.structs.asdict(wanted))
+        told = msgspec.convert(grant, ApiToken, from_attributes=True)
+        return reply(request, NewToken(token=told, text=text), 201)
+
+    async def _tokens(self, request: web.Request) -> web.StreamResponse:
+        grants = self.callers.tokens.list()
+        return reply(request, [msgspec.convert(grant, ApiToken, from_attributes=True) for grant in grants])
+
+    async def _revoke_token(self, request: web.Request) -> web.StreamResponse:
+        grant = await asyncio.to_thread(self.callers.tokens.revoke, request.match_info["token"])
+        await self.callers.revoke(grant.id)
+        return reply(request, msgspec.convert(grant, ApiToken, from_attributes=True))
+
+    async def _hosts(self, request: web.Request) -> web.StreamResponse:
+        return reply(request, self.members.infos())
+
+    async def _add_host(self, request: web.Request) -> web.StreamResponse:
+        wanted = await body(request, HostRequest)
+        if not wanted.address.startswith(("http://", "https://", "/")):
+            raise Invalid(f"{wanted.address!r} is no address", remedy="give a URL or the path of a daemon's socket")
+        try:
+            name = msgspec.convert(request.match_info["name"], HostName)
+        except msgspec.ValidationError:
+            raise Invalid("no host may be called so", remedy="lower-case letters, digits, dots, dashes") from None
+        row = HostRow(**msgspec.structs.asdict(wanted))
+        member = await self.members.add(name, row)
+        return reply(request, member.info(self.members.counts()[member.name]), 201)
+
+    async def _change_host(self, request: web.Request) -> web.StreamResponse:
+        wanted = await body(request, HostChange)
+        member = await self.members.change(request.match_info["name"], draining=wanted.draining, labels=wanted.labels)
+        return reply(request, member.info(self.members.counts()[member.name]))
+
+    async def _drop_host(self, request: web.Request) -> web.StreamResponse:
+        await self.members.drop(request.match_info["name"])
+        return reply(request, {})
+
+    async def _places(self, request: web.Request) -> web.StreamResponse:
+        found = sorted(self.members.places.items())
+        return reply(request, [PlaceInfo(sandbox=id, host=each.host) for id, each in found])

@@ -1,0 +1,99 @@
+"""What the coordinator must still know after its death: hosts, where sandboxes are, which call went where.
+
+Owns: one SQLite file. Does not own: what hosts hold, which they report themselves.
+
+Guarantee: a change that was awaited survives the death of the coordinator. The file holds the tokens of all hosts
+and is its owner's alone.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+import msgspec
+
+from sandbox import private
+from sandbox.database import Writer, connect
+from sandbox.messages.cluster import HostRequest
+
+VERSION = 1
+SCHEMA = """
+CREATE TABLE hosts (name TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE calls (id TEXT PRIMARY KEY, host TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE tokens (caller TEXT, host TEXT, id TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (caller, host))
+    WITHOUT ROWID;
+CREATE TABLE decisions (number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, row BLOB NOT NULL);
+"""
+CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
+DECISIONS = 100_000  # kept
+
+
+class HostRow(HostRequest, kw_only=True):
+    """A registered host."""
+
+    draining: bool = False
+
+
+class State:
+    """The file at `path`. Reads at the start; one coordinator owns it."""
+
+    def __init__(self, path: Path) -> None:
+        private.directory(path.parent, ours=(path.name,))
+        private.file(path)
+        database = connect(path, SCHEMA, version=VERSION)
+        self._forget_old(database)
+        rows = database.execute("SELECT name, row FROM hosts").fetchall()
+        self.hosts = {name: msgspec.msgpack.decode(row, type=HostRow) for name, row in rows}
+        self.calls: dict[str, str] = dict(database.execute("SELECT id, host FROM calls").fetchall())
+        found = database.execute("SELECT caller, host, id, text FROM tokens").fetchall()
+        self.tokens = {(caller, host): (number, text) for caller, host, number, text in found}
+        self._writer = Writer(database, "the coordinator's state")
+
+    @staticmethod
+    def _forget_old(database: sqlite3.Connection) -> None:
+        database.execute("DELETE FROM calls WHERE at < ?", (time.time() - CALL_AGE,))
+        database.execute("DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?", (DECISIONS,))
+
+    async def put_host(self, name: str, row: HostRow) -> None:
+        self.hosts[name] = row
+        packed = msgspec.msgpack.encode(row)
+        await self._do("INSERT OR REPLACE INTO hosts VALUES (?, ?)", (name, packed), durable=True)
+
+    async def drop_host(self, name: str) -> None:
+        self.hosts.pop(name, None)
+        for key in [key for key in self.tokens if key[1] == name]:
+            del self.tokens[key]
+        await self._do("DELETE FROM tokens WHERE host = ?", (name,))
+        await self._do("DELETE FROM hosts WHERE name = ?", (name,), durable=True)
+
+    async def put_call(self, call: str, host: str) -> None:
+        """Before the call goes out: whoever repeats it reaches the same host, also by the next coordinator."""
+        self.calls[call] = host
+        await self._do("INSERT OR REPLACE INTO calls VALUES (?, ?, ?)", (call, host, time.time()))
+
+    async def put_token(self, caller: str, host: str, number: str, text: str) -> None:
+        """The token by which calls of `caller` (its token here) act on `host`."""
+        self.tokens[caller, host] = number, text
+        await self._do("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?)", (caller, host, number, text))
+
+    async def drop_token(self, caller: str, host: str) -> None:
+        self.tokens.pop((caller, host), None)
+        await self._do("DELETE FROM tokens WHERE caller = ? AND host = ?", (caller, host))
+
+    async def decided(self, kind: str, view: object, action: object) -> None:
+        """Log a decision with all that it was made from, so that it can be made again."""
+        row = msgspec.json.encode({"view": view, "action": action})
+        await self._do("INSERT INTO decisions (at, kind, row) VALUES (?, ?, ?)", (time.time(), kind, row))
+
+    async def decisions(self, limit: int) -> list[tuple[float, str, bytes]]:
+        """The last ones, the oldest first: when, of which kind, view and action as JSON."""
+        query = "SELECT at, kind, row FROM (SELECT * FROM decisions ORDER BY number DESC LIMIT ?) ORDER BY number"
+        return await self._writer.do(lambda database: database.execute(query, (limit,)).fetchall())
+
+    async def _do(self, statement: str, values: tuple[object, ...], *, durable: bool = False) -> None:
+        await self._writer.do(lambda database: database.execute(statement, values).rowcount, durable=durable)
+
+    async def close(self) -> None:
+        await self._writer.close()

@@ -1,0 +1,123 @@
+"""``pagurus cluster``: hosts that work as one.
+
+Owns: names, arguments, what is printed. Does not own: behaviour (:mod:`coordinator`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pagurus import output
+from pagurus.common import PASSED_ON, Json, call
+
+if TYPE_CHECKING:
+    from sandbox.messages.cluster import HostChange, HostInfo
+
+application = typer.Typer(help="Hosts that work as one.", no_args_is_help=True)
+
+HostName = Annotated[str, typer.Argument(metavar="HOST", help="Its name in the cluster.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="NAME=VALUE; NAME= removes it.")]
+
+
+@application.command("up", context_settings=PASSED_ON, add_help_option=False)
+def up(context: typer.Context) -> None:
+    """Run the coordinator in the foreground."""
+    from coordinator.app import main
+
+    raise typer.Exit(main(context.args))
+
+
+@application.command("add")
+def add(
+    host: HostName,
+    address: Annotated[str, typer.Argument(help="URL of its daemon, or the path of its socket.")],
+    token_file: Annotated[Path | None, typer.Option(help="File with a token of scope admin.")] = None,
+    ca: Annotated[str | None, typer.Option(help="Its daemon's certificate or fingerprint.")] = None,
+    label: Labels = None,
+) -> None:
+    """Add a host, or say anew how it is reached."""
+    from sandbox.messages.cluster import HostInfo, HostRequest
+
+    request = HostRequest(
+        address=address,
+        token=None if token_file is None else token_file.read_text().strip(),
+        ca=ca,
+        labels={name: value for name, value in _labels(label).items() if value is not None},
+    )
+    call(lambda cluster: cluster.call("PUT", f"/v1/cluster/hosts/{host}", HostInfo, request))
+
+
+@application.command("ls")
+def list_hosts(json: Json = False) -> None:
+    """The hosts, what they have, how busy they are."""
+    from sandbox.messages.cluster import HostInfo
+
+    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/hosts", list[HostInfo]))
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("host", "state", "sandboxes", "load", "cpus", "memory free", "disk free", "labels", ""), map(_row, found)
+    )
+
+
+@application.command("drain")
+def drain(host: HostName) -> None:
+    """Give it no new sandboxes."""
+    from sandbox.messages.cluster import HostChange
+
+    _change(host, HostChange(draining=True))
+
+
+@application.command("resume")
+def resume(host: HostName) -> None:
+    """Give it new sandboxes again."""
+    from sandbox.messages.cluster import HostChange
+
+    _change(host, HostChange(draining=False))
+
+
+@application.command("label")
+def label(host: HostName, labels: Annotated[list[str], typer.Argument(help="NAME=VALUE; NAME= removes it.")]) -> None:
+    """Label it. A sandbox with the label on.zone=a runs on a host with zone=a."""
+    from sandbox.messages.cluster import HostChange
+
+    _change(host, HostChange(labels=_labels(labels)))
+
+
+@application.command("rm")
+def remove(host: HostName) -> None:
+    """Forget a host. Its sandboxes go on there."""
+    call(lambda cluster: cluster.call("DELETE", f"/v1/cluster/hosts/{host}", dict))
+
+
+@application.command("where")
+def where(json: Json = False) -> None:
+    """On which host each sandbox is."""
+    from sandbox.messages.cluster import PlaceInfo
+
+    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/places", list[PlaceInfo]))
+    if json:
+        output.as_json(found)
+    else:
+        output.table(("sandbox", "host"), [(each.sandbox, each.host) for each in found])
+
+
+def _change(host: str, change: HostChange) -> None:
+    from sandbox.messages.cluster import HostInfo
+
+    call(lambda cluster: cluster.call("PATCH", f"/v1/cluster/hosts/{host}", HostInfo, change))
+
+
+def _labels(given: list[str] | None) -> dict[str, str | None]:
+    pairs = [each.partition("=") for each in given or []]
+    return {name: value or None for name, _, value in pairs}
+
+
+def _row(host: HostInfo) -> tuple[object, ...]:
+    labels = " ".join(f"{name}={value}" for name, value in sorted(host.labels.items()))
+    memory, disk = output.size(host.memory_free), output.size(host.disk_free)
+    return host.name, host.state, host.sandboxes, f"{host.load:.1f}", host.cpus, memory, disk, labels, host.error

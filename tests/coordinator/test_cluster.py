@@ -1,0 +1,141 @@
+"""A coordinator over two real daemons: where things go, who sees what, what its death means."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sandbox import Client, Sandbox
+from sandbox.errors import Conflict, Forbidden, Invalid, NoSpace, NotFound, TooMany, Unauthorized
+from sandbox.messages.cluster import HostChange, HostInfo, HostReport, PlaceInfo
+from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
+from tests.support.cluster import Cluster
+from tests.support.daemon_host import free_port, until
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[Client]:
+    async with cluster.client() as made:
+        yield made
+
+
+async def change(client: Client, host: str, **fields: object) -> HostInfo:
+    return await client.call("PATCH", f"/v1/cluster/hosts/{host}", HostInfo, HostChange(**fields))  # type: ignore[arg-type]
+
+
+async def where(client: Client, sandbox: Sandbox) -> str:
+    places = await client.call("GET", "/v1/cluster/places", list[PlaceInfo])
+    return next(place.host for place in places if place.sandbox == sandbox.id)
+
+
+async def test_sandboxes_spread_and_go_where_they_are_told(client: Client) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        few = [await stack.enter_async_context(client.create("debian")) for _ in range(4)]
+        assert {await where(client, each) for each in few} == {"one", "two"}
+        await change(client, "one", labels={"zone": "a"})
+        await change(client, "two", draining=True)
+        assert await where(client, await stack.enter_async_context(client.create("debian"))) == "one"
+        await change(client, "two", draining=False)
+        there = await stack.enter_async_context(client.create("debian", labels={"on.zone": "a"}))
+        assert await where(client, there) == "one"
+        with pytest.raises(NoSpace, match="has other labels"):
+            await client.create("debian", labels={"on.zone": "b"})
+        await change(client, "one", labels={"zone": None})
+        listed = [info.id for info in await client.sandboxes()]
+        assert set(listed) >= {each.id for each in few} and len(listed) == len(set(listed))
+        assert (await client.statistics()).sandboxes == len(listed)
+    assert await client.sandboxes() == []
+
+
+async def test_metrics_name_the_host_of_each_sample(client: Client) -> None:
+    text = (await client.raw("GET", "/metrics", None, "")).decode()
+    assert 'pagurus_inspector_tier{host="one"' in text and 'pagurus_inspector_tier{host="two"' in text
+
+
+async def test_a_name_is_one_sandboxs_over_all_hosts(client: Client) -> None:
+    async with client.create("debian", name="mine") as mine:
+        await change(client, await where(client, mine), draining=True)
+        with pytest.raises(Conflict, match="named mine"):
+            await client.create("debian", name="mine")
+        assert (await client.get("mine")).id == (await client.get(mine.id[:6])).id == mine.id
+        for host in ("one", "two"):
+            await change(client, host, draining=False)
+
+
+async def test_the_death_of_the_coordinator_loses_nothing(cluster: Cluster, client: Client) -> None:
+    async with client.create("debian", name="mine") as mine:
+        place = await where(client, mine)
+        long = asyncio.create_task(mine.exec("sleep 1; echo $$ >> /log; cat /log"))
+        created = asyncio.create_task(client.create("debian", name="other")._make())
+        await asyncio.sleep(0.3)
+        cluster.kill()
+        cluster.start()
+        other = await created
+        assert len((await long).text.split()) == 1  # carried out once, told by the one that followed
+        assert await where(client, mine) == place
+        assert len([info for info in await client.sandboxes() if info.name == "other"]) == 1
+        await other.remove()
+
+
+async def test_callers_see_their_own_and_hosts_learn_no_token_of_the_cluster(
+    cluster: Cluster, client: Client, own_cluster_port: int
+) -> None:
+    async def made(**fields: object) -> NewToken:
+        return await client.call("POST", "/v1/tokens", NewToken, TokenRequest(name="t", **fields))  # type: ignore[arg-type]
+
+    one, two = await made(quota=TokenQuota(sandboxes=1)), await made()
+    address = f"http://127.0.0.1:{own_cluster_port}"
+    async with Client(address, token=one.text) as first, Client(address, token=two.text) as second:
+        async with first.create("debian", name="n") as mine, second.create("debian", name="n") as theirs:
+            assert [info.id for info in await first.sandboxes()] == [mine.id]
+            assert (await first.get("n")).id == mine.id and (await second.get("n")).id == theirs.id
+            with pytest.raises(NotFound):
+                await second.get(mine.id)
+            with pytest.raises(TooMany, match="quota"):  # over all hosts, whichever would take it
+                await first.create("debian")
+            with pytest.raises(Forbidden):
+                await first.call("GET", "/v1/cluster/hosts", list[HostInfo])
+            with pytest.raises(Invalid):  # of one host, not of a cluster
+                await first.call("GET", "/v1/host", HostReport)
+        await client.call("DELETE", f"/v1/tokens/{one.token.id}", ApiToken)
+        with pytest.raises(Unauthorized):
+            await first.sandboxes()
+    async with Client(address) as nobody:
+        with pytest.raises(Unauthorized):
+            await nobody.sandboxes()
+        assert (await nobody.health())["hosts"] == 2
+
+
+@pytest.fixture
+def own_cluster_port(cluster: Cluster) -> int:
+    """The coordinator of the module, started anew so that it listens on TCP as well."""
+    port = free_port()
+    cluster.kill()
+    cluster.options("--listen", f"127.0.0.1:{port}", "--plain")
+    cluster.start()
+    return port
+
+
+async def test_a_host_that_falls_silent_gets_nothing_new_and_comes_back(cluster: Cluster, client: Client) -> None:
+    silent = cluster.daemons["two"]
+    assert silent.process is not None
+    os.kill(silent.process.pid, 19)
+    try:
+
+        async def states() -> list[str]:
+            return [host.state for host in await client.call("GET", "/v1/cluster/hosts", list[HostInfo])]
+
+        await until(lambda: _is(states(), ["alive", "silent"]), "the host is taken for silent")
+        async with client.create("debian") as made:
+            assert await where(client, made) == "one"
+    finally:
+        os.kill(silent.process.pid, 18)
+    await until(lambda: _is(states(), ["alive", "alive"]), "the host is back")
+
+
+async def _is(found, wanted) -> bool:  # type: ignore[no-untyped-def]
+    return (await found) == wanted

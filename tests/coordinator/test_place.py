@@ -1,0 +1,131 @@
+"""Where sandboxes go, and when a host's lease is over: decisions, held by properties."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.decide import lease, place
+from coordinator.decide.lease import Lease
+from coordinator.decide.place import HostView, Wanted
+
+hosts = st.lists(
+    st.builds(
+        HostView,
+        name=st.text("abcdef", min_size=1, max_size=4),
+        cpus=st.integers(1, 64).map(float),
+        memory_bytes=st.just(64.0),
+        memory_free=st.floats(0, 64),
+        disk_free=st.floats(0, 1),
+        load=st.floats(0, 100),
+        sandboxes=st.integers(0, 1000),
+        coming=st.integers(0, 50),
+        labels=st.dictionaries(st.sampled_from(["zone", "class"]), st.sampled_from("ab")),
+        images=st.frozensets(st.sampled_from(["debian", "python"])),
+        alive=st.booleans(),
+        draining=st.booleans(),
+    ),
+    max_size=8,
+    unique_by=lambda host: host.name,
+)
+wishes = st.builds(
+    Wanted,
+    images=st.frozensets(st.sampled_from(["debian", "python"]), max_size=1),
+    labels=st.dictionaries(st.sampled_from(["on.zone", "on.class", "task"]), st.sampled_from("ab")),
+    holders=st.frozensets(st.text("abcdef", min_size=1, max_size=4), max_size=3),
+    movable=st.booleans(),
+)
+
+
+@given(hosts, wishes)
+def test_only_hosts_that_can_take_it_are_named_and_each_of_them_once(found: list[HostView], wanted: Wanted) -> None:
+    order = place.ranked(found, wanted)
+    assert set(order) == {host.name for host in found if not place.refusal(host, wanted)} and len(order) == len(
+        set(order)
+    )
+    for host in found:
+        if host.name in order:
+            assert host.alive and not host.draining
+            assert all(host.labels.get(name) == value for name, value in place.required(wanted.labels).items())
+            assert not wanted.images or wanted.images & set(host.images)
+            assert wanted.movable or not wanted.holders or host.name in wanted.holders
+    told = place.refusals(found, wanted)
+    assert order or told
+
+
+@given(hosts, wishes, st.randoms(use_true_random=False))
+def test_the_order_of_the_view_changes_nothing(found: list[HostView], wanted: Wanted, chance) -> None:
+    shuffled = list(found)
+    chance.shuffle(shuffled)
+    assert place.ranked(shuffled, wanted) == place.ranked(found, wanted)
+
+
+@given(hosts, wishes, st.integers(1, 40))
+def test_a_spread_gives_each_child_a_host_that_can_take_it(found: list[HostView], wanted: Wanted, count: int) -> None:
+    shares = place.spread(found, wanted, count)
+    able = place.ranked(found, wanted)
+    assert set(shares) <= set(able)
+    assert sum(shares.values()) == (count if able else 0)
+
+
+def _host(name: str, **fields: object) -> HostView:
+    known: dict = {"cpus": 2.0, "memory_bytes": 100.0, "memory_free": 90.0}
+    return HostView(name, **{**known, **fields})
+
+
+def test_equal_hosts_get_equal_shares() -> None:
+    assert place.spread([_host(name) for name in "abcd"], Wanted(), 32) == dict.fromkeys("abcd", 8)
+
+
+def test_a_host_with_the_content_is_left_only_when_it_is_much_busier() -> None:
+    wanted = Wanted(holders=frozenset({"a"}), movable=True)
+    assert place.ranked([_host("a", load=0.5), _host("b")], wanted) == ["a", "b"]
+    assert place.ranked([_host("a", load=1.9), _host("b")], wanted) == ["b", "a"]
+    assert place.ranked([_host("a", load=1.9), _host("b")], replace(wanted, movable=False)) == ["a"]
+
+
+def test_why_no_host_can_is_said_for_each() -> None:
+    told = place.refusals([_host("a", alive=False), _host("b", draining=True)], Wanted())
+    assert told == "a does not answer; b is being drained"
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 20), st.floats(0, 20), st.booleans()), min_size=1, max_size=20),
+    st.floats(-1e6, 1e6),
+    st.floats(-0.01, 0.01),
+)
+def test_a_host_is_over_with_its_lease_before_the_coordinator_takes_over(
+    rounds: list[tuple[float, float, float, bool]], offset: float, drift: float
+) -> None:
+    """However long requests and answers travel, and whether answers come at all, with clocks that differ."""
+    ttl, now = 5.0, 0.0
+    known, clock, until = Lease(ttl), None, None
+
+    def hosts_clock(moment: float) -> float:
+        return offset + moment * (1 + drift)
+
+    for pause, there, back, answered in rounds:
+        now += pause
+        known, grant = lease.asked(known, clock=clock, now=now)
+        now += there
+        read = hosts_clock(now)
+        if grant is not None:
+            until = max(until or grant, grant)  # it never takes a grant back
+        now += back
+        if answered:
+            known, clock = lease.heard(known, clock=read, granted=grant, now=now), read
+        if until is not None and lease.over(known, now):
+            assert hosts_clock(now) >= until - 1e-6
+    end = max(known.ends_at or 0, (known.heard_at or 0) + ttl)
+    if until is not None and lease.over(known, end):
+        assert hosts_clock(end) >= until - 1e-3
+
+
+def test_sandboxes_over_a_hundred_equal_hosts_are_spread_evenly() -> None:
+    found = {f"h{number:03}": _host(f"h{number:03}", cpus=16.0) for number in range(100)}
+    for _ in range(2_000):
+        (name, *_) = place.ranked(found.values(), Wanted())
+        found[name] = replace(found[name], sandboxes=found[name].sandboxes + 1)
+    assert {host.sandboxes for host in found.values()} == {20}
