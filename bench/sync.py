@@ -262,7 +262,7 @@ async def together(url: str, store: VersionStore, ref: VersionRef, *, whole: boo
 async def fetched(url: str) -> int:
     """Bytes that a relay brought over the slow link."""
     source = HttpSource(url)
-    got = json.loads(await source._bytes("/statistics"))
+    got = json.loads(await source.read("/statistics"))
     await source.close()
     return int(got["fetched_bytes"])
 

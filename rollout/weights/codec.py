@@ -77,7 +77,7 @@ def encode_whole(new: Words) -> bytes:
     return msgspec.msgpack.encode(Chunk("whole", len(new), len(new), b"", b"", new.tobytes(), packed=False))
 
 
-def decode(raw: bytes, words: int) -> Changes:
+def decode(raw: bytes | bytearray, words: int) -> Changes:
     """What a chunk writes into a segment of `words` words. Raises Invalid for anything else."""
     try:
         chunk = msgspec.msgpack.decode(raw, type=Chunk)

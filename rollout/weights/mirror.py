@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rollout.weights.codec import Changes, Positions, Words
 from rollout.weights.layout import EVERYBODY, Layout, Piece, TensorSpec, slot_box
-from rollout.weights.versions import PIECE_DIGEST, piece_digest
+from rollout.weights.versions import PIECE_DIGEST, Content, piece_digest
 from sandbox import durable
 from sandbox.errors import NotEqual
 
@@ -120,7 +120,7 @@ class Mirror:
                 at += PIECE_DIGEST
         return None
 
-    def put_files(self, files: Iterable[tuple[str, bytes]]) -> None:
+    def put_files(self, files: Iterable[tuple[str, Content]]) -> None:
         """What lies beside the weights: config.json, the tokenizer. Names are plain names: they come from elsewhere."""
         for name, content in files:
             if "/" in name or name.startswith(".") or name in (STATE, WEIGHTS):

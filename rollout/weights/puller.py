@@ -24,7 +24,7 @@ from rollout.weights.layout import Layout
 from rollout.weights.mirror import Mirror, Write
 from rollout.weights.source import Source
 from rollout.weights.store import Lease, known_of
-from rollout.weights.versions import Manifest, Ref, VersionRef, decode_layout, decode_manifest
+from rollout.weights.versions import Content, Manifest, Ref, VersionRef, decode_layout, decode_manifest
 from sandbox.errors import EngineFailed, NotEqual, NotFound
 
 AT_ONCE = 4  # segments under way
@@ -160,10 +160,10 @@ class Puller:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)  # nothing writes into the mirror after this
 
-    def _write(self, number: int, content: bytes, layout: Layout) -> list[Write]:
+    def _write(self, number: int, content: Content, layout: Layout) -> list[Write]:
         return self.mirror.write(number, decode(content, layout.segments[number].words))
 
-    async def _get(self, ref: Ref, spent: Spent) -> bytes:
+    async def _get(self, ref: Ref, spent: Spent) -> Content:
         started = time.monotonic()
         content = await self.source.chunk(ref)
         spent.fetch_s += time.monotonic() - started

@@ -40,6 +40,7 @@ log = logging.getLogger("pagurus.relay")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SERVING_MOST = 256  # answers under way; who comes more is told to come back
 CHUNK_MOST = 1 << 30  # bytes
+AT_ONCE = 2  # chunks over the slow link; few, so that the first is whole, and can be served, soon
 LISTING_FRESH = 0.2  # seconds for which a listing is not asked for again
 STATUS: dict[type[PagurusError], int] = {Invalid: 400, Unauthorized: 401, NotFound: 404, TooMany: 429}
 
@@ -65,6 +66,7 @@ class Relay:
         self.statistics = Statistics()
         self._token = token
         self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._line = asyncio.Semaphore(AT_ONCE)
         self.serving = 0
         self._listing: tuple[float, bytes] | None = None
         self._listed = asyncio.Lock()
@@ -123,8 +125,9 @@ class Relay:
         await asyncio.shield(task)  # who asked first may leave: the others wait on
 
     async def _bring(self, name: str, upstream: Source) -> None:
-        content = await upstream.chunk(Ref(name, CHUNK_MOST))
-        await asyncio.to_thread(self.cache.put, content)
+        async with self._line:
+            content = await upstream.chunk(Ref(name, CHUNK_MOST))
+        await asyncio.to_thread(self.cache.put, content, known=Ref(name, len(content)))
         self.statistics.fetched_chunks += 1
         self.statistics.fetched_bytes += len(content)
         if isinstance(upstream, HttpSource):

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from rollout.decide.weights import Hop, Known, retained
-from rollout.weights.versions import Manifest, Ref, VersionRef, Way, decode_manifest, digest, ref_of
+from rollout.weights.versions import Content, Manifest, Ref, VersionRef, Way, decode_manifest, digest, ref_of
 from sandbox import durable
 from sandbox.errors import Conflict, EngineFailed, Invalid, NotFound
 
@@ -68,16 +68,16 @@ class VersionStore:
     def has(self, name: str) -> bool:
         return self.path(name).exists()
 
-    def put(self, content: bytes) -> Ref:
-        """Content is there, and on disk, when this returns."""
-        ref = ref_of(content)
+    def put(self, content: Content, *, known: Ref | None = None) -> Ref:
+        """Content is there, and on disk, when this returns. `known`: its reference, whose hash was just checked."""
+        ref = known or ref_of(content)
         path = self.path(ref.digest)
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             self._put(path, content)
         return ref
 
-    def _put(self, path: Path, content: bytes) -> None:
+    def _put(self, path: Path, content: Content) -> None:
         """Several processes may put the same content: each writes a file of its own, the last name stands."""
         aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
         try:

@@ -15,6 +15,7 @@ from rollout.weights.layout import Layout
 from sandbox.errors import EngineFailed
 
 PIECE_DIGEST = 16  # bytes
+Content = bytes | bytearray  # of a chunk, never written to
 Way = Literal["step", "whole"]  # into a version: from the one before, or from nothing
 
 
@@ -61,11 +62,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return found | {ref.digest for ref in self.whole or []}
 
 
-def digest(content: bytes) -> str:
+def digest(content: Content) -> str:
     return blake3(content).hexdigest()
 
 
-def ref_of(content: bytes) -> Ref:
+def ref_of(content: Content) -> Ref:
     return Ref(digest(content), len(content))
 
 
@@ -73,14 +74,14 @@ def piece_digest(content: memoryview | bytes) -> bytes:
     return blake3(content).digest(length=PIECE_DIGEST)
 
 
-def decode_manifest(raw: bytes) -> Manifest:
+def decode_manifest(raw: Content) -> Manifest:
     try:
         return msgspec.msgpack.decode(raw, type=Manifest)
     except msgspec.MsgspecError as error:
         raise EngineFailed(f"a manifest of weights cannot be read: {error}", remedy="publish again") from None
 
 
-def decode_layout(raw: bytes) -> Layout:
+def decode_layout(raw: Content) -> Layout:
     try:
         return msgspec.msgpack.decode(raw, type=Layout)
     except msgspec.MsgspecError as error:
