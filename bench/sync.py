@@ -8,7 +8,9 @@ delta     SmolLM2-135M (``make setup-models``) under real optimiser steps, publi
           `changed_share` of the 16-bit words, `bytes_ratio` of a step to all bytes; `encode_mb_s` of weights compared,
           encoded and hashed; `pull_ms` (fetch, write into the mirror, check), `pause_ms` (writing the changes into the
           weights of an engine in float32 and in bfloat16) and `reload_ms` (loading all of the folder), interleaved.
-slices    two trainer ranks' layout read by two tensor-parallel readers: `slice_shares` of the whole that each fetched.
+slices    two trainer ranks publish, each into a store that a server of its own gives out; two tensor-parallel readers
+          take their parts from one relay over HTTP: `slice_shares` of the whole, and of a step, that each fetched, and
+          whether each has exactly its part (`slices_identical`).
 link      eight readers over one line of 1 Gbit/s and 20 ms: whole images straight from the origin, whole images
           through a relay, steps through a relay. `slow_link_copies`, `whole_time_ratio`, `step_time_ratio`. Readers
           fetch and check content; they do not write it, since eight hosts would not share two cores for that.
@@ -33,6 +35,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +44,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from bench.harness.rank_stores import publish, store_of_rank
 from bench.harness.relays import forked, free_port, listening, relay_process
 from bench.harness.slow_link import slow_link
 from bench.torture import weights
 from rollout.engine.client import EngineClient, Sampling, wait_healthy
 from rollout.engine.embedded.apply import prepare
 from rollout.engine.embedded.model import ModelConfig, Qwen3
+from rollout.weights.layout import axis
 from rollout.weights.mirror import Mirror
 from rollout.weights.puller import Puller
 from rollout.weights.source import FolderSource, HttpSource
@@ -177,19 +183,62 @@ async def follow(puller: Puller, engines: dict[torch.dtype, dict[str, Tensor]], 
 # ---------------------------------------------------------------------- slices
 
 
+@dataclass(frozen=True)
+class Drifting:
+    """A model folder, whose weights move a little from version to version."""
+
+    folder: Path
+
+    def __call__(self, version: int) -> dict[str, Tensor]:
+        random = torch.Generator().manual_seed(0)
+        tensors = load_file(self.folder / "model.safetensors")
+        return {
+            name: (tensor.float() + version * 1e-6 * torch.randn(tensor.shape, generator=random)).bfloat16()
+            for name, tensor in tensors.items()
+        }
+
+
+def sliced(tensors: dict[str, Tensor], part: int, parts: int) -> dict[str, Tensor]:
+    """What a tensor-parallel rank has of them."""
+    found = {}
+    for name, tensor in tensors.items():
+        along = axis(name, tuple(tensor.shape))
+        found[name] = tensor if along is None or tensor.shape[along] % parts else tensor.chunk(parts, along)[part]
+    return found
+
+
 async def slices(folder: Path, root: Path) -> Figures:
-    """What each of two tensor-parallel readers fetches of a version that two ranks wrote."""
-    store = VersionStore(root / "sliced")
-    publisher = Publisher(store, slots=2)
-    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
-    publisher.publish(0, tensors, FILES)
-    spent = []
-    for part, parts in ((0, 1), (0, 2), (1, 2)):
-        puller = Puller(FolderSource(store), Mirror(root / f"part{part}{parts}", part=part, parts=parts), name="p")
-        spent.append((await puller.pull()).spent.bytes)
-        await puller.close()
-    publisher.close()
-    return {"slice_shares": [rounded(each / spent[0]) for each in spent[1:]]}
+    """Two ranks publish, each into a store of its own; two tensor-parallel readers take their parts from one relay."""
+    drifting, ports, near = Drifting(folder), [free_port() for _ in range(2)], free_port()
+    await asyncio.to_thread(publish, root / "ranks", drifting, versions=2, ranks=2, files=FILES)
+    upstream = ",".join(f"http://127.0.0.1:{port}" for port in ports)
+    spent: dict[str, list[int]] = {"whole": [], "step": []}
+    identical = True
+    with ExitStack() as servers:
+        for rank, port in enumerate(ports):
+            servers.enter_context(forked(relay_process(store_of_rank(root / "ranks", rank), port)))
+            await listening(port)
+        servers.enter_context(forked(relay_process(root / "ranks-relay", near, upstream)))
+        await listening(near)
+        for part, parts in ((0, 1), (0, 2), (1, 2)):
+            mirror = Mirror(root / f"part{part}{parts}", part=part, parts=parts)
+            puller = Puller(HttpSource(f"http://127.0.0.1:{near}"), mirror, name=f"p{part}{parts}")
+            for version, way in enumerate(spent):
+                spent[way].append((await puller.pull(version)).spent.bytes)
+                expected = sliced(drifting(version), part, parts)
+                got = load_file(mirror.folder / "model.safetensors")
+                same = (
+                    torch.equal(got[name].view(torch.int16), each.view(torch.int16)) for name, each in expected.items()
+                )
+                identical = identical and got.keys() == expected.keys() and all(same)
+            await puller.close()
+        fetched = await fetched_bytes(f"http://127.0.0.1:{near}")
+    return {
+        "slice_shares": [rounded(each / spent["whole"][0]) for each in spent["whole"][1:]],
+        "slice_shares_of_a_step": [rounded(each / spent["step"][0]) for each in spent["step"][1:]],
+        "slices_identical": identical,
+        "relay_copies": rounded(fetched / (spent["whole"][0] + spent["step"][0])),
+    }
 
 
 # ---------------------------------------------------------------------- link
@@ -234,7 +283,7 @@ async def link(folder: Path, root: Path) -> Figures:
             await listening(near)
             url = f"http://127.0.0.1:{near}"
             times["whole"] = await together(url, store, refs[0], whole=True)
-            before = await fetched(url)
+            before = await fetched_bytes(url)
             steps = [await together(url, store, ref, whole=False) for ref in refs[1:]]
             times["step"] = statistics.median(steps)
     return {
@@ -259,7 +308,7 @@ async def together(url: str, store: VersionStore, ref: VersionRef, *, whole: boo
     return took
 
 
-async def fetched(url: str) -> int:
+async def fetched_bytes(url: str) -> int:
     """Bytes that a relay brought over the slow link."""
     source = HttpSource(url)
     got = json.loads(await source.read("/statistics"))

@@ -35,6 +35,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     curriculum: str | None = None  # a Python file whose `weights` chooses among them
     engine: str = "embedded"  # or vllm
     pool: PoolPlan = PoolPlan()
+    lora: int = 0  # rank of the adapters that are published instead of weights; 0: weights
     image: str | None = None  # instead of the environment's
     pace: float = 0.0  # seconds per answer, at least: see rollout.engine.pace
     steps: int = 0  # of the trainer

@@ -262,6 +262,7 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
         curriculum=None if config.curriculum is None else str(config.curriculum),
         engine=config.engine,
         pool=config.pool,
+        lora=config.lora,
         image=config.image,
         pace=fitting.pace,
         nice=fitting.nice,

@@ -37,7 +37,7 @@ import msgspec
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from rollout import Batch, Trajectory
 from rollout.environments import folder as task
@@ -46,6 +46,7 @@ from rollout.service.client import RolloutClient
 from rollout.service.protocol import Counts, VersionRef
 from rollout.store import stages
 from rollout.store.lock import own
+from rollout.weights.adapter import CONFIG
 from rollout.weights.store import VersionStore
 from sandbox.errors import Conflict, EngineFailed, PagurusError
 from trainer import machine, report, resume
@@ -316,21 +317,27 @@ class Run:
 
     def _encode(self) -> None:
         """Begins to make the next version of the weights as they are now; nobody sees it before `_publish`."""
-        tensors = published(self.model)
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        files = {
-            path.name: path.read_bytes()
-            for path in self.base.iterdir()
-            if path.is_file() and ".safetensors" not in path.name
-        }
+        tensors, shapes, files = self._parts()
         self.publisher.start(self.version, tensors, files, shapes=shapes)
 
     def _encode_again(self) -> None:
         """As `_encode`, unless a process before this one has published these very weights."""
-        tensors = published(self.model)
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        if not self.publisher.resume(tensors, shapes, self.version):
+        tensors, shapes, files = self._parts()
+        if not self.publisher.resume(tensors, shapes, self.version, files=files):
             self._encode()
+
+    def _parts(self) -> tuple[dict[str, Tensor], dict[str, torch.Size], dict[str, bytes]]:
+        """What a version consists of: the weights, or the adapters alone; and the files beside them."""
+        tensors, lora = published(self.model), self.steps.plan.lora
+        if lora is not None:
+            files = {CONFIG: lora.file(self.base)}
+        else:
+            files = {
+                path.name: path.read_bytes()
+                for path in self.base.iterdir()
+                if path.is_file() and ".safetensors" not in path.name
+            }
+        return tensors, {name: tensor.shape for name, tensor in tensors.items()}, files
 
     async def _publish(self) -> None:
         """Lists the version that was encoded, has the rollout take it up, and forgets it."""

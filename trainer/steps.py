@@ -58,6 +58,7 @@ def work_plan(config: Config, run: Path) -> WorkPlan:
 class Steps(Protocol):
     """Calls block; one at a time, but for `look`."""
 
+    plan: WorkPlan
     model: nn.Module
 
     def begin(self, state: State | None) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -27,10 +28,11 @@ from torch import Tensor
 from rollout.weights.codec import Words, changed, encode_changes, encode_whole, pays
 from rollout.weights.layout import Layout, Segment, TensorSpec, cut, rank_rows
 from rollout.weights.store import VersionStore
-from rollout.weights.versions import PIECE_DIGEST, Manifest, Ref, VersionRef, piece_digest
+from rollout.weights.versions import PIECE_DIGEST, Manifest, Ref, VersionRef, piece_digest, ref_of
 from sandbox.errors import Invalid
 from trainer.distributed.ranks import ALONE, Ranks
 
+T = TypeVar("T")
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -49,6 +51,7 @@ class Prepared:
     copies: dict[str, Tensor]
     whole: bool
     manifest: Manifest | None  # on rank 0
+    own: set[str]  # digests of what this rank wrote
     held: ExitStack  # its content is not collected meanwhile
 
 
@@ -77,13 +80,16 @@ class Publisher:
         dtype: torch.dtype | None = torch.bfloat16,
         generation: int = 0,
         parts: Ranks | None = None,
+        apart: bool = False,
     ):
         """`slots`: the largest tensor parallelism of engines that read by slices. `dtype` None: as the weights are.
 
+        `apart`: each rank has a store of its own, whose server readers are told beside the first rank's.
         `whole_every`: how many versions share one whole image; `keep`: versions that stay for whoever comes late.
         """
         self.store, self.ranks, self.slots, self.keep = store, parts or ranks, slots, keep
         self.whole_every, self.dtype, self.generation = whole_every, dtype, generation
+        self.apart = apart and not self.ranks.alone
         self.seconds = Seconds()
         self._group = dist.new_group(backend="gloo") if not self.ranks.alone and parts is None else None
         self._base: dict[str, Tensor] = {}  # what the newest version has of this rank's rows
@@ -116,12 +122,25 @@ class Publisher:
         pending, self._pending = self._pending, None
         ready = pending.result()
         with ready.held:
-            ref = None if ready.manifest is None else self.store.publish(ready.manifest)
-        if self.ranks.rank == 0:  # before the others are told and encode again: their content must not be waited for
+            ref = self._list(ready)
+        if (
+            self.ranks.rank == 0 or self.apart
+        ):  # before the others are told and encode again: their content must not be waited for
             self.store.collect(keep=self.keep)
         self._base, self._base_ref = ready.copies, self._tell(ref)
         self._since_whole = 0 if ready.whole else self._since_whole + 1
         return self._base_ref
+
+    def _list(self, ready: Prepared) -> VersionRef | None:
+        """On rank 0: the version, listed. Stores that are apart list it before rank 0's does, which readers ask."""
+        if not self.apart:
+            return None if ready.manifest is None else self.store.publish(ready.manifest)
+        manifest = self._tell(ready.manifest)
+        assert manifest is not None, "rank 0 has it"
+        if self.ranks.rank != 0:
+            self.store.publish(manifest, own=ready.own)
+        dist.barrier(group=self._group)
+        return self.store.publish(manifest, own=ready.own) if self.ranks.rank == 0 else None
 
     def publish(self, version: int, tensors: Mapping[str, Tensor], files: Mapping[str, bytes]) -> VersionRef:
         """One rank, at once: `tensors` are whole."""
@@ -166,7 +185,8 @@ class Publisher:
                     created=time.time(),
                 )
             self.seconds.encode_s = time.monotonic() - started
-            return Prepared(copies, whole, manifest, held.pop_all())
+            refs = [*encoded.steps.values(), *encoded.whole.values()]
+            return Prepared(copies, whole, manifest, {ref.digest for ref in refs if ref is not None}, held.pop_all())
 
     def _cut(self, copies: dict[str, Tensor], shapes: dict[str, torch.Size]) -> tuple[Layout, Ref]:
         specs = []
@@ -192,22 +212,30 @@ class Publisher:
         return self._tell(ours)
 
     def resume(
-        self, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], version: int | None = None
+        self,
+        tensors: Mapping[str, Tensor],
+        shapes: Mapping[str, torch.Size],
+        version: int | None = None,
+        *,
+        files: Mapping[str, bytes] | None = None,
     ) -> bool:
         """After a restart: whether the newest version is these very weights, so that changes go on from it.
 
         `version`: its number, if it is. What is published above that comes from steps that were lost: withdrawn.
+        `files`: those that it must have beside them.
         """
-        if version is not None and self.ranks.rank == 0:
+        if version is not None and (self.ranks.rank == 0 or self.apart):
             self.store.withdraw(version)
-        self._tell(None)
-        newest = self.store.newest()
+        told = self._tell(self.store.newest())
+        newest = next(
+            (ref for ref in self.store.versions() if told is not None and ref.manifest == told.manifest), None
+        )
         copies = {name: self._copy(tensor) for name, tensor in tensors.items()}
         equal = False
         if newest is not None and version in (None, newest.version):
             layout, ref = self._cut(copies, dict(shapes))
             manifest = self.store.manifest(newest)
-            if manifest.layout == ref:
+            if manifest.layout == ref and (files is None or _refs(files) == manifest.files):
                 own = b"".join(
                     self._digests(segment, layout, copies) for segment in layout.segments if self._own(segment)
                 )
@@ -284,11 +312,11 @@ class Publisher:
         dist.gather_object(encoded, parts, group=self._group)
         return None if parts is None else [part for part in parts if part is not None]
 
-    def _tell(self, ref: VersionRef | None) -> VersionRef | None:
-        """What rank 0 published, on every rank."""
+    def _tell(self, what: T | None) -> T | None:
+        """What rank 0 has, on every rank."""
         if self.ranks.alone:
-            return ref
-        told = [ref]
+            return what
+        told = [what]
         dist.broadcast_object_list(told, group=self._group)
         return told[0]
 
@@ -301,6 +329,10 @@ def need_finite(tensors: Mapping[str, Tensor]) -> None:
                 f"weight {name} is not finite after this step",
                 remedy="go on from the last saved step with a lower learning rate",
             )
+
+
+def _refs(files: Mapping[str, bytes]) -> dict[str, Ref]:
+    return {name: ref_of(content) for name, content in files.items()}
 
 
 def _host(words: Tensor) -> Words:

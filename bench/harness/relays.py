@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rollout.weights.relay import Relay, serve
-from rollout.weights.source import HttpSource, Source
+from rollout.weights.source import HttpSource, source_of
 from rollout.weights.store import VersionStore
 
 
@@ -45,7 +45,7 @@ def relay_process(folder: Path, port: int, upstream: str | None = None) -> Calla
     """A relay's whole life, for `forked`."""
 
     def act() -> None:
-        source: Source | None = HttpSource(upstream) if upstream else None
+        source = source_of(upstream) if upstream else None
         asyncio.run(serve(Relay(VersionStore(folder), source), "127.0.0.1", port))
 
     return act

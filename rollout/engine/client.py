@@ -84,6 +84,8 @@ class EngineClient:
     def __init__(self, url: str, *, timeout: float = 600.0):
         self.url = url.rstrip("/")
         self._timeout = aiohttp.ClientTimeout(total=None, connect=5, sock_read=timeout)
+        self._loaded: list[int] = []  # adapters before it that the server still has
+        self.adapter: int | None = None  # the version of the adapter that requests ask for (vLLM), if it is one
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -102,14 +104,21 @@ class EngineClient:
             self._session = None
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
-        request = _request(prompt_ids, sampling, request_id)
-        return generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
+        adapter = self.adapter
+        request = _request(prompt_ids, sampling, request_id, adapter=adapter)
+        found = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
+        if adapter is not None:  # it answers with the one that it was asked for, whatever the server is labelled by now
+            found.spans = [Span(adapter, 0, len(found.token_ids))] if found.token_ids else []
+        return found
 
     async def stream(
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
     ) -> AsyncGenerator[Delta, None]:
         """The answer as it comes; the last delta has the finish reason and spans. Closing it ends the request."""
-        body = msgspec.json.encode(_request(prompt_ids, sampling, request_id, stream=True, priority=priority))
+        adapter = self.adapter
+        body = msgspec.json.encode(
+            _request(prompt_ids, sampling, request_id, stream=True, priority=priority, adapter=adapter)
+        )
         with _named(self.url + wire.GENERATE):
             async with self._open().post(self.url + wire.GENERATE, data=body) as response:
                 if response.status >= 400:
@@ -120,6 +129,8 @@ class EngineClient:
                         delta = _delta(line[6:], count)
                         count += len(delta.token_ids)
                         ended = ended or delta.finish_reason is not None
+                        if adapter is not None and delta.spans is not None:
+                            delta.spans = [Span(adapter, 0, count)] if count else []
                         yield delta
                 if not ended:
                     raise EngineFailed(f"engine {self.url} ended the stream of {request_id} in the middle")
@@ -175,6 +186,26 @@ class EngineClient:
     async def apply(self, version: int, *, recompute: bool = True) -> wire.Applied:
         """Serve a version that was pulled, from the next token on. Requests in flight go on."""
         return await self._post(wire.APPLY_WEIGHTS, wire.ApplyRequest(version, recompute), wire.Applied)
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """Have vLLM load a version of an adapter; requests from now on ask for it, those in flight go on with theirs.
+
+        The version before stays for these; older ones are unloaded.
+        """
+        before = self.adapter
+        try:
+            await self._post(wire.LOAD_ADAPTER, wire.AdapterRequest(adapter_name(version), str(folder)))
+        except Invalid as error:
+            if "already been loaded" not in str(error):  # by a process before this one
+                raise
+        await self.set_version(version)
+        self.adapter = version
+        if before is not None and before != version:
+            self._loaded.append(before)
+        for old in self._loaded[:-1]:
+            with contextlib.suppress(EngineFailed):  # the server does not know it any more
+                await self._post(wire.UNLOAD_ADAPTER, wire.AdapterRequest(adapter_name(old)))
+        del self._loaded[:-1]
 
     async def healthy(self) -> bool:
         try:
@@ -259,10 +290,22 @@ class EngineClient:
         return self._session
 
 
+def adapter_name(version: int) -> str:
+    """How a server knows this version: a name of its own, so that nothing cached of another is used for it."""
+    return f"policy-{version}"
+
+
 def _request(
-    prompt_ids: list[int], sampling: Sampling, request_id: str, *, stream: bool = False, priority: int = 0
+    prompt_ids: list[int],
+    sampling: Sampling,
+    request_id: str,
+    *,
+    stream: bool = False,
+    priority: int = 0,
+    adapter: int | None = None,
 ) -> wire.GenerateRequest:
     return wire.GenerateRequest(
+        model=None if adapter is None else adapter_name(adapter),
         token_ids=prompt_ids,
         request_id=request_id,
         stream=stream,

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.errors import EngineFailed
+from sandbox.errors import EngineFailed, Invalid
 from sandbox.paths import CHECKOUT
 
 IDLE_EXIT = 900.0  # seconds
 STREAMED = 8  # tokens of one piece of a stream: each piece costs the server, and us, about as much as a token
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM's --max-lora-rank
 VLLM_PYTHON = CHECKOUT / ".venv-vllm" / "bin" / "python"
 
 
@@ -56,8 +57,10 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
     return Launch("embedded", command, start_timeout=60.0, slots=slots, leaves=True, spare=waiting, pulls=True)
 
 
-def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, threads: int = 1) -> Launch:
+def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, threads: int = 1, lora: int = 0) -> Launch:
     """A real vLLM server (the CPU build on hosts without a GPU) with token routes and RL routes.
+
+    `lora`: the rank of adapters that it is given, version by version, beside the model; 0: none.
 
     Raises EngineFailed when it is not installed.
     """
@@ -72,7 +75,10 @@ def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, thr
         argv += ["--scheduling-policy", "priority"]
         argv += ["--stream-interval", str(STREAMED)]
         argv += ["--logprobs-mode", "processed_logprobs"]  # of the sampled distribution, after the temperature
+        if lora:  # two at once: requests in flight go on with the version that they began with
+            argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
         env = {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(bool(lora)),
             "VLLM_SERVER_DEV_MODE": "1",  # the RL routes
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
             "VLLM_NO_USAGE_STATS": "1",
@@ -85,3 +91,11 @@ def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, thr
         return Command(argv, env)
 
     return Launch("vllm", command, start_timeout=300.0, slots=slots, kept=True)
+
+
+def _allowed(rank: int) -> int:
+    """The least of the ranks for which vLLM has room that is enough."""
+    for room in LORA_RANKS:
+        if rank <= room:
+            return room
+    raise Invalid(f"vLLM has no adapters of rank {rank}", remedy=f"train adapters of rank {LORA_RANKS[-1]} or less")

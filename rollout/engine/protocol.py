@@ -22,6 +22,8 @@ SET_VERSION = "/update_weight_version"
 WEIGHT_INFO = "/weight_info"
 WEIGHT_CHECKER = "/weight_checker"
 RESET_CACHE = "/reset_prefix_cache"
+LOAD_ADAPTER = "/v1/load_lora_adapter"  # vLLM only, as the next
+UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
 PULL_WEIGHTS = "/weights/pull"  # embedded engine only, as the next
 APPLY_WEIGHTS = "/weights/apply"
 STATISTICS = "/statistics"  # embedded engine only; vLLM has Prometheus text at /metrics
@@ -91,6 +93,13 @@ class ApplyRequest(msgspec.Struct):
 
     version: int
     recompute: bool = True  # the cache of requests in flight; else they go on with keys and values of older weights
+
+
+class AdapterRequest(msgspec.Struct, omit_defaults=True):
+    """client -> engine: POST /v1/load_lora_adapter, /v1/unload_lora_adapter. Requests ask for it by `lora_name`."""
+
+    lora_name: str
+    lora_path: str = ""
 
 
 class CheckerRequest(msgspec.Struct):

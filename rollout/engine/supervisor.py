@@ -281,8 +281,7 @@ class EngineSupervisor:
                     f"ended with {ended.result()}" if ended.done() else f"not ready in {self.launch.start_timeout:g} s"
                 )
                 raise self._error(f"the {self.launch.name} engine did not start: {why}")
-            await client.set_version(self.version)
-            await client.check(self.weights.model, self.version)
+            await self.weights.begin(client, self.version)
         except BaseException:
             await client.close()
             await self._stop()

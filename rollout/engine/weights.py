@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from rollout.engine.client import EngineClient, Published
 from rollout.engine.launch import Launch
+from rollout.weights.adapter import base_of
 from rollout.weights.process import PullerProcess
 from rollout.weights.store import is_store
 from sandbox.errors import Invalid, NotFound
@@ -29,13 +30,19 @@ from sandbox.errors import Invalid, NotFound
 
 class Weights(Protocol):
     place: str  # folder or URL
-    model: Path  # the folder that the server loads
+
+    @property
+    def model(self) -> Path:
+        """The folder that the server loads."""
 
     async def ready(self, version: int) -> None:
         """Before a server starts: `model` is there, or the server makes it."""
 
     def arguments(self, version: int) -> list[str]:
         """For the server's command line."""
+
+    async def begin(self, client: EngineClient, version: int) -> None:
+        """A server that was just started: it serves this version, checked, when this returns."""
 
     async def fetch(self, client: EngineClient, version: int) -> None:
         """Have a version here that will be taken, while the server generates."""
@@ -73,6 +80,9 @@ class Fixed:
     def arguments(self, version: int) -> list[str]:
         return []
 
+    async def begin(self, client: EngineClient, version: int) -> None:
+        await _labelled(client, self.model, version)
+
     async def fetch(self, client: EngineClient, version: int) -> None:
         return None
 
@@ -98,6 +108,9 @@ class Pulling:
     def arguments(self, version: int) -> list[str]:
         return ["--weights", self.place, "--at", str(version), "--reader", reader_of(self.model)]
 
+    async def begin(self, client: EngineClient, version: int) -> None:
+        await _labelled(client, self.model, version)
+
     async def fetch(self, client: EngineClient, version: int) -> None:
         await client.pull(version)
 
@@ -114,10 +127,16 @@ class Pulling:
 
 
 class Mirrored:
+    """An adapter is loaded beside its base model, under a name of its own version: nothing stands still for it."""
+
     def __init__(self, place: str, home: Path):
-        self.place, self.model = place, home
+        self.place, self.home = place, home
         # Untied: vLLM's CPU build does not follow a tied head when weights are reloaded.
         self._puller = PullerProcess(place, home, name=reader_of(home), untie=True)
+
+    @property
+    def model(self) -> Path:
+        return base_of(self.home) or self.home
 
     async def ready(self, version: int) -> None:
         await (self._puller.pull if self._puller.running else self._puller.first)(version)
@@ -125,13 +144,22 @@ class Mirrored:
     def arguments(self, version: int) -> list[str]:
         return []
 
+    async def begin(self, client: EngineClient, version: int) -> None:
+        await _labelled(client, self.model, version)
+        if self.model != self.home:
+            await client.load_adapter(self.home, version)
+
     async def fetch(self, client: EngineClient, version: int) -> None:
         await self._puller.pull(version)
 
     async def take(self, client: EngineClient, version: int) -> Published:
         began = time.monotonic()
         pulled = await self._puller.pull(version)
-        paused = await client.reload(self.model, version)
+        paused = 0.0
+        if self.model == self.home:
+            paused = await client.reload(self.home, version)
+        else:
+            await client.load_adapter(self.home, version)
         return Published(
             version=version,
             seconds=time.monotonic() - began,
@@ -147,10 +175,15 @@ class Mirrored:
             await self.take(client, version)
         else:
             await self._puller.pull(version)
-            await client.check(self.model, version)
+            await self.begin(client, version)
 
     async def close(self) -> None:
         await self._puller.close()
+
+
+async def _labelled(client: EngineClient, model: Path, version: int) -> None:
+    await client.set_version(version)
+    await client.check(model, version)
 
 
 def reader_of(mirror: Path) -> str:

@@ -71,7 +71,7 @@ class Pool:
         self._keys = itertools.count()
         self._waiting: list[Ticket] = []
         self._routing = False  # a decision is due in this turn of the event loop
-        self._target: tuple[Path, int] | None = None
+        self._target: tuple[Path | str, int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._closed = False
@@ -358,15 +358,18 @@ class Pool:
     # ----------------------------------------------------------------- weights
 
     async def publish(self, folder: Path | str, version: int) -> Published:
-        """Have every server take the version, some at a time. Those that are down take it when they come back."""
-        self._target, began, paused = (Path(folder), version), time.monotonic(), 0.0
+        """Have every server take the version, some at a time. Those that are down take it when they come back.
+
+        `folder`: where versions are published, a folder or an URL.
+        """
+        self._target, began, paused = (folder, version), time.monotonic(), 0.0
         await asyncio.gather(*(self._fetch(each, version) for each in self.members.values() if each.state == "serving"))
         running: dict[asyncio.Task[float], Member] = {}
-        while self._target == (Path(folder), version):
+        while self._target == (folder, version):
             takings = [member.taking for member in self.members.values()]
             for name in next_to_update(takings, version, at_once=self.at_once):
                 member = self.members[name]
-                running[asyncio.create_task(self._update(member, Path(folder), version))] = member
+                running[asyncio.create_task(self._update(member, folder, version))] = member
                 member.state = "updating"
             if not running:
                 if any(member.version == version for member in self.members.values()):
@@ -388,7 +391,7 @@ class Pool:
         except (TimeoutError, PagurusError) as error:
             log.warning("server %s has not fetched version %d: %s", member.name, version, error)
 
-    async def _update(self, member: Member, folder: Path, version: int) -> float:
+    async def _update(self, member: Member, folder: Path | str, version: int) -> float:
         """One server takes the version; its requests stand still meanwhile and go on. Seconds that it stood still."""
         member.state, member.updating_since = "updating", time.monotonic()
         try:

@@ -6,8 +6,10 @@ Owns: where the mirror is made, and that nothing of it is left but the model. Do
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from pathlib import Path
 
+from rollout.weights import adapter
 from rollout.weights.mirror import STATE, Mirror
 from rollout.weights.puller import Puller
 from rollout.weights.source import FolderSource
@@ -41,11 +43,19 @@ def put_together(store: VersionStore, folder: Path, version: int | None = None) 
 
 
 def export(run: Path, folder: Path, version: int | None = None) -> int:
-    """A version of a run's weights as a Hugging Face folder; which one it is. Raises NotFound, Conflict."""
+    """A version of a run's weights as a Hugging Face folder; which one it is. An adapter is added to its base model.
+
+    Raises NotFound, Conflict."""
     store = store_of(run)
     if folder.exists():
         raise Conflict(f"{folder} exists", remedy="name a new folder")
-    mirror = put_together(store, folder, version)
-    (folder / STATE).unlink()
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
+        aside = Path(place) / "model"
+        mirror = put_together(store, aside, version)
+        (aside / STATE).unlink()
+        if adapter.config_of(aside) is None:
+            aside.rename(folder)
+        else:
+            adapter.merge(aside, folder)
     assert mirror.version is not None, "it was pulled"
     return mirror.version

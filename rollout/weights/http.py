@@ -29,7 +29,7 @@ from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Unauth
 T = TypeVar("T")
 PATIENCE = 20.0  # seconds without a byte
 MOST = 8  # connections
-BLOCK = 1 << 18  # bytes that are received, then hashed
+BLOCK = 1 << 20  # bytes that are received, then hashed
 REFUSALS: dict[int, type[PagurusError]] = {400: Invalid, 401: Unauthorized, 403: Unauthorized, 404: NotFound}
 BROKEN = (OSError, http.client.HTTPException)  # what a connection may end with
 

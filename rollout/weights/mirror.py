@@ -1,6 +1,7 @@
 """`Mirror`: a Hugging Face folder of weights on the engine's host, brought from version to version in place.
 
-Owns: `model.safetensors`, the files beside it, `mirror.json`. Does not own: fetching, the engine.
+Owns: `model.safetensors` (of an adapter `adapter_model.safetensors`), the files beside it, `mirror.json`. Does not own:
+fetching, the engine.
 Guarantee: `version` is set only while every piece has the digest that its manifest names. Killed at any instant, the
 mirror either has its version or says that it has none and what it was about to become: changes name values, not
 differences, so the same steps can be written again. Only this engine rank's part of each tensor is held.
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rollout.weights import adapter
 from rollout.weights.codec import Changes, Positions, Words
 from rollout.weights.layout import EVERYBODY, Layout, Piece, TensorSpec, slot_box
 from rollout.weights.versions import PIECE_DIGEST, Content, piece_digest
@@ -98,7 +100,7 @@ class Mirror:
                 f"{wrong} differs from version {version} after its changes were written",
                 remedy="fetch the whole image of this version",
             )
-        durable.sync(self.folder / WEIGHTS)
+        durable.sync(self._path)
         self._save(State(version=version, digest=manifest))
 
     def look(self, layout: Layout, digests: bytes) -> None:
@@ -123,7 +125,7 @@ class Mirror:
     def put_files(self, files: Iterable[tuple[str, Content]]) -> None:
         """What lies beside the weights: config.json, the tokenizer. Names are plain names: they come from elsewhere."""
         for name, content in files:
-            if "/" in name or name.startswith(".") or name in (STATE, WEIGHTS):
+            if "/" in name or name.startswith(".") or name in (STATE, WEIGHTS, adapter.WEIGHTS):
                 continue
             if name == "config.json" and self.untie:
                 content = json.dumps({**json.loads(content), "tie_word_embeddings": False}, indent=2).encode()
@@ -182,6 +184,12 @@ class Mirror:
 
     # ------------------------------------------------------------------ the file
 
+    @property
+    def _path(self) -> Path:
+        """The weights; an adapter's lie where engines look for one."""
+        beside = self.folder / adapter.WEIGHTS
+        return beside if beside.exists() else self.folder / WEIGHTS
+
     def _specs(self, layout: Layout) -> list[TensorSpec]:
         """This rank's part of every tensor, as the file has it; `_boxes` says where each part begins."""
         self._boxes = []
@@ -219,12 +227,16 @@ class Mirror:
         raw = json.dumps(header).encode()
         raw += b" " * (-len(raw) % 64)
         aside = self.folder / f".{WEIGHTS}.new"
+        name, other = WEIGHTS, adapter.WEIGHTS
+        if adapter.is_adapter(spec.name for spec in specs):
+            name, other = other, name
         with aside.open("wb") as file:
             file.write(struct.pack("<Q", len(raw)) + raw)
             os.posix_fallocate(file.fileno(), 0, 8 + len(raw) + at)
         self._save(State())
         self._tables = {}
-        os.replace(aside, self.folder / WEIGHTS)
+        (self.folder / other).unlink(missing_ok=True)
+        os.replace(aside, self.folder / name)
         self._map(specs, 8 + len(raw))
         self._layout = layout
 
@@ -232,8 +244,7 @@ class Mirror:
         """Map the file that is there, if it is of this layout."""
         if self._layout == layout and self._tables:
             return True
-        path = self.folder / WEIGHTS
-        if not path.exists():
+        if not self._path.exists():
             return False
         specs = self._specs(layout)
         found, start = self._header()
@@ -245,7 +256,7 @@ class Mirror:
 
     def _header(self) -> tuple[list[TensorSpec], int]:
         """What the file says of itself, and where its words begin."""
-        with (self.folder / WEIGHTS).open("rb") as file:
+        with self._path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
@@ -253,7 +264,7 @@ class Mirror:
         return specs, 8 + length
 
     def _map(self, specs: list[TensorSpec], start: int) -> None:
-        words = np.memmap(self.folder / WEIGHTS, dtype=np.uint16, mode="r+", offset=start)
+        words = np.memmap(self._path, dtype=np.uint16, mode="r+", offset=start)
         at = 0
         for spec in specs:
             size = spec.rows * spec.columns

@@ -31,7 +31,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from rollout.weights.source import FolderSource, HttpSource, Source
+from rollout.weights.source import FolderSource, Source, source_of
 from rollout.weights.store import Lease, VersionStore
 from rollout.weights.versions import Ref
 from sandbox.errors import Invalid, NotFound, PagurusError, TooMany, Unauthorized
@@ -130,8 +130,7 @@ class Relay:
         await asyncio.to_thread(self.cache.put, content, known=Ref(name, len(content)))
         self.statistics.fetched_chunks += 1
         self.statistics.fetched_bytes += len(content)
-        if isinstance(upstream, HttpSource):
-            self.statistics.refetched = upstream.refetched
+        self.statistics.refetched = upstream.refetched
         if self.most is not None:
             await asyncio.to_thread(self.cache.trim, self.most)
 
@@ -191,7 +190,9 @@ async def serve(
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m rollout.weights.relay", description="Serve weights by content.")
     parser.add_argument("--folder", type=Path, required=True, help="a run's weights, or with --upstream a cache")
-    parser.add_argument("--upstream", help="URL of the publisher's server, or of another relay")
+    parser.add_argument(
+        "--upstream", help="URL of the publisher's server, or another relay's; of several ranks with commas"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rate", type=float, help="bytes a second from the upstream")
@@ -209,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(options.certificate)
     trusted = ssl.create_default_context(cafile=options.authority) if options.authority else None
-    upstream = HttpSource(options.upstream, token=token, tls=trusted, rate=options.rate) if options.upstream else None
+    upstream = source_of(options.upstream, token=token, tls=trusted, rate=options.rate) if options.upstream else None
     relay = Relay(VersionStore(options.folder), upstream, token=token, most=options.cache)
     asyncio.run(
         serve(

@@ -1,6 +1,6 @@
-"""Where a reader gets versions from: a folder on this host, or a relay over HTTP.
+"""Where a reader gets versions from: a folder on this host, a relay over HTTP, several of either.
 
-Owns: the two sources. Does not own: what is fetched, in which order (puller).
+Owns: these sources. Does not own: what is fetched, in which order (puller).
 Guarantee: content is returned only when its hash is right; a broken connection costs the bytes that were on the way,
 a flipped byte one more fetch of that chunk.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from rollout.weights.http import Body, Connections
 from rollout.weights.store import Lease, VersionStore
 from rollout.weights.versions import Content, Ref, VersionRef
-from sandbox.errors import EngineFailed
+from sandbox.errors import EngineFailed, NotFound
 
 T = TypeVar("T")
 ATTEMPTS = 6  # in a row without a byte of progress
@@ -36,9 +36,15 @@ class Source(Protocol):
 
     async def close(self) -> None: ...
 
+    @property
+    def refetched(self) -> int:
+        """Chunks that arrived damaged."""
+
 
 class FolderSource:
     """A store on this host; below ``/dev/shm`` it is shared memory."""
+
+    refetched = 0
 
     def __init__(self, store: VersionStore):
         self.store = store
@@ -125,6 +131,53 @@ class HttpSource:
                 await asyncio.sleep(min(2.0, 0.05 * 2**failed))
 
 
-def source_of(place: str, *, token: str | None = None) -> Source:
-    """Of an URL or a folder."""
-    return HttpSource(place, token=token) if "://" in place else FolderSource(VersionStore(place))
+class Spread:
+    """Several places that hold a version together: each trainer rank's host serves what that rank wrote.
+
+    The first of them says which versions there are. All hear of a reader's lease, so that none collects under it.
+    """
+
+    def __init__(self, sources: Sequence[Source]):
+        self.sources = list(sources)
+        self._last = 0  # which one had the last chunk: one rank's follow one another
+
+    @property
+    def refetched(self) -> int:
+        return sum(source.refetched for source in self.sources)
+
+    async def versions(self) -> list[VersionRef]:
+        return await self.sources[0].versions()
+
+    async def chunk(self, ref: Ref) -> Content:
+        missing: NotFound | None = None
+        first = self._last  # others change it meanwhile
+        for number in range(len(self.sources)):
+            at = (first + number) % len(self.sources)
+            try:
+                content = await self.sources[at].chunk(ref)
+            except NotFound as error:
+                missing = missing or error
+            else:
+                self._last = at
+                return content
+        assert missing is not None, "there is a source"
+        raise missing
+
+    async def lease(self, reader: str, lease: Lease) -> None:
+        await asyncio.gather(*(source.lease(reader, msgspec.structs.replace(lease)) for source in self.sources))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(source.close() for source in self.sources))
+
+
+def source_of(
+    place: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, rate: float | None = None
+) -> Source:
+    """Of an URL, a folder, or several with commas between them. `rate` bounds all together."""
+    places = place.split(",")
+    shared = None if rate is None else rate / len(places)
+    sources: list[Source] = [
+        HttpSource(each, token=token, tls=tls, rate=shared) if "://" in each else FolderSource(VersionStore(each))
+        for each in places
+    ]
+    return sources[0] if len(sources) == 1 else Spread(sources)

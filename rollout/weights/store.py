@@ -118,12 +118,14 @@ class VersionStore:
 
     # ------------------------------------------------------------------ versions
 
-    def publish(self, manifest: Manifest) -> VersionRef:
+    def publish(self, manifest: Manifest, *, own: Collection[str] | None = None) -> VersionRef:
         """Make a version visible whose content is all here. Replaces a version of the same number.
+
+        `own`: digests of what must be here, where the rest lies in the stores of other ranks.
 
         Raises Conflict for a publisher that another one has followed, NotFound naming content that is missing.
         """
-        missing = sorted(name for name in manifest.refs() if not self.has(name))
+        missing = sorted(name for name in (manifest.refs() if own is None else own) if not self.has(name))
         if missing:
             raise NotFound(
                 f"version {manifest.version} lacks {len(missing)} of its parts, first {missing[0][:12]}",

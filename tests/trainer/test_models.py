@@ -12,14 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from rollout.engine.embedded.model import Qwen3
+from rollout.weights import adapter
+from rollout.weights.export import put_together
+from rollout.weights.store import VersionStore
 from sandbox.errors import Invalid, NotFound
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
 from trainer.learner import Learner, Settings
 from trainer.models import policy
-from trainer.models.load import Lora, export, load, merged
+from trainer.models.load import Lora, export, load, merged, published
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
+from trainer.weights import Publisher
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers itself
@@ -123,6 +127,35 @@ def test_adapters_alone_are_trained_and_merged_when_exported(kind: str, tmp_path
     assert torch.allclose(ours, theirs, atol=1e-5)
     untrained = Scorer(load(base))(pack(batch(5))).new
     assert not torch.allclose(untrained, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["ours", "llama"])
+def test_of_a_model_with_adapters_these_alone_are_published(kind: str, tmp_path: Path) -> None:
+    """What an engine's host gets is an adapter as peft reads it."""
+    peft = pytest.importorskip("peft", reason="peft is an optional extra")
+    base = tmp_path / "base"
+    if kind == "ours":
+        policy.make(base, ["ls"], seed=0, shape=policy.Shape(width=32, layers=2, heads=2, inner=48))
+    else:
+        folder_of(kind, base)
+    lora = Lora(rank=4, alpha=8)
+    model = load(base, lora=lora)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.copy_(torch.randn_like(parameter).bfloat16() * 0.1)
+    publisher = Publisher(VersionStore(tmp_path / "weights"))
+    publisher.publish(0, published(model), {adapter.CONFIG: lora.file(base)})
+    put_together(publisher.store, tmp_path / "adapter")
+    publisher.close()
+    theirs = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager", dtype=torch.float32),
+        tmp_path / "adapter",
+    )
+    with torch.no_grad():
+        assert torch.allclose(plain(theirs, batch()), Scorer(model)(pack(batch())).new, atol=1e-3)
+        assert not torch.allclose(Scorer(load(base))(pack(batch())).new, Scorer(model)(pack(batch())).new, atol=1e-2)
+    assert (tmp_path / "adapter" / adapter.WEIGHTS).stat().st_size < (base / "model.safetensors").stat().st_size
 
 
 @pytest.mark.parametrize("kind", ["ours", "qwen2"])

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model, save_model
+from rollout.weights import adapter
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer.models import attention
@@ -44,6 +46,16 @@ class Lora:
     rank: int = 16
     alpha: int = 32
     modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    def file(self, base: Path) -> bytes:
+        """What lies beside a published adapter: its config, which names its base model."""
+        config = adapter.AdapterConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=list(self.modules),
+            base_model_name_or_path=str(base.resolve()),
+        )
+        return json.dumps(msgspec.to_builtins(config), indent=1).encode()
 
 
 def configuration(folder: Path) -> dict[str, Any]:
@@ -175,7 +187,16 @@ def merged(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dic
 
 
 def published(model: nn.Module) -> dict[str, Tensor]:
-    """As engines are given them: what is tied has one name."""
+    """As engines are given them: what is tied has one name.
+
+    Where adapters are trained: these alone, under the names that `peft` gives them in a file.
+    """
+    if any(hasattr(module, "lora_A") for module in model.modules()):
+        return {
+            adapter.PREFIX + name.replace(".default.", "."): tensor.detach()
+            for name, tensor in model.state_dict().items()
+            if ".lora_" in name
+        }
     state = merged(model)
     if model.config.tie_word_embeddings:  # type: ignore[union-attr]
         state.pop("lm_head.weight", None)

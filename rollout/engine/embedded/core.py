@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rollout.engine.embedded.adapter import load_served
 from rollout.engine.embedded.apply import Prepared
-from rollout.engine.embedded.model import KVCache, Qwen3, load_model
+from rollout.engine.embedded.model import KVCache, Qwen3
 from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, finish_reason
 from rollout.engine.protocol import Statistics, VersionSpan
 from sandbox.errors import EngineFailed
@@ -56,11 +57,23 @@ class Request(Sequence):
 class Core:
     """`step()` until `idle`. Example: ``core.add(Request("a", [1, 2], 8)); core.step()``."""
 
-    def __init__(self, folder: Path, *, version: str, slots: int, length: int, retained: int | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        version: str,
+        slots: int,
+        length: int,
+        retained: int | None = None,
+        base: Path | None = None,
+    ):
+        """`base`: the model that an adapter in `folder` is beside, where it is not where the adapter says."""
         self.folder = folder
         self.version = version
         self.broken: str | None = None  # why no weights are served
-        self.model: Qwen3 = load_model(folder).eval()
+        self.model: Qwen3
+        self.model, self.weights = load_served(folder, base)  # weights: what versions change, by published name
+        self.model.eval()
         length = min(length, self.model.config.max_position_embeddings)
         retained = 2 * slots if retained is None else retained
         self.scheduler = Scheduler(slots=slots, retained=retained, length=length)
@@ -130,10 +143,12 @@ class Core:
         self.version = self.statistics.version = version
 
     def checksums(self) -> dict[str, str]:
-        """sha256 of every parameter's bytes, and of the head where it is tied to the embedding."""
+        """sha256 of every parameter's bytes under its published name, and of the head where it is the embedding's."""
+        named = {tensor.data_ptr() for tensor in self.weights.values()}
+        others = {name: each for name, each in self.model.state_dict().items() if each.data_ptr() not in named}
         digests = {
             name: hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()
-            for name, tensor in self.model.state_dict().items()
+            for name, tensor in {**others, **self.weights}.items()
         }
         return {"lm_head.weight": digests["model.embed_tokens.weight"], **digests}
 

@@ -467,6 +467,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--weights", help="pull versions from this folder or URL, into --model, which is their mirror")
     parser.add_argument("--at", type=int, help="with --weights: the version to begin with; else the newest")
     parser.add_argument("--reader", default="engine", help="with --weights: this engine's name in its lease")
+    parser.add_argument("--base", type=Path, help="of an adapter: its base model, where it is not where it says")
     parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
     torch.set_num_threads(1)  # two threads make these small products many times slower
     if (told := spare.told(sys.argv[1:] if arguments is None else arguments)) is None:
@@ -483,7 +484,9 @@ async def run(options: argparse.Namespace) -> None:
     try:
         if weights is not None:
             options.version = str(await weights.first(options.at))
-        core = Core(options.model, version=options.version, slots=options.slots, length=options.length)
+        core = Core(
+            options.model, version=options.version, slots=options.slots, length=options.length, base=options.base
+        )
         log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
         await serve(core, host=options.host, port=options.port, idle_exit=options.idle_exit, weights=weights)
     finally:

@@ -71,7 +71,7 @@ class PulledWeights:
 
     def _prepare(self, core: Core) -> Prepared:
         """The mirror stands still: nothing is pulled meanwhile."""
-        parameters, mirror = dict(core.model.state_dict()), Mirror(self._puller.mirror)
+        parameters, mirror = core.weights, Mirror(self._puller.mirror)
         dtypes = mirror.dtypes()
         if core.model.config.tie_word_embeddings:
             dtypes.pop("lm_head.weight", None)
