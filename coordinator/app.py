@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator.callers import Callers
+from coordinator.copies import Copies
+from coordinator.failover import Failover
 from coordinator.members import TTL, Members
 from coordinator.routes import Routes
 from coordinator.state import State
@@ -27,6 +29,7 @@ from daemon.config import address_of, is_loopback
 from daemon.listener import Listeners
 from daemon.notify import notify
 from sandbox import paths, private
+from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid, PagurusError
 
 NAME = "cluster.sock"
@@ -42,6 +45,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
     parser.add_argument("--plain", action="store_true", help="no TLS: on loopback only")
     parser.add_argument("--lease", type=float, default=TTL, metavar="SECONDS", help="after which a host is silent")
+    parser.add_argument("--replicate", action="store_true", help="copy checkpoints, so that sandboxes outlive hosts")
+    parser.add_argument("--replicate-rate", metavar="SIZE", help="bytes a second of copies at most, such as 100MiB")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser.parse_args(arguments)
 
@@ -55,9 +60,14 @@ async def serve(options: argparse.Namespace) -> None:
     await asyncio.to_thread(private.directory, options.run, ours=(NAME,))
     door = listener.unix(options.run / NAME)  # first: it refuses a second coordinator
     state = State(options.state / "cluster.sqlite")
-    members = Members(state, ttl=options.lease)
+    members = Members(state, ttl=options.lease, leasing=options.replicate)
+    rate = None if options.replicate_rate is None else float(parse_bytes(options.replicate_rate))
+    copies = Copies(members, rate=rate)
+    failover = Failover(members, copies)
+    members.removing = copies.forget
     callers = Callers(Tokens(options.state / "tokens.json", clock=time.time), members)
-    listeners = Listeners(Routes(members, callers).application(), connections=CONNECTIONS)
+    listeners = Listeners(Routes(members, callers, copies, failover).application(), connections=CONNECTIONS)
+    working: list[asyncio.Task[None]] = []
     await listeners.open()
     await members.open()
     try:
@@ -65,9 +75,18 @@ async def serve(options: argparse.Namespace) -> None:
         if options.listen is not None:
             await _serve_tcp(listeners, options)
         notify("READY=1")
-        await stop.wait()
+        if options.replicate:
+            working = [asyncio.create_task(copies.run()), asyncio.create_task(failover.run())]
+        await asyncio.wait([asyncio.ensure_future(stop.wait()), *working], return_when=asyncio.FIRST_COMPLETED)
+        for task in working:
+            if task.done():
+                task.result()  # a bug: better a new coordinator than one that copies nothing
     finally:
         notify("STOPPING=1")
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await copies.close()
         await listeners.close()
         await members.close()
         await state.close()

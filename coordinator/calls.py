@@ -20,8 +20,10 @@ import msgspec
 from aiohttp import web
 
 from coordinator.callers import Callers
+from coordinator.copies import Copies
 from coordinator.decide import place
 from coordinator.decide.place import Wanted
+from coordinator.failover import Failover
 from coordinator.forward import WHOLE_MOST, Answer, abort, bridge, passed_on, relay, while_there
 from coordinator.members import Member, Members
 from coordinator.wire import body as decoded
@@ -38,6 +40,7 @@ from sandbox.errors import (
     NoDaemon,
     NoSpace,
     NotFound,
+    Protocol,
     TooMany,
 )
 from sandbox.image.store import filed
@@ -49,6 +52,7 @@ PATIENCE = 60.0  # seconds for which a call that may be sent again waits for its
 LOOK = 0.2  # seconds between two looks whether the host is back
 TRIES = 3  # hosts that a new sandbox is offered to
 KEY = "Idempotency-Key"
+LEASE_OVER = 503  # an answer of a host whose lease is over: nothing was carried out
 FULL = (429, 507)  # answers of a host that has no room: another may
 
 
@@ -62,9 +66,11 @@ class _Told(msgspec.Struct):
 class Calls:
     """See the module."""
 
-    def __init__(self, members: Members, callers: Callers) -> None:
+    def __init__(self, members: Members, callers: Callers, copies: Copies, failover: Failover) -> None:
         self.members = members
         self.callers = callers
+        self.copies = copies
+        self.failover = failover
         self._making: dict[int, HostedSandbox] = {}
 
     # ----------------------------------------------------------------- on a sandbox
@@ -79,6 +85,8 @@ class Calls:
     async def on_sandbox(self, request: web.Request) -> web.StreamResponse:
         """A call on one sandbox, to the host where it is."""
         id, member = self.find(request.match_info["id"])
+        await self.failover.free(id)
+        member = self.find(id)[1]
         rest = request.match_info.get("rest")
         path = f"/v1/sandboxes/{id}" + (f"/{rest}" if rest else "") + _query(request)
         if request.headers.get("Upgrade", "").lower() == "websocket":
@@ -88,13 +96,32 @@ class Calls:
         if request.method == "DELETE" and not rest:
             answer = await self._repeated(request, lambda: self.find(id)[1], path)
             if answer.status < 300:
-                self.members.removed(id)
+                await self.members.removed(id)
             return answer.response()
         if rest == "fork":
             answer = await self._repeated(request, lambda: self.find(id)[1], path)
             self._made(self.find(id)[1], answer)
             return answer.response()
+        if KEY in request.headers and self.members.places[id].row.replicated_answers:
+            return await self._held(request, id, path)
         return await self._through(request, lambda: self.find(id)[1], path)
+
+    async def _held(self, request: web.Request, id: str, path: str) -> web.StreamResponse:
+        """An answer that goes out when another host has the state that it tells of, and is kept for who asks again."""
+        call = self._call(request) or ""
+        if (kept := await self.members.state.answer(call)) is not None:
+            return msgspec.msgpack.decode(kept, type=Answer).response()
+        while True:
+            answer = await self._repeated(request, lambda: self.find(id)[1], path)
+            host = self.find(id)[1].name
+            self._remember(self.find(id)[1], answer)
+            checkpoint = self._told(answer).checkpoint
+            if answer.status >= 300 or checkpoint is None:
+                return answer.response()
+            if await self.copies.wait(id, checkpoint, host):
+                break  # else the host was lost before the state was copied: it has not taken place
+        await self.members.state.put_answer(call, id, msgspec.msgpack.encode(answer))
+        return answer.response()
 
     async def _through(self, request: web.Request, holder: Any, path: str) -> web.StreamResponse:
         """Whole where it may be sent again, else as it comes."""
@@ -131,7 +158,9 @@ class Calls:
             member = holder()
             try:
                 async with while_there(request):
-                    return await self._whole(member, request.method, path, passed_on(request.headers), raw or None)
+                    answer = await self._whole(member, request.method, path, passed_on(request.headers), raw or None)
+                if answer.status != LEASE_OVER or KEY not in request.headers or time.monotonic() > deadline:
+                    return answer
             except (NoDaemon, ConnectionBroken):
                 if KEY not in request.headers or time.monotonic() > deadline:
                     abort(request)
@@ -146,12 +175,17 @@ class Calls:
 
     def _remember(self, member: Member, answer: Answer) -> None:
         """Where the checkpoint is that an answer names."""
+        told = self._told(answer)
+        for name in (told.checkpoint, told.id):
+            if name is not None and name.startswith("c-"):
+                self.members.remember(name, member.name)
+
+    @staticmethod
+    def _told(answer: Answer) -> _Told:
         if answer.status < 300 and len(answer.body) < WHOLE_MOST:
-            with contextlib.suppress(Exception):  # an answer of another form names none
-                told = answer.decoded(_Told)
-                for name in (told.checkpoint, told.id):
-                    if name is not None and name.startswith("c-"):
-                        self.members.remember(name, member.name)
+            with contextlib.suppress(Protocol):  # an answer of another form names none
+                return answer.decoded(_Told)
+        return _Told()
 
     # ----------------------------------------------------------------- new ones
 
@@ -169,11 +203,11 @@ class Calls:
             call = self._call(request)
             if (known := self.members.state.calls.get(call or "")) in self.members.hosts:
                 order = [known]
-            answer = await self._offered(request, order[:TRIES], call, hosts, asked)
+            answer = await self._offered(request, order[:TRIES], call, hosts, asked, wanted.replicated_answers)
         return answer.response()
 
     async def _offered(
-        self, request: web.Request, order: list[str], call: str | None, hosts: Any, asked: Wanted
+        self, request: web.Request, order: list[str], call: str | None, hosts: Any, asked: Wanted, replicated: bool
     ) -> Answer:
         """The answer of the first of these hosts that has room."""
         for number, name in enumerate(order):
@@ -185,7 +219,7 @@ class Calls:
             if answer.status in FULL and number + 1 < len(order):
                 continue
             if answer.status < 300:
-                self._hosted(member, answer.decoded(SandboxInfo))
+                self._hosted(member, answer.decoded(SandboxInfo), replicated=replicated)
                 await self.members.state.decided("place", {"hosts": hosts, "wanted": asked}, name)
             return answer
         raise AssertionError("there is at least one")
@@ -216,9 +250,11 @@ class Calls:
             for key in made:
                 del self._making[key]
 
-    def _hosted(self, member: Member, info: SandboxInfo) -> None:
+    def _hosted(self, member: Member, info: SandboxInfo, *, replicated: bool = False) -> None:
         caller = CALLER.get()
         row = HostedSandbox(id=info.id, owner=caller.owner, name=info.name, image=info.image, limits=info.limits)
+        row.created_at, row.turn, row.head = info.created_at, info.turn, info.head or ""
+        row.replicated_answers = replicated
         self.members.made(member.name, row)
 
     def _made(self, member: Member, answer: Answer) -> list[ForkEntry]:

@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from coordinator.decide import lease
 from coordinator.decide.place import HostView
 from coordinator.forward import Upstream
@@ -25,7 +27,7 @@ from coordinator.state import HostRow, State
 from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError
 from sandbox.image.store import filed
 from sandbox.messages import CheckpointInfo
-from sandbox.messages.cluster import HostedSandbox, HostInfo, HostReport
+from sandbox.messages.cluster import HostedSandbox, HostInfo, HostReport, LeaseRequest
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
@@ -53,16 +55,23 @@ class Member:
         self.upstream = Upstream(row.address, token=row.token, ca=row.ca, connections=4096, patience=0.0)
         self.lease = lease.Lease(ttl)
         self.report: HostReport | None = None
+        self.images: frozenset[str] = frozenset()  # names of files that its images are
         self.error = ""
         self.coming = 0  # sandboxes on their way here that no report counts yet
 
     def alive(self) -> bool:
         return lease.alive(self.lease, time.monotonic())
 
-    async def ask(self) -> HostReport:
-        """One report. Raises when none comes in time."""
-        report = await self.upstream.call("GET", "/v1/host", HostReport, timeout=self.lease.ttl / 2)
-        self.lease = lease.heard(self.lease, clock=report.clock, granted=None, now=time.monotonic())
+    async def ask(self, *, grant: bool = False) -> HostReport:
+        """One report; with it goes a lease, if `grant`. Raises when none comes in time."""
+        until, known = None, self.report
+        if grant and known is not None:
+            self.lease, until = lease.asked(self.lease, clock=known.clock)
+        wanted = LeaseRequest(until=until, boot="" if known is None else known.boot)
+        report = await self.upstream.call("POST", "/v1/host", HostReport, wanted, timeout=self.lease.ttl / 2)
+        self.lease = lease.heard(self.lease, time.monotonic())
+        if known is None or known.images != report.images:
+            self.images = frozenset(name for name in map(filed, report.images) if name is not None)
         self.report, self.error = report, ""
         return report
 
@@ -81,7 +90,7 @@ class Member:
             sandboxes=sandboxes,
             coming=self.coming,
             labels=self.row.labels,
-            images=frozenset(name for name in map(filed, found.images) if name is not None),
+            images=self.images,
             alive=self.alive(),
             draining=self.row.draining,
         )
@@ -103,9 +112,13 @@ class Member:
 class Members:
     """All hosts. Use from one event loop."""
 
-    def __init__(self, state: State, *, ttl: float = TTL) -> None:
+    def __init__(self, state: State, *, ttl: float = TTL, leasing: bool = False) -> None:
         self.state = state
         self.ttl = ttl
+        self.leasing = leasing  # whether sandboxes may go on elsewhere, so that hosts need leases
+        self.withheld: set[str] = set()  # hosts that get none now: their sandboxes are on the way elsewhere
+        self.moving: set[str] = set()  # sandboxes on the way from one host to another: nothing of them is removed
+        self.removing: Callable[[str], Awaitable[None]] | None = None  # told of each sandbox that is removed
         self.hosts: dict[str, Member] = {}
         self.places: dict[str, Place] = {}
         self._gone: dict[str, float] = {}  # sandboxes that were removed, and when
@@ -118,6 +131,10 @@ class Members:
     async def open(self) -> None:
         """Ask every known host once, and go on asking."""
         self.hosts = {name: Member(name, row, self.ttl) for name, row in self.state.hosts.items()}
+        for member in self.hosts.values():  # a former coordinator may have granted a lease right before it died
+            member.lease = lease.unknown(member.lease, time.monotonic())
+        for id, copy in self.state.copies.items():
+            self.places[id] = Place(self.state.homes.get(id, copy.source), copy.sandbox, 0.0)
         await asyncio.gather(*(self._ask(member) for member in self.hosts.values()))
         for member in self.hosts.values():
             self._watch(member)
@@ -162,6 +179,8 @@ class Members:
         del self.hosts[name]
         self.places = {id: place for id, place in self.places.items() if place.host != name}
         await self.state.drop_host(name)
+        with contextlib.suppress(PagurusError):  # one that is away keeps its lease, which ends
+            await member.upstream.call("POST", "/v1/host", HostReport, LeaseRequest(release=True))
         await member.upstream.close()
 
     def member(self, name: str) -> Member:
@@ -182,8 +201,12 @@ class Members:
 
     async def _ask(self, member: Member) -> None:
         asked_at = time.monotonic()
+        strays = self._strays(member)
         try:
-            report = await member.ask()
+            for id in strays:
+                await member.upstream.call("DELETE", f"/v1/sandboxes/{id}", msgspec.Raw)
+                log.info("removed from %s: it went on elsewhere", member.name, extra={"sandbox": id})
+            report = await member.ask(grant=self.leasing and not strays and member.name not in self.withheld)
         except (PagurusError, OSError) as error:
             if not member.error:
                 log.warning("host %s does not answer: %s", member.name, error)
@@ -201,12 +224,18 @@ class Members:
             known = self.places.get(id)
             if self._gone.get(id, 0.0) >= asked_at or (known is not None and known.since >= asked_at):
                 continue
-            if known is None or known.host == member.name:
+            if self.state.homes.get(id, member.name) == member.name and (known is None or known.host == member.name):
                 self.places[id] = Place(member.name, each, now if known is None else known.since)
         for id, known in list(self.places.items()):
             if known.host == member.name and id not in told and known.since < asked_at:
                 del self.places[id]
         self._gone = {id: when for id, when in self._gone.items() if when > now - 60}
+
+    def _strays(self, member: Member) -> list[str]:
+        """Sandboxes that the host still has, though they went on elsewhere."""
+        here = [] if member.report is None else member.report.sandboxes
+        gone = (id for id, home in self.state.homes.items() if home != member.name and id not in self.moving)
+        return sorted({each.id for each in here}.intersection(gone))
 
     # ----------------------------------------------------------------- views
 
@@ -235,9 +264,12 @@ class Members:
     def made(self, host: str, sandbox: HostedSandbox) -> None:
         self.places[sandbox.id] = Place(host, sandbox, time.monotonic())
 
-    def removed(self, sandbox: str) -> None:
+    async def removed(self, sandbox: str) -> None:
         self.places.pop(sandbox, None)
         self._gone[sandbox] = time.monotonic()
+        if self.removing is not None:
+            await self.removing(sandbox)
+        await self.state.drop_home(sandbox)
 
     def remember(self, checkpoint: str, host: str) -> None:
         self._checkpoints[checkpoint] = host

@@ -16,8 +16,10 @@ from aiohttp import web
 from coordinator import merge
 from coordinator.callers import Callers
 from coordinator.calls import Calls
+from coordinator.copies import Copies
 from coordinator.decide import place
 from coordinator.decide.place import Wanted
+from coordinator.failover import Failover
 from coordinator.forward import Answer, passed_on, relay, while_there
 from coordinator.members import Member, Members
 from coordinator.state import HostRow
@@ -25,7 +27,7 @@ from coordinator.wire import body, refusal, reply
 from daemon.auth import access
 from daemon.auth.access import CALLER
 from sandbox.errors import Invalid, NoSpace, PagurusError, Unsupported
-from sandbox.messages.cluster import HostChange, HostName, HostRequest, PlaceInfo
+from sandbox.messages.cluster import CopyInfo, HostChange, HostName, HostRequest, MoveRequest, PlaceInfo
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 from sandbox.sdk.transport import MSGPACK, decoded_error
 
@@ -35,10 +37,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Routes:
     """Handlers of one coordinator."""
 
-    def __init__(self, members: Members, callers: Callers) -> None:
+    def __init__(self, members: Members, callers: Callers, copies: Copies, failover: Failover) -> None:
         self.members = members
         self.callers = callers
-        self.calls = Calls(members, callers)
+        self.failover = failover
+        self.calls = Calls(members, callers, copies, failover)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=256 << 20, middlewares=[self._admitted])
@@ -88,6 +91,8 @@ class Routes:
             ("PATCH", "/v1/cluster/hosts/{name}", self._change_host),
             ("DELETE", "/v1/cluster/hosts/{name}", self._drop_host),
             ("GET", "/v1/cluster/places", self._places),
+            ("GET", "/v1/cluster/copies", self._copies),
+            ("POST", "/v1/cluster/moves", self._move),
         )
 
     @web.middleware
@@ -253,3 +258,12 @@ class Routes:
     async def _places(self, request: web.Request) -> web.StreamResponse:
         found = sorted(self.members.places.items())
         return reply(request, [PlaceInfo(sandbox=id, host=each.host) for id, each in found])
+
+    async def _copies(self, request: web.Request) -> web.StreamResponse:
+        found = sorted(self.members.state.copies.items())
+        return reply(request, [CopyInfo(sandbox=id, checkpoint=row.checkpoint, host=row.host) for id, row in found])
+
+    async def _move(self, request: web.Request) -> web.StreamResponse:
+        wanted = await body(request, MoveRequest)
+        id, _ = self.calls.find(wanted.sandbox)
+        return reply(request, await self.failover.move(id, self.members.member(wanted.host).name))

@@ -11,12 +11,13 @@ from __future__ import annotations
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from sandbox import private
 from sandbox.database import Writer, connect
-from sandbox.messages.cluster import HostRequest
+from sandbox.messages.cluster import HostedSandbox, HostRequest
 
 VERSION = 1
 SCHEMA = """
@@ -24,6 +25,9 @@ CREATE TABLE hosts (name TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE calls (id TEXT PRIMARY KEY, host TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE tokens (caller TEXT, host TEXT, id TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (caller, host))
     WITHOUT ROWID;
+CREATE TABLE copies (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE homes (sandbox TEXT PRIMARY KEY, host TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE answers (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, at REAL NOT NULL, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE decisions (number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, row BLOB NOT NULL);
 """
 CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
@@ -34,6 +38,16 @@ class HostRow(HostRequest, kw_only=True):
     """A registered host."""
 
     draining: bool = False
+
+
+class CopyRow(msgspec.Struct, kw_only=True):
+    """The newest state of a sandbox that another host holds."""
+
+    checkpoint: str
+    host: str  # that holds it
+    source: str  # where the sandbox runs
+    sandbox: HostedSandbox
+    programs: dict[str, Any] = {}  # sessions and processes, as its host told them
 
 
 class State:
@@ -49,11 +63,15 @@ class State:
         self.calls: dict[str, str] = dict(database.execute("SELECT id, host FROM calls").fetchall())
         found = database.execute("SELECT caller, host, id, text FROM tokens").fetchall()
         self.tokens = {(caller, host): (number, text) for caller, host, number, text in found}
+        rows = database.execute("SELECT sandbox, row FROM copies").fetchall()
+        self.copies = {name: msgspec.msgpack.decode(row, type=CopyRow) for name, row in rows}
+        self.homes: dict[str, str] = dict(database.execute("SELECT sandbox, host FROM homes").fetchall())
         self._writer = Writer(database, "the coordinator's state")
 
     @staticmethod
     def _forget_old(database: sqlite3.Connection) -> None:
         database.execute("DELETE FROM calls WHERE at < ?", (time.time() - CALL_AGE,))
+        database.execute("DELETE FROM answers WHERE at < ?", (time.time() - CALL_AGE,))
         database.execute("DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?", (DECISIONS,))
 
     async def put_host(self, name: str, row: HostRow) -> None:
@@ -81,6 +99,35 @@ class State:
     async def drop_token(self, caller: str, host: str) -> None:
         self.tokens.pop((caller, host), None)
         await self._do("DELETE FROM tokens WHERE caller = ? AND host = ?", (caller, host))
+
+    async def put_copy(self, sandbox: str, row: CopyRow) -> None:
+        self.copies[sandbox] = row
+        packed = msgspec.msgpack.encode(row)
+        await self._do("INSERT OR REPLACE INTO copies VALUES (?, ?)", (sandbox, packed), durable=True)
+
+    async def drop_copy(self, sandbox: str) -> None:
+        self.copies.pop(sandbox, None)
+        await self._do("DELETE FROM copies WHERE sandbox = ?", (sandbox,))
+
+    async def put_home(self, sandbox: str, host: str) -> None:
+        """A sandbox that has left its host belongs there from now on, and nowhere else."""
+        self.homes[sandbox] = host
+        await self._do("INSERT OR REPLACE INTO homes VALUES (?, ?)", (sandbox, host), durable=True)
+
+    async def drop_home(self, sandbox: str) -> None:
+        if self.homes.pop(sandbox, None) is not None:
+            await self._do("DELETE FROM homes WHERE sandbox = ?", (sandbox,))
+            await self._do("DELETE FROM answers WHERE sandbox = ?", (sandbox,))
+
+    async def put_answer(self, call: str, sandbox: str, row: bytes) -> None:
+        """What a call was answered whose state another host holds: repeated there, it is not carried out again."""
+        statement = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)"
+        await self._do(statement, (call, sandbox, time.time(), row), durable=True)
+
+    async def answer(self, call: str) -> bytes | None:
+        query = "SELECT row FROM answers WHERE id = ?"
+        found = await self._writer.do(lambda database: database.execute(query, (call,)).fetchone())
+        return None if found is None else found[0]
 
     async def decided(self, kind: str, view: object, action: object) -> None:
         """Log a decision with all that it was made from, so that it can be made again."""

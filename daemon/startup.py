@@ -225,7 +225,8 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
     if container is None:
         await detach_all(host.attachments, row, Container(spec))
     else:
-        container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
+        if not host.fence.over():
+            container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
         host.services.inspector.watch(container.cgroup.id)
         await asyncio.to_thread(excluded.again, container, host.services.inspector, list(row.programs.values()))
         host.services.capturer.taint(container, "the daemon was restarted", files=True, processes=True)

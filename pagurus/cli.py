@@ -49,6 +49,7 @@ VERBS = {
     "checkpoint": Verb("checkpoint_cli", "Capture a sandbox: checkpoint SANDBOX [LABEL]."),
     "token": Verb("token_cli", "Tokens that callers over TCP show."),
     "cluster": Verb("cluster_cli", "Hosts that work as one."),
+    "migrate": Verb("migrate_cli", "Let a running sandbox go on at another host of the cluster."),
     "gateway": Verb("gateway_cli", "Models behind the gateway, and what agents said to them."),
     "rollouts": Verb("rollouts_cli", "What the rollouts of a run do, did, and why they wait."),
     "weights": Verb("weights_cli", "The published versions of a run's policy."),

@@ -16,32 +16,32 @@ DRIFT = 0.02  # part of a lease by which two clocks may differ over its time
 
 @dataclass(frozen=True)
 class Lease:
-    """What the coordinator knows of one host's lease. Times are the coordinator's, but for `granted_until`."""
+    """What the coordinator knows of one host's lease. Times are the coordinator's."""
 
     ttl: float
     heard_at: float | None = None  # when the last report came
-    granted_until: float | None = None  # of the host's clock: what the last answered request said
-    ends_at: float | None = None  # when the host's lease is surely over
+    ends_at: float | None = None  # when the host's lease is surely over; None: it never had one
 
 
-def heard(lease: Lease, *, clock: float, granted: float | None, now: float) -> Lease:
-    """A report came, whose host's clock said `clock`. It answers a request that granted up to `granted`."""
-    ends = lease.ends_at
-    if granted is not None and lease.heard_at is not None:
-        # What was granted was counted from the report before, which came at `heard_at`.
-        ends = max(ends or 0.0, lease.heard_at + lease.ttl * (1 + DRIFT))
-    return Lease(lease.ttl, now, granted if granted is not None else lease.granted_until, ends)
+def heard(lease: Lease, now: float) -> Lease:
+    """A report came."""
+    return Lease(lease.ttl, now, lease.ends_at)
 
 
-def asked(lease: Lease, *, clock: float | None, now: float) -> tuple[Lease, float | None]:
+def asked(lease: Lease, *, clock: float) -> tuple[Lease, float | None]:
     """(the lease, what to grant) as the next request goes out. `clock` is the host's, of its last report.
 
     From now on the host may have the grant, whether its answer comes or not.
     """
-    if clock is None or lease.heard_at is None:
+    if lease.heard_at is None:
         return lease, None
-    ends = max(lease.ends_at or 0.0, lease.heard_at + lease.ttl * (1 + DRIFT))
-    return Lease(lease.ttl, lease.heard_at, lease.granted_until, ends), clock + lease.ttl
+    ends = max(lease.ends_at or lease.heard_at, lease.heard_at + lease.ttl * (1 + DRIFT))
+    return Lease(lease.ttl, lease.heard_at, ends), clock + lease.ttl
+
+
+def unknown(lease: Lease, now: float) -> Lease:
+    """A former coordinator may have granted a lease until just now: it is waited for."""
+    return Lease(lease.ttl, lease.heard_at, now + lease.ttl * (1 + DRIFT))
 
 
 def alive(lease: Lease, now: float) -> bool:
@@ -50,5 +50,5 @@ def alive(lease: Lease, now: float) -> bool:
 
 
 def over(lease: Lease, now: float) -> bool:
-    """Whether the host surely acts no more, so that others may act for it."""
-    return lease.heard_at is not None and now >= max(lease.ends_at or 0.0, lease.heard_at + lease.ttl)
+    """Whether the host surely acts no more, so that others may act for it. One without a lease acts for ever."""
+    return lease.ends_at is not None and now >= lease.ends_at and not alive(lease, now)

@@ -79,6 +79,8 @@ class Gate:
         if (refused := access.refusal(caller, route.scope)) is not None:
             raise refused
         CALLER.set(caller)
+        if route.scope == "exec" and route.method != "DELETE":
+            self.host.fence.need_lease()
         self._need_rate(caller)
         if route.path.startswith("/v1/sandboxes/{id}"):
             # From here on the id, whether a name was given or not: handlers and keys see one spelling.

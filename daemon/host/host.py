@@ -43,6 +43,7 @@ from daemon.checkpoints.queue import quantile
 from daemon.checkpoints.schedule import Stage
 from daemon.host import create, mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
+from daemon.host.fence import Fence
 from daemon.host.outcomes import Outcomes
 from daemon.host.restore import Restorer
 from daemon.host.uid_ranges import IdRanges
@@ -102,6 +103,7 @@ class Host:
         self.outcomes = Outcomes(services, self.live_sandboxes, self.collector, self.verifier)
         self.networks = Networks(run_dir.parent)
         self.attachments: list[Attachment] = [self.networks]
+        self.fence = Fence(run_dir.parent)
         self.restorer = Restorer(services, places, images, run_dir, self.attachments)
 
     # ----------------------------------------------------------------- finding
@@ -182,14 +184,16 @@ class Host:
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """A new sandbox from an image, running. All or nothing."""
+        if request.replicated_answers and not self.fence.leased:
+            raise Invalid("this host is alone: no other one could hold a copy", remedy="add it to a cluster")
         create.need_sense(request, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         image = await asyncio.to_thread(self.images.resolve, request.image)
         template = create.template(request, image, await mounts.admitted(request.mounts, self.private))
         row = self._new_row(template, name=request.name)
-        with self._made(row):
+        with self.made(row):
             root = self._root_checkpoint(row)
             row.head = row.origin = root.id
-            await self._make(row, image.tree, root, root=True)
+            await self.make(row, image.tree, root, root=True)
         self.services.checkpoints[root.id] = root
         return row.info()
 
@@ -208,13 +212,13 @@ class Host:
 
     async def _fork_one(self, origin: CheckpointRow, request: ForkRequest) -> ForkEntry:
         try:
-            row = self._forked(origin)
+            row = self.forked(origin)
             if request.labels is not None:
                 row.labels = dict(request.labels)
-            with self._made(row):
+            with self.made(row):
                 async with contextlib.AsyncExitStack() as place:
                     await place.enter_async_context(self._making)
-                    await self._make(row, self.restorer.tree_below(row), origin, verify=request.verify, place=place)
+                    await self.make(row, self.restorer.tree_below(row), origin, verify=request.verify, place=place)
         except Exception as error:  # whatever it is: the others succeed or fail alone
             if not isinstance(error, PagurusError | OSError):
                 log.error("a fork of %s failed", origin.id, exc_info=error)
@@ -222,7 +226,7 @@ class Host:
             return ForkEntry(error=told.body())
         return ForkEntry(sandbox=row.info())
 
-    def _forked(self, origin: CheckpointRow) -> SandboxRow:
+    def forked(self, origin: CheckpointRow) -> SandboxRow:
         """The row of a sandbox that goes on from `origin`."""
         row = self._new_row(self.template(origin), owner=origin.owner)
         row.head, row.origin, row.ipc = origin.id, origin.id, origin.ipc
@@ -230,7 +234,7 @@ class Host:
         row.programs = origin.programs
         return row
 
-    async def _make(
+    async def make(
         self,
         row: SandboxRow,
         image: Path,
@@ -292,7 +296,7 @@ class Host:
         return row
 
     @contextlib.contextmanager
-    def _made(self, row: SandboxRow) -> Iterator[None]:
+    def made(self, row: SandboxRow) -> Iterator[None]:
         """`row` is made within: admitted first, its id range free again if it fails."""
         with contextlib.ExitStack() as undo:
             undo.callback(self._ids.release, row.uid_base)

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
+from daemon.host.fence import boot, clock
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
 from sandbox.errors import PagurusError
+from sandbox.messages import CheckpointState
 from sandbox.messages.cluster import HostedSandbox, HostReport
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 async def report(host: Host) -> HostReport:
     """As it is now."""
-    here = [_hosted(live) for live in host.live_sandboxes.values()]
+    newest = _newest(host)
+    here = [_hosted(live, newest.get(live.row.id, "")) for live in host.live_sandboxes.values()]
     return await asyncio.to_thread(_report, host, here)
-
-
-def clock() -> float:
-    """Seconds since the host started, those in which it slept too."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _report(host: Host, sandboxes: list[HostedSandbox]) -> HostReport:
@@ -34,7 +29,7 @@ def _report(host: Host, sandboxes: list[HostedSandbox]) -> HostReport:
     disk = os.statvfs(host.places.stored)
     return HostReport(
         clock=clock(),
-        boot=_BOOT.read_text().strip(),
+        boot=boot(),
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=int(memory["MemTotal"].split()[0]) << 10,
         memory_free=int(memory["MemAvailable"].split()[0]) << 10,
@@ -56,7 +51,16 @@ def _images(host: Host) -> dict[str, str]:
     return found
 
 
-def _hosted(live: LiveSandbox) -> HostedSandbox:
+def _newest(host: Host) -> dict[str, str]:
+    """The newest durable checkpoint of each sandbox that has one of its own."""
+    newest: dict[str, tuple[int, str]] = {}
+    for row in host.services.checkpoints.values():
+        if row.state is CheckpointState.DURABLE and not row.damaged:
+            newest[row.sandbox] = max(newest.get(row.sandbox, (0, "")), (row.number, row.id))
+    return {sandbox: id for sandbox, (_, id) in newest.items()}
+
+
+def _hosted(live: LiveSandbox, durable: str) -> HostedSandbox:
     row = live.row
     return HostedSandbox(
         id=row.id,
@@ -66,4 +70,8 @@ def _hosted(live: LiveSandbox) -> HostedSandbox:
         limits=row.limits,
         state=row.state.value,
         head=row.head,
+        durable=durable,
+        turn=row.turn,
+        created_at=row.created_at,
+        replicated_answers=row.replicated_answers,
     )

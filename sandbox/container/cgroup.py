@@ -24,7 +24,7 @@ from sandbox.container import procfs
 from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import Limits
 
-PARENT = "pagurus"
+PARENT = os.environ.get("PAGURUS_CGROUP", "pagurus")  # another one where hosts of a cluster share a kernel, in tests
 SHIMS = "_shims"
 #: Of the host's own long work on behalf of sandboxes. It lies beside their parent, not in it: there it would use up the
 #: parent's part of the processors, and a sandbox that wakes up for a moment would wait for its turn among all others.

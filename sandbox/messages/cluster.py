@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,10 +22,14 @@ class HostedSandbox(msgspec.Struct, kw_only=True, omit_defaults=True):
     limits: Limits = Limits()
     state: str = ""
     head: str = ""  # checkpoint that its current state descends from
+    durable: str = ""  # its newest durable checkpoint
+    turn: int = 0
+    created_at: float = 0.0
+    replicated_answers: bool = False
 
 
 class HostReport(Brief, kw_only=True, omit_defaults=True):
-    """daemon -> coordinator: GET /v1/host. What a host has, holds and does."""
+    """daemon -> coordinator: POST /v1/host. What a host has, holds and does."""
 
     clock: float  # seconds of a clock that runs evenly since `boot`, while the host sleeps too
     boot: str  # another one after each start of the host
@@ -37,6 +41,52 @@ class HostReport(Brief, kw_only=True, omit_defaults=True):
     load: float  # tasks that run or want to, over the last minute
     images: dict[str, str] = {}  # digests by name
     sandboxes: list[HostedSandbox] = []
+
+
+class LeaseRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """coordinator -> daemon: POST /v1/host. `until`: a moment of the host's clock; None: the lease stays as it is.
+
+    `boot`: the start of the host whose clock that is; for another one it means nothing. `release`: it needs none.
+    """
+
+    until: float | None = None
+    boot: str = ""
+    release: bool = False
+
+
+class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """coordinator -> daemon: POST /v1/checkpoints/{id}/arrive. A sandbox of another host goes on here, as itself."""
+
+    id: Annotated[str, msgspec.Meta(pattern="^s-[0-9a-f]{10}$")]
+    name: str | None = None
+    owner: str = ""
+    created_at: float = 0.0
+    programs: dict[str, Any] = {}  # its sessions, processes and terminals, as the other host told them
+    verify: bool = True
+
+
+class MoveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """CLI -> coordinator: POST /v1/cluster/moves"""
+
+    sandbox: str
+    host: str
+
+
+class Moved(Brief, kw_only=True, omit_defaults=True):
+    """coordinator -> CLI: a sandbox has moved."""
+
+    sandbox: str
+    host: str
+    pause_ms: float  # for which calls on it waited
+    copied_bytes: int = 0  # while it ran, and after
+
+
+class CopyInfo(Brief, kw_only=True, omit_defaults=True):
+    """coordinator -> CLI: GET /v1/cluster/copies. The newest state of a sandbox that another host holds."""
+
+    sandbox: str
+    checkpoint: str
+    host: str  # where the copy is
 
 
 class HostRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

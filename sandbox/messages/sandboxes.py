@@ -81,6 +81,7 @@ class Settings(msgspec.Struct, kw_only=True):
     env: dict[str, str] = {}  # of a request: on top of the image's
     labels: dict[str, str] = {}
     durable_answers: bool = False  # hold answers until durable instead of until captured
+    replicated_answers: bool = False  # hold answers until another host has the state, too: in a cluster
     gateway: Gateway | None = None  # how its agent reaches a model
     retention: Retention | None = None  # which checkpoints are kept; None: as the host does by default
     mounts: list[Mount] = []  # beside the file tree

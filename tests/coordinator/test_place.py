@@ -7,10 +7,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.decide import lease, place
+from coordinator.decide import failover, lease, place, replicate
+from coordinator.decide.failover import Lost
 from coordinator.decide.lease import Lease
 from coordinator.decide.place import HostView, Wanted
+from coordinator.decide.replicate import Subject
 
+names = st.text("abcdef", min_size=1, max_size=1)
 hosts = st.lists(
     st.builds(
         HostView,
@@ -108,14 +111,16 @@ def test_a_host_is_over_with_its_lease_before_the_coordinator_takes_over(
 
     for pause, there, back, answered in rounds:
         now += pause
-        known, grant = lease.asked(known, clock=clock, now=now)
+        grant = None
+        if clock is not None:
+            known, grant = lease.asked(known, clock=clock)
         now += there
         read = hosts_clock(now)
         if grant is not None:
             until = max(until or grant, grant)  # it never takes a grant back
         now += back
         if answered:
-            known, clock = lease.heard(known, clock=read, granted=grant, now=now), read
+            known, clock = lease.heard(known, now), read
         if until is not None and lease.over(known, now):
             assert hosts_clock(now) >= until - 1e-6
     end = max(known.ends_at or 0, (known.heard_at or 0) + ttl)
@@ -129,3 +134,60 @@ def test_sandboxes_over_a_hundred_equal_hosts_are_spread_evenly() -> None:
         (name, *_) = place.ranked(found.values(), Wanted())
         found[name] = replace(found[name], sandboxes=found[name].sandboxes + 1)
     assert {host.sandboxes for host in found.values()} == {20}
+
+
+subjects = st.lists(
+    st.builds(
+        Subject,
+        sandbox=st.text("st", min_size=1, max_size=4),
+        host=st.text("abcdef", min_size=1, max_size=1),
+        durable=st.sampled_from(["", "c-1", "c-2"]),
+        images=st.frozensets(st.sampled_from(["debian", "python"]), min_size=1, max_size=1),
+        copied=st.sampled_from(["", "c-1", "c-2"]),
+        holder=st.text("abcdef", max_size=1),
+        waited=st.booleans(),
+        since=st.floats(0, 100),
+    ),
+    max_size=12,
+    unique_by=lambda subject: subject.sandbox,
+)
+
+
+@given(
+    hosts, subjects, st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.integers(0, 3)), st.integers(1, 3)
+)
+def test_copies_go_to_other_hosts_within_bounds_and_those_first_that_are_waited_for(
+    found: list[HostView], wanted: list[Subject], busy: dict[str, int], most: int
+) -> None:
+    begun = replicate.decide(found, wanted, busy, most)
+    named = {subject.sandbox: subject for subject in wanted}
+    views = {host.name: host for host in found}
+    for host in views:
+        under_way = sum(host in (copy.source, copy.target) for copy in begun)
+        assert under_way == 0 or under_way + busy.get(host, 0) <= most
+    for copy in begun:
+        subject = named[copy.sandbox]
+        assert copy.source == subject.host != copy.target
+        assert copy.checkpoint == subject.durable != subject.copied
+        assert views[copy.source].alive and not place.refusal(views[copy.target], Wanted(images=subject.images))
+        assert copy.base == "" or (copy.base, copy.target) == (subject.copied, subject.holder)
+    order = [not named[copy.sandbox].waited for copy in begun]
+    assert order == sorted(order)
+
+
+@given(
+    st.lists(
+        st.builds(Lost, sandbox=st.text("st", min_size=1), host=names, checkpoint=st.just("c"), holder=names),
+        max_size=9,
+    ),
+    st.frozensets(names),
+    st.frozensets(names),
+)
+def test_a_sandbox_goes_on_only_where_its_copy_is_and_its_own_host_acts_no_more(
+    lost: list[Lost], alive: frozenset[str], over: frozenset[str]
+) -> None:
+    revived = failover.decide(lost, alive, over)
+    for each in revived:
+        assert each.target in alive and each.source in over - alive and each.source != each.target
+    able = [x for x in lost if x.host in over - alive and x.holder in alive and x.holder != x.host]
+    assert len(revived) == len(able)

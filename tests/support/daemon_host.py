@@ -72,12 +72,13 @@ class Daemon:
         self.socket = self.run / "pagurus.sock"
         self.log = root / "daemon.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.environment: dict[str, str] = {}  # of its next start
         (self.state / "images").mkdir(parents=True)
         (self.state / "images" / IMAGE).symlink_to(image_tree())
 
     def start(self, *options: str) -> Daemon:
         assert self.process is None, "it runs already"
-        self.process = launch(self.state, self.run, self.log, *options)
+        self.process = launch(self.state, self.run, self.log, *options, environment=self.environment)
         return self
 
     def client(self, *, patience: float = 120.0) -> Client:

@@ -1,0 +1,21 @@
+"""A daemon in a network namespace, as if it were a host of its own. `WHERE` names the namespace.
+
+Whoever started it listens for its readiness in the namespace outside, so it is spoken to by a socket made there.
+"""
+
+import os
+import socket
+import sys
+
+from pyroute2 import netns
+
+WHERE = "PAGURUS_BENCH_NETNS"
+
+if __name__ == "__main__":
+    outside = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    outside.connect("\0" + os.environ.pop("NOTIFY_SOCKET")[1:])
+    netns.setns(os.environ[WHERE])
+    from daemon import app
+
+    app.notify = lambda state: outside.send(state.encode())  # type: ignore[attr-defined, assignment, return-value]
+    sys.exit(app.main())

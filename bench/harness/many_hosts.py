@@ -1,0 +1,150 @@
+"""Hosts of a cluster on one machine: each a daemon in a network namespace, with a pool and control groups of its own.
+
+Owns: the namespaces, a bridge between them, links of a limited rate, their loss and their cut. Does not own: any load.
+A kill takes all that a host is: its daemon, what watches its lease, its sandboxes and their shims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+from pathlib import Path
+
+from bench.harness.daemon_in_netns import WHERE
+from bench.harness.own_daemon import BenchHost, launch, shims
+from sandbox import Client
+from sandbox.container.cgroup import hierarchy
+from sandbox.messages.cluster import HostInfo, HostRequest
+from sandbox.messages.tokens import NewToken, TokenRequest
+
+GROUPS = "PAGURUS_CGROUP"
+PORT = 8700
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class NetHost(BenchHost):
+    """Host number `number` of a :class:`Hosts`."""
+
+    def __init__(self, directory: Path, image: Path, tag: str, number: int) -> None:
+        super().__init__(directory, image, "bench.harness.daemon_in_netns")
+        self.name, self.link, self.namespace = f"h{number}", f"{tag}v{number}", f"{tag}n{number}"
+        self.address = f"10.97.{number + 1}.2"
+        self.gateway = f"10.97.{number + 1}.1"
+        self.environment = {WHERE: self.namespace, GROUPS: f"pagurus-{tag}-{number}"}
+
+    def connect(self, rate: str) -> None:
+        """Its namespace and its link, of `rate` both ways."""
+        ip("netns", "add", self.namespace)
+        ip("link", "add", self.link, "type", "veth", "peer", "name", "up0", "netns", self.namespace)
+        ip("addr", "add", f"{self.gateway}/24", "dev", self.link)
+        ip("link", "set", self.link, "up")
+        for words in (("addr", "add", f"{self.address}/24", "dev", "up0"), ("link", "set", "up0", "up")):
+            ip("-n", self.namespace, *words)
+        ip("-n", self.namespace, "link", "set", "lo", "up")
+        shape = ["root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
+        for place in ([], ["-n", self.namespace]):
+            subprocess.run(["tc", *place, "qdisc", "add", "dev", "up0" if place else self.link, *shape], check=True)
+
+    def serve(self) -> None:
+        self.start("--listen", f"{self.address}:{PORT}", "--tls-self-signed")
+
+    async def registration(self) -> HostRequest:
+        """How a coordinator reaches it, with a token made for that."""
+        async with self.client() as client:
+            token = await client.call("POST", "/v1/tokens", NewToken, TokenRequest(name="cluster", scope="admin"))
+        found = re.findall(r"fingerprint (sha256:\w+)", self.log.read_text())
+        return HostRequest(address=f"https://{self.address}:{PORT}", token=token.text, ca=found[-1])
+
+    def group(self, sandbox: str) -> Path:
+        return hierarchy().unified / self.environment[GROUPS] / sandbox
+
+    def acts(self, sandbox: str) -> bool:
+        """Whether processes of the sandbox run here now."""
+        try:
+            events = (self.group(sandbox) / "cgroup.events").read_text()
+        except OSError:
+            return False
+        return "populated 1" in events and "frozen 0" in events
+
+    def lose(self) -> None:
+        """The host is gone as a whole. Blocks."""
+        doomed = shims(self)
+        self.kill()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    inside = f"/{self.environment[GROUPS]}/" in (entry / "cgroup").read_text()
+                    command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                    if inside or ("daemon.fence" in command and str(self.run) in command):
+                        doomed.append(int(entry.name))
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def cut(self, off: bool) -> None:
+        ip("link", "set", self.link, "down" if off else "up")
+
+    def disconnect(self) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ip("netns", "del", self.namespace)
+        for root in {hierarchy().unified, *hierarchy().v1.values()}:
+            top = root / self.environment[GROUPS]
+            for path in sorted(top.rglob("*"), reverse=True) if top.is_dir() else []:
+                if path.is_dir():
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
+            with contextlib.suppress(OSError):
+                top.rmdir()
+
+
+class Hosts:
+    """A coordinator and its hosts, gone at the end."""
+
+    def __init__(self, directory: Path, image: Path, count: int, *, rate: str, options: list[str]) -> None:
+        tag = f"pg{secrets.token_hex(2)}"
+        self.directory = directory
+        self.run = Path(f"/run/pagurus-bench-{os.getpid()}-{tag}")
+        self.hosts = [NetHost(directory / f"h{number}", image, tag, number) for number in range(count)]
+        self._rate, self._options = rate, options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def __aenter__(self) -> Hosts:
+        try:
+            await self._open()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _open(self) -> None:
+        for host in self.hosts:
+            await asyncio.to_thread(host.connect, self._rate)
+        await asyncio.gather(*(asyncio.to_thread(host.serve) for host in self.hosts))
+        words = ["--state", str(self.directory / "cluster"), "--run", str(self.run), *self._options]
+        log = self.directory / "coordinator.log"
+        nowhere = self.directory / "x"
+        self._process = await asyncio.to_thread(launch, nowhere, nowhere, log, *words, module="coordinator")
+        async with self.client() as client:
+            for host in self.hosts:
+                wanted = await host.registration()
+                await client.call("PUT", f"/v1/cluster/hosts/{host.name}", HostInfo, wanted)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(self._process.wait)
+        for host in self.hosts:
+            (host.run / "lease").unlink(missing_ok=True)
+            await asyncio.to_thread(host.clean)
+            await asyncio.to_thread(host.disconnect)
+
+    def client(self) -> Client:
+        return Client(self.run / "cluster.sock", patience=120.0)

@@ -1,0 +1,67 @@
+"""What is copied where, so that a sandbox outlives its host.
+
+Each sandbox has one newest copy on another host. A newer durable checkpoint is copied to the host that has the former
+copy, since only the difference travels then; to another one when that host is gone or is being drained. Of two
+sandboxes the one comes first whose answer waits for it, then the one that waits longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from coordinator.decide import place
+from coordinator.decide.place import HostView, Wanted
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A sandbox to be copied."""
+
+    sandbox: str
+    host: str  # where it runs
+    durable: str  # its newest durable checkpoint there
+    images: frozenset[str]
+    copied: str = ""  # checkpoint of the newest copy
+    holder: str = ""  # host of the newest copy
+    waited: bool = False  # an answer waits for it
+    since: float = 0.0  # when the copy became older than the sandbox
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy this checkpoint. `base`: one that both hosts have; "": everything travels."""
+
+    sandbox: str
+    checkpoint: str
+    source: str
+    target: str
+    base: str = ""
+
+
+def decide(hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping[str, int], most: int) -> list[Copy]:
+    """What to begin now. `busy`: copies under way at each host, of which it may have `most`."""
+    views = {host.name: host for host in hosts}
+    left = {name: most - busy.get(name, 0) for name in views}
+    begun = []
+    for subject in sorted(subjects, key=lambda each: (not each.waited, each.since, each.sandbox)):
+        source = views.get(subject.host)
+        if not subject.durable or subject.durable == subject.copied or source is None or not source.alive:
+            continue
+        target = _target(views, subject)
+        if target is None or left[subject.host] <= 0 or left[target] <= 0:
+            continue
+        base = subject.copied if target == subject.holder else ""
+        begun.append(Copy(subject.sandbox, subject.durable, subject.host, target, base))
+        left[subject.host] -= 1
+        left[target] -= 1
+    return begun
+
+
+def _target(views: Mapping[str, HostView], subject: Subject) -> str | None:
+    wanted = Wanted(images=subject.images)
+    holder = views.get(subject.holder)
+    if holder is not None and holder.name != subject.host and not place.refusal(holder, wanted):
+        return holder.name
+    others = [host for name, host in views.items() if name != subject.host]
+    return next(iter(place.ranked(others, wanted)), None)

@@ -1,0 +1,54 @@
+"""``python -m daemon.fence RUN``: freezes the sandboxes of a host whose lease is over, and lets them go on after.
+
+Owns: looking at the lease, which others write (:mod:`daemon.host.fence`), and the freezer of the sandboxes' groups. One
+for each run directory; it ends with the lease's file. Small on purpose: it acts when the daemon does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import time
+from pathlib import Path
+
+from daemon.host.fence import LOCK, MARGIN, clock, read
+from sandbox.container.cgroup import PARENT, hierarchy
+
+LOOK = 0.05  # seconds between two looks
+URGENT = -15  # nice value: it must run when it is time, on a busy host too
+
+
+def freeze(run: Path, frozen: bool) -> None:
+    """All sandboxes of this host, those included that are only now made or taken over."""
+    groups = hierarchy().unified / PARENT
+    for name in os.listdir(run / "sandboxes"):
+        with contextlib.suppress(OSError):  # it ends, or has no group yet: looked at again
+            switch = groups / name / "cgroup.freeze"
+            if switch.read_text().strip() != str(int(frozen)):
+                switch.write_text(str(int(frozen)))
+
+
+def main(run: Path) -> int:
+    lock = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0  # there is one
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, URGENT)
+    held = False
+    while (until := read(run)) is not None:
+        over = clock() >= until - MARGIN
+        if over or held:
+            freeze(run, over)
+        held = over
+        time.sleep(LOOK if over else max(0.001, min(LOOK, until - MARGIN - clock())))
+    if held:
+        freeze(run, False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

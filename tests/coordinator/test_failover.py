@@ -1,0 +1,163 @@
+"""Hosts that are lost, cut off and left: their sandboxes go on elsewhere, each in one place. Real daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from sandbox import Client, Sandbox
+from sandbox.messages import SandboxState
+from sandbox.messages.cluster import CopyInfo, HostInfo, Moved, MoveRequest, PlaceInfo
+from tests.support.cluster import Cluster, apart, frozen, group, lose, remove_groups
+from tests.support.daemon_host import ASLEEP, Daemon, missing, until
+
+LEASE = "4"
+
+
+@pytest.fixture
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A coordinator that copies, over two hosts that share nothing but the kernel."""
+    if reason := missing():
+        pytest.skip(reason)
+    daemons = {name: apart(Daemon(tmp_path_factory.mktemp(name))) for name in ("one", "two")}
+    made = Cluster(tmp_path_factory.mktemp("cluster"), "--replicate", "--lease", LEASE)
+    try:
+        for daemon in daemons.values():
+            daemon.start()
+        made.start()
+        for name, daemon in daemons.items():
+            made.add(name, daemon)
+        yield made
+    finally:
+        made.clean()
+        for daemon in daemons.values():
+            (daemon.run / "lease").unlink(missing_ok=True)  # what stands still may end
+            daemon.clean()
+            remove_groups(daemon)
+
+
+@pytest.fixture
+async def client(pair: Cluster) -> AsyncIterator[Client]:
+    async with pair.client() as made:
+        yield made
+
+
+async def where(client: Client, sandbox: Sandbox) -> str:
+    places = await client.call("GET", "/v1/cluster/places", list[PlaceInfo])
+    return next(place.host for place in places if place.sandbox == sandbox.id)
+
+
+async def copied(client: Client, sandbox: Sandbox, checkpoint: str | None) -> bool:
+    copies = await client.call("GET", "/v1/cluster/copies", list[CopyInfo])
+    return any(copy.sandbox == sandbox.id and copy.checkpoint == checkpoint for copy in copies)
+
+
+async def leased(client: Client, pair: Cluster) -> None:
+    """Until both hosts have a lease."""
+    await until(lambda: all((daemon.run / "lease").exists() for daemon in pair.daemons.values()), "both have a lease")
+
+
+async def test_a_sandbox_outlives_its_host_as_it_was_last_told(pair: Cluster, client: Client) -> None:
+    await leased(client, pair)
+    sandbox = await client.create("debian", name="mine", labels={"task": "7"}, replicated_answers=True)
+    host = await where(client, sandbox)
+    await sandbox.exec(f"echo 1 > /log; sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
+    told = await sandbox.exec("echo 2 >> /log; hostname; cat /proc/sys/kernel/domainname")
+    assert await copied(client, sandbox, told.checkpoint)  # it was, before the answer came
+    lose(pair.daemons[host])
+    asked = asyncio.create_task(sandbox.exec("cat /log; pgrep -c sleep; hostname; cat /proc/sys/kernel/domainname"))
+    await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
+    await asyncio.to_thread(pair.daemons[host].start)  # an answer needs another host that holds the state
+    after = await asked
+    assert after.text.split() == ["1", "2", "1", *told.text.split()]
+    assert await where(client, sandbox) != host
+    found = await client.get("mine")
+    assert (found.id, found.info.labels, found.info.state) == (sandbox.id, {"task": "7"}, SandboxState.RUNNING)
+    assert [info.id for info in await client.sandboxes()] == [sandbox.id]
+    await sandbox.remove()
+
+
+async def test_what_is_told_was_carried_out_once_whenever_the_host_dies(pair: Cluster, client: Client) -> None:
+    await leased(client, pair)
+    sandbox = await client.create("debian", replicated_answers=True)
+    host = await where(client, sandbox)
+    told: list[str] = []
+
+    async def work() -> None:
+        for number in range(8):
+            told.append((await sandbox.exec(f"echo {number} >> /log; cat /log")).text)
+
+    working = asyncio.create_task(work())
+    await until(lambda: len(told) >= 2, "two turns are told")
+    lose(pair.daemons[host])
+    await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
+    await asyncio.to_thread(pair.daemons[host].start)
+    await working
+    assert [text.split() for text in told] == [[str(n) for n in range(count + 1)] for count in range(8)]
+    await sandbox.remove()
+
+
+async def test_a_host_that_is_cut_off_stands_still_before_others_act_for_it(pair: Cluster, client: Client) -> None:
+    await leased(client, pair)
+    sandbox = await client.create("debian")
+    host = await where(client, sandbox)
+    cut = pair.daemons[host]
+    turn = await sandbox.exec(f"sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
+    await until(lambda: copied(client, sandbox, turn.checkpoint), "the state is copied")
+    assert cut.process is not None and not frozen(cut, sandbox.id)
+    os.kill(cut.process.pid, signal.SIGSTOP)
+    try:
+        await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
+        assert frozen(cut, sandbox.id)
+        assert (await sandbox.exec("pgrep -c sleep")).text == "1\n"
+    finally:
+        os.kill(cut.process.pid, signal.SIGCONT)
+    await until(lambda: not group(cut, sandbox.id).exists(), "what went on elsewhere is removed")
+    await until(lambda: _alive(client), "the host is back")
+    assert await where(client, sandbox) != host
+    async with client.create("debian", labels={}) as other:  # and works
+        assert (await other.exec("echo on")).text == "on\n"
+    await sandbox.remove()
+
+
+async def test_sandboxes_stand_still_without_a_coordinator_and_go_on_with_it(pair: Cluster, client: Client) -> None:
+    await leased(client, pair)
+    sandbox = await client.create("debian")
+    host = pair.daemons[await where(client, sandbox)]
+    turn = await sandbox.exec(f"sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
+    pair.kill()
+    await until(lambda: frozen(host, sandbox.id), "it stands still")
+    pair.start()
+    assert (await sandbox.exec("pgrep -c sleep")).text == "1\n"
+    assert pair.daemons[await where(client, sandbox)] is host and turn.turn == 1
+    await sandbox.remove()
+
+
+async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -> None:
+    sandbox = await client.create("debian", name="mine")
+    host = await where(client, sandbox)
+    session = await sandbox.sessions.open()
+    await session.exec("count=41")
+    await sandbox.exec("dd if=/dev/urandom of=/data bs=1M count=8 2> /dev/null")
+    target = next(name for name in pair.daemons if name != host)
+    wanted = MoveRequest(sandbox="mine", host=target)
+    moved = await client.call("POST", "/v1/cluster/moves", Moved, wanted)
+    assert (moved.sandbox, moved.host) == (sandbox.id, target) and moved.pause_ms > 0
+    assert await where(client, sandbox) == target
+    assert (await session.exec("echo $((count + 1))")).text == "42\n"
+    assert (await sandbox.files.stat("/data")).size == 8 << 20
+    assert not group(pair.daemons[host], sandbox.id).exists()
+    assert (await client.call("POST", "/v1/cluster/moves", Moved, wanted)).pause_ms == 0
+    await sandbox.remove()
+
+
+async def _elsewhere(client: Client, sandbox: Sandbox, host: str) -> bool:
+    return await where(client, sandbox) != host
+
+
+async def _alive(client: Client) -> bool:
+    return {host.state for host in await client.call("GET", "/v1/cluster/hosts", list[HostInfo])} == {"alive"}
