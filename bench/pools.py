@@ -498,3 +498,7 @@ def _check(played: list[Played], folders: list[Path]) -> dict[str, Any]:
         "logprob_error_max": max(every, default=None),
         "logprob_wrong": sum(error > TOLERANCE for error in every),
     }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -86,6 +86,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     continued: int = 0  # times that another process went on with it
     opening: str = ""  # what the agent read first
     breaks: list[int] = []  # where a new sample begins: the model saw nothing of what stands before
+    whole: bool = True  # any token could be sampled; else `logprobs` are of the likeliest ones alone (top_p, top_k)
 
     @property
     def recovered_equal(self) -> int:

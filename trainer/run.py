@@ -448,6 +448,7 @@ def samples(batch: Batch) -> list[Sample]:
             reward=trajectory.reward,
             group=group.prompt,
             temperature=trajectory.temperature,
+            whole=trajectory.whole,
             truncated=trajectory.status == "truncated",
             version=trajectory.oldest or 0,
             name=f"{trajectory.prompt}/{trajectory.index}" + (f"+{part}" if part else ""),

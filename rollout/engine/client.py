@@ -38,6 +38,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] = []
     seed: int | None = None
     ignore_eos: bool = False
+    top_p: float = 1.0  # of the likeliest tokens only so many as have this share; 1: all
+    top_k: int = 0  # only so many of the likeliest; 0: all
+
+    @property
+    def whole(self) -> bool:
+        """Any token may be sampled: log-probabilities are those of the model at this temperature."""
+        return self.top_p == 1.0 and self.top_k == 0
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -316,6 +323,8 @@ def _request(
             stop_token_ids=sampling.stop_token_ids,
             seed=sampling.seed,
             ignore_eos=sampling.ignore_eos,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
             logprobs=0,
             detokenize=False,
         ),

@@ -46,6 +46,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] = []
     seed: int | None = None
     ignore_eos: bool = False
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
     logprobs: int | None = None
     n: int = 1
     detokenize: bool = True

@@ -29,6 +29,11 @@ MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
 ENDS = {"glm-4.5": ("<|user|>", "<|observation|>"), "gpt-oss": ("<|return|>", "<|call|>"), "qwen3": ("<|im_end|>",)}
 ENDS |= {"qwen3.5": ("<|im_end|>",), "llama-3": ("<|eot_id|>", "<|eom_id|>")}
 
+# What may turn the text after it into reasoning or a call: it is not told while an answer is on its way.
+HELD: tuple[str, ...] = ("<think>", "</think>", "<tool_call>", "<function=", "<minimax:tool_call>", "<|python_tag|>")
+HELD += ("<|channel|>", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>")
+HELD_OF = {"llama-3": ("{",)}  # a call is JSON without a mark
+
 TOLD = """You may call functions. They are described in JSON, one per line:
 {tools}
 To call one, answer with its name and arguments as JSON between <tool_call> and </tool_call>, like

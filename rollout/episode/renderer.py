@@ -63,6 +63,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 class Renderer(Protocol):
     stops: list[int]  # tokens that end an answer
+    marks: list[str]  # texts in an answer that may turn what comes with them into reasoning or calls
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Tokens after which the model speaks."""
@@ -102,6 +103,7 @@ class ChatRenderer:
         self._marked = sorted((token.content for token in added.values()), key=len, reverse=True)
         ends = {tokenizer.eos_token_id, *stops, *self.family.stops} - {None}
         self.stops = sorted(ends)
+        self.marks = [*families.HELD, *families.HELD_OF.get(self.family.name, ())]
         self._ends = [str(self._encoder.id_to_token(end)) for end in self.stops]
         self._shows_tools = "tools" in str(tokenizer.chat_template)
 

@@ -413,7 +413,7 @@ def _ended(phase: Phase, cause: Cause, message: str) -> Ended:
 def label(trajectory: Trajectory, spec: EpisodeSpec, sampling: Sampling) -> None:
     trajectory.prompt = trajectory.group = spec.prompt
     trajectory.index, trajectory.seed, trajectory.start = spec.index, spec.seed, spec.start
-    trajectory.temperature, trajectory.started_at = sampling.temperature, time.time()
+    trajectory.temperature, trajectory.whole, trajectory.started_at = sampling.temperature, sampling.whole, time.time()
 
 
 def fail(trajectory: Trajectory, failure: Failure) -> None:

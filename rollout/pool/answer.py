@@ -23,6 +23,7 @@ class Answer:
         self.logprobs: list[float] = []
         self.spans: list[Span] = []
         self.finish: str | None = None
+        self.enough = False
         self.parts = 0
         self._base = 0  # tokens of former servers
         self._oldest = -1
@@ -37,14 +38,22 @@ class Answer:
         return msgspec.structs.replace(self.sampling, max_tokens=self.sampling.max_tokens - self._base, seed=seed)
 
     def add(self, delta: Delta) -> None:
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
+        if not self.enough:
+            self.token_ids += delta.token_ids
+            self.logprobs += delta.logprobs
         if delta.spans is not None:
             self.spans = [span for span in self.spans if span.end <= self._base]
             for span in delta.spans:
-                self._cover(span.version, self._base + span.end)
+                self._cover(span.version, min(self._base + span.end, len(self.token_ids)))
         if delta.finish_reason is not None:
-            self.finish = delta.finish_reason
+            self.finish = "stop" if self.enough else delta.finish_reason
+
+    def cut(self, count: int) -> None:
+        """Its first `count` tokens are enough: those that have come after them are no part of it, nor what comes."""
+        del self.token_ids[count:], self.logprobs[count:]
+        self.spans = [Span(each.version, each.start, min(each.end, count)) for each in self.spans if each.start < count]
+        self.enough = True
+        self.finish = self.finish and "stop"
 
     def break_off(self) -> None:
         """The stream ended in the middle. What it did not tell is labelled with the version that it began with."""
@@ -54,12 +63,12 @@ class Answer:
     @property
     def whole(self) -> bool:
         """Nothing is left to sample, although nobody said so before its stream broke."""
-        return len(self.token_ids) >= self.sampling.max_tokens
+        return self.enough or len(self.token_ids) >= self.sampling.max_tokens
 
     @property
     def generation(self) -> Generation:
         self.break_off()
-        finish = self.finish or "length"
+        finish = self.finish or ("stop" if self.enough else "length")
         return Generation(
             token_ids=self.token_ids,
             logprobs=self.logprobs,

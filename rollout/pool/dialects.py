@@ -1,265 +1,246 @@
-"""What agents say to models, in OpenAI's and in Anthropic's words, to our messages and back. Pure.
+"""What agents say to models, in the words of OpenAI and Anthropic, to our messages and back. Pure.
 
-Owns: the forms of requests and answers, but for OpenAI's responses (rollout.pool.responses). Does not own: HTTP,
-tokens.
+Owns: what the dialects have in common: parameters, texts, tools, the row of items that an answer is, the order of a
+stream's events. Does not own: the forms of each (completions, responses, anthropic), HTTP, tokens.
 Guarantee: a parameter that would change what is sampled and that no engine here implements is refused, not passed over.
+
+::
+
+    body ─▶ Dialect.ask ─▶ Ask ─▶ recorder ─▶ Answered ─▶ Dialect.whole                      one body
+                                      └─ reasoning, text ─▶ Speech ─▶ begin, open, more, close, end    events
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollout.engine.client import Sampling
 from rollout.episode.renderer import Message, Tool
-from rollout.pool.recorder import Answered, Completed
+from rollout.pool.recorder import Answered
 from sandbox.errors import Invalid
 
+Body = dict[str, Any]
+Event = tuple[str, dict[str, Any]]  # its name, "" where the dialect gives none
+
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # what a parameter may be without changing anything
-    "top_p": (None, 1, 1.0),
-    "top_k": (None, -1, 0),
     "n": (None, 1),
+    "min_p": (None, 0, 0.0),
+    "min_tokens": (None, 0),
     "presence_penalty": (None, 0, 0.0),
     "frequency_penalty": (None, 0, 0.0),
+    "repetition_penalty": (None, 1, 1.0),
     "logit_bias": (None, {}),
-    "stop": (None, []),
-    "stop_sequences": (None, []),
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto", {"type": "auto"}),
 }
-COMPLETIONS: dict[str, tuple[Any, ...]] = {
-    **NEUTRAL,
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "logprobs": (None,),
-    "suffix": (None, ""),
+MOST = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # one parameter, as three routes call it
+STOP = ("stop", "stop_sequences")
+
+# How an answer ended: ours, OpenAI's completions, Anthropic's messages, the status of OpenAI's responses.
+FINISH = {
+    "stop": ("stop", "end_turn", "completed"),
+    "length": ("length", "max_tokens", "incomplete"),
+    "tool_calls": ("tool_calls", "tool_use", "completed"),
+    "stop_string": ("stop", "stop_sequence", "completed"),
 }
-FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}  # OpenAI's word: Anthropic's
 
 
-def refuse(body: dict[str, Any], only: dict[str, tuple[Any, ...]]) -> None:
+@dataclass(kw_only=True)
+class Ask:
+    """A request: messages and tools, or a prompt in text or tokens."""
+
+    messages: list[Message] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
+    instructions: str = ""  # a system's message of this request alone
+    prompt: str | list[int] | None = None
+
+    @property
+    def instructed(self) -> list[Message]:
+        return [*([{"role": "system", "content": self.instructions}] if self.instructions else []), *self.messages]
+
+
+@dataclass
+class Frame:
+    """What is known before the model has spoken."""
+
+    name: str  # of the answer
+    model: str
+    body: Body
+    prompt_tokens: int = 0
+
+
+@dataclass
+class Item:
+    """One of the things in an answer. `kind`: reasoning, text, or call, whose text is its arguments."""
+
+    kind: str
+    text: str
+    at: int = 0  # in the answer
+    nth: int = 0  # of its kind
+    call: dict[str, Any] = field(default_factory=dict)
+
+
+Told = Callable[[Frame, Item], list[Event]]
+
+
+def nothing(*_: Any) -> list[Event]:
+    return []
+
+
+def nothing_hidden(_: Frame) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """How one route asks and answers."""
+
+    prefix: str  # of the names of its answers
+    ask: Callable[[Body, Sequence[Message]], Ask]  # the second: the conversation before, where the route keeps it
+    whole: Callable[[Frame, Answered], dict[str, Any]]
+    more: Callable[[Frame, Item, str], list[Event]]  # of an open item
+    end: Callable[[Frame, Answered], list[Event]]
+    fail: Callable[[Frame, dict[str, Any]], list[Event]]  # an error when the stream has begun
+    begin: Callable[[Frame], list[Event]] = nothing
+    open: Told = nothing
+    close: Told = nothing
+    hidden: Callable[[Frame], tuple[str, ...]] = nothing_hidden  # kinds of items that the agent is not shown
+    numbered: bool = False  # its events are
+    done: str = ""  # the data of a last line
+
+
+class Speech:
+    """One answer in the events of a stream: ``begin(); more("text", "I "); more("text", "look."); end(answered)``"""
+
+    def __init__(self, dialect: Dialect, frame: Frame):
+        self.dialect, self.frame = dialect, frame
+        self._items: list[Item] = []
+        self._open: Item | None = None
+        self._number = 0
+
+    def begin(self, prompt_tokens: int) -> list[Event]:
+        self.frame.prompt_tokens = prompt_tokens
+        return self._numbered(self.dialect.begin(self.frame))
+
+    def more(self, kind: str, text: str, call: dict[str, Any] | None = None) -> list[Event]:
+        events: list[Event] = []
+        if kind in self.dialect.hidden(self.frame):
+            return events
+        if self._open is None or call is not None or self._open.kind != kind:
+            events += self._shut()
+            nth = sum(item.kind == kind for item in self._items)
+            self._open = Item(kind, "", len(self._items), nth, call or {})
+            self._items.append(self._open)
+            events += self.dialect.open(self.frame, self._open)
+        self._open.text += text
+        if text or call is not None:
+            events += self.dialect.more(self.frame, self._open, text)
+        return self._numbered(events)
+
+    def end(self, answered: Answered) -> list[Event]:
+        events: list[Event] = []
+        told = {item.kind for item in self._items}
+        for item in items(answered):
+            if item.kind == "call" or item.kind not in told:
+                events += self.more(item.kind, item.text, item.call or None)
+        return events + self._numbered(self._shut() + self.dialect.end(self.frame, answered))
+
+    def fail(self, error: dict[str, Any]) -> list[Event]:
+        return self._numbered(self.dialect.fail(self.frame, error))
+
+    def _shut(self) -> list[Event]:
+        item, self._open = self._open, None
+        return [] if item is None else self.dialect.close(self.frame, item)
+
+    def _numbered(self, events: list[Event]) -> list[Event]:
+        if not self.dialect.numbered:
+            return events
+        self._number += len(events)
+        first = self._number - len(events)
+        return [(kind, {**event, "sequence_number": first + n}) for n, (kind, event) in enumerate(events)]
+
+
+def items(answered: Answered) -> list[Item]:
+    """An answer as a row. One that says nothing has an empty text."""
+    said = answered.message
+    calls = said.get("tool_calls") or ()
+    found = [Item("reasoning", said["reasoning_content"])] if said.get("reasoning_content") else []
+    if said["content"] or not calls:
+        found.append(Item("text", said["content"]))
+    found += [Item("call", call["function"]["arguments"], nth=n, call=call) for n, call in enumerate(calls)]
+    for at, item in enumerate(found):
+        item.at = at
+    return found
+
+
+# ---------------------------------------------------------------------- requests
+
+
+def refuse(body: Body, only: dict[str, tuple[Any, ...]]) -> None:
     """Raise where a parameter has another value than these."""
     for name, values in only.items():
         if body.get(name) not in values:
             raise Invalid(f"{name} = {body[name]!r} is not implemented", remedy="leave it out")
 
 
-def sampling_of(body: dict[str, Any], default: Sampling) -> Sampling:
+def sampling_of(body: Body, default: Sampling) -> Sampling:
     """How a request wants to be sampled."""
     refuse(body, NEUTRAL)
-    names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-    most = next((body[name] for name in names if body.get(name)), default.max_tokens)
-    temperature = body.get("temperature")
+
+    def said(name: str, kind: Callable[[Any], Any], otherwise: Any) -> Any:
+        return otherwise if body.get(name) is None else kind(body[name])
+
     try:
         found = Sampling(
-            max_tokens=min(int(most), default.max_tokens),
-            temperature=default.temperature if temperature is None else float(temperature),
+            max_tokens=min(next((int(body[name]) for name in MOST if body.get(name)), 1 << 60), default.max_tokens),
+            temperature=said("temperature", float, default.temperature),
             stop_token_ids=default.stop_token_ids,
-            seed=default.seed if body.get("seed") is None else int(body["seed"]),
+            seed=said("seed", int, default.seed),
             ignore_eos=default.ignore_eos,
+            top_p=said("top_p", float, default.top_p),
+            top_k=max(said("top_k", int, default.top_k), 0),
         )
     except (TypeError, ValueError) as error:
-        raise Invalid(f"max_tokens, temperature or seed is no number: {error}") from None
-    if found.max_tokens < 1 or not 0 <= found.temperature < 100:
-        raise Invalid("max_tokens must be at least 1, temperature from 0 to 100")
+        raise Invalid(f"max_tokens, temperature, top_p, top_k or seed is no number: {error}") from None
+    if found.max_tokens < 1 or not 0 <= found.temperature < 100 or not 0 < found.top_p <= 1:
+        raise Invalid("max_tokens must be at least 1, temperature from 0 to 100, top_p above 0 and at most 1")
     return found
 
 
-# --------------------------------------------------------------------------- OpenAI
+def stop_of(body: Body) -> list[str]:
+    """The texts that end an answer."""
+    found = next((body[name] for name in STOP if body.get(name)), [])
+    strings = [found] if isinstance(found, str) else found
+    if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings):
+        raise Invalid("stop must be a text or a list of texts")
+    return strings
 
 
-def openai_request(body: dict[str, Any]) -> tuple[list[Message], list[Tool]]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages or not all(_is_message(message) for message in messages):
-        raise Invalid("messages must be a list of objects with a role")
-    return [
-        {**message, "role": "system" if message["role"] == "developer" else message["role"]} for message in messages
-    ], list(body.get("tools") or ())
+def texts(content: Any) -> str:
+    """The text of a message's content. What else is in it, a picture, would be lost."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list) or not all(isinstance(part, dict) and "text" in part for part in content):
+        raise Invalid("a content has parts that are no text", remedy="send text alone")
+    return "".join(str(part["text"]) for part in content)
 
 
-def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, dict)
-        and message.get("role") in ("system", "developer", "user", "assistant", "tool")
-        and isinstance(message.get("content") or "", (str, list))
-        and all(
-            isinstance(call, dict) and "name" in call.get("function", {}) for call in message.get("tool_calls") or ()
-        )
-    )
+def function(tool: dict[str, Any], parameters: str = "parameters") -> Tool:
+    """A tool as our templates are told it. `parameters`: how the dialect calls them."""
+    kept = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    if tool.get(parameters) is not None:
+        kept["parameters"] = tool[parameters]
+    return {"type": "function", "function": {"name": tool["name"], **kept}}
 
 
-def openai_answer(answered: Answered, *, name: str, model: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "chat.completion",
-        "created": 0,
-        "model": model,
-        "choices": [{"index": 0, "message": answered.message, "finish_reason": answered.finish, "logprobs": None}],
-        "usage": openai_usage(answered),
-    }
+def call(name: str, function_name: str, arguments: str) -> dict[str, Any]:
+    """A call of a tool, as in our messages."""
+    return {"id": name, "type": "function", "function": {"name": function_name, "arguments": arguments}}
 
 
-def openai_usage(answered: Answered | Completed) -> dict[str, int]:
-    return {
-        "prompt_tokens": answered.prompt_tokens,
-        "completion_tokens": answered.tokens,
-        "total_tokens": answered.prompt_tokens + answered.tokens,
-    }
-
-
-def openai_stream(answered: Answered, *, name: str, model: str, usage: bool) -> list[dict[str, Any]]:
-    """The same in the pieces of a stream: the message, its calls, its end."""
-    calls = [{"index": n, **call} for n, call in enumerate(answered.message.get("tool_calls") or ())]
-    delta = {key: value for key, value in answered.message.items() if key != "tool_calls"}
-    pieces: list[tuple[dict[str, Any], str | None]] = [(delta, None)]
-    pieces += [({"tool_calls": [call]}, None) for call in calls]
-    pieces.append(({}, answered.finish))
-    base = {"id": name, "object": "chat.completion.chunk", "created": 0, "model": model}
-    found: list[dict[str, Any]] = [
-        {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]} for delta, finish in pieces
-    ]
-    if usage:
-        found.append({**base, "choices": [], "usage": openai_usage(answered)})
-    return found
-
-
-# --------------------------------------------------------------------------- OpenAI's completions
-
-
-def completion_request(body: dict[str, Any]) -> str | list[int]:
-    """The prompt: text, or tokens."""
-    refuse(body, COMPLETIONS)
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
-        return prompt
-    if not isinstance(prompt, str) or not prompt:
-        raise Invalid("prompt must be one text, or one list of tokens", remedy="send several prompts one by one")
-    return prompt
-
-
-def completion_answer(completed: Completed, *, name: str, model: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "text_completion",
-        "created": 0,
-        "model": model,
-        "choices": [{"index": 0, "text": completed.text, "finish_reason": completed.finish, "logprobs": None}],
-        "usage": openai_usage(completed),
-    }
-
-
-def completion_stream(completed: Completed, *, name: str, model: str, usage: bool) -> list[dict[str, Any]]:
-    """The same in the pieces of a stream."""
-    whole = completion_answer(completed, name=name, model=model)
-    counted = whole.pop("usage")
-    found = [whole]
-    if usage:
-        found.append({**whole, "choices": [], "usage": counted})
-    return found
-
-
-# --------------------------------------------------------------------------- Anthropic
-
-
-def anthropic_request(body: dict[str, Any]) -> tuple[list[Message], list[Tool]]:
-    messages: list[Message] = []
-    if body.get("system"):
-        messages.append({"role": "system", "content": _texts(body["system"])})
-    if not isinstance(body.get("messages"), list) or not body["messages"]:
-        raise Invalid("messages must be a list")
-    try:
-        for message in body["messages"]:
-            messages += _from_anthropic(message)
-        tools = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool["name"],
-                    "description": tool.get("description", ""),
-                    "parameters": tool.get("input_schema", {}),
-                },
-            }
-            for tool in body.get("tools") or ()
-        ]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise Invalid(f"a message or tool lacks {error}") from None
-    return messages, tools
-
-
-def _from_anthropic(message: dict[str, Any]) -> list[Message]:
-    """A message of blocks: results of tools are messages of their own, before what else is said."""
-    blocks = message["content"]
-    if isinstance(blocks, str):
-        return [{"role": message["role"], "content": blocks}]
-    results = [
-        {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _texts(block.get("content") or "")}
-        for block in blocks
-        if block["type"] == "tool_result"
-    ]
-    text = "".join(block["text"] for block in blocks if block["type"] == "text")
-    calls = [
-        {
-            "id": block["id"],
-            "type": "function",
-            "function": {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)},
-        }
-        for block in blocks
-        if block["type"] == "tool_use"
-    ]
-    if message["role"] == "user":
-        return [*results, *([{"role": "user", "content": text}] if text or not results else [])]
-    return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]
-
-
-def _texts(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(block.get("text", "") for block in content)
-
-
-def anthropic_answer(answered: Answered, *, name: str, model: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": _blocks(answered),
-        "stop_reason": FINISH[answered.finish],
-        "stop_sequence": None,
-        "usage": {"input_tokens": answered.prompt_tokens, "output_tokens": answered.tokens},
-    }
-
-
-def _blocks(answered: Answered) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
-    if answered.message["content"]:
-        blocks.append({"type": "text", "text": answered.message["content"]})
-    for call in answered.message.get("tool_calls") or ():
-        try:
-            value = json.loads(call["function"]["arguments"])
-        except ValueError:
-            value = {"text": call["function"]["arguments"]}
-        blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": value})
-    return blocks or [{"type": "text", "text": ""}]
-
-
-def anthropic_stream(answered: Answered, *, name: str, model: str) -> list[tuple[str, dict[str, Any]]]:
-    """The same in the events of a stream."""
-    whole = anthropic_answer(answered, name=name, model=model)
-    begun = {**whole, "content": [], "stop_reason": None}
-    events: list[tuple[str, dict[str, Any]]] = [("message_start", {"message": begun})]
-    for index, block in enumerate(whole["content"]):
-        if block["type"] == "text":
-            empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
-        else:
-            empty, delta = (
-                {**block, "input": {}},
-                {"type": "input_json_delta", "partial_json": json.dumps(block["input"])},
-            )
-        events += [
-            ("content_block_start", {"index": index, "content_block": empty}),
-            ("content_block_delta", {"index": index, "delta": delta}),
-            ("content_block_stop", {"index": index}),
-        ]
-    ended = {"delta": {"stop_reason": whole["stop_reason"], "stop_sequence": None}, "usage": whole["usage"]}
-    return [*events, ("message_delta", ended), ("message_stop", {})]
+def usage(answered: Answered, asked: str, said: str, total: str = "") -> dict[str, int]:
+    """The counts of an answer, as a dialect calls them."""
+    found = {asked: answered.prompt_tokens, said: answered.tokens}
+    return {**found, total: answered.prompt_tokens + answered.tokens} if total else found

@@ -1,9 +1,10 @@
 """The doors for agents: OpenAI's chat completions, responses and completions, Anthropic's messages, over whatever
 generates tokens.
 
-Owns: the routes, their errors, the last responses, which requests may name. Does not own: the forms (dialects,
-responses), recording (recorder), engines.
-Guarantee: an engine that queues, restarts or refuses is an error whose code clients repeat (503), never an answer.
+Owns: the routes, their errors, streams of events, the last responses, which requests may name. Does not own: the forms
+(dialects), recording (recorder), engines.
+Guarantee: an engine that queues, restarts or refuses is an error whose code clients repeat (503), never an answer; a
+stream begins with the engine's first token, and its events are sent as tokens come. Who goes away ends his request.
 
 An agent's base URL names its session: ``http://HOST:PORT/session/NAME`` (what comes before ``/v1``). Without that, its
 session is `default`.
@@ -23,12 +24,16 @@ from aiohttp import web
 
 from rollout.engine.client import Sampling
 from rollout.episode.renderer import Message
-from rollout.pool import dialects, responses
+from rollout.pool.anthropic import MESSAGES
+from rollout.pool.completions import CHAT, TEXT
+from rollout.pool.dialects import Ask, Dialect, Event, Frame, Speech, sampling_of, stop_of
 from rollout.pool.recorder import Answered, Recorder
+from rollout.pool.responses import RESPONSES
 from sandbox.errors import EngineFailed, Invalid, PagurusError
 
 BODY_MOST = 32 << 20
 RESPONSES_KEPT = 4096  # the latest ones
+ROUTES = {"chat/completions": CHAT, "completions": TEXT, "responses": RESPONSES, "messages": MESSAGES}  # after /v1
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -63,44 +68,46 @@ class Doors:
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=BODY_MOST, middlewares=[errors])
-        for prefix in ("", "/session/{session}"):
+        for prefix in ("/v1", "/session/{session}/v1"):
+            app.add_routes([web.post(f"{prefix}/{route}", self._route(each)) for route, each in ROUTES.items()])
             app.add_routes(
-                [
-                    web.post(prefix + "/v1/chat/completions", self.chat),
-                    web.post(prefix + "/v1/responses", self.responses),
-                    web.post(prefix + "/v1/completions", self.completions),
-                    web.post(prefix + "/v1/messages", self.messages),
-                    web.post(prefix + "/v1/messages/count_tokens", self.count),
-                    web.get(prefix + "/v1/models", self.models),
-                ]
+                [web.post(f"{prefix}/messages/count_tokens", self.count), web.get(f"{prefix}/models", self.models)]
             )
         return app
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
-        messages, tools = dialects.openai_request(body)
-        name = f"chatcmpl-{uuid.uuid4().hex}"
-        answered = await self._answer(request, messages, tools, body, name)
-        if not body.get("stream"):
-            return _json(dialects.openai_answer(answered, name=name, model=self.model))
-        return await _pieces(
-            request, dialects.openai_stream(answered, name=name, model=self.model, usage=_wants_usage(body))
-        )
+    def _route(self, dialect: Dialect) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            return await self.answer(dialect, request)
 
-    async def responses(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
-        session, name = _session(request), f"resp_{uuid.uuid4().hex}"
-        before = self._before(session, body.get("previous_response_id"))
-        new, tools = responses.request(body, before)
-        messages = [*before, *new]
-        answered = await self._answer(request, responses.instructed(body, messages), tools, body, name)
-        if body.get("store") is not False:
-            self._responses[session, name] = [*messages, answered.message]
+        return handler
+
+    async def answer(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        body, session = await _body(request), _session(request)
+        before = self._before(session, body.get("previous_response_id")) if dialect is RESPONSES else []
+        ask = dialect.ask(body, before)
+        frame = Frame(f"{dialect.prefix}{uuid.uuid4().hex}", self.model, body)
+        stream = Stream(request, Speech(dialect, frame)) if body.get("stream") else None
+        try:
+            answered = await self._asked(session, ask, frame, stream)
+        except PagurusError as error:
+            if stream is None or not stream.begun:
+                raise
+            return await stream.fail(error)
+        if dialect is RESPONSES and body.get("store") is not False:
+            self._responses[session, frame.name] = [*ask.messages, answered.message]
             while len(self._responses) > RESPONSES_KEPT:
                 self._responses.popitem(last=False)
-        if not body.get("stream"):
-            return _json(responses.answer(answered, body, name=name, model=self.model))
-        return await _named_events(request, responses.stream(answered, body, name=name, model=self.model))
+        return _json(dialect.whole(frame, answered)) if stream is None else await stream.end(answered)
+
+    async def _asked(self, session: str, ask: Ask, frame: Frame, stream: Stream | None) -> Answered:
+        sampling, stop = sampling_of(frame.body, self.sampling), stop_of(frame.body)
+        if ask.prompt is not None:
+            return await self.recorder.complete(
+                session, ask.prompt, sampling, stop=stop, request_id=frame.name, listener=stream
+            )
+        return await self.recorder.answer(
+            session, ask.instructed, ask.tools, sampling, stop=stop, request_id=frame.name, listener=stream
+        )
 
     def _before(self, session: str, name: str | None) -> list[Message]:
         """The conversation up to a response of this session."""
@@ -111,29 +118,9 @@ class Doors:
         except KeyError:
             raise Invalid(f"no response {name!r} is kept", remedy="send the whole conversation as input") from None
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
-        prompt, name = dialects.completion_request(body), f"cmpl-{uuid.uuid4().hex}"
-        sampling = dialects.sampling_of(body, self.sampling)
-        completed = await self.recorder.complete(_session(request), prompt, sampling, request_id=name)
-        if not body.get("stream"):
-            return _json(dialects.completion_answer(completed, name=name, model=self.model))
-        return await _pieces(
-            request, dialects.completion_stream(completed, name=name, model=self.model, usage=_wants_usage(body))
-        )
-
-    async def messages(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
-        messages, tools = dialects.anthropic_request(body)
-        name = f"msg_{uuid.uuid4().hex}"
-        answered = await self._answer(request, messages, tools, body, name)
-        if not body.get("stream"):
-            return _json(dialects.anthropic_answer(answered, name=name, model=self.model))
-        return await _named_events(request, dialects.anthropic_stream(answered, name=name, model=self.model))
-
     async def count(self, request: web.Request) -> web.Response:
-        messages, tools = dialects.anthropic_request(await _body(request))
-        ids = await asyncio.to_thread(self.recorder.renderer.open, messages, tools)
+        ask = MESSAGES.ask(await _body(request), [])
+        ids = await asyncio.to_thread(self.recorder.renderer.open, ask.messages, ask.tools)
         return _json({"input_tokens": len(ids)})
 
     async def models(self, _: web.Request) -> web.Response:
@@ -141,19 +128,52 @@ class Doors:
             {"object": "list", "data": [{"id": self.model, "object": "model", "created": 0, "owned_by": "us"}]}
         )
 
-    async def _answer(
-        self, request: web.Request, messages: list[Any], tools: list[Any], body: dict[str, Any], name: str
-    ) -> Answered:
-        sampling = dialects.sampling_of(body, self.sampling)
-        return await self.recorder.answer(_session(request), messages, tools, sampling, request_id=name)
+
+class Stream:
+    """An answer's events, sent as they come. Before the first of them an error has a status of its own."""
+
+    def __init__(self, request: web.Request, speech: Speech):
+        self._request, self._speech = request, speech
+        self._out: web.StreamResponse | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._out is not None
+
+    async def begin(self, prompt_tokens: int) -> None:
+        self._out = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-cache"})
+        await self._out.prepare(self._request)
+        await self._send(self._speech.begin(prompt_tokens))
+
+    async def more(self, kind: str, text: str) -> None:
+        await self._send(self._speech.more(kind, text))
+
+    async def end(self, answered: Answered) -> web.StreamResponse:
+        if not self.begun:
+            await self.begin(answered.prompt_tokens)
+        return await self._closed(self._speech.end(answered), self._speech.dialect.done)
+
+    async def fail(self, error: PagurusError) -> web.StreamResponse:
+        return await self._closed(self._speech.fail(described(error)[1]), "")
+
+    async def _closed(self, events: list[Event], done: str) -> web.StreamResponse:
+        assert self._out is not None, "it has begun"
+        await self._send(events)
+        if done:
+            await self._out.write(f"data: {done}\n\n".encode())
+        await self._out.write_eof()
+        return self._out
+
+    async def _send(self, events: list[Event]) -> None:
+        """Dialects that name their events repeat the name in the data."""
+        named = [(f"event: {kind}\n", {"type": kind, **event}) if kind else ("", event) for kind, event in events]
+        lines = [f"{name}data: {json.dumps(event)}\n\n" for name, event in named]
+        if lines and self._out is not None:
+            await self._out.write("".join(lines).encode())
 
 
 def _session(request: web.Request) -> str:
     return request.match_info.get("session", "default")
-
-
-def _wants_usage(body: dict[str, Any]) -> bool:
-    return bool((body.get("stream_options") or {}).get("include_usage"))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
@@ -170,38 +190,20 @@ def _json(body: dict[str, Any]) -> web.Response:
     return web.Response(body=json.dumps(body).encode(), content_type="application/json")
 
 
-async def _pieces(request: web.Request, pieces: list[dict[str, Any]]) -> web.StreamResponse:
-    """As OpenAI's completions send them."""
-    return await _events(request, [f"data: {json.dumps(piece)}\n\n" for piece in pieces] + ["data: [DONE]\n\n"])
-
-
-async def _named_events(request: web.Request, events: list[tuple[str, dict[str, Any]]]) -> web.StreamResponse:
-    """As OpenAI's responses and Anthropic send them."""
-    return await _events(
-        request, [f"event: {kind}\ndata: {json.dumps({'type': kind, **event})}\n\n" for kind, event in events]
-    )
-
-
-async def _events(request: web.Request, pieces: list[str]) -> web.StreamResponse:
-    out = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await out.prepare(request)
-    for piece in pieces:
-        await out.write(piece.encode())
-    await out.write_eof()
-    return out
+def described(error: PagurusError) -> tuple[int, dict[str, Any]]:
+    """An error's status, and the error in a shape that all dialects' clients read."""
+    kinds = ((Invalid, 400, "invalid_request_error"), (EngineFailed, 503, "overloaded_error"))
+    status, kind = next((found for each, *found in kinds if isinstance(error, each)), [500, "api_error"])
+    return int(status), {"type": kind, "message": str(error), "code": status}
 
 
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The one place where an error becomes a response, in a shape that both dialects' clients read."""
+    """The one place where an error becomes a response."""
     try:
         return await handler(request)
-    except Invalid as error:
-        status, kind, text = 400, "invalid_request_error", str(error)
-    except EngineFailed as error:
-        status, kind, text = 503, "overloaded_error", str(error)
     except PagurusError as error:
-        status, kind, text = 500, "api_error", str(error)
-    body = {"type": "error", "error": {"type": kind, "message": text, "code": status}}
+        status, told = described(error)
+    body = json.dumps({"type": "error", "error": told}).encode()
     headers = {"retry-after": "1"} if status == 503 else None
-    return web.Response(status=status, body=json.dumps(body).encode(), content_type="application/json", headers=headers)
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)

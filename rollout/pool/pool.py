@@ -21,13 +21,12 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-
-import msgspec
+from typing import TypeVar
 
 from rollout.decide.prefixes import Prefixes, chain
 from rollout.decide.routing import Ask, RouteView, RoutingRules, Send, judge, next_to_update, route
@@ -36,12 +35,14 @@ from rollout.pool.answer import Answer
 from rollout.pool.member import Member, Server
 from sandbox.errors import Closed, Conflict, EngineFailed, NotFound, PagurusError
 
+T = TypeVar("T")
 log = logging.getLogger("pagurus.pool")
 
 TICK = 0.25  # seconds between two looks at the servers' health
 PROBE_EVERY = 2.0  # seconds
 
 Log = Callable[[RouteView, list[Send]], None]
+Enough = Callable[[list[int]], int | None]  # of an answer's tokens so far, how many are all; None: not yet
 
 
 @dataclass(eq=False)
@@ -198,27 +199,37 @@ class Pool:
     ) -> Generation:
         """Like an engine's. `priority`: lower goes first."""
         answer = Answer(sampling)
-        async with aclosing(self._deltas(prompt_ids, answer, request_id, priority)) as deltas:
-            async for _ in deltas:
+        async with aclosing(self._grow(prompt_ids, answer, request_id, priority)) as grown:
+            async for _ in grown:
                 pass
         return answer.generation
 
     async def stream(
-        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
+        self,
+        prompt_ids: list[int],
+        sampling: Sampling,
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        enough: Enough | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Like an engine's. Spans come with the last delta, and cover all servers. Closing it ends the request."""
-        answer = Answer(sampling)
-        async with aclosing(self._deltas(prompt_ids, answer, request_id, priority)) as deltas:
-            async for delta in deltas:
-                if delta.finish_reason is None:
-                    yield Delta(token_ids=delta.token_ids, logprobs=delta.logprobs)
-                else:
-                    last = answer.generation
-                    yield msgspec.structs.replace(delta, spans=last.spans, finish_reason=last.finish_reason)
+        """Like an engine's. Spans come with the last delta, and cover all servers. Closing it ends the request.
 
-    async def _deltas(
-        self, prompt_ids: list[int], answer: Answer, request_id: str, priority: int
-    ) -> AsyncGenerator[Delta, None]:
+        `enough` is asked after each piece, and ends the answer: the engine is told, and tells which weights sampled it.
+        """
+        answer, told = Answer(sampling), 0
+        async with aclosing(self._grow(prompt_ids, answer, request_id, priority, enough)) as grown:
+            async for _ in grown:
+                if len(answer.token_ids) > told:
+                    yield Delta(token_ids=answer.token_ids[told:], logprobs=answer.logprobs[told:])
+                    told = len(answer.token_ids)
+        last = answer.generation
+        yield Delta(token_ids=[], logprobs=[], spans=last.spans, finish_reason=last.finish_reason)
+
+    async def _grow(
+        self, prompt_ids: list[int], answer: Answer, request_id: str, priority: int, enough: Enough | None = None
+    ) -> AsyncGenerator[None, None]:
+        """The answer, piece by piece, to its end."""
         self.counts["requests"] += 1
         key = next(self._keys)
         blocks: list[int] = []
@@ -226,11 +237,14 @@ class Pool:
             ids = prompt_ids + answer.token_ids
             blocks = chain(ids, blocks)
             member = await self._slot(Ticket(key, priority, ids, blocks))
+            name = f"{request_id or key}.{answer.parts}"
             try:
-                async with aclosing(self._from(member, ids, answer, f"{request_id or key}.{answer.parts}")) as deltas:
+                async with aclosing(self._from(member, ids, answer, name)) as deltas:
                     async for delta in deltas:
                         answer.add(delta)
-                        yield delta
+                        if enough is not None and not answer.enough:
+                            await self._end(member, answer, name, enough)
+                        yield
                 self._prefixes.remember(member.name, chain(prompt_ids + answer.token_ids, blocks))
                 return
             except (EngineFailed, TimeoutError) as error:
@@ -238,7 +252,6 @@ class Pool:
                 self.counts["moved"] += 1
                 self.counts["moved_tokens"] += len(answer.token_ids)
                 if answer.whole:
-                    yield Delta(token_ids=[], logprobs=[], finish_reason="length")
                     return
             finally:
                 self._release(member, len(ids))
@@ -250,20 +263,29 @@ class Pool:
             raise EngineFailed(f"server {member.name} is gone")
         version, sampling = member.version, answer.begin(member.version)
         async with aclosing(client.stream(ids, sampling, request_id=name, priority=0)) as deltas:
-            while True:
-                limit = asyncio.timeout(None)
-                try:
-                    async with limit:
-                        member.waits[limit] = time.monotonic()
-                        delta = await anext(deltas, None)
-                finally:
-                    member.waits.pop(limit, None)
-                if delta is None:
-                    return
+            while (delta := await self._waited(member, anext(deltas, None))) is not None:
                 member.heard = time.monotonic()
-                if delta.finish_reason == "abort":
+                if delta.finish_reason == "abort" and not answer.enough:
                     raise EngineFailed(f"server {member.name} ended a request of version {version}")
                 yield delta
+
+    async def _end(self, member: Member, answer: Answer, name: str, enough: Enough) -> None:
+        """Ask whether the answer is enough; if so, end its request. What the engine says last has its versions."""
+        count = enough(answer.token_ids)
+        if count is not None:
+            answer.cut(count)
+            if answer.finish is None and member.client is not None:
+                await self._waited(member, member.client.abort([name]))
+
+    async def _waited(self, member: Member, told: Awaitable[T]) -> T:
+        """What a server tells. TimeoutError: it was given up."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                member.waits[limit] = time.monotonic()
+                return await told
+        finally:
+            member.waits.pop(limit, None)
 
     def _lost(self, member: Member, error: Exception) -> None:
         """A request failed there. Whether the server did is for a probe to say, but for a connection that broke."""

@@ -19,19 +19,38 @@ import contextlib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
-from rollout.engine.client import Generation, Sampling
-from rollout.episode.renderer import Action, Message, Renderer, Tool
+from rollout.engine.client import Delta, Generation, Sampling
+from rollout.episode.renderer import Message, Renderer, Tool
+from rollout.pool.pool import Enough
+from rollout.pool.telling import Stops, Told
 from sandbox.errors import EngineFailed, Invalid
+
+Read = Callable[[list[int]], dict[str, str]]  # sampled tokens: what they say, as reasoning and as text
 
 
 class Engine(Protocol):
-    def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Awaitable[Generation]: ...
+    """A pool, say. The last delta has the finish reason and the spans."""
+
+    def stream(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", enough: Enough | None = None
+    ) -> AsyncGenerator[Delta, None]: ...
+
+
+class Listener(Protocol):
+    """Who hears an answer on its way."""
+
+    async def begin(self, prompt_tokens: int) -> None:
+        """The engine answers."""
+
+    async def more(self, kind: str, text: str) -> None:
+        """What is new of its reasoning or its text; all of it before the answer is returned."""
 
 
 class Recorded(msgspec.Struct, kw_only=True):
@@ -42,8 +61,20 @@ class Recorded(msgspec.Struct, kw_only=True):
     logprobs: list[float] = []
     versions: list[int] = []
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: of all tokens
     cut: bool = False  # an answer in it reached its token limit
     answers: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Any token could be sampled; else `logprobs` are of the likeliest ones alone, and no trainer takes them."""
+        return self.top_p == 1.0 and self.top_k == 0
+
+    def sampled_as(self, sampling: Sampling) -> bool:
+        """A request so sampled may extend it: a sample is of one distribution."""
+        wanted = (sampling.temperature, sampling.top_p, sampling.top_k)
+        return (self.temperature, self.top_p, self.top_k) == wanted
 
     def put(self, ids: Sequence[int]) -> None:
         self.tokens += ids
@@ -70,7 +101,8 @@ class Line:
     tools: list[Tool]
     prompt: int = 0  # tokens before the last answer
     asked: str | None = None  # of a line of text: what the last answer was given to
-    told: str = ""  # and what it said, as far as the agent was told: its end is a token without text
+    told: str = ""  # and what it said, as far as the agent was told
+    hidden: str = ""  # the rest: its end is a token without text, and a stop string is not told
 
 
 @dataclass
@@ -80,7 +112,7 @@ class Asked:
     ids: list[int]
     history: list[Message]
     tools: list[Tool]
-    temperature: float
+    sampling: Sampling
     line: Line | None
     how: str  # opened, extended, again, rewritten (by the template), drifted (by the agent)
     text: str | None = None  # of a request in text
@@ -88,23 +120,13 @@ class Asked:
 
 @dataclass(kw_only=True)
 class Answered:
-    """What an agent is told."""
+    """What an agent is told. `finish`: stop, length, tool_calls, or stop_string."""
 
-    action: Action
     message: Message
     finish: str
     prompt_tokens: int
     tokens: int
-
-
-@dataclass(kw_only=True)
-class Completed:
-    """What an agent is told that asked in text."""
-
-    text: str
-    finish: str
-    prompt_tokens: int
-    tokens: int
+    stopped: str | None = None  # the stop string that ended it
 
 
 @dataclass
@@ -130,113 +152,152 @@ class Recorder:
         return self.sessions.setdefault(name, Session(name))
 
     async def answer(
-        self, name: str, messages: list[Message], tools: list[Tool], sampling: Sampling, *, request_id: str = ""
+        self,
+        name: str,
+        messages: list[Message],
+        tools: list[Tool],
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        request_id: str = "",
+        listener: Listener | None = None,
     ) -> Answered:
         """One answer of the model. What fails is recorded nowhere: the agent asks again, or its episode fails."""
-        session = self.session(name)
+        session, stops = self.session(name), Stops(stop, self.renderer.decode)
         async with session.busy:  # one conversation; agents that speak with two tongues wait for each other
-            asked = await asyncio.to_thread(self._match, session, messages, tools, sampling.temperature)
-            generation = await self._sample(asked.ids, sampling, request_id)
+            asked = await asyncio.to_thread(self._match, session, messages, tools, sampling)
+
+            def read(ids: list[int]) -> dict[str, str]:
+                action = self.renderer.parse(ids, asked.ids, tools)
+                return {"reasoning": action.reasoning, "text": action.content}
+
+            told = Told([*self.renderer.marks, *stop])
+            generation = await self._sample(asked, stops, request_id, read, told, listener)
             action = await asyncio.to_thread(self.renderer.parse, generation.token_ids, asked.ids, tools)
             number = session.counts["answers"]
             message = action.message([f"call_{number}_{n}" for n in range(len(action.calls))])
-            self._record(session, asked, generation, message)
+            message["content"] = stops.cut(action.content)
+            await _tell_rest(listener, told, {"reasoning": action.reasoning, "text": message["content"]})
+            self._put(session, asked, generation).history = [*asked.history, message]
             session.counts["broken_calls"] += len(action.broken)
-        return Answered(
-            action=action,
-            message=message,
-            finish="tool_calls" if action.calls else generation.finish_reason,
-            prompt_tokens=len(asked.ids),
-            tokens=len(generation.token_ids),
-        )
+        return _answered(asked, generation, message, stops)
 
     async def complete(
-        self, name: str, prompt: str | list[int], sampling: Sampling, *, request_id: str = ""
-    ) -> Completed:
+        self,
+        name: str,
+        prompt: str | list[int],
+        sampling: Sampling,
+        *,
+        stop: Sequence[str] = (),
+        request_id: str = "",
+        listener: Listener | None = None,
+    ) -> Answered:
         """The same for an agent that lays its conversation out by itself: text, or tokens, to go on with."""
-        session = self.session(name)
-        async with session.busy:
-            asked = await asyncio.to_thread(self._continue, session, prompt, sampling.temperature)
-            generation = await self._sample(asked.ids, sampling, request_id)
-            ids = generation.token_ids
-            ended = bool(ids) and ids[-1] in self.renderer.stops
-            told = await asyncio.to_thread(self.renderer.decode, ids[:-1] if ended else ids)
-            line = self._put(session, asked, generation)
-            line.asked, line.told = asked.text, told
-        return Completed(
-            text=told, finish=generation.finish_reason, prompt_tokens=len(asked.ids), tokens=len(generation.token_ids)
-        )
+        session, stops = self.session(name), Stops(stop, self.renderer.decode)
 
-    async def _sample(self, ids: list[int], sampling: Sampling, request_id: str) -> Generation:
-        room = self.length - len(ids)
+        def read(ids: list[int]) -> dict[str, str]:
+            ended = bool(ids) and ids[-1] in self.renderer.stops
+            return {"text": self.renderer.decode(ids[:-1] if ended else ids)}
+
+        async with session.busy:
+            asked, told = await asyncio.to_thread(self._continue, session, prompt, sampling), Told(stop)
+            generation = await self._sample(asked, stops, request_id, read, told, listener)
+            text = stops.cut((await asyncio.to_thread(read, generation.token_ids))["text"])
+            await _tell_rest(listener, told, {"text": text})
+            line = self._put(session, asked, generation)
+            line.asked, line.told = asked.text, text
+            line.hidden = self.renderer.decode(generation.token_ids)[len(text) :]
+        return _answered(asked, generation, {"role": "assistant", "content": text}, stops)
+
+    async def _sample(
+        self, asked: Asked, stops: Stops, request_id: str, read: Read, told: Told, listener: Listener | None
+    ) -> Generation:
+        """What the engine samples; a listener is told of it what will stay."""
+        room = self.length - len(asked.ids)
         if room < 1:
-            raise Invalid(f"the conversation has {len(ids)} tokens, the engine takes {self.length}")
-        stops = sorted({*sampling.stop_token_ids, *self.renderer.stops})
-        asked = msgspec.structs.replace(sampling, stop_token_ids=stops, max_tokens=min(sampling.max_tokens, room))
-        generation = await self.engine.generate(ids, asked, request_id=request_id)
-        if generation.finish_reason == "abort":
+            raise Invalid(f"the conversation has {len(asked.ids)} tokens, the engine takes {self.length}")
+        ends = sorted({*asked.sampling.stop_token_ids, *self.renderer.stops})
+        most = min(asked.sampling.max_tokens, room)
+        sampling = msgspec.structs.replace(asked.sampling, stop_token_ids=ends, max_tokens=most)
+        made = Generation(token_ids=[], logprobs=[], spans=[], finish_reason="abort")
+        begun = False
+        async with aclosing(self.engine.stream(asked.ids, sampling, request_id=request_id, enough=stops)) as deltas:
+            async for delta in deltas:
+                made.token_ids += delta.token_ids
+                made.logprobs += delta.logprobs
+                made.spans = delta.spans or made.spans
+                made.finish_reason = delta.finish_reason or made.finish_reason
+                if listener is None or not delta.token_ids:
+                    continue
+                if not begun:
+                    await listener.begin(len(asked.ids))
+                    begun = True
+                for kind, text in (await asyncio.to_thread(read, made.token_ids)).items():
+                    if new := told.more(kind, text):
+                        await listener.more(kind, new)
+        if made.finish_reason == "abort":
             raise EngineFailed("the answer was ended from outside", remedy="ask again")
-        return generation
+        return made
 
     # ----------------------------------------------------------------- which sample
 
-    def _match(self, session: Session, messages: list[Message], tools: list[Tool], temperature: float) -> Asked:
+    def _match(self, session: Session, messages: list[Message], tools: list[Tool], sampling: Sampling) -> Asked:
         """Which sample the request extends. Changes nothing. Blocks for a millisecond or two."""
         wanted = [mark(message) for message in messages]
         for line in reversed(session.lines):
-            if line.asked is not None or line.tools != tools or line.sample.temperature != temperature:
+            if line.asked is not None or line.tools != tools or not line.sample.sampled_as(sampling):
                 continue
             known = [mark(message) for message in line.history]
             if known[:-1] == wanted:  # another answer to the same
-                return Asked(line.sample.tokens[: line.prompt], messages, tools, temperature, None, "again")
+                return Asked(line.sample.tokens[: line.prompt], messages, tools, sampling, None, "again")
             if known == wanted[: len(known)] and len(known) < len(wanted):
                 new = messages[len(known) :]
                 longer = self.renderer.bridge(line.sample.tokens, line.history, new, tools)
                 if longer is not None:
-                    return Asked(longer, [*line.history, *new], tools, temperature, line, "extended")
-                return Asked(self.renderer.open(messages, tools), messages, tools, temperature, None, "rewritten")
+                    return Asked(longer, [*line.history, *new], tools, sampling, line, "extended")
+                return Asked(self.renderer.open(messages, tools), messages, tools, sampling, None, "rewritten")
         how = "drifted" if session.lines else "opened"
-        return Asked(self.renderer.open(messages, tools), messages, tools, temperature, None, how)
+        return Asked(self.renderer.open(messages, tools), messages, tools, sampling, None, how)
 
-    def _continue(self, session: Session, prompt: str | list[int], temperature: float) -> Asked:
+    def _continue(self, session: Session, prompt: str | list[int], sampling: Sampling) -> Asked:
         """Which sample a text extends: the one whose prompt and answer it begins with. Changes nothing."""
         text = prompt if isinstance(prompt, str) else self.renderer.decode(prompt)
         how = "drifted" if session.lines else "opened"
         for line in reversed(session.lines):
-            if line.asked is None or line.sample.temperature != temperature:
+            if line.asked is None or not line.sample.sampled_as(sampling):
                 continue
             tokens = line.sample.tokens
             if isinstance(prompt, list):
                 if prompt[: len(tokens)] == tokens:
-                    return Asked(prompt, [], [], temperature, line, "extended", text)
+                    return Asked(prompt, [], [], sampling, line, "extended", text)
             elif prompt == line.asked:  # another answer to the same
-                return Asked(tokens[: line.prompt], [], [], temperature, None, "again", text)
+                return Asked(tokens[: line.prompt], [], [], sampling, None, "again", text)
             elif prompt.startswith(line.asked + line.told):
-                longer = self._after(tokens, prompt[len(line.asked + line.told) :])
+                longer = self._after(tokens, line.hidden, prompt[len(line.asked + line.told) :])
                 exact = longer[: len(tokens)] == tokens
                 return Asked(
-                    longer, [], [], temperature, line if exact else None, "extended" if exact else "rewritten", text
+                    longer, [], [], sampling, line if exact else None, "extended" if exact else "rewritten", text
                 )
         ids = self.renderer.encode(prompt) if isinstance(prompt, str) else prompt
-        return Asked(ids, [], [], temperature, None, how, text)
+        return Asked(ids, [], [], sampling, None, how, text)
 
-    def _after(self, tokens: list[int], rest: str) -> list[int]:
-        """`tokens` and then `rest`. An end that the agent was not told it has to write by itself; if it does not, the
-        end goes, and all before it stays as it was sampled."""
-        if tokens[-1] in self.renderer.stops:
-            end = self.renderer.decode(tokens[-1:])
-            if not rest.startswith(end):
-                return tokens[:-1] + self.renderer.encode(rest)
-            rest = rest[len(end) :]
-        return tokens + self.renderer.encode(rest)
-
-    def _record(self, session: Session, asked: Asked, generation: Generation, message: Message) -> None:
-        self._put(session, asked, generation).history = [*asked.history, message]
+    def _after(self, tokens: list[int], hidden: str, rest: str) -> list[int]:
+        """`tokens` and then `rest`. What ends `tokens` and the agent was not told, it has to write by itself; if it
+        does not, that goes, and all before it stays as it was sampled."""
+        if rest.startswith(hidden):
+            return tokens + self.renderer.encode(rest[len(hidden) :])
+        kept, gone = len(tokens), ""
+        while kept and len(gone) < len(hidden):
+            kept -= 1
+            gone = self.renderer.decode(tokens[kept:])
+        return tokens[:kept] + self.renderer.encode(gone[: len(gone) - len(hidden)] + rest)
 
     def _put(self, session: Session, asked: Asked, generation: Generation) -> Line:
         line = asked.line
         if line is None:
-            line = Line(sample=Recorded(temperature=asked.temperature), history=[], tools=asked.tools)
+            how = asked.sampling
+            sample = Recorded(temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
+            line = Line(sample=sample, history=[], tools=asked.tools)
             session.lines.append(line)
             session.samples.append(line.sample)
         line.sample.put(asked.ids[len(line.sample.tokens) :])
@@ -245,6 +306,23 @@ class Recorder:
         session.counts["answers"] += 1
         session.counts[asked.how] += 1
         return line
+
+
+def _answered(asked: Asked, generation: Generation, message: Message, stops: Stops) -> Answered:
+    finish = "tool_calls" if message.get("tool_calls") else generation.finish_reason
+    return Answered(
+        message=message,
+        finish="stop_string" if stops.found is not None and finish == "stop" else finish,
+        prompt_tokens=len(asked.ids),
+        tokens=len(generation.token_ids),
+        stopped=stops.found,
+    )
+
+
+async def _tell_rest(listener: Listener | None, told: Told, whole: dict[str, str]) -> None:
+    for kind, text in whole.items():
+        if listener is not None and (new := told.rest(kind, text)):
+            await listener.more(kind, new)
 
 
 def mark(message: Message) -> bytes:

@@ -33,6 +33,7 @@ from tests.daemon.gateway.test_agents import (
 )
 from tests.support.chat_models import need_models, renderer
 from tests.support.daemon_host import kill_everything, tasks_of, until
+from tests.support.door_engines import Whole
 from trainer.batches.sample import Sample
 from trainer.learner import Learner, Settings
 from trainer.models.scorer import Scorer
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 @dataclass
-class Forced:
+class Forced(Whole):
     """An engine whose model really computes, and that is made to say what a test wants, letter by letter.
 
     Its log-probabilities are those of its weights, so the trainer must find the same for the same tokens.

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Delta, Generation, Sampling, Span
 from rollout.pool.doors import Doors
 from rollout.pool.recorder import Recorded, Recorder
 from sandbox.errors import EngineFailed
 from tests.support.chat_models import need_models, renderer
+from tests.support.door_engines import Whole
 
 pytestmark = pytest.mark.filterwarnings("default")
 BASH = {
@@ -29,7 +31,7 @@ BASH = {
 CALL = '<tool_call>{"name": "bash",  "arguments":{"command": "ls -a"}}</tool_call>'  # as no template would space it
 
 
-class Speaker:
+class Speaker(Whole):
     """An engine that says what it is told to, letter by letter: tokens that no tokenizer would choose."""
 
     def __init__(self, family: str, *texts: str):
@@ -166,7 +168,12 @@ async def test_an_engine_that_fails_is_no_answer_and_leaves_no_trace(session: ai
         {"messages": []},
         {"messages": [{"role": "nobody", "content": "x"}]},
         {"messages": "x"},
-        {"messages": [{"role": "user", "content": "x"}], "top_p": 0.5},
+        {"messages": [{"role": "user", "content": "x"}], "top_p": 0},
+        {"messages": [{"role": "user", "content": "x"}], "top_k": "few"},
+        {"messages": [{"role": "user", "content": "x"}], "stop": 5},
+        {"messages": [{"role": "user", "content": "x"}], "stop": ["x", ""]},
+        {"messages": [{"role": "user", "content": "x"}], "min_p": 0.1},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": [{"role": "user", "content": "x"}], "n": 2},
         {"messages": [{"role": "user", "content": "x"}], "temperature": -1},
         {"messages": [{"role": "user", "content": "x"}], "max_tokens": "many"},
@@ -202,11 +209,13 @@ async def test_anthropic_s_messages(session: aiohttp.ClientSession) -> None:
         body["messages"] += [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
         async with session.post(url, json={**body, "stream": True}) as got:
             events = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: ")]
-    assert [event["type"] for event in events] == [
+    kinds = [event["type"] for event in events]
+    assert list(dict.fromkeys(kinds)) == [
         "message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
         "message_stop",
     ]  # fmt: skip
-    assert events[2]["delta"]["text"] == "It is done."
+    said = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(said) == "It is done." and len(said) > 1
     work = recorder.session("a")
     assert len(work.samples) == 1 and work.samples[0].answers == 2
     exact(engine, work.samples)
@@ -221,8 +230,9 @@ async def test_a_stream_says_the_same_in_pieces(session: aiohttp.ClientSession) 
     assert lines[-1] == b"[DONE]"
     deltas = [json.loads(line)["choices"][0] for line in lines[:-1]]
     assert "".join(each["delta"].get("content") or "" for each in deltas).strip() == "I look."
-    assert deltas[1]["delta"]["tool_calls"][0]["function"]["name"] == "bash"
-    assert deltas[-1]["finish_reason"] == "tool_calls"
+    calls = [call for each in deltas for call in each["delta"].get("tool_calls", ())]
+    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "bash")]
+    assert deltas[0]["delta"]["role"] == "assistant" and deltas[-1]["finish_reason"] == "tool_calls"
 
 
 async def test_sessions_stay_apart(session: aiohttp.ClientSession) -> None:
@@ -306,3 +316,183 @@ async def test_completions_whose_agent_writes_ends_or_leaves_them_out(session: a
     third, fourth = work.samples[1:]
     assert fourth.tokens[: len(third.tokens) - 1] == third.tokens[:-1], "all but the end stays as it was sampled"
     assert recorder.renderer.decode(work.samples[0].tokens) == "count:one<|im_end|>more:two<|im_end|>"
+
+
+# ------------------------------------------------------------------ streams that flow
+
+ROUTES = {
+    "chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "responses": {"input": "x"},
+    "messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 99},
+    "completions": {"prompt": "x"},
+}
+
+
+class Slow(Speaker):
+    """Says the first half, then waits."""
+
+    def __init__(self, *texts: str):
+        super().__init__("qwen2.5", *texts)
+        self.go_on, self.left = asyncio.Event(), asyncio.Event()
+
+    async def stream(self, *asked: Any, **more: Any) -> AsyncGenerator[Delta, None]:
+        try:
+            async with aclosing(super().stream(*asked, **more)) as deltas:
+                n = 0
+                async for delta in deltas:
+                    yield delta
+                    n += 1
+                    if n == 3:
+                        await self.go_on.wait()
+        finally:
+            self.left.set()
+
+
+def told(line: bytes) -> str:
+    """The text in one line of a stream, of any dialect."""
+    event = json.loads(line[6:])
+    choice = (event.get("choices") or [{}])[0]
+    delta = event.get("delta") or choice.get("delta") or {}
+    if isinstance(delta, str):
+        return delta
+    return delta.get("text") or delta.get("content") or choice.get("text") or ""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_stream_tells_tokens_as_they_come(session: aiohttp.ClientSession, route: str) -> None:
+    engine = Slow("one two three four")
+    recorder = Recorder(engine, engine.renderer)
+    text, body = "", {**ROUTES[route], "stream": True}
+    async with (
+        Doors(recorder) as doors,
+        asyncio.timeout(60),
+        session.post(f"{doors.url('e')}/v1/{route}", json=body) as got,
+    ):
+        async for line in got.content:
+            if line.startswith(b"data: {"):
+                text += told(line)
+            if len(text) > 5 and not engine.go_on.is_set():
+                assert "one two three four".startswith(text) and len(text) < 12, "the engine waits here"
+                assert not recorder.session("e").samples
+                engine.go_on.set()
+    assert text == "one two three four"
+    exact(engine, recorder.session("e").samples)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_who_leaves_a_stream_ends_his_request_and_is_not_recorded(
+    session: aiohttp.ClientSession, route: str
+) -> None:
+    engine = Slow("one two three four")
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors, asyncio.timeout(60):
+        async with session.post(f"{doors.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
+            await anext(aiter(got.content))
+            got.close()
+        await engine.left.wait()
+    assert not recorder.session("e").samples
+
+
+class Dying(Speaker):
+    async def stream(self, *asked: Any, **more: Any) -> AsyncGenerator[Delta, None]:
+        async with aclosing(super().stream(*asked, **more)) as deltas:
+            yield await anext(deltas)
+            yield await anext(deltas)
+            raise EngineFailed("it is gone")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_an_engine_that_dies_in_a_stream_is_told_as_an_error(session: aiohttp.ClientSession, route: str) -> None:
+    engine = Dying("qwen2.5", "one two three four")
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors:
+        async with session.post(f"{doors.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
+            assert got.status == 200
+            events = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: {")]
+        error = events[-1].get("error") or events[-1]["response"]["error"]
+        assert "it is gone" in error["message"]
+        engine.failing = 1
+        async with session.post(f"{doors.url('e')}/v1/{route}", json={**ROUTES[route], "stream": True}) as got:
+            assert got.status == 503
+    assert not recorder.session("e").samples
+
+
+async def test_reasoning_flows_apart_from_what_is_said(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen3", "<think>\nhm, so\n</think>\n\nyes it is", "<think>\nhm, so\n</think>\n\nyes it is")
+    async with Doors(Recorder(engine, engine.renderer)) as doors:
+        body = {**ROUTES["chat/completions"], "stream": True}
+        async with session.post(doors.url("e") + "/v1/chat/completions", json=body) as got:
+            lines = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: {")]
+        deltas = [each["choices"][0]["delta"] for each in lines]
+        assert "".join(each.get("reasoning_content", "") for each in deltas).strip() == "hm, so"
+        assert "".join(each.get("content", "") for each in deltas) == "yes it is"
+        body = {**ROUTES["messages"], "stream": True, "thinking": {"type": "enabled", "budget_tokens": 50}}
+        async with session.post(doors.url("f") + "/v1/messages", json=body) as got:
+            events = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: {")]
+    begun = [(each["index"], each["content_block"]["type"]) for each in events if "content_block" in each]
+    assert begun == [(0, "thinking"), (1, "text")]
+    shown = [each["delta"] for each in events if each["type"] == "content_block_delta"]
+    assert "".join(each.get("thinking", "") for each in shown).strip() == "hm, so"
+
+
+# ------------------------------------------------------------------ stop strings, top_p
+
+
+async def test_a_stop_string_ends_the_answer_and_the_next_turn_extends_it(session: aiohttp.ClientSession) -> None:
+    """The agent is not told the string; the sample has every token up to the one that completes it."""
+    engine = Speaker("qwen2.5", "I look. STOP and never this", "two")
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors:
+        messages: list[Any] = [{"role": "user", "content": "x"}]
+        first = (await chat(session, doors.url("e"), messages, stop=["STOP", "nothing"]))["choices"][0]
+        assert (first["message"]["content"].strip(), first["finish_reason"]) == ("I look.", "stop")
+        messages += [first["message"], {"role": "user", "content": "on"}]
+        await chat(session, doors.url("e"), messages)
+        body = {**ROUTES["messages"], "stop_sequences": ["STOP"], "stream": True}
+        engine.texts.append("I look. STOP and never this")
+        async with session.post(doors.url("f") + "/v1/messages", json=body) as got:
+            events = [json.loads(line[6:]) async for line in got.content if line.startswith(b"data: {")]
+    work = recorder.session("e")
+    assert len(work.samples) == 1 and work.counts["extended"] == 1
+    text = engine.renderer.decode(work.samples[0].tokens)
+    assert "I look. STOP<|im_end|>\n<|im_start|>user\non" in text and "never" not in text
+    sampled = sum(work.samples[0].mask)
+    assert sampled == len("I look. STOP") + len("two") + 1, "letter by letter, and one end"
+    said = "".join(told(b"data: " + json.dumps(each).encode()) for each in events)
+    assert said.strip() == "I look."
+    assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "STOP"}
+
+
+async def test_text_that_stopped_at_a_string_is_extended_by_who_writes_it(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "go\nObservation: x", "go\nObservation: y", "end")
+    recorder = Recorder(engine, engine.renderer)
+
+    async def ask(prompt: str) -> str:
+        body = {"prompt": prompt, "stop": "Observation:"}
+        async with session.post(doors.url("e") + "/v1/completions", json=body) as got:
+            return str((await got.json())["choices"][0]["text"])
+
+    async with Doors(recorder) as doors:
+        assert await ask("q") == "go\n"
+        assert await ask("qgo\nObservation: 5\n") == "go\n"
+        assert await ask("qgo\nObservation: 5\ngo\nnothing") == "end"
+    work = recorder.session("e")
+    assert (work.counts["extended"], work.counts["rewritten"], len(work.samples)) == (1, 1, 2)
+    assert recorder.renderer.decode(work.samples[0].tokens) == "qgo\nObservation: 5\ngo\nObservation:"
+    assert recorder.renderer.decode(work.samples[1].tokens[:-4]) == "qgo\nObservation: 5\ngo\nnothing"
+
+
+async def test_how_an_answer_was_sampled_is_recorded_and_never_mixed(session: aiohttp.ClientSession) -> None:
+    engine = Speaker("qwen2.5", "one", "two", "three")
+    recorder = Recorder(engine, engine.renderer)
+    async with Doors(recorder) as doors:
+        messages: list[Any] = [{"role": "user", "content": "x"}]
+        for more in ({"top_p": 0.5}, {"top_p": 0.5, "top_k": 9}, {}):
+            said = (await chat(session, doors.url("e"), messages, **more))["choices"][0]["message"]
+            messages += [said, {"role": "user", "content": "on"}]
+    found = recorder.session("e").samples
+    assert [(each.top_p, each.top_k, each.whole) for each in found] == [
+        (0.5, 0, False),
+        (0.5, 9, False),
+        (1.0, 0, True),
+    ]

@@ -15,7 +15,7 @@ from rollout.engine.client import Sampling
 from rollout.pool.doors import Doors
 from rollout.pool.recorder import Recorder, Session
 from tests.support.chat_models import need_models, renderer
-from tests.support.door_engines import ENGINES, LENGTH, Noted, engine
+from tests.support.door_engines import ENGINES, LENGTH, Fake, Noted, engine
 
 pytest.importorskip("torch", reason="torch is not installed")
 openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
@@ -172,6 +172,30 @@ async def test_a_stream_says_what_the_whole_answer_says(doors: Doors, agent: Any
     exact(doors)
 
 
+async def test_a_stop_string_ends_the_request_in_the_engine(doors: Doors, agent: Any) -> None:
+    """At temperature 0 the same is said again, up to the string; every token of the sample has its version."""
+    asked: Ask = {"model": "policy", "prompt": "x"}
+    whole = (await agent.completions.create(**asked)).choices[0].text
+    at = next(n for n in range(len(whole) // 2, len(whole)) if whole[n : n + 2].isascii() and whole.find(whole[n]) == n)
+    answer = await agent.with_options(base_url=doors.url("f") + "/v1").completions.create(**asked, stop=[whole[at]])
+    assert answer.choices[0].text == whole[:at] and answer.choices[0].finish_reason == "stop"
+    assert 0 < answer.usage.completion_tokens < MOST
+    (sample,) = doors.recorder.session("f").samples
+    assert sum(sample.mask) == answer.usage.completion_tokens == sum(version == 0 for version in sample.versions)
+    kept = noted(doors)
+    assert kept.answered[1][1].token_ids == kept.answered[0][1].token_ids[: answer.usage.completion_tokens]
+
+
+async def test_the_likeliest_tokens_alone_are_sampled_and_recorded_so(doors: Doors, agent: Any) -> None:
+    asked: Ask = {"model": "policy", "prompt": "x", "temperature": 1.0}
+    await agent.completions.create(**asked, top_p=0.001)
+    await agent.completions.create(**asked, extra_body={"top_k": 1})
+    samples = doors.recorder.session("e").samples
+    assert [each.whole for each in samples] == [False, False]
+    if not isinstance(kept := noted(doors).engine, Fake):
+        assert all(abs(logprob) < 1e-6 for each in samples for logprob in each.logprobs), kept
+
+
 async def test_the_longest_conversation_is_refused_and_not_cut(doors: Doors, agent: Any) -> None:
     for ask in (
         agent.completions.create(model="policy", prompt=[7] * LENGTH),
@@ -218,7 +242,7 @@ async def test_who_goes_away_leaves_nothing_behind(doors: Doors, agent: Any) -> 
         ("responses", {"input": "x", "tools": [{"type": "web_search"}]}),
         ("responses", {"input": "x", "text": {"format": {"type": "json_object"}}}),
         ("responses", {"input": "x", "previous_response_id": "resp_of_nobody"}),
-        ("responses", {"input": "x", "top_p": 0.5}),
+        ("responses", {"input": "x", "top_p": 1.5}),
         ("responses", {"input": "x", "max_output_tokens": "many"}),
         ("responses", {"input": "x", "tool_choice": "required"}),
         ("completions", {"prompt": ""}),
@@ -226,7 +250,10 @@ async def test_who_goes_away_leaves_nothing_behind(doors: Doors, agent: Any) -> 
         ("completions", {"prompt": [1, True]}),
         ("completions", {"prompt": "x", "echo": True}),
         ("completions", {"prompt": "x", "logprobs": 5}),
-        ("completions", {"prompt": "x", "stop": ["\n"]}),
+        ("completions", {"prompt": "x", "stop": ["x"] * 17}),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
+        ("messages", {"messages": [{"role": "nobody", "content": "x"}]}),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "bash_20250124"}]}),
         ("completions", {}),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 from collections.abc import AsyncIterator
 from functools import partial
@@ -18,7 +19,7 @@ from rollout.engine.launch import VLLM_PYTHON, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.weights.store import VersionStore
 from sandbox.errors import EngineFailed, Invalid, NotFound
-from tests.support.rollout_engines import EOS, VOCABULARY, expected_logprobs, publish
+from tests.support.rollout_engines import EOS, VOCABULARY, every_logprob, expected_logprobs, publish
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -76,6 +77,35 @@ async def test_logprobs_are_those_of_the_sampled_distribution(
     if temperature == 0.0 and generation.logprobs == pytest.approx([0.0] * 10):
         return  # vLLM calls a greedy choice certain
     assert generation.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.6, 0), (1.0, 5), (0.7, 9), (0.01, 0)])
+async def test_only_the_likeliest_tokens_are_sampled_where_a_request_says_so(
+    engine: EngineClient, folders: list[Path], top_p: float, top_k: int
+) -> None:
+    """A token that is left out never comes; the log-probabilities are of the distribution that is left."""
+    prompt = [9, 10, 11]
+    sampling = Sampling(max_tokens=24, temperature=1.5, top_p=top_p, top_k=top_k, ignore_eos=True)
+    generation = await engine.generate(prompt, sampling)
+    rows = every_logprob(folders[0], prompt, generation.token_ids, 1.5)
+    expected = []
+    for row, token in zip(rows, generation.token_ids, strict=True):
+        left: dict[int, float] = {}
+        likeliest = sorted(range(VOCABULARY), key=lambda each: -row[each])[: top_k or VOCABULARY]
+        whole = math.fsum(math.exp(row[each]) for each in likeliest)
+        for each in likeliest:
+            if left and math.fsum(left.values()) >= top_p:
+                break
+            left[each] = math.exp(row[each]) / whole
+        assert token in left
+        expected.append(math.log(left[token] / math.fsum(left.values())))
+    assert generation.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("wrong", [{"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -2}])
+async def test_a_share_of_nothing_is_refused(engine: EngineClient, wrong: dict[str, float]) -> None:
+    with pytest.raises(Invalid):
+        await engine.generate([3], Sampling(**wrong))  # type: ignore[arg-type]
 
 
 async def test_greedy_answers_repeat_and_continue_their_prefix(engine: EngineClient) -> None:

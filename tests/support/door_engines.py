@@ -6,16 +6,18 @@ import asyncio
 import os
 import random
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.client import Delta, Generation, Sampling, Span
 from rollout.engine.launch import VLLM_PYTHON, embedded, vllm
+from rollout.pool.answer import Answer
+from rollout.pool.pool import Enough
 from rollout.pool.started import started
 from tests.support.chat_models import SMOL
 
@@ -42,7 +44,34 @@ def small_chat_model(folder: Path, version: int = 0) -> Path:
     return folder
 
 
-class Fake:
+class Whole:
+    """`stream` for an engine that has only `generate`: its answer in pieces, as long as they are wanted."""
+
+    piece = 3  # tokens
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        raise NotImplementedError
+
+    async def stream(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", enough: Enough | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        whole, answer = await self.generate(prompt_ids, sampling, request_id=request_id), Answer(sampling)
+        answer.begin(0)
+        for at in range(0, len(whole.token_ids), self.piece):
+            there = len(answer.token_ids)
+            end = at + self.piece
+            answer.add(Delta(token_ids=whole.token_ids[at:end], logprobs=whole.logprobs[at:end]))
+            if enough is not None and (count := enough(answer.token_ids)) is not None:
+                answer.cut(count)
+            yield Delta(token_ids=answer.token_ids[there:], logprobs=answer.logprobs[there:])
+            if answer.enough:
+                break
+        answer.add(Delta(token_ids=[], logprobs=[], spans=whole.spans, finish_reason=whole.finish_reason))
+        last = answer.generation
+        yield Delta(token_ids=[], logprobs=[], spans=last.spans, finish_reason=last.finish_reason)
+
+
+class Fake(Whole):
     """Tokens that follow from the prompt alone, of any kind that a tokenizer would not choose; never an end."""
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
@@ -66,15 +95,25 @@ class Noted:
         self.free = asyncio.Event()
         self.free.set()
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+    async def stream(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", enough: Enough | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        made = Generation(token_ids=[], logprobs=[], spans=[], finish_reason="abort")
         try:
             await self.free.wait()
-            generation: Generation = await self.engine.generate(prompt_ids, sampling, request_id=request_id)
-        except asyncio.CancelledError:
-            self.cancelled += 1
+            async with aclosing(
+                self.engine.stream(prompt_ids, sampling, request_id=request_id, enough=enough)
+            ) as deltas:
+                async for delta in deltas:
+                    made.token_ids += delta.token_ids
+                    made.logprobs += delta.logprobs
+                    if delta.finish_reason is not None:
+                        made.spans, made.finish_reason = delta.spans or [], delta.finish_reason
+                        self.answered.append((list(prompt_ids), made))
+                    yield delta
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += made.finish_reason == "abort"
             raise
-        self.answered.append((list(prompt_ids), generation))
-        return generation
 
 
 @asynccontextmanager

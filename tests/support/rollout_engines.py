@@ -49,12 +49,17 @@ def publish(weights: Path, version: int) -> Path:
 
 def expected_logprobs(folder: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[float]:
     """What the full pass over prompt and output gives for each output token."""
+    rows = every_logprob(folder, prompt, output, temperature)
+    return [row[token] for row, token in zip(rows, output, strict=True)]
+
+
+def every_logprob(folder: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[list[float]]:
+    """The same for each token that could have been there."""
     import torch
 
     from rollout.engine.embedded.model import load_model
 
     with torch.no_grad():
         logits = load_model(folder)(torch.tensor([prompt + output]))[0]
-        logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
-    start = len(prompt) - 1
-    return [float(logprobs[start + i, token]) for i, token in enumerate(output)]
+        found: list[list[float]] = torch.log_softmax(logits / (temperature or 1.0), dim=-1).tolist()
+    return found[len(prompt) - 1 : -1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,17 +10,23 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from coordinator import local
+from examples.one_line import OneLine
+from rollout.engine.client import Sampling
+from rollout.engine.launch import vllm
 from rollout.episode.renderer import ChatRenderer
 from rollout.messages import Trajectory
 from rollout.plan import read_plan
+from rollout.pool.started import started
 from rollout.store.samples import SampleStore
+from rollout.weights.export import export
 from sandbox.errors import Invalid
 from sandbox.paths import CHECKOUT
-from tests.support.chat_models import need_models
+from tests.support.chat_models import SMOL, need_models
 from tests.support.daemon_host import Daemon
-from tests.support.door_engines import small_chat_model
+from tests.support.door_engines import NO_VLLM, VLLM, small_chat_model
 from trainer import config
 from trainer.metrics import read_lines
 
@@ -62,18 +69,18 @@ def test_a_chat_model_is_trained_over_a_pool_token_by_token(daemon: Daemon, tmp_
     trained = [each for batch in batches if batch is not None for g in batch.groups for each in g.trajectories]
     assert len(trained) == 12
     for trajectory in trained:
-        exact(renderer, trajectory)
+        exact(renderer, trajectory, "Write one line of shell.")
     assert {version for each in trained for version in each.versions} >= {-1, 0}
     learned = [line for line in read_lines(run / "metrics.jsonl") if "train/mismatch_kl" in line]
     assert len(learned) == 2 and abs(learned[0]["train/mismatch_kl"]) < 1e-4  # weights are published in bfloat16
     assert json.loads((run / "summary.json").read_text())["policy_version"] == 2
 
 
-def exact(renderer: ChatRenderer, trajectory: Trajectory) -> None:
+def exact(renderer: ChatRenderer, trajectory: Trajectory, system: str) -> None:
     """One sample, laid out by the template; the second prompt extends what was said."""
     assert trajectory.breaks == [] and len(trajectory.turns) == 2
     opening = [
-        {"role": "system", "content": "Write one line of shell."},
+        {"role": "system", "content": system},
         {"role": "user", "content": trajectory.opening},
     ]
     first = renderer.open(opening)
@@ -81,8 +88,53 @@ def exact(renderer: ChatRenderer, trajectory: Trajectory) -> None:
     edges = [at for at, (left, right) in enumerate(pairwise(trajectory.mask), 1) if left != right]
     assert len(edges) == 3 and edges[0] == len(first), "prompt, answer, observation, answer"
     between = renderer.decode(trajectory.tokens[edges[1] : edges[2]])
-    assert between.startswith("<|im_end|>\n<|im_start|>user\n") and between.endswith("<|im_start|>assistant\n")
+    whole = trajectory.tokens[edges[1] - 1] in renderer.stops  # or cut at the limit: then its end is put in
+    assert between.startswith("\n<|im_start|>user\n" if whole else "<|im_end|>\n<|im_start|>user\n")
+    assert between.endswith("<|im_start|>assistant\n")
     assert trajectory.turns[0].observation in between
+
+
+@pytest.mark.long
+@NO_VLLM
+def test_smollm2_is_trained_over_two_vllm_servers(daemon: Daemon, tmp_path: Path) -> None:
+    """The example as it stands, with fewer steps. What it trained is exported, and transformers and vLLM load it."""
+    content = config.read(CHECKOUT / "examples" / "one_line" / "train.toml")
+    content |= {"out": str(tmp_path / "runs"), "steps": 2, "groups": 2, "size": 3, "held_out": 2, "concurrency": 6}
+    run, _ = config.open_run(config.make(content))
+    done = subprocess.run([sys.executable, "-m", "coordinator.local", str(run)], cwd=CHECKOUT, timeout=1500)
+    assert done.returncode == 0, (run / "rollout.log").read_text()
+
+    store = SampleStore(run / "rollout")
+    batches = [store.batch(step) for step in range(2)]
+    store.close()
+    renderer = ChatRenderer.load(SMOL)
+    trained = [each for batch in batches if batch is not None for g in batch.groups for each in g.trajectories]
+    assert len(trained) == 12
+    for trajectory in trained:
+        exact(renderer, trajectory, OneLine.system)
+    learned = [line for line in read_lines(run / "metrics.jsonl") if "train/mismatch_kl" in line]
+    # Versions are published in bfloat16; the trainer's weights are in fp32.
+    assert len(learned) == 2 and all(abs(line["train/mismatch_kl"]) < 1e-3 for line in learned)
+    assert json.loads((run / "summary.json").read_text())["policy_version"] == 2
+    folder = tmp_path / "exported"
+    assert export(run, folder) == 2
+    asyncio.run(serves_what_transformers_computes(folder, renderer, tmp_path))
+
+
+async def serves_what_transformers_computes(folder: Path, renderer: ChatRenderer, home: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    prompt = renderer.open([{"role": "user", "content": "Print the working directory."}])
+    async with started(vllm(slots=4, length=512, python=VLLM), folder, 0, count=1, run=home / "serving") as pool:
+        said = await pool.generate(prompt, Sampling(max_tokens=12, ignore_eos=True))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    before = AutoModelForCausalLM.from_pretrained(SMOL, dtype=torch.float32, local_files_only=True)
+    with torch.no_grad():
+        ids = torch.tensor([prompt + said.token_ids])
+        found, old = (torch.log_softmax(each(ids).logits[0, len(prompt) - 1 : -1], dim=-1) for each in (model, before))
+    ours, theirs = (each[range(12), said.token_ids].tolist() for each in (found, old))
+    assert said.logprobs == pytest.approx(ours, abs=1e-3)
+    assert ours != theirs, "the exported model is the trained one"
 
 
 @pytest.mark.parametrize(

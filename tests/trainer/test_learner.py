@@ -371,6 +371,7 @@ BROKEN = {
     "first token sampled from nothing": {"mask": [1, 1]},
     "token outside the vocabulary": {"tokens": [1, 40]},
     "temperature not a number from 0 up": {"temperature": float("inf")},
+    "sampled with top_p or top_k: its logprobs are of another distribution than the policy's": {"whole": False},
 }
 WHOLE = Sample(tokens=[1, 2], mask=[0, 1], logprobs=[0.0, -0.5])
 

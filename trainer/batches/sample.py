@@ -30,6 +30,7 @@ class Sample(msgspec.Struct, kw_only=True, frozen=True):
     truncated: bool = False
     version: int = 0  # of the oldest weights in it
     name: str = ""
+    whole: bool = True  # any token could be sampled; else the log-probabilities are of the likeliest ones alone
 
     @property
     def sampled(self) -> int:
@@ -52,6 +53,8 @@ def refusal(sample: Sample, vocabulary: int) -> str | None:
         return "reward not finite"
     if not (math.isfinite(sample.temperature) and sample.temperature >= 0):
         return "temperature not a number from 0 up"
+    if not sample.whole:
+        return "sampled with top_p or top_k: its logprobs are of another distribution than the policy's"
     return None
 
 

@@ -29,6 +29,8 @@ class Request(Sequence):
     """A sequence and what sampling adds to it."""
 
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
     seed: int | None = None
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
@@ -172,6 +174,10 @@ class Core:
         logits = torch.stack([row for _, row in drawn])
         temperature = torch.tensor([request.temperature or 1.0 for request in requests])
         logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
+        if any(request.top_p < 1 or request.top_k for request in requests):
+            top_k = torch.tensor([request.top_k or logits.shape[1] for request in requests])
+            top_p = torch.tensor([request.top_p for request in requests], dtype=torch.float64)
+            logprobs = likeliest(logprobs, top_k, top_p)
         cumulative = logprobs.double().exp().cumsum(dim=-1)
         uniform = torch.tensor([request.random.random() for request in requests], dtype=torch.float64)
         sampled = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
@@ -192,3 +198,17 @@ class Core:
                 self.statistics.finished += 1
                 finished.append(request)
         return finished
+
+
+def likeliest(logprobs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Distributions [n, vocabulary] of which only the likeliest tokens are left: first so many, then so many of these
+    that the ones before each have less than the share `top_p`. The others have -inf, the sum is 1 again."""
+    values, order = logprobs.double().sort(dim=-1, descending=True)
+    left = torch.arange(values.shape[1]) < top_k[:, None]
+    values = values.masked_fill(~left, float("-inf")).log_softmax(dim=-1)
+    shares = values.exp()
+    before = shares.cumsum(dim=-1) - shares
+    left &= (before < top_p[:, None]) | (top_p[:, None] >= 1)
+    left[:, 0] = True
+    values = values.masked_fill(~left, float("-inf")).log_softmax(dim=-1)
+    return torch.empty_like(logprobs).scatter_(1, order, values.to(logprobs.dtype))

@@ -270,6 +270,8 @@ class Server:
             raise ValueError("the embedded engine has neither n > 1 nor top logprobs")
         if sampling.max_tokens < 1 or not 0 <= sampling.temperature < float("inf"):
             raise ValueError("max_tokens must be at least 1, temperature at least 0")
+        if not 0 < sampling.top_p <= 1 or sampling.top_k < -1:
+            raise ValueError("top_p must be above 0 and at most 1, top_k a number of tokens, or 0 for all")
         core = self.thread.core
         config = core.model.config
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {config.eos_token_id})
@@ -280,6 +282,8 @@ class Server:
             stops=stops,
             priority=body.priority,
             temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=max(sampling.top_k, 0),
             seed=sampling.seed,
         )
         if body.stream:
