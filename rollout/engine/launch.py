@@ -84,6 +84,7 @@ def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, thr
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": str(threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all servers of a host compute on its first core
         }
         openmp = python.parent.parent / "lib" / "libiomp5.so"
         if openmp.exists():

@@ -132,7 +132,7 @@ class Mirrored:
     def __init__(self, place: str, home: Path):
         self.place, self.home = place, home
         # Untied: vLLM's CPU build does not follow a tied head when weights are reloaded.
-        self._puller = PullerProcess(place, home, name=reader_of(home), untie=True)
+        self._puller = PullerProcess(place, home, name=reader_of(home), untie=True, changes=False)
 
     @property
     def model(self) -> Path:

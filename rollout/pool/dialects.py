@@ -211,8 +211,8 @@ def sampling_of(body: Body, default: Sampling) -> Sampling:
 
 def stop_of(body: Body) -> list[str]:
     """The texts that end an answer."""
-    found = next((body[name] for name in STOP if body.get(name)), [])
-    strings = [found] if isinstance(found, str) else found
+    found: Any = next((body[name] for name in STOP if body.get(name)), [])
+    strings: Any = [found] if isinstance(found, str) else found
     if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings):
         raise Invalid("stop must be a text or a list of texts")
     return strings

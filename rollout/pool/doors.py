@@ -192,9 +192,12 @@ def _json(body: dict[str, Any]) -> web.Response:
 
 def described(error: PagurusError) -> tuple[int, dict[str, Any]]:
     """An error's status, and the error in a shape that all dialects' clients read."""
-    kinds = ((Invalid, 400, "invalid_request_error"), (EngineFailed, 503, "overloaded_error"))
-    status, kind = next((found for each, *found in kinds if isinstance(error, each)), [500, "api_error"])
-    return int(status), {"type": kind, "message": str(error), "code": status}
+    status, kind = 500, "api_error"
+    if isinstance(error, Invalid):
+        status, kind = 400, "invalid_request_error"
+    elif isinstance(error, EngineFailed):
+        status, kind = 503, "overloaded_error"
+    return status, {"type": kind, "message": str(error), "code": status}
 
 
 @web.middleware

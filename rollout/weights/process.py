@@ -71,9 +71,9 @@ class _Change(msgspec.Struct, array_like=True):
 class PullerProcess:
     """``puller = PullerProcess("https://relay:8100", folder, name="engine-3"); pulled = await puller.pull()``"""
 
-    def __init__(self, place: str, mirror: Path, *, name: str, untie: bool = False):
-        """The token of a relay is in the environment: PAGURUS_WEIGHTS_TOKEN."""
-        self.place, self.mirror, self.name, self.untie = place, mirror, name, untie
+    def __init__(self, place: str, mirror: Path, *, name: str, untie: bool = False, changes: bool = True):
+        """`changes`: see `Puller`. The token of a relay is in the environment: PAGURUS_WEIGHTS_TOKEN."""
+        self.place, self.mirror, self.name, self.untie, self.changes = place, mirror, name, untie, changes
         self._child: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
 
@@ -106,7 +106,7 @@ class PullerProcess:
         """The same in this process: nobody generates yet, and a process more would only have to start first."""
         await asyncio.to_thread(self.mirror.mkdir, parents=True, exist_ok=True)
         async with _owned(self.mirror):
-            puller = _puller(self.place, self.mirror, self.name, self.untie)
+            puller = _puller(self.place, self.mirror, self.name, self.untie, self.changes)
             try:
                 return await puller.pull(version)
             finally:
@@ -142,6 +142,7 @@ class PullerProcess:
             search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
             argv = [sys.executable, "-m", "rollout.weights.process", "--source", self.place]
             argv += ["--mirror", str(self.mirror), "--name", self.name, *(["--untie"] if self.untie else [])]
+            argv += [] if self.changes else ["--no-changes"]
             self._child = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.PIPE,
@@ -229,15 +230,15 @@ async def _owned(folder: Path) -> AsyncIterator[None]:
         yield
 
 
-def _puller(place: str, mirror: Path, name: str, untie: bool) -> Puller:
+def _puller(place: str, mirror: Path, name: str, untie: bool, changes: bool) -> Puller:
     source = source_of(place, token=os.environ.get("PAGURUS_WEIGHTS_TOKEN"))
-    return Puller(source, Mirror(mirror, untie=untie), name=name)
+    return Puller(source, Mirror(mirror, untie=untie), name=name, changes=changes)
 
 
 async def _child(options: argparse.Namespace) -> None:
     os.nice(NICE)
     async with _owned(options.mirror):
-        await _serve(_puller(options.source, options.mirror, options.name, options.untie))
+        await _serve(_puller(options.source, options.mirror, options.name, options.untie, options.changes))
 
 
 def main() -> None:
@@ -246,6 +247,7 @@ def main() -> None:
     parser.add_argument("--mirror", type=Path, required=True)
     parser.add_argument("--name", required=True, help="of the reader, in its lease")
     parser.add_argument("--untie", action="store_true", help="write a tied head as a tensor of its own")
+    parser.add_argument("--no-changes", dest="changes", action="store_false", help="the engine reads the mirror alone")
     options = parser.parse_args()
     options.mirror.mkdir(parents=True, exist_ok=True)
     try:

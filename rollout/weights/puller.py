@@ -41,7 +41,8 @@ class Spent(msgspec.Struct, kw_only=True):
 
 
 class Pulled(msgspec.Struct, kw_only=True):
-    """`writes`: what an engine of the version `since` has to write to be of this one; None: all, from the mirror."""
+    """`writes`: what an engine of the version `since` has to write to be of this one; None: all, from the mirror, or
+    nobody wants them."""
 
     version: int
     digest: str  # of its manifest
@@ -54,8 +55,9 @@ class Pulled(msgspec.Struct, kw_only=True):
 class Puller:
     """``puller = Puller(HttpSource(url), Mirror(folder), name="engine-3"); pulled = await puller.pull()``"""
 
-    def __init__(self, source: Source, mirror: Mirror, *, name: str):
-        self.source, self.mirror, self.name = source, mirror, name
+    def __init__(self, source: Source, mirror: Mirror, *, name: str, changes: bool = True):
+        """Not `changes`: the engine reads the mirror alone. Where many weights change, they are larger than it."""
+        self.source, self.mirror, self.name, self.changes = source, mirror, name, changes
         self._manifests: dict[str, Manifest] = {}
         self._layouts: dict[str, Layout] = {}
         self._pulling = asyncio.Lock()
@@ -119,7 +121,7 @@ class Puller:
         await self._do(self.mirror.finish, want.version, want.manifest.digest, manifest.digests)
         spent.check_s += time.monotonic() - started
         self._looked = True
-        known_since = since is not None and not whole
+        known_since = since is not None and not whole and self.changes
         return Pulled(
             version=want.version,
             digest=want.manifest.digest,
@@ -149,7 +151,7 @@ class Puller:
                 started = time.monotonic()
                 writes = await self._do(self._write, number, content, layout)
                 spent.write_s += time.monotonic() - started
-                return writes
+                return writes if self.changes else []
 
         needed = layout.needed(self.mirror.part, self.mirror.parts)
         tasks = [asyncio.create_task(segment(number, ref)) for number in needed if (ref := refs[number]) is not None]

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from rollout.decide.routing import RoutingRules
 from rollout.engine.client import Generation, Sampling, Span
 from rollout.engine.embedded.model import ModelConfig, Qwen3
 from rollout.pool.doors import Doors
+from rollout.pool.pool import Pool
 from rollout.pool.recorder import Recorded, Recorder
 from sandbox import Client, Sandbox
 from sandbox.messages import Gateway
@@ -33,7 +35,7 @@ from tests.daemon.gateway.test_agents import (
 )
 from tests.support.chat_models import need_models, renderer
 from tests.support.daemon_host import kill_everything, tasks_of, until
-from tests.support.door_engines import Whole
+from tests.support.door_engines import Served, Whole
 from trainer.batches.sample import Sample
 from trainer.learner import Learner, Settings
 from trainer.models.scorer import Scorer
@@ -99,13 +101,21 @@ GIVE_UP = [call(COMMANDS[-1], "I give up.")]
 
 @asynccontextmanager
 async def work(host: Client, engine: Forced, name: str) -> AsyncIterator[tuple[Sandbox, Recorder]]:
-    """An agent at work in a sandbox, its model behind the gateway and a door."""
-    recorder = Recorder(engine, engine.renderer, length=8000)
+    """An agent at work in a sandbox, its model behind the gateway, a door and a pool."""
+    async with Pool(rules=RoutingRules(silence=10 * PATIENCE)) as pool:  # a test holds the engine
+        await pool.join("only", Served(engine))
+        recorder = Recorder(pool, engine.renderer, length=8000)
+        async with at_the_door(host, recorder, name) as sandbox:
+            yield sandbox, recorder
+
+
+@asynccontextmanager
+async def at_the_door(host: Client, recorder: Recorder, name: str) -> AsyncIterator[Sandbox]:
     async with Doors(recorder) as doors:
         await host.gateway.put(name, Address(url=doors.url(name)))
         async with await workshop(host, Gateway(upstream=name)) as sandbox:
             await start_inside(sandbox)
-            yield sandbox, recorder
+            yield sandbox
         await host.gateway.drop(name)
 
 

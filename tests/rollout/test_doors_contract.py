@@ -176,12 +176,12 @@ async def test_a_stop_string_ends_the_request_in_the_engine(doors: Doors, agent:
     """At temperature 0 the same is said again, up to the string; every token of the sample has its version."""
     asked: Ask = {"model": "policy", "prompt": "x"}
     whole = (await agent.completions.create(**asked)).choices[0].text
-    at = next(n for n in range(len(whole) // 2, len(whole)) if whole[n : n + 2].isascii() and whole.find(whole[n]) == n)
-    answer = await agent.with_options(base_url=doors.url("f") + "/v1").completions.create(**asked, stop=[whole[at]])
-    assert answer.choices[0].text == whole[:at] and answer.choices[0].finish_reason == "stop"
-    assert 0 < answer.usage.completion_tokens < MOST
+    stop = next(pair for n in range(1, len(whole)) if "\ufffd" not in (pair := whole[n : n + 2]))
+    answer = await agent.with_options(base_url=doors.url("f") + "/v1").completions.create(**asked, stop=[stop])
+    assert answer.choices[0].text == whole.partition(stop)[0] and answer.choices[0].finish_reason == "stop"
     (sample,) = doors.recorder.session("f").samples
-    assert sum(sample.mask) == answer.usage.completion_tokens == sum(version == 0 for version in sample.versions)
+    assert 0 < sum(sample.mask) == answer.usage.completion_tokens == sum(version == 0 for version in sample.versions)
+    assert stop in doors.recorder.renderer.decode(sample.tokens[-sum(sample.mask) :])
     kept = noted(doors)
     assert kept.answered[1][1].token_ids == kept.answered[0][1].token_ids[: answer.usage.completion_tokens]
 

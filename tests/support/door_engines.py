@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rollout.engine.client import Delta, Generation, Sampling, Span
+from rollout.engine.client import Delta, Generation, Published, Sampling, Span
 from rollout.engine.launch import VLLM_PYTHON, embedded, vllm
 from rollout.pool.answer import Answer
 from rollout.pool.pool import Enough
@@ -69,6 +69,38 @@ class Whole:
         answer.add(Delta(token_ids=[], logprobs=[], spans=whole.spans, finish_reason=whole.finish_reason))
         last = answer.generation
         yield Delta(token_ids=[], logprobs=[], spans=last.spans, finish_reason=last.finish_reason)
+
+
+class Served:
+    """An engine of this process as a server of a pool: it has version 0 and never dies."""
+
+    slots = 8
+
+    def __init__(self, engine: Whole):
+        self.engine = engine
+
+    async def wait_serving(self) -> Any:
+        return self
+
+    async def version(self) -> int:
+        return 0
+
+    async def healthy(self) -> bool:
+        return True
+
+    async def fetch(self, version: int) -> None:
+        raise NotImplementedError
+
+    async def publish(self, weights: Path | str, version: int) -> Published:
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        raise NotImplementedError
+
+    def stream(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
+    ) -> AsyncGenerator[Delta, None]:
+        return self.engine.stream(prompt_ids, sampling, request_id=request_id)
 
 
 class Fake(Whole):

@@ -20,8 +20,9 @@ from tests.support.weights import FILES, Walk, same
 from trainer.weights import Publisher
 
 
-def reader(store: VersionStore, folder: Path, **options: int | bool) -> Puller:
-    return Puller(FolderSource(store), Mirror(folder, **options), name=folder.name)  # type: ignore[arg-type]
+def reader(store: VersionStore, folder: Path, changes: bool = True, **options: int | bool) -> Puller:
+    mirror = Mirror(folder, **options)  # type: ignore[arg-type]
+    return Puller(FolderSource(store), mirror, name=folder.name, changes=changes)
 
 
 @pytest.fixture
@@ -74,6 +75,17 @@ async def test_an_engine_that_writes_what_was_pulled_has_the_weights(store: Vers
     tied = load_file(tmp_path / "m" / "model.safetensors")
     assert torch.equal(tied["lm_head.weight"], tied["model.embed_tokens.weight"])
     assert b'"tie_word_embeddings": false' in (tmp_path / "m" / "config.json").read_bytes()
+    await puller.close()
+
+
+async def test_an_engine_that_reads_the_mirror_alone_is_told_no_changes(store: VersionStore, tmp_path: Path) -> None:
+    walk, publisher = Walk(), Publisher(store, whole_every=100)
+    puller = reader(store, tmp_path / "m", changes=False)
+    for version in range(3):
+        publisher.publish(version, walk.step(), FILES)
+        pulled = await puller.pull()
+        assert pulled.writes is None and pulled.version == version and pulled.hops == 1
+        assert same(tmp_path / "m", walk.tensors)
     await puller.close()
 
 
