@@ -186,14 +186,37 @@ async def test_a_stop_string_ends_the_request_in_the_engine(doors: Doors, agent:
     assert kept.answered[1][1].token_ids == kept.answered[0][1].token_ids[: answer.usage.completion_tokens]
 
 
+async def test_who_leaves_a_stream_ends_his_request_in_the_engine(doors: Doors, behind: Any) -> None:
+    if isinstance(behind, Fake):
+        return  # it says all at once; test_doors has one that does not
+    kept = noted(doors)
+    async with Doors(doors.recorder, sampling=Sampling(max_tokens=400, ignore_eos=True)) as long:
+        async with openai.AsyncOpenAI(base_url=long.url("l") + "/v1", api_key="none", max_retries=0) as agent:
+            stream = await agent.completions.create(model="policy", prompt="x", stream=True)
+            assert (await anext(aiter(stream))).choices[0].text
+            await stream.close()
+        async with asyncio.timeout(60):
+            while not kept.cancelled:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert not doors.recorder.session("l").samples and not kept.answered
+    client = await behind.members["engine-0"].server.wait_serving()
+    await client.pause("wait")  # returns when nothing runs
+    await client.resume()
+    assert behind.members["engine-0"].load == 0
+
+
 async def test_the_likeliest_tokens_alone_are_sampled_and_recorded_so(doors: Doors, agent: Any) -> None:
     asked: Ask = {"model": "policy", "prompt": "x", "temperature": 1.0}
-    await agent.completions.create(**asked, top_p=0.001)
+    await agent.completions.create(**asked, top_p=0.5)
     await agent.completions.create(**asked, extra_body={"top_k": 1})
-    samples = doors.recorder.session("e").samples
-    assert [each.whole for each in samples] == [False, False]
-    if not isinstance(kept := noted(doors).engine, Fake):
-        assert all(abs(logprob) < 1e-6 for each in samples for logprob in each.logprobs), kept
+    half, only = doors.recorder.session("e").samples
+    assert (half.top_p, half.top_k, half.whole) == (0.5, 0, False) and (only.top_p, only.top_k, only.whole) == (
+        1,
+        1,
+        False,
+    )
+    if not isinstance(noted(doors).engine, Fake):
+        assert any(only.mask) and all(abs(logprob) < 1e-6 for logprob in only.logprobs), "one token alone is certain"
 
 
 async def test_the_longest_conversation_is_refused_and_not_cut(doors: Doors, agent: Any) -> None:
