@@ -98,6 +98,7 @@ def exact(renderer: ChatRenderer, trajectory: Trajectory, system: str) -> None:
 @NO_VLLM
 def test_smollm2_is_trained_over_two_vllm_servers(daemon: Daemon, tmp_path: Path) -> None:
     """The example as it stands, with fewer steps. What it trained is exported, and transformers and vLLM load it."""
+    need_models()
     content = config.read(CHECKOUT / "examples" / "one_line" / "train.toml")
     content |= {"out": str(tmp_path / "runs"), "steps": 2, "groups": 2, "size": 3, "held_out": 2, "concurrency": 6}
     run, _ = config.open_run(config.make(content))
