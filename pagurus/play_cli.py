@@ -178,6 +178,7 @@ def _asked(made: Any, url: str, name: str | None, key_file: Path | None, system:
     from rollout.engine.chat import SYSTEM, Characters, ChatEngine
     from rollout.episode.manager import EpisodeManager
     from rollout.episode.spec import Limits
+    from rollout.evaluate import scored_host
 
     key = os.environ.get("OPENAI_API_KEY", "") if key_file is None else key_file.read_text().strip()
 
@@ -185,12 +186,13 @@ def _asked(made: Any, url: str, name: str | None, key_file: Path | None, system:
     async def opened() -> AsyncIterator[EpisodeManager]:
         async with (
             ChatEngine(url, name or "", key=key, system=SYSTEM if system is None else system) as engine,
-            client() as host,
+            scored_host(client) as (host, rewards),
         ):
             engine.model = name or await engine.first_model()
             yield EpisodeManager(
                 environment=made,
                 host=host,
+                rewards=rewards,
                 engine=engine,
                 tokenizer=Characters(),
                 limits=Limits(max_length=TRANSCRIPT),

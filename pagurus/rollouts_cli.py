@@ -120,6 +120,48 @@ def show(
         output.say(line)
 
 
+@application.command("rescore")
+def rescore(
+    run: Run,
+    name: Annotated[str | None, typer.Argument(help="One trajectory, such as p12/4; all that are kept else.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Reward functions that run at once.")] = 2,
+    json: Json = False,
+) -> None:
+    """Score final states anew, by the reward function as it is now. Nothing is played."""
+    import asyncio
+
+    from pagurus.common import client
+    from rollout.evaluate import scored_host
+    from rollout.rewards.anew import Rescored
+    from rollout.rewards.anew import rescore as score_again
+    from rollout.store.samples import SampleStore
+
+    store = SampleStore(rollout_of(run))
+    try:
+        wanted = [parse(name)] if name else [(prompt, member) for prompt, member, _, _ in store.samples()]
+        trajectories = [one for each in wanted if (one := store.sample(*each)).final is not None]
+    finally:
+        store.close()
+    if not trajectories:
+        raise Invalid(
+            f"no trajectory of {run} has a final state", remedy="its environment needs a `reward`: docs/rewards.md"
+        )
+
+    async def work() -> list[Rescored]:
+        async with scored_host(client, workers=workers) as (_, rewards):
+            return await score_again(rewards, trajectories)
+
+    found = asyncio.run(work())
+    if json:
+        output.as_json(found)
+    else:
+        rows = [
+            (each.trajectory, each.before, "-" if each.after is None else each.after, each.reason) for each in found
+        ]
+        output.table(("trajectory", "before", "now", ""), rows)
+    raise typer.Exit(0 if all(each.after is not None for each in found) else 1)
+
+
 def parse(name: str) -> tuple[str, int]:
     """The prompt and the member of a name. Example: ``parse("p12/4") == ("p000012", 4)``."""
     match = re.fullmatch(r"p?(\d+)/(\d+)", name)

@@ -11,18 +11,22 @@ from rollout.environments.base import Environment, Observation
 from rollout.episode.manager import run_trajectory
 from rollout.episode.spec import Limits
 from rollout.messages import Batch, Group, Recovery, Trajectory, TurnRecord
+from rollout.rewards import Final, Score, reward
 
 __all__ = [
     "Batch",
     "Environment",
     "Faults",
+    "Final",
     "Group",
     "Limits",
     "Observation",
     "Recovery",
     "RolloutConfig",
     "RolloutController",
+    "Score",
     "Trajectory",
     "TurnRecord",
+    "reward",
     "run_trajectory",
 ]

@@ -356,7 +356,7 @@ class RolloutController:
             await asyncio.wait([member.task])
         elif member.ended:
             await self._do(self.store.discard, group.lease.prompt, [index], self.fence)
-        member.task, member.ended = None, False
+        member.task, member.ended, member.scoring = None, False, False
         member.starts += again
         group.reason = why
 
@@ -413,6 +413,10 @@ class RolloutController:
             trajectory = await self.episodes.run(
                 spec, self.config.sampling, since=since, strike=strike, into=member.trajectory
             )
+            if trajectory.final is not None:
+                member.scoring = True  # its place is free
+                self._changed.set()
+                await self.episodes.score(trajectory)
         except asyncio.CancelledError:
             if not self.episodes.leaving:
                 await asyncio.shield(self._do(self.journal.forget, spec.key))
@@ -425,6 +429,8 @@ class RolloutController:
     async def _ended(self, group: Group, member: Slot, trajectory: Trajectory, key: Key) -> None:
         if trajectory.scored:
             self._refusals.over("host")
+            if trajectory.score is not None:
+                self._refusals.over("scorer")
             try:
                 await self._do(self.store.put, trajectory, self.fence)
             except ValueError as error:  # a log-probability that is no number must never be learned from
@@ -448,7 +454,7 @@ class RolloutController:
     def _settle(self, member: Slot, trajectory: Trajectory | None) -> None:
         member.ended = trajectory is not None and trajectory.scored
         member.oldest = trajectory.oldest if member.ended and trajectory is not None else None
-        member.task, member.since = None, []
+        member.task, member.since, member.scoring = None, [], False
         member.start += 1
         self._changed.set()
 

@@ -8,7 +8,11 @@ Owns: which episodes, again where the platform failed, the score. Does not own: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,7 +21,9 @@ from rollout.decide.passed import at_least_one, interval
 from rollout.engine.client import Sampling
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
+from rollout.labels import Labelled
 from rollout.messages import Trajectory
+from rollout.rewards.service import RewardService
 
 STARTS = 3  # of an episode that the platform lost
 
@@ -44,10 +50,26 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[str] = []  # why episodes were lost, the first few
 
 
-async def play(episodes: EpisodeManager, spec: EpisodeSpec, sampling: Sampling) -> Trajectory:
-    """One episode; begun again where the platform failed."""
+@contextlib.asynccontextmanager
+async def scored_host(client: Callable[[], Any], *, workers: int = 2) -> AsyncIterator[tuple[Labelled, RewardService]]:
+    """A host for episodes that belong to no run, and what scores them."""
+    async with client() as connected:
+        host = Labelled(connected, Path(f"play-{os.getpid()}"))
+        async with RewardService(host, workers=workers) as rewards:
+            try:
+                yield host, rewards
+            finally:
+                await asyncio.shield(host.sweep())
+
+
+async def play(
+    episodes: EpisodeManager, spec: EpisodeSpec, sampling: Sampling, slots: asyncio.Semaphore | None = None
+) -> Trajectory:
+    """One episode; begun again where the platform failed. It needs its slot until it is left to be scored."""
     while True:
-        trajectory = await episodes.run(spec, sampling)
+        async with slots or contextlib.nullcontext():
+            trajectory = await episodes.run(spec, sampling)
+        await episodes.score(trajectory)
         lost = trajectory.failure is not None and blame(trajectory.failure) is Blame.PLATFORM
         if not lost or spec.start + 1 >= STARTS:
             return trajectory
@@ -68,8 +90,8 @@ async def evaluate(
     slots = asyncio.Semaphore(concurrency)
 
     async def one(seed: int, index: int) -> Trajectory:
-        async with slots:
-            trajectory = await play(episodes, EpisodeSpec(prompt=f"eval-{seed}", seed=seed, index=index), sampling)
+        spec = EpisodeSpec(prompt=f"eval-{seed}", seed=seed, index=index)
+        trajectory = await play(episodes, spec, sampling, slots)
         on_end(trajectory)
         return trajectory
 

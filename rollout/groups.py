@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rollout.decide import tail
 from rollout.decide.blame import blame
@@ -32,6 +32,7 @@ class Slot:
     since: list[TurnEntry] = field(default_factory=list)  # what another process left of it
     why: str = ""  # it is being aborted
     overtaken: tuple[int, int] | None = None  # the turn that was being sampled by an older version, and which
+    scoring: bool = False  # it has ended, and its sandbox runs no more
 
     def published(self, before: int) -> None:
         """Another version than `before` is served: tokens of the answer under way may be of either."""
@@ -53,7 +54,8 @@ class Slot:
             return Member(self.index, "ended", self.oldest, self.starts)
         if self.task is None:
             return Member(self.index, "waiting", None, self.starts, self.coming)
-        return Member(self.index, "running", self.trajectory.oldest, self.starts, self.coming)
+        state: Literal["scoring", "running"] = "scoring" if self.scoring else "running"
+        return Member(self.index, state, self.trajectory.oldest, self.starts, self.coming)
 
 
 @dataclass(eq=False)

@@ -49,6 +49,7 @@ async def _play(
     while True:
         async with slots:
             trajectory = await episodes.run(spec, sampling)
+        await episodes.score(trajectory)
         failure = trajectory.failure
         if failure is None or blame(failure) is not Blame.PLATFORM or spec.start + 1 >= config.starts:
             return trajectory

@@ -17,6 +17,7 @@ from sandbox.errors import NotFound
 from sandbox.messages import SandboxState, Statistics
 
 LABEL = "run"
+FINAL = "final"  # of sandboxes that hold the final state of a trajectory of this run
 PREPARED = "prepared"  # of sandboxes that belong to no run: see rollout.episode.prepared
 
 
@@ -39,6 +40,12 @@ class Labelled:
 
     async def image_digest(self, name: str) -> str:
         return (await self.client.images.get(name)).digest
+
+    async def keep_final(self, sandbox: Any, most: int) -> None:
+        """From now on it stays beyond the run, until there are `most` newer ones."""
+        await sandbox.set_labels({LABEL: None, FINAL: self.run})
+        kept = sorted(await self.client.sandboxes({FINAL: self.run}), key=lambda info: info.created_at)
+        await self.remove([info.id for info in kept[:-most]])
 
     async def keep_prepared(self, sandbox: Any, name: str) -> None:
         await sandbox.set_labels({LABEL: None, PREPARED: name})

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from rollout.decide.blame import Failure
 from rollout.engine.client import Generation
+from rollout.rewards.messages import Score, Scoring
 
 Status = Literal["completed", "truncated", "failed", "aborted"]
 
@@ -44,6 +45,7 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     version: int = -1  # newest policy version that sampled the action
     effects: list[str] = []  # the largest effects on the operating system, for people
     uncaptured: str = ""  # why the turn's checkpoint could not be taken; the next one holds its state too
+    reward: float = 0.0  # of this turn alone: the environment's, and what the scorer gave it
 
 
 class Recovery(msgspec.Struct, kw_only=True):
@@ -56,6 +58,16 @@ class Recovery(msgspec.Struct, kw_only=True):
     replayed: int = 0  # commands executed again, the interrupted one excluded
     milliseconds: float = 0.0
     attempts: int = 1  # restores until one was equal
+
+
+class FinalState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an episode left to be scored."""
+
+    scoring: Scoring
+    seed: int  # that the environment was reset with
+    checkpoint: str  # of the sandbox
+    state: bytes | None = None  # of the environment, as its `snapshot` told it
+    row: dict[str, Any] | None = None
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
@@ -87,6 +99,10 @@ class Trajectory(msgspec.Struct, kw_only=True):
     opening: str = ""  # what the agent read first
     breaks: list[int] = []  # where a new sample begins: the model saw nothing of what stands before
     whole: bool = True  # any token could be sampled; else `logprobs` are of the likeliest ones alone (top_p, top_k)
+    final: FinalState | None = None  # of an episode that is scored when it has ended
+    score: Score | None = None  # what the scorer said; `reward` holds it too
+    freed_s: float = 0.0  # from the end of the episode until its sandbox ran no more
+    scored_at: float = 0.0
 
     @property
     def recovered_equal(self) -> int:

@@ -19,6 +19,7 @@ from rollout.environments.base import Environment
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.episode.spec import Limits
+from rollout.evaluate import scored_host
 from rollout.pool.serve import of_model
 from sandbox.errors import Invalid
 
@@ -38,10 +39,14 @@ async def engine_of(
         folder, version = await asyncio.to_thread(of_model, place, Path(home), wanted)
         renderer = await asyncio.to_thread(ChatRenderer.load, folder) if has_template(folder) else None
         launch = LAUNCHES[engine](length=length)
-        async with EngineSupervisor(launch, folder, version, log=Path(home) / "engine.log") as server, client() as host:
+        async with (
+            EngineSupervisor(launch, folder, version, log=Path(home) / "engine.log") as server,
+            scored_host(client) as (host, rewards),
+        ):
             yield EpisodeManager(
                 environment=environment,
                 host=host,
+                rewards=rewards,
                 engine=server,
                 tokenizer=tokenizer.load(folder),
                 renderer=renderer,

@@ -68,13 +68,27 @@ class Config:
     pace: float | None = None  # seconds per answer, at least: see rollout.engine.pace; 0 is as fast as the engine can
     trackers: tuple[str, ...] = ("tensorboard",)  # also wandb and mlflow, where they are installed
     faults: int = 16  # sandboxes killed on purpose in the second half, about
+    scorers: int = 2  # reward functions that run at once
+    keep: int = 0  # final states of the newest trajectories that stay, for `pagurus rollouts rescore`
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
     resume: Path | None = None
 
 
 KEYS = tuple(each.name for each in dataclasses.fields(Config) if each.name != "resume")
-POSITIVE = ("steps", "groups", "size", "held_out", "rate", "budget", "updates", "max_tokens", "max_length", "ranks")
+POSITIVE = (
+    "steps",
+    "groups",
+    "size",
+    "held_out",
+    "rate",
+    "budget",
+    "updates",
+    "max_tokens",
+    "max_length",
+    "ranks",
+    "scorers",
+)
 ENGINES = ("embedded", "vllm")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
@@ -268,6 +282,8 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
         nice=fitting.nice,
         sizing=fitting.reason,
         steps=config.steps,
+        scorers=config.scorers,
+        keep=config.keep,
         faults=config.faults,
     )
 

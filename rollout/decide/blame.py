@@ -8,10 +8,10 @@ blame             examples                                                     w
 ================  ===========================================================  =====================================
 policy            its command killed the sandbox, hit a limit of the sandbox,   the trajectory is scored, and stays
                   could not be executed; its time or its tokens were used up    in its group
-environment       ``reset``, ``step`` or ``score`` raised; an observation       counted against the prompt, which is
+environment       ``reset`` or ``step`` raised; an observation                  counted against the prompt, which is
                   that the engine cannot take                                   given up after `attempts` of them
 platform          no sandbox, a dead engine, a restore that failed, a daemon    the trajectory is played again, its
-                  that does not answer                                          clock stands still meanwhile
+                  that does not answer, a reward function that failed           clock stands still meanwhile
 ================  ===========================================================  =====================================
 """
 
@@ -55,6 +55,7 @@ class Cause(StrEnum):
     DIED = "died"  # the sandbox is dead and could not be brought back
     DIVERGED = "diverged"  # executed again after a restore, a command said something else than before
     ENGINE = "engine"  # the engine died or answered nonsense
+    SCORER = "scorer"  # the reward function hung, died, raised or said nonsense, again and again
     HOST = "host"  # the daemon is gone, breaks the protocol, or has no room
 
 
@@ -81,7 +82,7 @@ def blame(failure: Failure) -> Blame:
         return Blame.POLICY
     if cause is Cause.RAISED:
         return Blame.ENVIRONMENT
-    if phase in (Phase.RESET, Phase.SCORE) and (cause in _POLICY or cause is Cause.LATE):
+    if phase is Phase.RESET and (cause in _POLICY or cause is Cause.LATE):
         return Blame.ENVIRONMENT  # its own commands did it, not the policy's
     if phase is Phase.GENERATE and cause is Cause.NONSENSE:
         return Blame.ENVIRONMENT  # the engine cannot take these tokens, and never will
@@ -123,6 +124,7 @@ def cause_of(code: str, phase: Phase, *, own: bool) -> Cause:
 PART = {  # which part of the platform a failure speaks of; a breaker watches each
     Cause.REFUSED: "create",
     Cause.ENGINE: "engine",
+    Cause.SCORER: "scorer",
     Cause.HOST: "host",
     Cause.DIED: "host",
     Cause.DIVERGED: "host",
@@ -130,7 +132,7 @@ PART = {  # which part of the platform a failure speaks of; a breaker watches ea
 
 
 def part(failure: Failure) -> str:
-    """The part of the platform that failed: create, engine or host."""
+    """The part of the platform that failed: create, engine, scorer or host."""
     if failure.phase is Phase.CREATE:
         return "create"
     return "engine" if failure.phase is Phase.GENERATE else PART.get(failure.cause, "host")

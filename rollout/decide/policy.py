@@ -78,5 +78,7 @@ class RolloutPolicy:
 def _progress(view: View) -> str:
     members = [member for group in view.running for member in group.members]
     counts = {state: sum(member.state == state for member in members) for state in ("running", "waiting", "ended")}
+    if scoring := len(members) - sum(counts.values()):
+        counts["scoring"] = scoring
     said = ", ".join(f"{count} {state}" for state, count in counts.items())
     return f"trajectories of {len(view.running)} others: {said}"

@@ -32,7 +32,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """One trajectory of a group on its way."""
 
     index: int
-    state: Literal["waiting", "running", "ended"]
+    state: Literal["waiting", "running", "scoring", "ended"]
     oldest: int | None = None  # policy version of its oldest token
     starts: int = 0  # so far, but for those that a refusing host or engine ended
     coming: int | None = None  # as `oldest`, of tokens that it will have: a dead process's, those being sampled
@@ -59,7 +59,7 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True):
 class PartView(msgspec.Struct, frozen=True, array_like=True):
     """A part of the platform that has failed and not worked since."""
 
-    part: str  # create, engine, host
+    part: str  # create, engine, scorer, host
     rounds: int  # failures in a row; those within one pause count once
     since: float
     last: float

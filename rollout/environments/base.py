@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollout.decide.blame import Cause
+from rollout.rewards.messages import Scoring
 from sandbox.messages import Limits, Network
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the agent gets to see. `reward` counts when `done`, or adds up over the turns."""
+    """What the agent gets to see. `reward` is of this turn; they add up, and `Environment.reward` adds the end's."""
 
     text: str
     reward: float = 0.0
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
 
 
 # Who makes the environment sets these anew.
-_SETTINGS = ("image", "max_turns", "limits", "network", "system", "tools", "row", "shares_reset")
+_SETTINGS = ("image", "max_turns", "limits", "network", "system", "tools", "row", "shares_reset", "reward")
 
 
 class Environment(ABC):
@@ -52,6 +52,7 @@ class Environment(ABC):
     system: str = ""  # what a chat model is told first
     tools: Sequence[dict[str, Any]] = ()  # functions that a chat model may call, as OpenAI describes them
     shares_reset: bool = True  # one reset per seed, forked for all who begin there; False: each sandbox is reset itself
+    reward: Scoring | None = None  # scores the end, in a fork of the sandbox: see rollout.rewards
     row: dict[str, Any] | None = None  # of the run's data, where its plan names some: set before `reset`
 
     def of(self, seed: int) -> tuple[Environment, int]:
@@ -75,13 +76,6 @@ class Environment(ABC):
     async def cut(self, sandbox: Any, action: str) -> Observation | None:
         """The action reached the token limit before it was complete, and is not executed. None: the episode ends."""
         return None
-
-    async def score(self, sandbox: Any, cause: Cause) -> float:
-        """The episode ends by the policy's own doing, without `done`: reward to add to what it has.
-
-        A sandbox that its own command killed is as it was before that command.
-        """
-        return 0.0
 
     def snapshot(self) -> bytes | None:
         """What this object keeps, so that another process can go on with the episode; None: nobody can.

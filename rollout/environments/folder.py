@@ -5,13 +5,12 @@ Owns: loading it as a package and the errors for what it lacks. Does not own: wh
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from rollout.environments.base import Environment
+from rollout.environments.code import load as load_code
 from sandbox.errors import Invalid, NotFound
 
 START = "start"  # the folder beside the environment with the policy that its runs begin with
@@ -35,21 +34,9 @@ def load(place: Path) -> Task:
     if not code.is_file():
         raise Invalid(f"{place} is no environment: it has no __init__.py", remedy="name its .py file, or add one")
     name = place.stem
-    loaded = module(f"pagurus_task_{name}", code, package=place.is_dir())
+    loaded = load_code(f"pagurus_task_{name}", code, package=place.is_dir())
     start = code.parent / START
     return Task(name, _environment(loaded, code), start if (start / "config.json").is_file() else None)
-
-
-def module(name: str, code: Path, *, package: bool = False) -> ModuleType:
-    """A Python file, executed under this name."""
-    folders = [str(code.parent)] if package else None
-    spec = importlib.util.spec_from_file_location(name, code, submodule_search_locations=folders)
-    if spec is None or spec.loader is None:
-        raise Invalid(f"{code} is no Python file", remedy="name a .py file or a folder with __init__.py")
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    spec.loader.exec_module(made)
-    return made
 
 
 def _environment(module: ModuleType, code: Path) -> type[Environment]:

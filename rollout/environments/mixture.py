@@ -23,6 +23,7 @@ import msgspec
 
 from rollout.environments import folder
 from rollout.environments.base import Environment
+from rollout.environments.code import load as load_code
 from sandbox.errors import Invalid, NotFound
 
 HELD_OUT = 1_000_000_000  # seeds from here on are for evaluation alone; demonstrations use negative ones
@@ -209,7 +210,7 @@ def load_curriculum(path: Path) -> Curriculum:
     """The function `weights` of a Python file."""
     if not path.is_file():
         raise NotFound(f"no curriculum {path}", remedy="name a .py file that defines `weights`")
-    found = getattr(folder.module(f"pagurus_curriculum_{path.stem}", path), "weights", None)
+    found = getattr(load_code(f"pagurus_curriculum_{path.stem}", path), "weights", None)
     if not callable(found):
         raise Invalid(f"{path} defines no function `weights`", remedy="def weights(outcomes): return {name: weight}")
     chosen: Curriculum = found

@@ -195,6 +195,15 @@ class GuardedSandbox:
             pending.waited_s += max(0.0, self._wall() - began)
         self._pending = None
 
+    async def final(self) -> str:
+        """The checkpoint that holds the state as it is now; a new one, where the last turn left none."""
+        await self._run(_nothing)
+        if self.head is not None and self.clean:
+            return self.head
+        await self._run(lambda: self.sandbox.exec("true", ends_turn=False))  # it lives, or is brought back
+        with self._elsewhere(Phase.CHECKPOINT):
+            return (await self.sandbox.checkpoint("final")).id
+
     async def close(self) -> None:
         """Stop waiting for a checkpoint that nobody needs any more."""
         if self._settling is not None:
@@ -353,6 +362,10 @@ class GuardedSandbox:
                 except CheckpointFailed as error:
                     entry.executed.uncaptured = str(error)
         return len(self._journal)
+
+
+async def _nothing() -> None:
+    """What an act is that needs no more than the gate."""
 
 
 def _need_same(seen: ExecResult, now: ExecResult, sandbox: str) -> None:

@@ -7,7 +7,7 @@ propagates.
 
 ::
 
-    created and reset, forked from a prepared state, or adopted ─▶ Episode: turn by turn ─▶ removed
+    created and reset, forked from a prepared state, or adopted ─▶ Episode: turn by turn ─▶ scored in a fork ─▶ removed
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from rollout.episode.prepared import Prepared, PreparedStates
 from rollout.episode.spec import EpisodeSpec, Limits
 from rollout.episode.turns import Ended, Engine, Episode, EpisodeParts, OnTurn, fail, label
 from rollout.messages import Trajectory
+from rollout.rewards.messages import ScorerFailed
+from rollout.rewards.service import RewardService, apply
 from rollout.store.journal import TurnEntry
-from sandbox.errors import NotFound, PagurusError
+from sandbox.errors import Invalid, NotFound, PagurusError
 
 
 @dataclass(kw_only=True)
@@ -39,6 +41,8 @@ class EpisodeManager(EpisodeParts):
     environment: Callable[[], Environment]
     host: Any
     prepared: PreparedStates | None = None  # None: every sandbox is reset itself
+    rewards: RewardService | None = None  # needed by environments with a `reward`
+    keep: int = 0  # final states that stay, the newest
     on_created: Callable[[], None] = lambda: None
     leaving: bool = False  # this process ends, its successor goes on: sandboxes stay
 
@@ -53,7 +57,8 @@ class EpisodeManager(EpisodeParts):
     ) -> Trajectory:
         """Play one episode to its end. `since`: what its journal says, to go on there. `into` shows it while it runs.
 
-        The sandbox is removed at the end, unless the process that runs this is `leaving`.
+        The sandbox is removed at the end, unless the process that runs this is `leaving`. Where the environment has a
+        `reward`, the sandbox stays, with nothing that runs in it, and `score` must follow.
         """
         trajectory = into if into is not None else Trajectory()
         label(trajectory, spec, sampling)
@@ -68,8 +73,48 @@ class EpisodeManager(EpisodeParts):
         except Ended as end:
             fail(trajectory, end.failure)
         finally:
-            if sandbox is not None and not self.leaving:
+            if sandbox is not None and not self.leaving and trajectory.final is None:
                 await asyncio.shield(_remove(sandbox))
+        return trajectory
+
+    async def score(self, trajectory: Trajectory) -> None:
+        """Add what its final state is worth, where the environment left one, and remove its sandbox.
+
+        What fails becomes the trajectory's failure. May be cancelled.
+        """
+        if trajectory.final is None:
+            return
+        try:
+            if trajectory.scored:
+                with self.metered(Phase.SCORE):
+                    await self._score(trajectory)
+        finally:
+            if not self.leaving:
+                await asyncio.shield(self._let_go(trajectory))
+
+    async def _score(self, trajectory: Trajectory) -> None:
+        if self.rewards is None:
+            raise Invalid("this environment has a `reward`", remedy="give EpisodeManager(rewards=RewardService(host))")
+        try:
+            apply(trajectory, await self.rewards.score(trajectory))
+        except ScorerFailed as error:
+            fail(trajectory, Failure(phase=Phase.SCORE, cause=Cause.SCORER, message=str(error)))
+        except PagurusError as error:
+            cause = cause_of(error.code, Phase.RECOVER, own=False)  # a fork that fails is no command's doing
+            fail(trajectory, Failure(phase=Phase.SCORE, cause=cause, message=f"{error.code}: {error}"))
+
+    async def _let_go(self, trajectory: Trajectory) -> None:
+        with contextlib.suppress(PagurusError):  # the run's sweep finds it by its label
+            sandbox = await self.host.get(trajectory.sandbox)
+            if self.keep and trajectory.score is not None:
+                await self.host.keep_final(sandbox, self.keep)
+            else:
+                await sandbox.remove()
+
+    async def play(self, spec: EpisodeSpec, sampling: Sampling) -> Trajectory:
+        """Run and score."""
+        trajectory = await self.run(spec, sampling)
+        await self.score(trajectory)
         return trajectory
 
     async def _begin(self, env: Environment, spec: EpisodeSpec, drawn: EpisodeSpec) -> tuple[Any, Prepared | None]:
@@ -138,6 +183,8 @@ async def run_trajectory(
     into: Trajectory | None = None,
 ) -> Trajectory:
     """Play the episode `seed` of `env` in a sandbox of the caller, who removes it."""
+    if env.reward is not None:
+        raise Invalid("what is scored in a fork needs a host", remedy="use EpisodeManager(host=..., rewards=...)")
     trajectory = into if into is not None else Trajectory()
     manager = EpisodeManager(
         environment=lambda: env,

@@ -36,7 +36,8 @@ from rollout.episode.prepared import Prepared
 from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeSpec, Limits, sampling_seed
 from rollout.episode.talk import Chat, Plain
-from rollout.messages import Trajectory, TurnRecord
+from rollout.messages import FinalState, Trajectory, TurnRecord
+from rollout.rewards.messages import Scoring
 from rollout.store.journal import Key, TurnEntry
 from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointInfo, SandboxState, Verdict
@@ -130,14 +131,12 @@ class Episode:
         trajectory = self.trajectory
         trajectory.sandbox, trajectory.started_at = self.guarded.id, time.time()
         try:
-            await self._play(since, ready)
+            await self._attributed(self._play(since, ready))
+            if trajectory.scored and self.env.reward is not None:
+                await self._attributed(self._leave_final(self.env.reward))
         except asyncio.CancelledError:
             trajectory.status, trajectory.reason = "aborted", trajectory.reason or "cancelled"
             raise
-        except Ended as end:
-            await self._end(end.failure)
-        except Exception as error:  # noqa: BLE001 - the environment is a user's code: its bug is this episode's data (I10)
-            await self._end(self._failure(error))
         finally:
             await self.guarded.close()
             self.fill_turns(await self.guarded.stored())
@@ -246,6 +245,7 @@ class Episode:
 
     def _observed(self, record: TurnRecord, observation: Observation) -> None:
         record.observation = observation.text
+        record.reward += observation.reward
         self.trajectory.reward += observation.reward
         if self.parts.on_turn is not None:
             self.fill_turns()
@@ -328,18 +328,27 @@ class Episode:
 
     # ----------------------------------------------------------------- its end
 
-    async def _end(self, failure: Failure) -> None:
-        """Attribute the end once. What is the policy's doing is scored."""
-        trajectory = self.trajectory
-        if blame(failure) is Blame.POLICY:
-            try:
-                async with self._limited(Phase.SCORE, Clock(self.limits.score_s)):
-                    trajectory.reward += await self.env.score(self.guarded, failure.cause)
-            except Ended as end:
-                failure = end.failure
-            except Exception as error:  # noqa: BLE001 - a user's code, as above
-                failure = self._failure(error)
-        fail(trajectory, failure)
+    async def _attributed(self, work: Awaitable[None]) -> None:
+        """Whatever ends it is this trajectory's data (I10)."""
+        try:
+            await work
+        except Ended as end:
+            fail(self.trajectory, end.failure)
+        except Exception as error:  # noqa: BLE001 - the environment is a user's code
+            fail(self.trajectory, self._failure(error))
+
+    async def _leave_final(self, scoring: Scoring) -> None:
+        """The state that is scored: captured; then nothing runs in the sandbox any more."""
+        ended, guarded = time.monotonic(), self.guarded
+        async with self._limited(Phase.SCORE, Clock(self.limits.score_s)):
+            state = self.env.snapshot()
+            checkpoint = await guarded.final() if scoring.forks else ""
+            self.trajectory.final = FinalState(
+                scoring=scoring, seed=self.spec.seed, checkpoint=checkpoint, state=state, row=self.env.row
+            )
+            with contextlib.suppress(PagurusError):  # it is dead already, or its host is: nothing of it is needed
+                await guarded.sandbox.kill()
+        self.trajectory.freed_s = time.monotonic() - ended
 
     def _failure(self, error: Exception) -> Failure:
         """What an exception means, by the phase in which it was raised."""

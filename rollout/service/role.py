@@ -37,6 +37,8 @@ from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.labels import Labelled
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.plan import RolloutPlan
+from rollout.rewards import book
+from rollout.rewards.service import RewardService
 from rollout.service import protocol as wire
 from rollout.service.engines import Engines, Serve, serving
 from rollout.store import stages
@@ -66,6 +68,7 @@ class RolloutRole:
         self.folder = run / "rollout"
         self.store = SampleStore(self.folder)
         self.environments = plan.environments()
+        self.rewards = RewardService(host, workers=plan.scorers, book=self.folder / book.NAME, log=run / "scorers.log")
         self.controller: RolloutController | None = None
         self.born = time.time()
         self._serve = serve or serving(plan, run)
@@ -89,6 +92,7 @@ class RolloutRole:
         assert self._work is not None
         self._work.cancel()
         await asyncio.wait([self._work])
+        await self.rewards.close()
         self.store.close()
 
     async def ended(self) -> None:
@@ -289,6 +293,7 @@ class RolloutRole:
             on_turn=self._on_turn,
         )
         controller.episodes.prepared = PreparedStates(self.host, self.run.parent / PREPARED)
+        controller.episodes.rewards, controller.episodes.keep = self.rewards, self.plan.keep
         return controller
 
     def _draw(self, store: SampleStore) -> Draw:

@@ -136,7 +136,7 @@ GROUPS = {
     "checkpoint": {"take", "ls", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
     "token": {"create", "ls", "revoke"},
     "gateway": {"ls", "set", "rm", "token", "log"},
-    "rollouts": {"why", "account", "replay", "show"},
+    "rollouts": {"why", "account", "replay", "rescore", "show"},
     "weights": {"ls", "verify", "diff", "rollback", "gc"},
 }
 

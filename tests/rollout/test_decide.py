@@ -51,8 +51,10 @@ def group(number: int, *members: Member, failures: int = 0) -> GroupView:
 def test_every_failure_has_one_blame_and_one_part() -> None:
     for phase, cause in itertools.product(Phase, Cause):
         failure = Failure(phase=phase, cause=cause)
-        assert blame(failure) in Blame and part(failure) in ("create", "engine", "host")
+        assert blame(failure) in Blame and part(failure) in ("create", "engine", "scorer", "host")
         if phase is Phase.CREATE and cause is not Cause.RAISED and cause not in (Cause.CUT, Cause.LENGTH, Cause.TURNS):
+            assert blame(failure) is Blame.PLATFORM
+        if phase is Phase.SCORE and cause in (Cause.SCORER, Cause.LATE, Cause.HOST):
             assert blame(failure) is Blame.PLATFORM
         if phase in (Phase.CHECKPOINT, Phase.RECOVER) and cause in (Cause.HOST, Cause.DIED, Cause.DIVERGED):
             assert blame(failure) is Blame.PLATFORM

@@ -13,14 +13,17 @@ def test_the_public_names() -> None:
         "Batch",
         "Environment",
         "Faults",
+        "Final",
         "Group",
         "Limits",
         "Observation",
         "Recovery",
         "RolloutConfig",
         "RolloutController",
+        "Score",
         "Trajectory",
         "TurnRecord",
+        "reward",
         "run_trajectory",
     ]
     assert all(hasattr(rollout, name) for name in rollout.__all__)

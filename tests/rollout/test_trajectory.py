@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -131,14 +131,7 @@ def test_faults_are_the_same_for_the_same_seed_and_stop_at_their_budget() -> Non
     assert limited.choose("p000000", 0) is None
 
 
-async def test_the_policys_own_doing_is_scored_and_stays(subtests: Any) -> None:
-    class Told(Notebook):
-        causes: ClassVar[list[Cause]] = []
-
-        async def score(self, sandbox: Any, cause: Cause) -> float:
-            self.causes.append(cause)
-            return 0.25
-
+async def test_the_policys_own_doing_stays(subtests: Any) -> None:
     def bomb(sandbox: FakeSandbox, error: Exception) -> FakeSandbox:
         def after(command: str) -> None:
             if command == SCRIPT[1]:
@@ -154,11 +147,10 @@ async def test_the_policys_own_doing_is_scored_and_stays(subtests: Any) -> None:
     }
     for cause, error in cases.items():
         with subtests.test(cause=cause):
-            Told.causes.clear()
-            trajectory = await play(bomb(FakeSandbox(), error), env=Told())
+            trajectory = await play(bomb(FakeSandbox(), error))
             assert trajectory.failure is not None and trajectory.failure.cause is cause
-            assert blame(trajectory.failure) is Blame.POLICY and Told.causes == [cause]
-            assert (trajectory.status, trajectory.reward, trajectory.scored) == ("truncated", 0.25, True)
+            assert blame(trajectory.failure) is Blame.POLICY
+            assert (trajectory.status, trajectory.reward, trajectory.scored) == ("truncated", 0.0, True)
 
 
 async def test_a_cut_action_is_not_executed() -> None:

@@ -1,0 +1,38 @@
+"""Score old trajectories again: nothing is played.
+
+Owns: which of them still can be, old beside new. Does not own: the store, forks, functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from rollout.messages import Trajectory
+from rollout.rewards.messages import ScorerFailed
+from rollout.rewards.service import RewardService
+from sandbox.errors import PagurusError
+
+
+class Rescored(msgspec.Struct, frozen=True, kw_only=True):
+    trajectory: str
+    before: float  # what the scorer said when it was played
+    after: float | None  # None: it could not be scored
+    reason: str = ""
+
+
+async def rescore(rewards: RewardService, trajectories: Sequence[Trajectory]) -> list[Rescored]:
+    """Each that has a final state, by its own function as the code of that is now."""
+
+    async def one(trajectory: Trajectory) -> Rescored:
+        name = f"{trajectory.prompt}/{trajectory.index}"
+        before = 0.0 if trajectory.score is None else trajectory.score.total
+        try:
+            score = await rewards.score(trajectory)
+        except (ScorerFailed, PagurusError) as error:
+            return Rescored(trajectory=name, before=before, after=None, reason=str(error))
+        return Rescored(trajectory=name, before=before, after=score.total, reason=score.reason)
+
+    return list(await asyncio.gather(*(one(each) for each in trajectories if each.final is not None)))

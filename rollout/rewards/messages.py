@@ -1,0 +1,160 @@
+"""What is scored, by what, and what came out: the structs of the reward service.
+
+Owns: these structs, what a function of the user's is handed (`Final`), the errors. Fields are append-only with
+defaults. Does not own: running functions (worker, pool, http), forks (service).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rollout.decide.anchor import LONGEST
+from sandbox.errors import ErrorBody
+from sandbox.messages import ExecResult
+
+
+class Scoring(msgspec.Struct, frozen=True, kw_only=True):
+    """Which function scores, with which options. Made by calling what `rollout.reward` made of a function."""
+
+    function: str = ""  # module:name
+    code: str = ""  # the file or package that defines it, where it is no installed module
+    url: str = ""  # or where it is asked by HTTP
+    options: dict[str, Any] = {}
+    forks: bool = True  # it looks into a sandbox
+    low: float = 0.0  # rewards lie between these two; any other is a failure of the scorer
+    high: float = 1.0
+    longest: float = LONGEST  # seconds of one try, whatever the anchor
+
+    @property
+    def name(self) -> str:
+        return self.function or self.url
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn, as it was read and written."""
+
+    action: str
+    observation: str
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """What a function says. `turns` are rewards of single turns, beside `reward`, which is of the end."""
+
+    reward: float
+    turns: list[float] = []
+    reason: str = ""  # for people
+
+    @property
+    def total(self) -> float:
+        return self.reward + sum(self.turns)
+
+    def wrong(self, scoring: Scoring, turns: int) -> str:
+        """Why nobody can have meant this; nothing if it may be so."""
+        if len(self.turns) > turns:
+            return f"it rewards {len(self.turns)} turns of {turns}"
+        for value in (self.reward, *self.turns):
+            if not math.isfinite(value) or not scoring.low <= value <= scoring.high:
+                return f"{value!r} is not between {scoring.low:g} and {scoring.high:g}"
+        return ""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """service -> scorer: one try at one scoring."""
+
+    id: str
+    scoring: Scoring
+    seed: int
+    opening: str = ""
+    turns: list[Told] = []
+    row: dict[str, Any] | None = None
+    state: Any = None  # what the environment keeps, where that are plain values
+    cause: str | None = None  # why the episode ended without `done`: rollout.decide.blame.Cause
+    limit: float = LONGEST  # seconds for this try
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Final:
+    """What a reward function is handed: how the episode went, and a fork of the sandbox as it was at the end."""
+
+    ask: Ask
+    sandbox: Any = None  # has `exec` and `files`; None where the function does not look into one
+
+    @property
+    def seed(self) -> int:
+        return self.ask.seed
+
+    @property
+    def turns(self) -> list[Told]:
+        return self.ask.turns
+
+    @property
+    def opening(self) -> str:
+        return self.ask.opening
+
+    @property
+    def row(self) -> dict[str, Any] | None:
+        return self.ask.row
+
+    @property
+    def state(self) -> Any:
+        """Attributes of the environment at the end, as its `snapshot` tells them."""
+        return self.ask.state
+
+    @property
+    def cause(self) -> str | None:
+        """None: the environment ended the episode. Else what did, such as "turns" or "late"."""
+        return self.ask.cause
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a command which runs the policy's work gets."""
+        return self.ask.limit
+
+
+class TooSlow(Exception):
+    """A command of the policy's was cut off: try again with more time."""
+
+
+class ScorerFailed(Exception):
+    """One try failed, by the scorer's doing. Says how."""
+
+
+class Frame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """worker <-> pool. One of: ready, an ask, begun, a call with its answer, the end of a try."""
+
+    id: str = ""
+    ready: bool = False
+    begun: bool = False
+    ask: Ask | None = None
+    call: Call | None = None
+    answer: Answered | None = None
+    score: Score | None = None
+    slow: bool = False
+    error: str = ""
+
+
+class Call(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """worker -> pool: do this in the fork. Closed: exec, read, write."""
+
+    what: str
+    command: str | list[str] = ""
+    path: str = ""
+    data: bytes = b""
+    timeout: float | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    user: int | str | None = None
+    stdin: bytes = b""
+
+
+class Answered(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """pool -> worker: what the fork answered, or the error with its code."""
+
+    result: ExecResult | None = None
+    data: bytes = b""
+    error: ErrorBody | None = None

@@ -1,0 +1,180 @@
+"""`RewardService`: the score of an ended episode, from a fork of its final state.
+
+Owns: forks for scorers, tries and their limits, what is believed, the book of scores. Does not own: running functions
+(pool, web), whose fault it was (rollout.decide.blame), the trajectory.
+Guarantee: a reward is what the function said of this very state, within its bounds. A scorer that hangs, dies, raises
+or says nonsense is tried again and then is a `ScorerFailed`, never a reward. Forks are gone when `score` returns.
+
+::
+
+    trajectory.final ─▶ in the book? ──yes──▶ score
+                           │ no
+                           └▶ slot ─▶ fork ─▶ worker | address ─▶ believed? ─▶ book ─▶ score
+                               ▲                                     │ no
+                               └───────────── next limit ◀───────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rollout.decide import anchor
+from rollout.messages import Trajectory
+from rollout.rewards import registry
+from rollout.rewards.book import ScoreBook
+from rollout.rewards.messages import Ask, Score, ScorerFailed, Scoring, Told, TooSlow
+from rollout.rewards.pool import WorkerPool
+from rollout.rewards.web import Functions
+from sandbox.errors import PagurusError
+
+log = logging.getLogger("pagurus.rollout")
+
+PAUSE = 0.5  # seconds before a host that refused is asked again
+
+
+class Forks(Protocol):
+    """What the service needs of a host: `rollout.labels.Labelled`."""
+
+    async def fork(self, checkpoint: str) -> Any:
+        """One verified child."""
+
+
+class RewardService:
+    """``async with RewardService(host) as rewards: score = await rewards.score(trajectory)``"""
+
+    def __init__(self, host: Forks, *, workers: int = 2, book: Path | None = None, log: Path | None = None):
+        """`workers`: functions that run at once, each with a fork. `book`: where scores are kept."""
+        self._host = host
+        self._pool, self._web = WorkerPool(workers, log=log), Functions()
+        self._book = ScoreBook(book) if book is not None else None
+        self._anchors: dict[tuple[str, int], float] = {}
+        self._removals: set[asyncio.Task[None]] = set()
+        self.tries = self.failed = self.known = 0
+
+    async def __aenter__(self) -> RewardService:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._removals:
+            await asyncio.wait(self._removals)
+        await self._pool.close()
+        await self._web.close()
+        if self._book is not None:
+            self._book.close()
+
+    async def score(self, trajectory: Trajectory, scoring: Scoring | None = None) -> Score:
+        """What the function of its environment, or another one, says of it. Raises ScorerFailed, and PagurusError where
+        the host fails."""
+        assert trajectory.final is not None, "it has no final state"
+        scoring = scoring or trajectory.final.scoring
+        ask = _ask(trajectory, scoring)
+        digest = await asyncio.to_thread(registry.digest, scoring)
+        key = _key(digest, ask, trajectory.final.checkpoint if scoring.forks else "")
+        if self._book is not None and (known := await asyncio.to_thread(self._book.get, key)) is not None:
+            self.known += 1
+            return known
+        score, took = await self._tries(ask, trajectory.final.checkpoint, self._anchors.get((digest, ask.seed)))
+        if score.reward >= scoring.high:
+            self._anchors[digest, ask.seed] = anchor.raised(self._anchors.get((digest, ask.seed)), took)
+        if self._book is not None:
+            await asyncio.to_thread(self._book.put, key, score)
+        return score
+
+    async def _tries(self, ask: Ask, checkpoint: str, known: float | None) -> tuple[Score, float]:
+        limits = anchor.limits(known, ask.scoring.longest)
+        why: Exception | None = None
+        for attempt, limit in enumerate(limits):
+            ask = msgspec.structs.replace(ask, id=secrets.token_hex(8), limit=limit, attempt=attempt)
+            self.tries += 1
+            try:
+                score, took = await self._try(ask, checkpoint)
+                if wrong := score.wrong(ask.scoring, len(ask.turns)):
+                    raise ScorerFailed(wrong)
+                return score, took
+            except (ScorerFailed, TooSlow) as error:
+                why = error
+            except PagurusError as error:  # the host's: it is asked again, and then its own failure
+                if attempt + 1 == len(limits):
+                    raise
+                why = error
+                await asyncio.sleep(PAUSE * 2**attempt)
+            self.failed += 1
+            log.warning("scoring by %s failed, try %d: %s", ask.scoring.name, attempt + 1, why)
+        raise ScorerFailed(f"{ask.scoring.name}, {len(limits)} times, last: {why}") from why
+
+    async def _try(self, ask: Ask, checkpoint: str) -> tuple[Score, float]:
+        async with self._pool.slot(), self._fork(ask.scoring, checkpoint) as fork:
+            if ask.scoring.url:
+                return await self._web.run(ask, fork)
+            return await self._pool.run(ask, fork)
+
+    @contextlib.asynccontextmanager
+    async def _fork(self, scoring: Scoring, checkpoint: str) -> AsyncIterator[Any]:
+        if not scoring.forks:
+            yield None
+            return
+        fork = await self._host.fork(checkpoint)
+        try:
+            yield fork
+        finally:
+            removal = asyncio.get_running_loop().create_task(_remove(fork), name=f"remove {fork.id}")
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+
+
+def apply(trajectory: Trajectory, score: Score) -> None:
+    """Add a score to what the environment gave while the episode ran."""
+    trajectory.reward += score.total
+    for record, value in zip(trajectory.turns, score.turns, strict=False):
+        record.reward += value
+    trajectory.score, trajectory.scored_at = score, time.time()
+
+
+def _ask(trajectory: Trajectory, scoring: Scoring) -> Ask:
+    final = trajectory.final
+    assert final is not None
+    return Ask(
+        id="",
+        scoring=scoring,
+        seed=final.seed,
+        opening=trajectory.opening,
+        turns=[Told(action=turn.action, observation=turn.observation) for turn in trajectory.turns],
+        row=final.row,
+        state=_plain(final.state),
+        cause=None if trajectory.failure is None else trajectory.failure.cause.value,
+    )
+
+
+def _plain(state: bytes | None) -> Any:
+    """What the default of `Environment.snapshot` wrote; None where the environment has its own form."""
+    try:
+        value = msgspec.msgpack.decode(state or b"")
+        return value if isinstance(value, dict) else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def _key(digest: str, ask: Ask, checkpoint: str) -> str:
+    """Of everything that is scored. A checkpoint never changes, so its name stands for the state."""
+    said = msgspec.json.encode((digest, ask.seed, ask.opening, ask.turns, ask.row, ask.state, ask.cause, checkpoint))
+    return hashlib.blake2b(said, digest_size=16).hexdigest()
+
+
+async def _remove(sandbox: Any) -> None:
+    try:
+        await sandbox.remove()
+    except PagurusError as error:  # the run's sweep finds it by its label
+        log.warning("%s was not removed: %s", sandbox.id, error)

@@ -1,0 +1,105 @@
+"""A process that runs reward functions, one at a time: ``python -m rollout.rewards.worker FD``.
+
+Owns: one function while it runs, the stand-in for its sandbox. Does not own: the fork itself: every call goes to the
+pool's process, so that a scorer reaches nothing of the host's but its own fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from rollout.rewards import wire
+from rollout.rewards.messages import Answered, Ask, Call, Final, Frame, ScorerFailed, TooSlow
+from rollout.rewards.registry import find
+from sandbox.errors import from_body
+from sandbox.messages import ExecResult
+
+PR_SET_PDEATHSIG = 1
+ERROR_MOST = 2000  # characters of an error that are passed on
+
+
+class Fork:
+    """What a function sees of the fork: `exec` and `files`, as the SDK has them."""
+
+    def __init__(self, link: Link):
+        self.link = link
+        self.files = Files(link)
+
+    async def exec(self, command: str | list[str], *, timeout: float | None = 60.0, **options: Any) -> ExecResult:
+        if unknown := set(options) - {"cwd", "env", "user", "stdin"}:
+            raise TypeError(f"exec of a scorer has no {', '.join(sorted(unknown))}")
+        told = await self.link.call(Call(what="exec", command=command, timeout=timeout, **options))
+        if told.result is None:
+            raise ScorerFailed("the pool did not say what the command did")
+        return told.result
+
+
+class Files:
+    def __init__(self, link: Link):
+        self.link = link
+
+    async def read(self, path: str) -> bytes:
+        return (await self.link.call(Call(what="read", path=path))).data
+
+    async def write(self, path: str, data: bytes | str) -> None:
+        raw = data.encode() if isinstance(data, str) else data
+        await self.link.call(Call(what="write", path=path, data=raw))
+
+
+class Link:
+    """The connection to the pool."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer = reader, writer
+        self._turn = asyncio.Lock()  # one call at a time
+
+    async def call(self, call: Call) -> Answered:
+        async with self._turn:
+            await wire.write(self.writer, Frame(call=call))
+            answered = (await wire.read(self.reader)).answer
+        if answered is None:
+            raise ScorerFailed("the pool said nothing")
+        if answered.error is not None:
+            raise from_body(answered.error)
+        return answered
+
+
+async def serve(link: Link) -> None:
+    """Score what is asked until the pool is gone."""
+    await wire.write(link.writer, Frame(ready=True))
+    while True:
+        try:
+            ask = (await wire.read(link.reader)).ask
+        except ScorerFailed:
+            return
+        if ask is not None:
+            await wire.write(link.writer, await score(link, ask))
+
+
+async def score(link: Link, ask: Ask) -> Frame:
+    try:
+        function = await asyncio.to_thread(find, ask.scoring)
+        await wire.write(link.writer, Frame(id=ask.id, begun=True))
+        final = Final(ask, Fork(link) if ask.scoring.forks else None)
+        return Frame(id=ask.id, score=await function.run(final))
+    except TooSlow as error:
+        return Frame(id=ask.id, slow=True, error=str(error))
+    except Exception as error:  # noqa: BLE001 - a user's function: whatever it raises is told
+        return Frame(id=ask.id, error=f"{type(error).__name__}: {error}"[:ERROR_MOST])
+
+
+async def main(descriptor: int) -> None:
+    link = Link(*await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=wire.MOST))
+    await serve(link)
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.set_inheritable(int(sys.argv[1]), False)  # what a function starts does not get it
+    asyncio.run(main(int(sys.argv[1])))

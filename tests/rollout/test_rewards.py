@@ -1,0 +1,245 @@
+"""Scoring in a fork of the final state: by functions that are right, hang, die, raise, or say nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rollout.decide import anchor
+from rollout.decide.blame import Blame, Cause, Phase, blame
+from rollout.engine.client import Sampling
+from rollout.episode.manager import EpisodeManager
+from rollout.episode.spec import EpisodeSpec
+from rollout.labels import FINAL, Labelled
+from rollout.messages import FinalState, Trajectory, TurnRecord
+from rollout.rewards import Score, Scoring, library
+from rollout.rewards.messages import ScorerFailed
+from rollout.rewards.service import RewardService
+from rollout.rewards.web import at
+from sandbox import Client
+from tests.support import reward_functions as functions
+from tests.support.daemon_host import missing
+from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
+
+SAMPLING = Sampling(max_tokens=64, stop_token_ids=[END])
+real = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+class Scored(Notebook):
+    """The notebook, whose own reward is left out: only the scorer's counts."""
+
+    reward = functions.lines(wanted=3)
+
+    async def step(self, sandbox: Any, action: str) -> Any:
+        seen = await super().step(sandbox, action)
+        return type(seen)(seen.text, done=seen.done)
+
+
+def ended(scoring: Scoring, checkpoint: str = "", **fields: Any) -> Trajectory:
+    """A trajectory that waits to be scored."""
+    turns = [TurnRecord(index=0, action="say 4", observation="4")]
+    final = FinalState(scoring=scoring, seed=7, checkpoint=checkpoint)
+    return Trajectory(turns=turns, opening="2 + 2?", final=final, **fields)
+
+
+@contextlib.asynccontextmanager
+async def served(path: str, answer: Any) -> AsyncIterator[str]:
+    """A server of one route; its address."""
+    app = web.Application()
+    app.router.add_post(path, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def wait_until_gone(pid: int) -> None:
+    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.01)
+
+
+@pytest.fixture
+async def rewards(tmp_path: Path) -> AsyncIterator[RewardService]:
+    async with RewardService(FakeHost(), workers=2, book=tmp_path / "scores.sqlite") as service:
+        yield service
+
+
+def test_limits_follow_the_anchor_and_never_shrink_again() -> None:
+    assert [anchor.limit(each) for each in (None, 0.1, 4.0, 100.0)] == [30.0, 2.0, 6.0, 30.0]
+    for known in (None, 0.0, 0.5, 3.0, 19.0, 1000.0):
+        for longest in (1.0, 30.0, 600.0):
+            tried = anchor.limits(known, longest)
+            assert tried == sorted(tried) and tried[-1] == longest
+    assert anchor.raised(None, 2.0) == 2.0 and anchor.raised(3.0, 2.0) == 3.0
+    assert not anchor.believed(0) and anchor.believed(1)
+
+
+async def test_a_function_reads_what_was_said(rewards: RewardService) -> None:
+    assert await rewards.score(ended(functions.says(word="4"))) == Score(reward=1.0)
+    assert await rewards.score(ended(functions.says(word="5"))) == Score(reward=0.0)
+    by_turn = await rewards.score(ended(functions.each_turn()))
+    assert by_turn.turns == [0.25] and by_turn.total == 0.75
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("raise", "RuntimeError: broken"),
+        ("die", "its process died"),
+        ("nan", "not between"),
+        ("much", "not between"),
+        ("text", "neither a number nor a Score"),
+        ("turns", "it rewards 9 turns of 1"),
+        ("forge", "it wrote to the pool itself"),
+    ],
+)
+async def test_a_scorer_that_fails_is_tried_again_and_is_no_reward(
+    rewards: RewardService, tmp_path: Path, how: str, why: str
+) -> None:
+    once = functions.misbehaves(how=how, times=1, notes=str(tmp_path / "once"))
+    assert (await rewards.score(ended(once))).reward == 1.0
+    always = functions.misbehaves(how=how, times=99, notes=str(tmp_path / "always"))
+    with pytest.raises(ScorerFailed, match=why):
+        await rewards.score(ended(always))
+    assert (await rewards.score(ended(functions.says(word="4")))).reward == 1.0  # whoever comes next is served
+
+
+async def test_a_scorer_that_hangs_is_killed_with_what_it_started(rewards: RewardService, tmp_path: Path) -> None:
+    hangs = functions.misbehaves(how="hang", times=1, notes=str(tmp_path / "notes"))
+    hangs = Scoring(**{name: getattr(hangs, name) for name in hangs.__struct_fields__} | {"longest": 0.5})
+    assert (await rewards.score(ended(hangs))).reward == 1.0
+    await asyncio.to_thread(wait_until_gone, int((tmp_path / "notes.child").read_text()))
+
+
+async def test_what_was_scored_is_not_scored_again(rewards: RewardService, tmp_path: Path) -> None:
+    scoring = functions.counts(notes=str(tmp_path / "notes"))
+    scores = [await rewards.score(ended(scoring)) for _ in range(3)]
+    other = ended(scoring)
+    other.turns[0].observation = "5"
+    await rewards.score(other)
+    assert scores == [Score(reward=1.0)] * 3 and (tmp_path / "notes").read_text() == "xx" and rewards.known == 2
+
+
+async def test_a_command_that_was_cut_off_is_believed_at_the_second_limit(tmp_path: Path) -> None:
+    host = FakeHost()
+    sandbox = await host.create("")
+    async with RewardService(host) as service:
+        score = await service.score(ended(functions.slow(notes=str(tmp_path / "n")), sandbox.checkpoints[0][0].id))
+    assert score.reason == "too slow" and (tmp_path / "n").read_text().split() == ["30.0", "30.0"]
+    assert all(each.removed for each in host.sandboxes[1:]) and len(host.sandboxes) == 3
+
+
+async def test_a_function_at_an_address(rewards: RewardService) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked.append(body)
+        if len(asked) == 1:
+            return web.Response(status=503, text="starting")
+        if len(asked) == 2:
+            return web.json_response({"id": "another", "reward": 1.0})
+        return web.json_response({"id": body["id"], "reward": 0.5, "reason": "half"})
+
+    async with served("/score", answer) as url:
+        score = await rewards.score(ended(at(f"{url}/score", strict=True)))
+    assert score == Score(reward=0.5, reason="half") and len(asked) == 3
+    assert asked[2]["options"] == {"strict": True} and asked[2]["turns"] == [{"action": "say 4", "observation": "4"}]
+
+
+def manager(host: Any, rewards: RewardService | None, kind: Any = Scored, **options: Any) -> EpisodeManager:
+    engine = ScriptedEngine(SCRIPT)
+    return EpisodeManager(environment=kind, host=host, engine=engine, tokenizer=Letters(), rewards=rewards, **options)
+
+
+async def test_an_episode_is_scored_in_a_fork_and_its_sandbox_is_free_before() -> None:
+    host = FakeHost()
+    async with RewardService(host) as service:
+        episodes = manager(host, service)
+        trajectory = await episodes.run(EpisodeSpec(prompt="p", seed=3), SAMPLING)
+        (sandbox,) = host.sandboxes
+        assert not sandbox.alive and not sandbox.removed and trajectory.reward == 0.0
+        await episodes.score(trajectory)
+    assert trajectory.reward == 1.0 and trajectory.score is not None and trajectory.status == "completed"
+    assert len(host.sandboxes) == 2 and all(each.removed for each in host.sandboxes)
+
+
+async def test_the_policys_end_is_scored_too() -> None:
+    class Short(Scored):
+        max_turns = 2
+        reward = functions.cause(wanted="turns")
+
+    host = FakeHost()
+    async with RewardService(host) as service:
+        trajectory = await manager(host, service, Short).play(EpisodeSpec(prompt="p", seed=3), SAMPLING)
+    assert (trajectory.status, trajectory.reward) == ("truncated", 1.0)
+
+
+async def test_a_scorer_that_never_works_is_the_platforms_failure(tmp_path: Path) -> None:
+    class Broken(Scored):
+        reward = functions.misbehaves(how="raise", times=99, notes=str(tmp_path / "n"))
+
+    host = FakeHost()
+    async with RewardService(host) as service:
+        trajectory = await manager(host, service, Broken).play(EpisodeSpec(prompt="p", seed=3), SAMPLING)
+    failure = trajectory.failure
+    assert failure is not None and (failure.phase, failure.cause) == (Phase.SCORE, Cause.SCORER)
+    assert blame(failure) is Blame.PLATFORM and not trajectory.scored
+
+
+@real
+async def test_in_real_sandboxes(host: Client, tmp_path: Path) -> None:
+    """The agent's processes are in the fork, as it left them; a final state that is kept can be scored again."""
+    labelled = Labelled(host, tmp_path / "run")
+    async with RewardService(labelled) as service:
+        episodes = manager(labelled, service, keep=2)
+        played = [await episodes.play(EpisodeSpec(prompt="p", seed=seed), SAMPLING) for seed in (1, 2, 3)]
+        assert [each.reward for each in played] == [1.0] * 3, [each.reason for each in played]
+        kept = await host.sandboxes({FINAL: str(tmp_path / "run")})
+        assert sorted(info.id for info in kept) == sorted(each.sandbox for each in played[1:])
+        assert all(info.state == "dead" for info in kept)
+        other = await service.score(played[2], functions.lines(wanted=7))
+        assert other.reward == 0.0
+    for info in kept:
+        await (await host.get(info.id)).remove()
+    assert not [info for info in await host.sandboxes() if str(tmp_path) in str(info.labels)]
+
+
+async def test_library_functions(rewards: RewardService) -> None:
+    assert (await rewards.score(ended(library.matches(pattern=r"say \d")))).reward == 1.0
+    assert (await rewards.score(ended(library.matches(pattern=r"\d")))).reward == 0.0
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        said = ["no idea", 'Sure: {"score": 7, "reason": "nearly"}'][len(asked) > 1]
+        return web.json_response({"choices": [{"message": {"content": said}}]})
+
+    async with served("/v1/chat/completions", answer) as url:
+        score = await rewards.score(ended(library.judge(url=url, model="m", rubric="is it right?")))
+    assert score == Score(reward=0.7, reason="nearly") and len(asked) == 2
+    assert "2 + 2?" in asked[0]["messages"][1]["content"]
+
+
+@real
+async def test_a_suite_sees_the_work_and_not_what_still_runs(host: Client, tmp_path: Path) -> None:
+    labelled = Labelled(host, tmp_path / "run")
+    racing = "(while sleep 0.01; do test -e /t/check.sh && echo true > /t/check.sh; done) > /dev/null 2>&1 &"
+    async with labelled.create("debian") as sandbox, RewardService(labelled) as service:
+        await sandbox.exec(f"echo good > /work; {racing}")
+        point = await sandbox.checkpoint()
+        for wanted, worth in (("good", 1.0), ("bad", 0.0)):
+            check = library.suite(
+                command="sh /t/check.sh", files={"/t/check.sh": f"sleep 0.1\ngrep -x {wanted} /work\n"}
+            )
+            assert (await service.score(ended(check, point.id))).reward == worth
