@@ -53,6 +53,7 @@ VERBS = {
     "gateway": Verb("gateway_cli", "Models behind the gateway, and what agents said to them."),
     "rollouts": Verb("rollouts_cli", "What the rollouts of a run do, did, and why they wait."),
     "weights": Verb("weights_cli", "The published versions of a run's policy."),
+    "simulate": Verb("simulate_cli", "Run a scheduling scenario on a virtual clock."),
 }
 
 

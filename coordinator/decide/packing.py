@@ -133,40 +133,38 @@ class Table:
 
     def place(self, job: Job) -> None:
         """As `multiplex.place`, and keeps the result."""
-        column = self._best(job)
-        if column is None:
-            self.groups.append(alone(job))
-            self._show(len(self.groups) - 1, len(self._open))
-            return
-        index = self._open[column]
-        joined = join(self.groups[index], job, self.prices)
-        assert joined is not None, "the table says that it fits"
-        self.groups[index] = joined
-        self._show(index, column)
+        for column in self._best(job):
+            index = self._open[column]
+            joined = join(self.groups[index], job, self.prices)
+            if joined is not None:
+                self.groups[index] = joined
+                self._show(index, column)
+                return
+        self.groups.append(alone(job))
+        self._show(len(self.groups) - 1, len(self._open))
 
-    def _best(self, job: Job) -> int | None:
+    def _best(self, job: Job) -> Iterable[int]:
+        """Columns that may do, the cheapest first."""
         count = len(self._open)
         if not count:
-            return None
+            return ()
         limit, trained, held, natural, load, machines = self._rows[:, :count]
         bound = np.minimum(limit, job.limit)
         fits = (trained + job.train <= bound) & (held + job.train_gb <= self.prices.train_gb)
         fits &= (machines >= job.train_nodes) & (np.maximum(natural, load) <= bound) & (job.alone <= bound)
         columns = np.flatnonzero(fits)
         if not len(columns):
-            return None
+            return ()
         loads, bound = self._loads[columns], bound[columns]
         room = loads + job.rollout <= bound[:, None]
         room &= self._memory[columns] + job.rollout_gb <= self.prices.rollout_gb
         more = np.maximum(job.rollout_nodes - room.sum(axis=1), 0)
-        cheapest = more.min()
         own = job.rollout_nodes * self.prices.rollout_node + job.train_nodes * self.prices.train_node
-        if cheapest * self.prices.rollout_node >= own:
-            return None
+        cheaper = more * self.prices.rollout_node < own
         highest = np.where(room, loads, 0.0).max(axis=1) + job.rollout  # of the fullest machine that it can use
         left = bound - np.maximum(np.maximum(load[columns], trained[columns] + job.train), highest)
-        left[more > cheapest] = np.inf
-        return int(columns[left.argmin()])
+        order = np.lexsort((left, more))
+        return (int(columns[n]) for n in order if cheaper[n])
 
     def _show(self, index: int, column: int) -> None:
         """Writes a group into a column, or takes the column out when the group is full."""

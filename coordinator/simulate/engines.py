@@ -1,0 +1,142 @@
+"""An engine as its rates: prompts are read one after another, answers are sampled side by side.
+
+Owns: the time that a request takes beside others. Does not own: which engine gets it (rollout.decide.routing), what is
+sampled.
+
+All answers on their way advance by one token per step, and a step takes ``base + per_sequence * answers`` seconds:
+reading the weights once, and each answer's cache. Prompts are read before, at `prefill` tokens per second, in order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.simulate.clock import Clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Of one engine."""
+
+    base: float  # seconds of a decoding step
+    per_sequence: float = 0.0  # seconds that each answer adds to it
+    prefill: float = float("inf")  # tokens per second
+    slots: int = 256  # answers at once; further requests wait
+
+    def step(self, answers: int) -> float:
+        return self.base + self.per_sequence * answers
+
+
+class Request:
+    """One answer on its way."""
+
+    __slots__ = ("cancelled", "done", "end", "prompt", "tokens")
+
+    def __init__(self, prompt: float, tokens: float, done: Callable[[], None]):
+        self.prompt, self.tokens, self.done = prompt, tokens, done
+        self.end, self.cancelled = 0.0, False
+
+
+class Engine:
+    """``engine.ask(prompt=512, tokens=100, done=ended)``"""
+
+    def __init__(self, clock: Clock, rates: Rates):
+        self.clock, self.rates = clock, rates
+        self.load = 0  # requests that were asked and have not ended
+        self.busy = 0.0  # seconds in which it sampled or read
+        self.tokens = 0.0  # that it sampled
+        self._position = 0.0  # tokens that an answer has got which was there from the beginning
+        self._since = 0.0
+        self._sampling = 0
+        self._ends: list[tuple[float, int, Request]] = []
+        self._order = 0
+        self._plan = 0  # the newest; older ones are void
+        self._waiting: deque[Request] = deque()
+        self._reading: deque[Request] = deque()
+
+    def ask(self, *, prompt: float, tokens: float, done: Callable[[], None]) -> Request:
+        """`done` happens when `tokens` were sampled after `prompt` tokens were read."""
+        request = Request(prompt, tokens, done)
+        self.load += 1
+        self._waiting.append(request)
+        self._admit()
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """It will not be `done`. Frees its slot."""
+        if request.cancelled:
+            return
+        request.cancelled = True
+        self.load -= 1
+        if request.end:
+            self._advance()
+            self._sampling -= 1
+            self._plan_next()
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._sampling + len(self._reading) < self.rates.slots:
+            request = self._waiting.popleft()
+            if request.cancelled:
+                continue
+            self._reading.append(request)
+            if len(self._reading) == 1:
+                self._read()
+
+    def _read(self) -> None:
+        seconds = self._reading[0].prompt / self.rates.prefill
+        self.busy += seconds
+        if seconds > 0:
+            self.clock.after(seconds, self._was_read)
+        else:
+            self._was_read()
+
+    def _was_read(self) -> None:
+        request = self._reading.popleft()
+        if not request.cancelled:
+            self._advance()
+            request.end = self._position + max(request.tokens, 1e-9)
+            self._order += 1
+            heapq.heappush(self._ends, (request.end, self._order, request))
+            self._sampling += 1
+            self._plan_next()
+        if self._reading:
+            self._read()
+        self._admit()
+
+    def _advance(self) -> None:
+        """Up to now."""
+        passed = self.clock.now - self._since
+        if self._sampling:
+            more = passed / self.rates.step(self._sampling)
+            self._position += more
+            self.tokens += more * self._sampling
+            self.busy += passed
+        self._since = self.clock.now
+
+    def _plan_next(self) -> None:
+        while self._ends and self._ends[0][2].cancelled:
+            heapq.heappop(self._ends)
+        self._plan += 1
+        if self._ends:
+            plan, left = self._plan, max(0.0, self._ends[0][0] - self._position)
+            self.clock.after(left * self.rates.step(self._sampling), lambda: self._ended(plan))
+
+    def _ended(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self._advance()
+        ended = []
+        while self._ends and (self._ends[0][2].cancelled or self._ends[0][0] <= self._position + 1e-6):
+            request = heapq.heappop(self._ends)[2]
+            if not request.cancelled:
+                ended.append(request)
+                self._sampling -= 1
+                self.load -= 1
+        self._plan_next()
+        self._admit()
+        for request in ended:
+            request.done()

@@ -1,0 +1,309 @@
+"""A run's rollouts on a virtual clock: the policy of the live rollout decides, engines are their rates.
+
+Owns: what a trajectory costs (its turns), the state that the policy's view shows, what came of its actions. Does not
+own: deciding (rollout.decide), rewards.
+Guarantee: every view goes through `RolloutPolicy.decide`, as in a live run; a workload and its seed give one course.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from coordinator.simulate.clock import Clock
+from coordinator.simulate.engines import Engine, Rates, Request
+from rollout.decide import tail
+from rollout.decide.policy import RolloutPolicy
+from rollout.decide.routing import Ask, RouteView, RoutingRules, ServerView, route
+from rollout.decide.view import (
+    Abort,
+    Action,
+    Buffered,
+    Defer,
+    Exhausted,
+    Finish,
+    GroupView,
+    HandOut,
+    Lease,
+    Member,
+    Rules,
+    Start,
+    View,
+)
+
+
+@dataclass(frozen=True)
+class Turn:
+    prompt: float  # tokens to be read, beyond those that the engine has of the turn before
+    tokens: float  # to be sampled
+    environment: float = 0.0  # seconds until the next turn can begin
+
+
+Workload = Callable[[int, int], list[Turn]]  # of a prompt and its member: the same each time
+Barrier = Literal["none", "turn", "group"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One simulated run."""
+
+    rules: Rules
+    engines: list[Rates]
+    workload: Workload
+    prompts: int
+    trainer: float = 0.0  # seconds of a step
+    barrier: Barrier = "none"
+    """`turn`: all trajectories of a batch take their turns in step, as engines with one call for a whole batch do.
+    `group`: all members of a group are one request to one engine, which keeps their slots until the last has ended."""
+
+
+@dataclass
+class Came:
+    """What a run came to."""
+
+    seconds: float = 0.0
+    batches: list[list[int]] = field(default_factory=list)
+    rollout_seconds: list[float] = field(default_factory=list)  # from asking for a batch to having it
+    long_rounds: int = 0
+    tokens: float = 0.0  # of trajectories that were trained
+    sampled: float = 0.0  # by the engines, also for trajectories that were ended
+    accepted: list[float] = field(default_factory=list)  # tokens of each trained trajectory
+    busy_share: float = 0.0  # of the engines' time
+
+
+@dataclass(eq=False)
+class Running:
+    """One trajectory."""
+
+    prompt: int
+    index: int
+    turns: list[Turn]
+    at: int = 0
+    ended: bool = False
+    engine: Engine | None = None
+    request: Request | None = None
+    stopped: bool = False
+
+
+@dataclass(eq=False)
+class Together:
+    """A group."""
+
+    number: int
+    deferred: bool
+    members: dict[int, Running | None]
+    home: Engine | None = None  # under barrier `group`
+
+
+class Simulated:
+    """``came = Simulated(plan).run()``"""
+
+    def __init__(self, plan: Plan):
+        self.plan, self.clock = plan, Clock()
+        self.policy = RolloutPolicy(plan.rules)
+        self.engines = [Engine(self.clock, rates) for rates in plan.engines]
+        self.came = Came()
+        self.groups: dict[int, Together] = {}
+        self.whole: dict[int, Together] = {}
+        self.waiting: list[int] = []  # prompts that were put off
+        self.issued, self.version = 0, 0
+        self.asked_at: float | None = 0.0
+        self.training = self.ended = False
+        self._at_barrier: list[Running] = []
+        self._unplaced: list[Together] = []  # groups that wait for an engine, under barrier `group`
+        self._on_way = 0  # trajectories that take a turn, under barrier `turn`
+
+    def run(self) -> Came:
+        """Until every prompt is trained."""
+        self._decide()
+        self.clock.run(lambda: self.ended)
+        if not self.ended:
+            raise RuntimeError("the simulated run stands still: nothing is left to happen and prompts are left")
+        self.came.seconds = self.clock.now
+        self.came.sampled = sum(engine.tokens for engine in self.engines)
+        whole = sum(engine.busy for engine in self.engines)
+        self.came.busy_share = whole / (len(self.engines) * self.clock.now) if self.clock.now else 0.0
+        return self.came
+
+    # ----------------------------------------------------------------- what the policy sees, and what it says
+
+    def _view(self) -> View:
+        def state(member: Running | None) -> Literal["waiting", "running", "ended"]:
+            return "waiting" if member is None else "ended" if member.ended else "running"
+
+        return View(
+            version=self.version,
+            asked=self.asked_at is not None,
+            training=self.training,
+            running=[
+                GroupView(
+                    str(group.number),
+                    group.number,
+                    [Member(n, state(member), self.version if member else None) for n, member in group.members.items()],
+                    deferred=group.deferred,
+                )
+                for group in self.groups.values()
+            ],
+            buffered=[Buffered(str(number), number, [self.version]) for number in self.whole],
+            queued=0,
+            more=self.issued < self.plan.prompts,
+            deferred=len(self.waiting),
+        )
+
+    def _decide(self) -> None:
+        while not self.ended:
+            actions = self.policy.decide(self._view(), self.clock.now)
+            if not any([self._act(action) for action in actions]):
+                break
+        self._pass_barrier()
+
+    def _act(self, action: Action) -> bool:
+        """Whether it changed anything."""
+        match action:
+            case Lease(count, deferred):
+                self._lease(count, deferred=deferred)
+            case Start(prompt, index):
+                self._start(self.groups[int(prompt)], index)
+            case Abort(prompt, index):
+                self._stop(self.groups[int(prompt)].members.pop(index))
+            case Finish(prompt):
+                self.whole[int(prompt)] = self.groups.pop(int(prompt))
+            case Defer(prompt):
+                for member in self.groups.pop(int(prompt)).members.values():
+                    self._stop(member)
+                self.waiting.append(int(prompt))
+            case HandOut(prompts):
+                self._train([self.whole.pop(int(prompt)) for prompt in prompts])
+            case Exhausted():
+                self.ended = True
+            case _:
+                return False
+        return True
+
+    def _lease(self, count: int, *, deferred: bool) -> None:
+        self.came.long_rounds += deferred
+        for _ in range(count):
+            if deferred:
+                number = self.waiting.pop(0)
+            elif self.issued < self.plan.prompts:
+                number, self.issued = self.issued, self.issued + 1
+            else:
+                return
+            members = tail.members(self.plan.rules, deferred=deferred)
+            self.groups[number] = Together(number, deferred, dict.fromkeys(range(members)))
+
+    def _train(self, groups: list[Together]) -> None:
+        assert self.asked_at is not None
+        self.came.batches.append([group.number for group in groups])
+        self.came.rollout_seconds.append(self.clock.now - self.asked_at)
+        for group in groups:
+            for member in list(group.members.values())[: self.plan.rules.size]:
+                assert member is not None
+                self.came.accepted.append(sum(turn.tokens for turn in member.turns))
+        self.came.tokens = sum(self.came.accepted)
+        self.asked_at, self.training = None, True
+        self.clock.after(self.plan.trainer, self._trained)
+
+    def _trained(self) -> None:
+        self.version, self.training, self.asked_at = self.version + 1, False, self.clock.now
+        self._decide()
+
+    # ----------------------------------------------------------------- trajectories
+
+    def _start(self, group: Together, index: int) -> None:
+        member = Running(group.number, index, self.plan.workload(group.number, index))
+        group.members[index] = member
+        if self.plan.barrier == "group":
+            if group.home is None:
+                if group not in self._unplaced:
+                    self._unplaced.append(group)
+                if all(group.members.values()):
+                    self._place_groups()
+                return
+            member.engine = group.home
+        self._turn(member)
+
+    def _place_groups(self) -> None:
+        """Whole groups, in their order, to the engine that has most room for one."""
+        size = self.plan.rules.size
+        while self._unplaced:
+            held = {engine: 0 for engine in self.engines}
+            for group in [*self.groups.values(), *self.whole.values()]:
+                if group.home is not None and not all(each and each.ended for each in group.members.values()):
+                    held[group.home] += size
+            home = min(self.engines, key=lambda engine: held[engine] - engine.rates.slots)
+            if held[home] and held[home] + size > home.rates.slots:
+                return
+            group = self._unplaced.pop(0)
+            group.home = home
+            for member in group.members.values():
+                if member is not None:
+                    member.engine = home
+                    self._turn(member)
+
+    def _turn(self, member: Running) -> None:
+        """Asks for its next answer."""
+        turn = member.turns[member.at]
+        if self.plan.barrier == "turn" and member not in self._at_barrier:
+            self._at_barrier.append(member)
+            return
+        engine = member.engine if self.plan.barrier == "group" and member.engine else self._routed(member)
+        member.engine = engine
+        self._on_way += 1
+        member.request = engine.ask(prompt=turn.prompt, tokens=turn.tokens, done=lambda: self._answered(member))
+
+    def _pass_barrier(self) -> None:
+        """All take their next turn when nobody is on the way."""
+        if self._at_barrier and not self._on_way:
+            together = list(self._at_barrier)
+            for member in together:
+                self._turn(member)
+            self._at_barrier = [member for member in self._at_barrier if member not in together]
+
+    def _answered(self, member: Running) -> None:
+        turn = member.turns[member.at]
+        member.at, member.request = member.at + 1, None
+        self.clock.after(turn.environment, lambda: self._acted(member))
+
+    def _acted(self, member: Running) -> None:
+        if member.stopped:
+            return
+        self._on_way -= 1
+        if member.at < len(member.turns):
+            self._turn(member)
+            self._pass_barrier()
+            return
+        member.ended = True
+        self._place_groups()
+        if self._matters(member):
+            self._decide()
+
+    def _matters(self, member: Running) -> bool:
+        """Whether the end of a trajectory can change what is decided: its group may be whole, or its slot is wanted."""
+        members = self.groups[member.prompt].members.values()
+        ended = sum(each is not None and each.ended for each in members)
+        return ended >= self.plan.rules.size or any(
+            each is None for group in self.groups.values() for each in group.members.values()
+        )
+
+    def _stop(self, member: Running | None) -> None:
+        if member is None or member.ended:
+            return
+        member.stopped = True
+        if member in self._at_barrier:
+            self._at_barrier.remove(member)
+        else:
+            self._on_way -= 1
+        if member.request is not None and member.engine is not None:
+            member.engine.cancel(member.request)
+
+    def _routed(self, member: Running) -> Engine:
+        """By the rules of the live pool; its first engine holds the prefix of a trajectory."""
+        servers = [
+            ServerView(str(n), "serving", 1 << 30, engine.load, int(engine.tokens))
+            for n, engine in enumerate(self.engines)
+        ]
+        homes = [str(self.engines.index(member.engine))] if member.engine is not None else []
+        (sent,) = route(RouteView(servers=servers, waiting=[Ask(0, homes=homes)]), RoutingRules())
+        return self.engines[int(sent.server)]

@@ -1,0 +1,291 @@
+"""What `pagurus simulate` can run: each scenario is a function of a seed and gives its figures and its inputs.
+
+Owns: workloads (laws of lengths and delays), the inputs that are ours. Does not own: the simulated parts.
+Every scenario has its ablation (the same without the feature) and a control: a workload where it must not help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from coordinator.decide import multiplex, packing
+from coordinator.simulate import jobs
+from coordinator.simulate.engines import Rates
+from coordinator.simulate.rollouts import Came, Plan, Simulated, Turn, Workload
+from rollout.decide.view import Rules
+
+ALL_AT_ONCE = 1_000_000  # trajectories
+ENGINE = Rates(base=0.010, per_sequence=0.0002, slots=64)
+
+
+def synchronous(groups: int, size: int, **more: Any) -> Rules:
+    return Rules(groups=groups, size=size, staleness=0, concurrency=ALL_AT_ONCE, **more)
+
+
+def lengths(seed: int, *, mean: float, spread: float, of_prompt: float = 0.0) -> Workload:
+    """One turn of log-normal length. `spread`: deviation of its logarithm, of which the share `of_prompt` (of variance)
+    is common to a prompt's members."""
+
+    def workload(prompt: int, member: int) -> list[Turn]:
+        common = np.random.default_rng((seed, prompt)).normal() * np.sqrt(of_prompt)
+        own = np.random.default_rng((seed, prompt, member + 1)).normal() * np.sqrt(1 - of_prompt)
+        return [Turn(0, float(mean * np.exp(spread * (common + own) - spread**2 / 2)))]
+
+    return workload
+
+
+def capped(workload: Workload, most: float) -> Workload:
+    """No answer is longer than an engine's limit."""
+    return lambda prompt, member: [
+        Turn(turn.prompt, min(turn.tokens, most), turn.environment) for turn in workload(prompt, member)
+    ]
+
+
+def delays(seed: int, *, variation: float, mean: float = 10.0, turns: int = 8, tokens: float = 100.0) -> Workload:
+    """Turns whose environments take log-normal times of this coefficient of variation."""
+    width = np.sqrt(np.log(1 + variation**2))
+
+    def workload(prompt: int, member: int) -> list[Turn]:
+        draw = np.random.default_rng((seed, prompt, member))
+        return [Turn(20, tokens, float(draw.lognormal(np.log(mean) - width**2 / 2, width))) for _ in range(turns)]
+
+    return workload
+
+
+def failing(seed: int, *, shape: float | None, turns: int = 4) -> Workload:
+    """Turns whose environments take Pareto times (`shape`; None: all 2 s), ten minutes at most."""
+
+    def workload(prompt: int, member: int) -> list[Turn]:
+        draw = np.random.default_rng((seed, prompt, member))
+        return [
+            Turn(20, 200, 2.0 if shape is None else min(600.0, 2.0 * float(draw.pareto(shape) + 1)))
+            for _ in range(turns)
+        ]
+
+    return workload
+
+
+def simulated(**plan: Any) -> Came:
+    return Simulated(Plan(**plan)).run()
+
+
+# --------------------------------------------------------------------------- ROLL Flash (arXiv:2510.11345)
+
+
+def queue(seed: int) -> dict[str, Any]:
+    """Q answers on K slots take at most Q·mean/K + longest, whatever their lengths: answers do not wait for a batch."""
+    held, worst = [], 0.0
+    for number in range(20):
+        draw = np.random.default_rng((seed, number))
+        slots, groups, size = int(draw.integers(2, 65)), int(draw.integers(2, 20)), int(draw.integers(1, 9))
+        rates = Rates(base=0.01, slots=slots)
+        work = lengths(seed + number, mean=300, spread=float(draw.uniform(0, 2)))
+        came = simulated(rules=synchronous(groups, size), engines=[rates], workload=work, prompts=groups)
+        seconds = [0.01 * tokens for tokens in came.accepted]
+        bound = len(seconds) * float(np.mean(seconds)) / slots + max(seconds)
+        held.append(came.seconds <= bound * (1 + 1e-6))
+        worst = max(worst, came.seconds / bound)
+    return {"runs": len(held), "within_bound": sum(held), "worst_of_bound": round(worst, 3)}
+
+
+def replication(seed: int) -> dict[str, Any]:
+    """16 prompts of 32 answers on two engines: independent requests against one request for a prompt's whole group."""
+
+    def ratio(spread: float, rates: Rates) -> float:
+        def took(barrier: str) -> float:
+            work = capped(lengths(seed, mean=1000, spread=spread), 16_384)
+            return simulated(
+                rules=synchronous(16, 32), engines=[rates] * 2, workload=work, prompts=16, barrier=barrier
+            ).seconds
+
+        return took("group") / took("none")
+
+    tailed, even = Rates(base=0.010, per_sequence=0.00005, slots=64), Rates(base=0.010, slots=64)
+    return {
+        "ratio": round(ratio(1.2, tailed), 2),
+        "control": round(ratio(0.0, even), 3),
+        "inputs": "log-normal lengths, mean 1000, deviation of the logarithm 1.2, at most 16,384; 64 slots an engine; "
+        "control: equal lengths",
+    }
+
+
+def redundancy(seed: int) -> dict[str, Any]:
+    """36 groups of 9 are started where 32 of 8 are needed, against 32 of 8."""
+
+    def run(shape: float | None, tail: float) -> Came:
+        rules = synchronous(32, 8, tail=tail)
+        work = failing(seed, shape=shape)
+        engines = [Rates(base=0.010, per_sequence=0.0, slots=1024)] * 2
+        return simulated(rules=rules, engines=engines, workload=work, prompts=32 * 9)
+
+    plain, more = run(1.2, 0.0), run(1.2, 1.125)
+    return {
+        "ratio": round(plain.seconds / more.seconds, 2),
+        "control": round(run(None, 0.0).seconds / run(None, 1.125).seconds, 3),
+        "inputs": "four turns, environments Pareto 1.2 from 2 s to 600 s; control: all 2 s",
+    }
+
+
+def asynchrony(seed: int) -> dict[str, Any]:
+    """Each trajectory goes on when its own environment has answered, against a batch that steps together."""
+
+    def ratio(variation: float) -> float:
+        def took(barrier: str) -> float:
+            return simulated(
+                rules=synchronous(32, 8),
+                engines=[Rates(base=0.010, slots=1024)] * 2,
+                workload=delays(seed, variation=variation),
+                prompts=64,
+                barrier=barrier,
+            ).seconds
+
+        return took("turn") / took("none")
+
+    return {
+        "ratio": round(ratio(1.0), 2),
+        "by_variation": {str(each): round(ratio(each), 2) for each in (0.25, 0.5, 1.0, 2.0)},
+        "control": round(ratio(0.0), 3),
+        "inputs": "eight turns of 100 tokens, environments log-normal around 10 s; control: all 10 s",
+    }
+
+
+# --------------------------------------------------------------------------- RollPacker (arXiv:2509.21009)
+
+PACKER = {  # model: longest answer, seconds of a decoding step, their rollout times without and with tail batching
+    "7B": (8_192, 82.0 / 8_192, 82.0, 47.0),
+    "14B": (16_384, 277.0 / 16_384, 277.0, 88.0),
+    "32B": (32_768, 673.0 / 32_768, 673.0, 170.0),
+}
+
+
+def tail(seed: int) -> dict[str, Any]:
+    """Rounds of 64 prompts x 8 with and without tail batching.
+
+    The step of a decoding engine is chosen so that the longest answer takes the published time of the baseline; what
+    tail batching then takes is the prediction.
+    """
+    found: dict[str, Any] = {}
+    for model, (most, step, theirs_plain, theirs) in PACKER.items():
+        work = capped(lengths(seed, mean=2000, spread=1.4, of_prompt=0.6), most)
+        engines = [Rates(base=step, slots=1024)]
+        plain, packed = (
+            simulated(
+                rules=synchronous(64, 8, tail=factor), engines=engines, workload=work, prompts=64 * 10
+            ).rollout_seconds
+            for factor in (0.0, 1.25)
+        )
+        found[model] = {
+            "plain_s": round(float(np.mean(plain)), 1),
+            "tail_s": round(float(np.mean(packed)), 1),
+            "theirs_plain_s": theirs_plain,
+            "theirs_tail_s": theirs,
+            "ratio": round(float(np.mean(plain) / np.mean(packed)), 2),
+        }
+    even = [
+        simulated(
+            rules=synchronous(64, 8, tail=factor),
+            engines=[Rates(base=0.01, slots=256)] * 4,
+            workload=lengths(seed, mean=1500, spread=0.0),
+            prompts=64 * 10,
+        ).seconds
+        for factor in (0.0, 1.25)
+    ]
+    found["control"] = round(even[0] / even[1], 3)
+    found["inputs"] = (
+        "log-normal lengths, mean 2000, deviation of the logarithm 1.4, 0.6 of its variance of the prompt; an engine "
+        "is not slower for more answers"
+    )
+    return found
+
+
+# --------------------------------------------------------------------------- RollMux (arXiv:2512.11306)
+
+
+def drawn_jobs(seed: int, count: int) -> list[multiplex.Job]:
+    """Models of three sizes; a job's training takes between 0.4 and 1.6 of its rollout."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        nodes, memory = [(1, 150.0), (2, 250.0), (4, 350.0)][int(draw.integers(3))]
+        rollout = float(draw.uniform(100, 600))
+        found.append(
+            multiplex.Job(
+                name=f"job-{number}",
+                rollout=rollout,
+                train=rollout * float(draw.uniform(0.4, 1.6)),
+                rollout_nodes=nodes,
+                train_nodes=nodes,
+                rollout_gb=memory,
+                train_gb=memory,
+                slowdown=float(draw.uniform(1.25, 2.5)),
+            )
+        )
+    return found
+
+
+PRICES = multiplex.Prices(rollout_node=8 * 1.85, train_node=8 * 5.28, rollout_gb=1024, train_gb=1024)
+COLOCATED_ROLLOUT = 1.25  # seconds of rollout on training machines for one on rollout machines
+LEAST = 0.7  # of the worst case, that a phase takes
+
+
+def mux(seed: int, count: int = 100, steps: int = 12) -> dict[str, Any]:
+    """Jobs in co-execution groups against each on machines of its own, and against each on training machines alone.
+
+    The rent is what the machines cost per hour; the cost of a step counts also that a job in a group takes longer.
+    """
+    drawn = drawn_jobs(seed, count)
+
+    def durations(job: multiplex.Job, step: int) -> tuple[float, float]:
+        shares = np.random.default_rng((seed, int(job.name.removeprefix("job-")), step)).uniform(LEAST, 1.0, size=2)
+        return job.rollout * float(shares[0]), job.train * float(shares[1])
+
+    def of_steps(groups: list[multiplex.Group], tail_from: float = 1.0) -> tuple[float, float]:
+        """Cost of one step of all jobs, and the slowest job's mean step in multiples of what it may take."""
+        cost = worst = 0.0
+        for group in groups:
+            switch = 2.0 if len(group.members) > 1 else 0.0
+            course = jobs.run(group, durations, steps=steps, switch=switch, tail_from=tail_from)
+            cost += group.cost(PRICES) * course.seconds / 3600 / steps
+            worst = max(worst, *(course.slowdown[each.job.name] / each.job.slowdown for each in group.members))
+        return cost, worst
+
+    alone, groups = [multiplex.alone(job) for job in drawn], packing.plan(drawn, PRICES)
+    rent, (own, _), (shared, worst) = multiplex.total(groups, PRICES), of_steps(alone), of_steps(groups)
+    colocated = colocated_rent = 0.0
+    for job in drawn:
+        colocated_rent += job.train_nodes * PRICES.train_node
+        for step in range(steps):
+            rollout, train = durations(job, step)
+            colocated += job.train_nodes * PRICES.train_node * (rollout * COLOCATED_ROLLOUT + train) / 3600 / steps
+    impatient = [msgspec.structs.replace(job, slowdown=1.0, train_gb=PRICES.train_gb) for job in drawn]
+    apart = multiplex.total(packing.plan(impatient, PRICES), PRICES)
+    return {
+        "jobs": count,
+        "groups": len(groups),
+        "rent_ratio_disaggregated": round(multiplex.total(alone, PRICES) / rent, 2),
+        "rent_ratio_colocated": round(colocated_rent / rent, 2),
+        "step_cost_ratio_disaggregated": round(own / shared, 2),
+        "step_cost_ratio_colocated": round(colocated / shared, 2),
+        "step_cost_ratio_with_moved_stragglers": round(own / of_steps(groups, tail_from=0.8)[0], 2),
+        "slowest_of_allowed": round(worst, 3),
+        "control": round(multiplex.total([multiplex.alone(each) for each in impatient], PRICES) / apart, 3),
+        "theirs": "1.84 and 1.38",
+        "inputs": "rollout 100 to 600 s, training 0.4 to 1.6 of it, models of 1, 2 or 4 machines of each kind, steps "
+        "may take 1.25 to 2.5 times their time alone; rents 1.85 and 5.28 an hour and GPU; phases take 0.7 to 1.0 of "
+        "the worst case; a switch takes 2 s; rollouts on training machines 1.25 times as long; control: jobs whose "
+        "states fill a machine, and steps that may not take longer",
+    }
+
+
+SCENARIOS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "queue": queue,
+    "replication": replication,
+    "redundancy": redundancy,
+    "asynchrony": asynchrony,
+    "tail": tail,
+    "mux": mux,
+}
