@@ -1,0 +1,148 @@
+"""How much rollout work a serving engine may do in its next step without being late for its own users. Pure.
+
+Owns: the slack of a serving engine, the choice of an engine for a turn of a rollout. Does not own: engines, requests,
+clocks, the price of a step (it is measured; `StepCost`).
+Guarantee: no step is chosen whose predicted time makes the first token of a waiting request, or the next token of a
+running one, later than its budget; rollouts get only what is left.
+
+For a request that waits and one that is answered (ROSE, arXiv:2605.06534)::
+
+    S_prefill = (arrival + TTFT budget) - now - predicted prefill
+    S_decode  = (last token + TPOT budget) - now - predicted decode
+
+A burst of users takes its cache from the rollouts, once: their cache is cut and they stand still until the next version
+of the weights, since the cache would have to be built anew then in any case.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What users of a serving engine were promised, in seconds."""
+
+    ttft: float  # from arrival to the first token
+    tpot: float  # from one token to the next
+    margin: float = 0.1  # share of each budget that is left unused
+
+
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one step of an engine: ``base + per_answer * answers + per_prompt_token * tokens``."""
+
+    base: float
+    per_answer: float
+    per_prompt_token: float
+
+    def step(self, answers: int, prompt_tokens: int) -> float:
+        return self.base + self.per_answer * answers + self.per_prompt_token * prompt_tokens
+
+
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """A user's request of which no token was answered."""
+
+    arrival: float
+    left: int  # tokens of its prompt that are to be read
+
+
+class EngineView(msgspec.Struct, frozen=True, kw_only=True):
+    """One serving engine before a step."""
+
+    waiting: list[Waiting]  # in the order in which they are read
+    last_tokens: list[float]  # of each running user's request, when it got its last token
+    rollouts: int  # answers of rollouts that could go on
+    rollout_prompt: int  # tokens of rollouts' prompts that could be read
+    free: int  # tokens of cache that nobody holds
+    wanted: int  # tokens of cache that waiting users need
+    held: int  # tokens of cache that rollouts hold
+    frozen: bool = False  # rollouts stand still until the next version
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What the next step does."""
+
+    users_prompt: int  # tokens of users' prompts
+    rollouts: int  # answers of rollouts that get a token
+    rollout_prompt: int  # tokens of rollouts' prompts, after the users'
+    cut: bool = False  # rollouts lose their cache and stand still until the next version
+
+
+CHUNK = 512  # tokens of prompts that a step reads at most
+
+
+def slack(view: EngineView, budget: Budget, cost: StepCost, now: float) -> float:
+    """Seconds that a step may take beyond what users need of it; below 0 when somebody is late whatever is done."""
+    answers = len(view.last_tokens)
+    read, left = 0, float("inf")
+    for request in view.waiting:
+        read += request.left
+        steps = -(-read // CHUNK)
+        needed = steps * cost.step(answers, 0) + read * cost.per_prompt_token
+        left = min(left, (request.arrival + budget.ttft * (1 - budget.margin) - now - needed) / steps)
+    own = cost.step(answers, min(CHUNK, sum(request.left for request in view.waiting)))
+    for last in view.last_tokens:
+        left = min(left, last + budget.tpot * (1 - budget.margin) - now - own)
+    return left
+
+
+def next_step(view: EngineView, budget: Budget, cost: StepCost, now: float) -> Step:
+    """What fits. Users' prompts go first, then answers of rollouts, then their prompts."""
+    users = min(CHUNK, sum(request.left for request in view.waiting))
+    if view.wanted > view.free and view.held and not view.frozen:
+        return Step(users, 0, 0, cut=True)
+    if view.frozen:
+        return Step(users, 0, 0)
+    left = slack(view, budget, cost, now)
+    if left <= 0:
+        return Step(users, 0, 0)
+    answers = _fitting(left, cost.per_answer, view.rollouts)
+    left -= answers * cost.per_answer
+    return Step(users, answers, _fitting(left, cost.per_prompt_token, min(view.rollout_prompt, CHUNK - users)))
+
+
+def _fitting(left: float, each: float, most: int) -> int:
+    return most if each * most <= left else max(0, int(left / each))
+
+
+# --------------------------------------------------------------------------- which engine takes a turn
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """An engine that could take a turn of a rollout."""
+
+    name: str
+    serving: bool
+    slack: float  # seconds; of an engine of our own: infinite
+    load: int  # rollouts on it
+    slots: int
+    silent: float = 0.0  # seconds since its last token, while it had work
+    frozen: bool = False
+
+
+class Go(msgspec.Struct, frozen=True):
+    name: str | None  # None: it waits
+    why: Literal["cache", "serving", "least", "wait"]
+
+
+STALL = 2.0  # seconds of silence after which a serving engine is left
+
+
+def takes(place: Place) -> bool:
+    return place.load < place.slots and not place.frozen and not (place.serving and place.silent >= STALL)
+
+
+def turn(places: list[Place], home: str | None) -> Go:
+    """The engine that holds the trajectory's cache; else a serving engine within its slack; else the least loaded of
+    our own; else nobody, for now."""
+    able = [place for place in places if takes(place) and (not place.serving or place.slack > 0)]
+    for place in able:
+        if place.name == home:
+            return Go(place.name, "cache")
+    serving = [place for place in able if place.serving]
+    if serving:
+        return Go(max(serving, key=lambda place: (place.slack, -place.load, place.name)).name, "serving")
+    if able:
+        return Go(min(able, key=lambda place: (place.load / place.slots, place.name)).name, "least")
+    return Go(None, "wait")

@@ -1,0 +1,140 @@
+"""A serving engine, step by step on a virtual clock, with rollouts in what its users leave.
+
+Owns: the course of requests. Does not own: what a step does (coordinator.decide.slack).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from coordinator.decide.slack import Budget, EngineView, Step, StepCost, Waiting, next_step
+
+Mode = Literal["alone", "slack", "naive"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Users' requests of one engine: when, how many tokens of prompt, how many of answer."""
+
+    arrivals: Sequence[float]
+    prompts: Sequence[int]
+    answers: Sequence[int]
+
+
+def bursty(seed: int, *, requests: int, rate: float, burst: float = 4.2, every: float = 60.0) -> Traffic:
+    """Poisson arrivals; in ten seconds of each `every` the rate is `burst` times as high, from one moment on."""
+    draw = np.random.default_rng(seed)
+    now, arrivals = 0.0, []
+    while len(arrivals) < requests:
+        high = now % every >= every - 10.0
+        now += float(draw.exponential(1 / (rate * (burst if high else 1.0))))
+        arrivals.append(now)
+    return Traffic(
+        arrivals=arrivals,
+        prompts=[int(each) for each in np.clip(draw.lognormal(5.5, 0.8, requests), 16, 2048)],
+        answers=[int(each) for each in np.clip(draw.lognormal(4.6, 0.7, requests), 8, 512)],
+    )
+
+
+@dataclass
+class Served:
+    """What users saw, and what rollouts got."""
+
+    ttft: list[float] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)  # of each token after the first
+    seconds: float = 0.0
+    rollout_tokens: int = 0
+    cuts: int = 0
+
+    def violations(self, budget: Budget) -> int:
+        return sum(each > budget.ttft for each in self.ttft) + sum(each > budget.tpot for each in self.tpot)
+
+
+@dataclass
+class _User:
+    arrival: float
+    left: int
+    answer: int
+    context: int
+    last: float = 0.0
+
+
+def serve(
+    traffic: Traffic,
+    budget: Budget,
+    cost: StepCost,
+    mode: Mode,
+    *,
+    rollouts: int = 256,
+    cache: int = 400_000,
+    context: int = 2_000,
+    version_every: float = 120.0,
+) -> Served:
+    """Until every user is answered.
+
+    `rollouts`: answers of rollouts that always want a token, each holding `context` tokens of cache out of `cache`.
+    `version_every`: seconds between two versions of the weights. Under `naive` rollouts are served as users are.
+    """
+    came, now, number = Served(), 0.0, 0
+    waiting: deque[_User] = deque()
+    running: list[_User] = []
+    live = 0 if mode == "alone" else min(rollouts, cache // context // 2)
+    begun = live
+    frozen, version = False, 0
+    while number < len(traffic.arrivals) or waiting or running:
+        while number < len(traffic.arrivals) and traffic.arrivals[number] <= now:
+            prompt = traffic.prompts[number]
+            waiting.append(_User(traffic.arrivals[number], prompt, traffic.answers[number], prompt))
+            number += 1
+        if int(now / version_every) > version:
+            version, frozen, live = int(now / version_every), False, begun
+        if not waiting and not running and not live:
+            now = traffic.arrivals[number]
+            continue
+        held = live * context
+        free = cache - held - sum(user.context + user.answer for user in running)
+        view = EngineView(
+            waiting=[Waiting(user.arrival, user.left) for user in list(waiting)[:64]],
+            last_tokens=[user.last for user in running],
+            rollouts=live,
+            rollout_prompt=0,
+            free=free,
+            wanted=sum(user.context + user.answer for user in waiting),
+            held=held,
+            frozen=frozen,
+        )
+        step = next_step(view, budget, cost, now)
+        if mode == "naive":
+            step = Step(step.users_prompt, live, 0)
+        if step.cut:
+            came.cuts, frozen, live = came.cuts + 1, True, 0
+        now += cost.step(len(running) + step.rollouts, step.users_prompt)
+        came.rollout_tokens += step.rollouts
+        _answer(running, now, came)
+        running[:] = [user for user in running if user.answer > 0]
+        _read(waiting, running, step.users_prompt, now, came)
+    came.seconds = now
+    return came
+
+
+def _answer(running: list[_User], now: float, came: Served) -> None:
+    for user in running:
+        came.tpot.append(now - user.last)
+        user.last, user.answer = now, user.answer - 1
+
+
+def _read(waiting: deque[_User], running: list[_User], tokens: int, now: float, came: Served) -> None:
+    while tokens and waiting:
+        user = waiting[0]
+        part = min(tokens, user.left)
+        user.left, tokens = user.left - part, tokens - part
+        if user.left == 0:
+            waiting.popleft()
+            came.ttft.append(now - user.arrival)
+            user.last, user.answer = now, user.answer - 1
+            running.append(user)

@@ -1,0 +1,114 @@
+"""Rollouts on serving engines: only what users leave, and where a turn goes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.decide.slack import (
+    CHUNK,
+    Budget,
+    EngineView,
+    Go,
+    Place,
+    Step,
+    StepCost,
+    Waiting,
+    next_step,
+    slack,
+    turn,
+)
+from coordinator.simulate import serving
+
+BUDGET = Budget(ttft=1.0, tpot=0.05, margin=0.0)
+COST = StepCost(base=0.010, per_answer=0.001, per_prompt_token=0.0001)
+
+
+def view(**changes: object) -> EngineView:
+    plain: dict[str, object] = {
+        "waiting": [], "last_tokens": [], "rollouts": 100, "rollout_prompt": 0, "free": 1000, "wanted": 0, "held": 0,
+    }  # fmt: skip
+    return EngineView(**(plain | changes))  # type: ignore[arg-type]
+
+
+def test_without_users_rollouts_have_it_all() -> None:
+    assert next_step(view(rollout_prompt=9999), BUDGET, COST, 0.0) == Step(0, 100, CHUNK)
+
+
+def test_a_running_user_leaves_the_rest_of_the_time_to_the_next_token() -> None:
+    # 50 ms less 10 for the step and 1 for the user: 39 rollouts
+    assert next_step(view(last_tokens=[0.0]), BUDGET, COST, 0.0) == Step(0, 39, 0)
+    assert next_step(view(last_tokens=[0.0]), BUDGET, COST, 0.030) == Step(0, 9, 0)
+    assert next_step(view(last_tokens=[0.0]), BUDGET, COST, 0.045) == Step(0, 0, 0)
+
+
+def test_a_waiting_user_leaves_what_its_prompt_does_not_need() -> None:
+    # 1 s less one step of 10 ms and 100 tokens of 0.1 ms
+    assert slack(view(waiting=[Waiting(0.0, 100)]), BUDGET, COST, 0.0) == pytest.approx(0.98)
+    # a prompt of three chunks shares its slack among three steps
+    assert slack(view(waiting=[Waiting(0.0, 3 * CHUNK)]), BUDGET, COST, 0.0) == pytest.approx(
+        (1 - 0.03 - 0.0001 * 3 * CHUNK) / 3
+    )
+
+
+def test_a_burst_takes_the_cache_of_rollouts_once() -> None:
+    waiting = [Waiting(0.0, 600)]
+    pressed = view(waiting=waiting, wanted=1200, free=1000, held=500)
+    assert next_step(pressed, BUDGET, COST, 0.0) == Step(CHUNK, 0, 0, cut=True)
+    frozen = view(waiting=waiting, wanted=1200, free=1500, held=0, frozen=True)
+    assert next_step(frozen, BUDGET, COST, 0.0) == Step(CHUNK, 0, 0)
+
+
+@given(
+    waiting=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 2000)), max_size=4),
+    last=st.lists(st.floats(0.9, 1.0), max_size=8),
+    rollouts=st.integers(0, 200),
+    prompt=st.integers(0, 5000),
+)
+def test_nobody_who_could_be_in_time_is_made_late(
+    waiting: list[tuple[float, int]], last: list[float], rollouts: int, prompt: int
+) -> None:
+    now = 1.0
+    seen = view(
+        waiting=[Waiting(*each) for each in waiting], last_tokens=last, rollouts=rollouts, rollout_prompt=prompt
+    )
+    step = next_step(seen, BUDGET, COST, now)
+    users = COST.step(len(last), step.users_prompt)
+    added = step.rollouts * COST.per_answer + step.rollout_prompt * COST.per_prompt_token
+    for each in last:
+        in_time_without = now + users <= each + BUDGET.tpot
+        assert not in_time_without or now + users + added <= each + BUDGET.tpot + 1e-9
+    if slack(seen, BUDGET, COST, now) <= 0:
+        assert added == 0
+    assert step.users_prompt + step.rollout_prompt <= CHUNK
+
+
+@pytest.mark.parametrize(
+    ("places", "home", "expected"),
+    [
+        ([Place("own", False, 9, 3, 4), Place("user", True, 0.1, 0, 4)], "own", Go("own", "cache")),
+        ([Place("own", False, 9, 4, 4), Place("user", True, 0.1, 0, 4)], "own", Go("user", "serving")),
+        ([Place("own", False, 9, 0, 4), Place("user", True, -0.1, 0, 4)], "user", Go("own", "least")),
+        ([Place("own", False, 9, 0, 4), Place("user", True, 0.1, 0, 4, 2.5)], "user", Go("own", "least")),
+        ([Place("own", False, 9, 0, 4), Place("user", True, 0.1, 0, 4, 0.0, True)], "user", Go("own", "least")),
+        ([Place("a", True, 0.1, 0, 4), Place("b", True, 0.2, 0, 4)], None, Go("b", "serving")),
+        ([Place("a", False, 9, 1, 4), Place("b", False, 9, 1, 8)], None, Go("b", "least")),
+        ([Place("a", False, 9, 4, 4), Place("b", True, -1, 0, 8)], None, Go(None, "wait")),
+    ],
+)
+def test_where_a_turn_goes(places: list[Place], home: str | None, expected: Go) -> None:
+    assert turn(places, home) == expected
+
+
+def test_users_are_served_in_time_beside_rollouts_and_not_in_one_queue_with_them() -> None:
+    traffic = serving.bursty(1, requests=400, rate=3.5)
+    budget, cost = (
+        Budget(ttft=1.0, tpot=0.036, margin=0.4),
+        StepCost(base=0.012, per_answer=0.00012, per_prompt_token=3e-5),
+    )
+    served = {mode: serving.serve(traffic, budget, cost, mode) for mode in ("alone", "slack", "naive")}  # type: ignore[arg-type]
+    assert served["alone"].violations(budget) == served["slack"].violations(budget) == 0
+    assert served["naive"].violations(budget) > 100
+    assert served["slack"].rollout_tokens > 0.5 * served["naive"].rollout_tokens > served["alone"].rollout_tokens == 0
+    assert all(len(each.ttft) == 400 for each in served.values())
