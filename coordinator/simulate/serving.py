@@ -29,7 +29,7 @@ class Traffic:
 def bursty(seed: int, *, requests: int, rate: float, burst: float = 4.2, every: float = 60.0) -> Traffic:
     """Poisson arrivals; in ten seconds of each `every` the rate is `burst` times as high, from one moment on."""
     draw = np.random.default_rng(seed)
-    now, arrivals = 0.0, []
+    now, arrivals = 0.0, list[float]()
     while len(arrivals) < requests:
         high = now % every >= every - 10.0
         now += float(draw.exponential(1 / (rate * (burst if high else 1.0))))
