@@ -31,6 +31,7 @@ log = logging.getLogger("pagurus.cluster")
 
 LOOK = 0.1  # seconds between two looks at the leases
 UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what it was asked, or may do it yet
+PATIENCE = 120.0  # seconds for a sandbox to come back
 AT_ONCE = 4  # sandboxes that come back at a time
 
 
@@ -93,7 +94,7 @@ class Failover:
         wanted = ArriveRequest(id=sandbox, name=row.name, owner=row.owner, created_at=row.created_at)
         wanted.programs = {} if copy is None else copy.programs
         path = f"/v1/checkpoints/{part(checkpoint)}/arrive"
-        info = await member.upstream.call("POST", path, SandboxInfo, wanted)
+        info = await member.upstream.call("POST", path, SandboxInfo, wanted, timeout=PATIENCE)
         moved = msgspec.structs.replace(row, head=info.head or "", turn=info.turn, durable="")
         self.members.places[sandbox] = Place(host, moved, time.monotonic())
         self.members.remember(checkpoint, host)

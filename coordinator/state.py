@@ -30,8 +30,9 @@ CREATE TABLE homes (sandbox TEXT PRIMARY KEY, host TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE answers (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, at REAL NOT NULL, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE decisions (number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, row BLOB NOT NULL);
 """
+FORGET_DECISIONS = "DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?"
 CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
-DECISIONS = 100_000  # kept
+DECISIONS = 10_000  # kept, at most a tenth more
 
 
 class HostRow(HostRequest, kw_only=True):
@@ -66,13 +67,13 @@ class State:
         rows = database.execute("SELECT sandbox, row FROM copies").fetchall()
         self.copies = {name: msgspec.msgpack.decode(row, type=CopyRow) for name, row in rows}
         self.homes: dict[str, str] = dict(database.execute("SELECT sandbox, host FROM homes").fetchall())
+        self._until_pruned = 0
         self._writer = Writer(database, "the coordinator's state")
 
     @staticmethod
     def _forget_old(database: sqlite3.Connection) -> None:
         database.execute("DELETE FROM calls WHERE at < ?", (time.time() - CALL_AGE,))
         database.execute("DELETE FROM answers WHERE at < ?", (time.time() - CALL_AGE,))
-        database.execute("DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?", (DECISIONS,))
 
     async def put_host(self, name: str, row: HostRow) -> None:
         self.hosts[name] = row
@@ -132,12 +133,11 @@ class State:
     async def decided(self, kind: str, view: object, action: object) -> None:
         """Log a decision with all that it was made from, so that it can be made again."""
         row = msgspec.json.encode({"view": view, "action": action})
+        self._until_pruned -= 1
+        if self._until_pruned <= 0:
+            self._until_pruned = DECISIONS // 10
+            await self._do(FORGET_DECISIONS, (DECISIONS,))
         await self._do("INSERT INTO decisions (at, kind, row) VALUES (?, ?, ?)", (time.time(), kind, row))
-
-    async def decisions(self, limit: int) -> list[tuple[float, str, bytes]]:
-        """The last ones, the oldest first: when, of which kind, view and action as JSON."""
-        query = "SELECT at, kind, row FROM (SELECT * FROM decisions ORDER BY number DESC LIMIT ?) ORDER BY number"
-        return await self._writer.do(lambda database: database.execute(query, (limit,)).fetchall())
 
     async def _do(self, statement: str, values: tuple[object, ...], *, durable: bool = False) -> None:
         await self._writer.do(lambda database: database.execute(statement, values).rowcount, durable=durable)

@@ -93,7 +93,7 @@ def cluster(
     """A coordinator over two daemons, for all tests of a module: the one that they share, and another."""
     other = _running(request.session, tmp_path_factory)
     second = next(other)
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    made = Cluster(tmp_path_factory.mktemp("cluster"), "--lease", "15")  # a busy machine makes no host silent
     try:
         made.start()
         made.add("one", daemon)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 AWAY = 0.35  # what it costs that the content must be fetched first
-DENSE = 64.0  # sandboxes for each processor that count as much as a busy host
+DENSE = 16.0  # sandboxes for each processor that count as much as a busy host
 FULL = 0.97  # part of the memory or the disk in use from which a host takes no more
 TOLD = 5  # hosts named for each reason
 SOLE = "on."  # labels of a sandbox that begin so ask for a label of the host: on.zone=a
@@ -80,7 +80,7 @@ def refusal(host: HostView, wanted: Wanted) -> str:
 def cost(host: HostView, wanted: Wanted) -> float:
     """Lower is better. Only the order counts."""
     pressed = max(
-        host.load / host.cpus,
+        host.load / (host.load + host.cpus),
         1 - (host.memory_free - wanted.memory) / host.memory_bytes,
         1 - host.disk_free / host.disk_bytes,
     )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sqlite3
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
+from coordinator.decide import place
+from coordinator.decide.place import HostView, Wanted
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, Forbidden, Invalid, NoSpace, NotFound, TooMany, Unauthorized
 from sandbox.messages.cluster import HostChange, HostInfo, HostReport, PlaceInfo
@@ -34,7 +38,7 @@ async def where(client: Client, sandbox: Sandbox) -> str:
 
 async def test_sandboxes_spread_and_go_where_they_are_told(client: Client) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        few = [await stack.enter_async_context(client.create("debian")) for _ in range(4)]
+        few = [await stack.enter_async_context(client.create("debian")) for _ in range(6)]
         assert {await where(client, each) for each in few} == {"one", "two"}
         await change(client, "one", labels={"zone": "a"})
         await change(client, "two", draining=True)
@@ -139,3 +143,15 @@ async def test_a_host_that_falls_silent_gets_nothing_new_and_comes_back(cluster:
 
 async def _is(found, wanted) -> bool:  # type: ignore[no-untyped-def]
     return (await found) == wanted
+
+
+async def test_a_placement_can_be_made_again_from_the_log(cluster: Cluster, client: Client) -> None:
+    async with client.create("debian") as first, client.create("debian") as second:
+        made = [await where(client, each) for each in (first, second)]
+    with contextlib.closing(sqlite3.connect(cluster.root / "state/cluster.sqlite")) as database:
+        query = "SELECT row FROM decisions WHERE kind = 'place' ORDER BY number DESC LIMIT 2"
+        rows = [msgspec.json.decode(row) for (row,) in database.execute(query)]
+    assert [row["action"] for row in reversed(rows)] == made
+    for row in rows:
+        views = msgspec.convert(row["view"]["hosts"], list[HostView])
+        assert place.ranked(views, msgspec.convert(row["view"]["wanted"], Wanted))[0] == row["action"]

@@ -15,7 +15,7 @@ from sandbox.messages.cluster import CopyInfo, HostInfo, Moved, MoveRequest, Pla
 from tests.support.cluster import Cluster, apart, frozen, group, lose, remove_groups
 from tests.support.daemon_host import ASLEEP, Daemon, missing, until
 
-LEASE = "4"
+LEASE = "8"  # seconds: longer than a busy machine keeps a daemon from answering
 
 
 @pytest.fixture
