@@ -31,13 +31,13 @@ class Forking(Host):
     async def restorable(self, checkpoint: str) -> SimpleNamespace:  # type: ignore[override]
         return SimpleNamespace(id=checkpoint)
 
-    def _forked(self, origin: object) -> SimpleNamespace:  # type: ignore[override]
+    def forked(self, origin: object) -> SimpleNamespace:  # type: ignore[override]
         number = next(self._numbers)
         if number == 3:
             raise NoSpace("no range of ids is free")
         return SimpleNamespace(uid_base=number, info=lambda: f"sandbox {number}")
 
-    async def _make(self, row: object, *_: object, **__: object) -> None:
+    async def make(self, row: object, *_: object, **__: object) -> None:
         if (fate := next(self.fates)) is not None:
             raise fate
 
@@ -57,11 +57,11 @@ async def test_each_of_n_forks_succeeds_or_fails_alone() -> None:
 async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the sandbox's own: somebody else's fork does not wait for them."""
     monkeypatch.setattr(host_module, "Container", SimpleNamespace(prepare=AsyncMock()))
-    monkeypatch.setattr(Forking, "_make", Host._make)
+    monkeypatch.setattr(Forking, "make", Host.make)
     monkeypatch.setattr(Forking, "_admit", lambda *_: None)
     monkeypatch.setattr(host_module, "put_sandbox", lambda row: None)
     made = {"mounts": [], "state": SandboxState.CREATING, "uid_base": 1, "image": "", "info": lambda: "made"}
-    monkeypatch.setattr(Forking, "_forked", lambda _, origin: SimpleNamespace(id=origin.id, **made))
+    monkeypatch.setattr(Forking, "forked", lambda _, origin: SimpleNamespace(id=origin.id, **made))
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def renew(row: SimpleNamespace, *_: object) -> None:
