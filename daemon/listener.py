@@ -9,26 +9,22 @@ end the connection.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import socket
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from daemon.door import ADDRESSES, FIRST, Door
 from sandbox.errors import Conflict, Invalid
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BACKLOG = 512
 HANDSHAKE = 10.0  # seconds
-FIRST = 10.0  # seconds in which the first whole request must come by TCP
-SILENCE = 1.0  # seconds after which a connection on which nothing was asked gives way, where there are too many
-ADDRESSES = 2  # one address has at most this part of the TCP connections
 PATIENCE = 5.0  # seconds that requests under way have when the daemon stops
 KEEPALIVE = 60.0  # seconds that a connection may be without a whole request
 LINE_MOST = 128 << 10  # bytes of a request line: two paths of a sandbox may stand in it, percent-encoded
@@ -84,75 +80,6 @@ def inherited() -> list[socket.socket]:
     for each in found:
         each.set_inheritable(False)
     return found
-
-
-class Door:
-    """Who is let in by one listening socket. Each has a bound of its own: nobody is locked out by another's guests.
-
-    Guarantee: at most `most` connections, and at most `each` from one address, are open. Before a new one is refused
-    because there are `most`, the oldest is closed in its favour that has not asked anything for a while.
-    """
-
-    def __init__(self, most: int, each: int | None = None) -> None:
-        self.most = most
-        self.each = each
-        self._open: dict[asyncio.Transport, str] = {}  # and the address; closed ones stay until they are looked for
-        self._silent: dict[asyncio.Transport, float] = {}  # those without a whole request, and since when; oldest first
-
-    def admits(self, transport: asyncio.Transport) -> bool:
-        """Whether a new connection may stay."""
-        address = _address(transport)
-        if len(self._open) >= self.most:
-            self._forget_closed()
-        if len(self._open) >= self.most and not self._evict():
-            return False
-        if self.each is not None and sum(known == address for known in self._open.values()) >= self.each:
-            self._forget_closed()
-            if sum(known == address for known in self._open.values()) >= self.each:
-                return False
-        self._open[transport] = address
-        self._silent[transport] = time.monotonic()
-        return True
-
-    def asked(self, transport: asyncio.Transport) -> None:
-        """A whole request came on this connection."""
-        self._silent.pop(transport, None)
-
-    def became(self, transport: asyncio.Transport, upgraded: asyncio.Transport) -> None:
-        """The same connection is spoken to by another transport from now on."""
-        self._open[upgraded] = self._open.pop(transport, "")
-        self._silent[upgraded] = self._silent.pop(transport, time.monotonic())
-
-    def close_silent(self, transport: asyncio.Transport) -> None:
-        """Close it if no whole request has come."""
-        if transport in self._silent:
-            del self._silent[transport]
-            transport.abort()
-
-    def _evict(self) -> bool:
-        oldest = next(iter(self._silent), None)
-        if oldest is None or time.monotonic() - self._silent[oldest] < SILENCE:
-            return False
-        self.close_silent(oldest)
-        self._open.pop(oldest, None)
-        return True
-
-    def _forget_closed(self) -> None:
-        for transport in [each for each in self._open if each.is_closing()]:
-            del self._open[transport]
-            self._silent.pop(transport, None)
-
-
-def _address(transport: asyncio.Transport) -> str:
-    """Who connects; of IPv6 the network of 64 bits, which is one customer's."""
-    peer = transport.get_extra_info("peername")
-    if not isinstance(peer, tuple):
-        return ""
-    address = ipaddress.ip_address(peer[0].partition("%")[0])
-    if address.version == 4:
-        return str(address)
-    mapped = address.ipv4_mapped
-    return str(mapped or ipaddress.ip_network((address, 64), strict=False))
 
 
 class _Arrival(asyncio.Protocol):

@@ -23,6 +23,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from aiohttp import web
 
 from daemon import metrics
 from daemon.catalogue import CheckpointRow
+from daemon.checkpoints.capture import need_space
 from daemon.gateway import replay
 from daemon.gateway.answer import Answer, cut, deliver, is_open, pump
 from daemon.gateway.journal import Journal, Place
@@ -45,6 +47,7 @@ from sandbox.messages import CheckpointState, Gateway, GatewayStatistics, Sandbo
 log = logging.getLogger("pagurus.gateway")
 
 JOURNAL_MOST = 1 << 30  # bytes of the record of one sandbox
+EXCHANGES_MOST = 100_000  # in it
 REVIVAL = 600.0  # seconds for which an agent outside waits for its sandbox to be restored
 BOOT = secrets.token_hex(4)  # what was heard from another daemon's lips may have been lost on the way
 
@@ -57,9 +60,11 @@ class Book:
     by_checkpoint: dict[str, list[int]] = field(default_factory=dict)
     owner: dict[int, str] = field(default_factory=dict)
     sides: dict[str, dict[bytes, list[Step]]] = field(default_factory=dict)  # by sandbox and key: there may be many
+    count: Counter[str] = field(default_factory=Counter)  # of each sandbox
 
     def add(self, sandbox: str, step: Step, *, main: bool) -> None:
         self.owner[step.id] = sandbox
+        self.count[sandbox] += 1
         if not main:
             self.sides.setdefault(sandbox, {}).setdefault(step.key, []).append(step)
             return
@@ -69,7 +74,10 @@ class Book:
 
     def drop(self, numbers: set[int]) -> None:
         for number in numbers:
-            self.owner.pop(number, None)
+            if (sandbox := self.owner.pop(number, None)) is not None:
+                self.count[sandbox] -= 1
+                if not self.count[sandbox]:
+                    del self.count[sandbox]
             step = self.steps.pop(number, None)
             if step is not None and step.checkpoint is not None:
                 left = [other for other in self.by_checkpoint.get(step.checkpoint, ()) if other != number]
@@ -172,6 +180,11 @@ class Line:
             raise NoSpace(
                 f"the record of this sandbox has {JOURNAL_MOST >> 30} GiB", remedy="go on in a fork or a new sandbox"
             )
+        if self.desk.book.count[self.live.row.id] >= EXCHANGES_MOST:  # each is in the daemon's memory
+            raise NoSpace(
+                f"this sandbox has asked its model {EXCHANGES_MOST} times", remedy="go on in a fork or a new sandbox"
+            )
+        need_space(self.desk.journal.path.parent)  # the host's, which others need as well
 
     def _take(self, step: Step, answer: Answer, request: web.BaseRequest) -> None:
         """`request` waits for this answer from now on, and nobody else."""

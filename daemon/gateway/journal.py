@@ -96,6 +96,7 @@ class Journal:
     """The journal at `path`, created when missing."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private.file(path)  # conversations are nobody else's business
         self._writer = Writer(connect(path, SCHEMA, version=VERSION), "the gateway's journal")

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from daemon.door import ADDRESSES, FIRST, Door
 from daemon.gateway import wire
 from daemon.network.namespace import is_here, within
 from sandbox.container.paced import Allowance
@@ -115,8 +116,9 @@ def refusal(request: web.BaseRequest, error: PagurusError) -> web.Response:
 class _Reading(asyncio.Protocol):
     """Between a connection and what speaks HTTP on it. Pieces that come too small and too often wait for each other."""
 
-    def __init__(self, inner: asyncio.Protocol, allowance: Allowance) -> None:
+    def __init__(self, inner: asyncio.Protocol, allowance: Allowance, door: Door | None = None) -> None:
         self._inner = inner
+        self._door = door
         self._allowance = allowance
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -124,13 +126,25 @@ class _Reading(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        if self._door is not None:
+            if not self._door.admits(transport):
+                transport.abort()
+                return
+            asyncio.get_running_loop().call_later(FIRST, self._door.close_silent, transport)
         self._transport = transport
-        self._inner.connection_made(cast(asyncio.BaseTransport, _Held(transport, self.hold)))
+        self._inner.connection_made(cast(asyncio.BaseTransport, _Held(transport, self)))
+
+    def asked(self) -> None:
+        """A whole request has come."""
+        if self._door is not None and self._transport is not None:
+            self._door.asked(self._transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._transport is None:  # not let in
+            return
         self._inner.data_received(data)
         wait = self._allowance.spend(len(data))
-        if wait and self._timer is None and self._transport is not None:
+        if wait and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(wait, self._go_on)
             self._transport.pause_reading()
 
@@ -154,8 +168,9 @@ class _Reading(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._transport = None
-        self._inner.connection_lost(error)
+        if self._transport is not None:
+            self._transport = None
+            self._inner.connection_lost(error)
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()
@@ -167,22 +182,22 @@ class _Reading(asyncio.Protocol):
 class _Held:
     """A transport; whether it is read is somebody else's to decide."""
 
-    def __init__(self, transport: asyncio.Transport, hold: Callable[[bool], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, reading: _Reading) -> None:
         self._transport = transport
-        self._hold = hold
+        self.reading = reading
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def pause_reading(self) -> None:
-        self._hold(True)
+        self.reading.hold(True)
 
     def resume_reading(self) -> None:
-        self._hold(False)
+        self.reading.hold(False)
 
 
 class Listener:
-    """Accepts on a socket at a pace, and serves each connection with `handler`."""
+    """Accepts on a socket, and serves each connection with `handler`: of a sandbox at a pace, of others by a door."""
 
     def __init__(
         self,
@@ -196,20 +211,22 @@ class Listener:
         self._socket = sock
         self._most = most
         self._paced = paced
+        self._door = None if paced else Door(most, max(1, most // ADDRESSES))
         self._tls = tls
         self._greeting: set[asyncio.Task[None]] = set()
         self._pace = Pace()
         self._allowance = Allowance() if paced else None  # all connections of a sandbox share it
         # Bodies are read by us, bounded; compressed ones are refused. Handlers outlive a connection that breaks.
+        self._handler = handler
         self._server = web.Server(
-            handler, access_log=None, auto_decompress=False, keepalive_timeout=120.0, lingering_time=0.1
+            self._serve, access_log=None, auto_decompress=False, keepalive_timeout=120.0, lingering_time=0.1
         )
         self._task = asyncio.get_running_loop().create_task(self._accept(), name="gateway listener")
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while len(self._server.connections) + len(self._greeting) >= self._most:  # noqa: ASYNC110 - the server tells nobody
+            while self._open() >= self._most:  # noqa: ASYNC110 - the server tells nobody
                 await asyncio.sleep(0.05)
             if self._paced:
                 await self._pace.take()
@@ -237,8 +254,17 @@ class Listener:
             connection.close()
             raise
 
+    def _open(self) -> int:
+        """Connections that keep others waiting; a door says itself who gives way to whom."""
+        return len(self._greeting) + (0 if self._door is not None else len(self._server.connections))
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        if isinstance(held := cast(object, request.transport), _Held):
+            held.reading.asked()
+        return await self._handler(request)
+
     def _protocol(self) -> asyncio.Protocol:
-        return _Reading(self._server(), self._allowance or Allowance())
+        return _Reading(self._server(), self._allowance or Allowance(), self._door)
 
     async def close(self) -> None:
         tasks = [self._task, *self._greeting]

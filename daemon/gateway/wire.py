@@ -74,7 +74,7 @@ ROUTES = (
     Route("/v1/models", Family.OPENAI, None, method="GET"),
 )
 _BY_PATH = {(route.method, route.path): route for route in ROUTES}
-_MODEL = re.compile(r"^/v1/models/[A-Za-z0-9._:@/-]{1,200}$")
+_MODEL = re.compile(r"/v1/models/[A-Za-z0-9._:@/-]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Asked:
 def find(method: str, path: str) -> Route:
     """The route of a request, or NotFound that says which there are."""
     route = _BY_PATH.get((method, path))
-    if route is None and method == "GET" and _MODEL.match(path) and ".." not in path:
+    if route is None and method == "GET" and _MODEL.fullmatch(path) and ".." not in path:
         return Route(path, Family.OPENAI, None, method="GET")
     if route is None:
         known = ", ".join(f"{known.method} {known.path}" for known in ROUTES)

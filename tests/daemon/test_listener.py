@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from daemon import listener
+from daemon import door, listener
 from daemon.auth import tls
-from daemon.listener import Door, Listeners
+from daemon.door import Door
+from daemon.listener import Listeners
 
 MOST = 8  # connections on each socket; four from one address
 ASK = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -104,7 +105,7 @@ async def test_nothing_on_tcp_keeps_anybody_from_the_unix_socket(served: Served)
 async def test_who_asks_takes_the_place_of_who_is_silent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = [await served.connect(served.plain, 2 + number // 4) for number in range(MOST)]
     assert b" 503 " in await served.ask(served.plain, 100)  # they may be about to ask
-    monkeypatch.setattr(listener, "SILENCE", 0.0)
+    monkeypatch.setattr(door, "SILENCE", 0.0)
     assert b" 200 " in await served.ask(served.plain, 101)
     assert await ended(silent[0][0])
     assert b" 200 " in await served.ask(served.plain, 101)
@@ -160,7 +161,7 @@ def test_of_ipv6_a_network_is_one_address() -> None:
             return self._address, 1
 
     def of(address: str) -> str:
-        return listener._address(Peer(address))  # type: ignore[arg-type]
+        return door._address(Peer(address))  # type: ignore[arg-type]
 
     assert of("2001:db8::1") == of("2001:db8::ffff:1") != of("2001:db8:0:1::1")
     assert of("::ffff:127.0.0.1") == "127.0.0.1"

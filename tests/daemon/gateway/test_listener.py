@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 from aiohttp import web
 
+from daemon.gateway import listener as gateway_listener
 from daemon.gateway.listener import Listener, _Reading
 from sandbox.container.paced import BURST, RATE, Allowance
 from tests.support.daemon_host import until
@@ -109,3 +112,34 @@ async def test_what_speaks_http_says_when_it_has_enough() -> None:
     assert not wire.reads
     await until(lambda: wire.reads)
     reading.connection_lost(None)
+
+
+async def test_silent_connections_of_strangers_give_way(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="served")
+
+    monkeypatch.setattr(gateway_listener, "FIRST", 0.3)
+    listener = Listener(listening, handler, most=4, paced=False)
+    loop, silent = asyncio.get_running_loop(), []
+    try:
+        for _ in range(3):  # two are one address's part
+            peer = socket.socket()
+            peer.setblocking(False)
+            silent.append(peer)
+            await loop.sock_connect(peer, listening.getsockname())
+        for peer in silent:
+            with contextlib.suppress(ConnectionResetError):
+                assert await loop.sock_recv(peer, 1) == b""
+        async with aiohttp.ClientSession() as session:
+            host, port = listening.getsockname()
+            async with session.get(f"http://{host}:{port}/") as answer:
+                assert await answer.text() == "served"
+            await asyncio.sleep(0.6)
+            async with session.get(f"http://{host}:{port}/") as answer:  # who has asked may be silent for a while
+                assert await answer.text() == "served"
+    finally:
+        for peer in silent:
+            peer.close()
+        await listener.close()

@@ -300,3 +300,9 @@ def test_our_errors_have_the_form_of_the_protocol() -> None:
 def test_clients_say_that_they_ask_again(header: str | None, retry: bool) -> None:
     headers = {} if header is None else {"x-stainless-retry-count": header}
     assert wire.understand(CHAT, b'{"messages": []}', headers=headers).retry is retry
+
+
+@pytest.mark.parametrize("path", ["/v1/models/a\n", "/v1/models/a\nHost: b", "/v1/models/a?b", "/v1/models/../a"])
+def test_no_model_has_such_a_name(path: str) -> None:
+    with pytest.raises(NotFound):
+        wire.find("GET", path)

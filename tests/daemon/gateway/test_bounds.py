@@ -1,0 +1,42 @@
+"""How much of its conversation a sandbox may have written down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daemon.gateway import conversation
+from daemon.gateway.conversation import Book, Line
+from daemon.gateway.journal import Place
+from daemon.gateway.replay import Step
+from sandbox.errors import NoSpace
+from sandbox.messages import Gateway
+
+
+def line(book: Book, folder: Path) -> Line:
+    desk: Any = SimpleNamespace(book=book, journal=SimpleNamespace(path=folder / "gateway.sqlite"))
+    live: Any = SimpleNamespace(row=SimpleNamespace(id="s-1"))
+    return Line(Gateway(upstream="model"), Place(tree=""), desk, lambda: live)
+
+
+def test_exchanges_are_counted_for_each_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "EXCHANGES_MOST", 2)
+    book = Book()
+    mine = line(book, tmp_path)
+    for number, (sandbox, main) in enumerate([("s-1", True), ("s-2", True), ("s-2", False), ("s-1", False)]):
+        mine.need_space()
+        book.add(sandbox, Step(number, b"key"), main=main)
+    with pytest.raises(NoSpace, match="asked its model 2 times"):
+        mine.need_space()
+    book.drop({0, 3})
+    mine.need_space()
+    assert dict(book.count) == {"s-2": 2}
+
+
+def test_the_hosts_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.checkpoints.capture.SPACE_KEPT", 1 << 62)
+    with pytest.raises(NoSpace, match="MiB more are needed"):
+        line(Book(), tmp_path).need_space()
