@@ -19,10 +19,9 @@ one) all but one are the most that jobs of one sharer take at a time. The sharer
 that its sandbox belongs to, or else its sandbox. In DUMP and SNAPSHOT all sandboxes of which it is not known that
 they hold slots for a moment only are one sharer together. A moment is up to QUICK, or up to a third of what the slots
 are mostly held for, which a busy host makes longer for all, but never more than HEAVY; a sandbox that was struck lately
-is not known to be quick. While quick ones come, the others have half of the slots at most: more of them would fill all
-processors of a small host. A sandbox whose processes did not stop is struck: its next job waits for a while that
-doubles with each strike. One whose dumps are refused again and again, which cost the host their work all the same, has
-one a second.
+is not known to be quick. A sandbox whose processes did not stop is struck: its next job waits for a while that doubles
+with each strike. One whose dumps are refused again and again, which cost the host their work all the same, has one a
+second.
 
 Guarantees: no stage runs more jobs than its limit; a stage with a free slot, no debt and a queued job whose sharer
 has a part left and which waits for no strike starts one; among the jobs that may start, one whose deadline has passed
@@ -51,7 +50,6 @@ PROVING = (Stage.DUMP, Stage.SNAPSHOT)  # stages whose jobs take a moment, or el
 BURST = 1.0  # seconds of its share that an idle stage may save up
 QUICK, HEAVY = 0.2, 0.5  # seconds in a slot that are a moment in any case, and in none
 SLOWER = 3  # how many times as long slots are mostly held as what is a moment
-BESIDE = 2.0  # seconds after a quick job in which the others have fewer slots
 LOOKED_BACK = 3.0  # seconds of slots after which what they were held for before counts little
 STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
@@ -99,7 +97,6 @@ class _Lane:
         self.paid_until: float | None = None
         self.running = 0
         self.share = max(1, limit - 1)
-        self.quick_until = 0.0  # until when those that are not known to be quick have fewer
         self.taken: Counter[str] = Counter()  # slots, by sharer
         self.parked: dict[
             str, dict[str, None]
@@ -145,14 +142,7 @@ class _Lane:
         soonest = now - self.credit / self.rate + 1e-3
         return min(soonest, self.due[0][0]) if self.due else soonest
 
-    def wider_at(self, now: float) -> float | None:
-        """When those that are not known to be quick have more slots again, if one of their jobs waits for that."""
-        waits = _UNPROVEN in self.parked and self.running < self.limit and self.taken[_UNPROVEN] < self.share
-        return self.quick_until if waits and now < self.quick_until else None
-
     def pop(self, now: float) -> Job | None:
-        if _UNPROVEN in self.parked and self.taken[_UNPROVEN] < self.part(_UNPROVEN, now):
-            self._unpark(_UNPROVEN)
         while self.due and (self.due[0][2] not in self.queued or self.due[0][0] <= now):
             deadline, order, name = heapq.heappop(self.due)
             if name in self.queued:
@@ -160,28 +150,24 @@ class _Lane:
                 heapq.heappush(self.urgent, (deadline, order, name))
         while self.urgent:
             name = heapq.heappop(self.urgent)[-1]
-            if self._free(name, now):
-                return self._take(name, now)
+            if self._free(name):
+                return self._take(name)
         if self.rate is not None and self.credit <= 0:
             return None
         while self.fair:
             name = heapq.heappop(self.fair)[-1]
-            if self._free(name, now):
-                return self._take(name, now)
+            if self._free(name):
+                return self._take(name)
         if not self.queued:
             self.finish_tags.clear()  # idle: forget what was used, so that the table cannot grow for ever
         return None
 
-    def part(self, sharer: str, now: float) -> int:
-        """How many slots the jobs of a sharer may take together."""
-        return max(1, self.limit // 2) if sharer == _UNPROVEN and now < self.quick_until else self.share
-
-    def _free(self, name: str, now: float) -> bool:
+    def _free(self, name: str) -> bool:
         """Whether this job is still queued and may start. One whose sharer has its part is put aside."""
         job = self.queued.get(name)
         if job is None:
             return False
-        if self.taken[job.sharer] < self.part(job.sharer, now):
+        if self.taken[job.sharer] < self.share:
             return True
         self.parked.setdefault(job.sharer, {})[name] = None
         return False
@@ -195,17 +181,12 @@ class _Lane:
         if self.proving and took is not None:
             self.usual[job.sandbox] = (took + self.usual.get(job.sandbox, took)) / 2
             self.mostly += (took - self.mostly) * min(1.0, took / LOOKED_BACK)
-        self._unpark(job.sharer)
-
-    def _unpark(self, sharer: str) -> None:
-        for name in self.parked.pop(sharer, ()):
+        for name in self.parked.pop(job.sharer, ()):
             if (waiting := self.queued.get(name)) is not None:
                 self._enter(waiting)
 
-    def _take(self, name: str, now: float) -> Job:
+    def _take(self, name: str) -> Job:
         job = self.queued.pop(name)
-        if self.proving and job.sharer != _UNPROVEN:
-            self.quick_until = now + BESIDE
         self.taken[job.sharer] += 1
         if self.rate is not None:
             self.credit -= job.cost
@@ -297,8 +278,7 @@ class Schedule:
 
     def wake(self, now: float) -> float | None:
         """When to call `start` again though nothing changes; None: no need to."""
-        looks = [look for lane in self._lanes.values() for look in (lane.affordable_at(now), lane.wider_at(now))]
-        times = [time for time in looks if time is not None]
+        times = [time for lane in self._lanes.values() if (time := lane.affordable_at(now)) is not None]
         times += [self._held[0][0]] if self._held else []
         return min(times, default=None)
 
@@ -313,10 +293,6 @@ class Schedule:
 
     def queued(self, stage: Stage | None = None) -> int:
         return sum(not job.running for job in self._jobs.values() if stage in (None, job.stage))
-
-    def part(self, job: Job, now: float) -> int:
-        """How many slots of its stage the jobs of a submitted job's sharer may have together."""
-        return self._lanes[job.stage].part(job.sharer, now)
 
     def running(self, stage: Stage | None = None) -> int:
         return sum(lane.running for name, lane in self._lanes.items() if stage in (None, name))

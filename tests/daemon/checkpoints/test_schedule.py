@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.checkpoints.schedule import BESIDE, Job, Schedule, Stage
+from daemon.checkpoints.schedule import Job, Schedule, Stage
 
 WIDE = dict.fromkeys(Stage, 1)
 
@@ -119,7 +119,7 @@ def test_limits_hold_and_no_free_slot_stays_empty(acts: list[tuple], dumps: int,
             taken = Counter(job.sharer for job in known if job.id in running and job.stage is stage)
             assert all(count <= share for count in taken.values())
             assert schedule.running(stage) == limits.get(stage) or not any(
-                taken[job.sharer] < schedule.part(job, now) for job in known if job.stage is stage and job.id in queued
+                taken[job.sharer] < share for job in known if job.stage is stage and job.id in queued
             )
     assert schedule.running() == len(running)
 
@@ -268,29 +268,6 @@ def test_new_sandboxes_share_until_they_have_shown_how_long_they_take() -> None:
     assert started(schedule) == ["new1", "old"]
     schedule.finish("new1", took=0.1)
     assert started(schedule) == ["new2"]
-
-
-def test_while_quick_ones_come_the_others_have_half_of_the_slots() -> None:
-    schedule = Schedule({Stage.DUMP: 4})
-    for name in ("slow1", "slow2", "slow3"):
-        schedule.submit(Job(name, Stage.DUMP, name, 90.0))
-    assert started(schedule, 0.0) == ["slow1", "slow2", "slow3"], "nobody else wants them"
-    for name in ("slow1", "slow2", "slow3"):
-        schedule.finish(name, took=2.0)
-    schedule.submit(Job("quick", Stage.DUMP, "quick", 90.0))
-    schedule.start(0.0)
-    schedule.finish("quick", took=0.05)
-    schedule.submit(Job("quick", Stage.DUMP, "quick", 1.0, waited=True))
-    for name in ("slow1", "slow2", "slow3"):
-        schedule.submit(Job(name, Stage.DUMP, name, 90.0, waited=True))
-    assert set(started(schedule, 1.0)) == {"quick", "slow1", "slow2"}
-    schedule.finish("slow1", took=2.0)
-    assert started(schedule, 1.5) == ["slow3"]
-    schedule.submit(Job("slow1", Stage.DUMP, "slow1", 90.0, waited=True))
-    assert started(schedule, 2.0) == []
-    wake = schedule.wake(2.0)
-    assert wake == 1.0 + BESIDE
-    assert started(schedule, wake) == ["slow1"], "no quick one has come for a while"
 
 
 def test_long_work_has_nothing_to_prove() -> None:
