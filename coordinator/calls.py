@@ -196,14 +196,14 @@ class Calls:
         memory = 0 if wanted.limits.memory is None else parse_bytes(wanted.limits.memory) / 8
         hosts = self.members.views()
         asked = Wanted(images=names, labels=wanted.labels, memory=memory)
+        call, replicated = self._call(request), wanted.replicated_answers
+        if (known := self.members.state.calls.get(call or "")) in self.members.hosts:  # admitted then, and perhaps made
+            return (await self._offered(request, [known], call, hosts, asked, replicated)).response()
         with self._admitted(wanted.name, [wanted.limits]):
             order = place.ranked(hosts, asked)
             if not order:
                 raise self._nowhere(wanted.image, names, asked)
-            call = self._call(request)
-            if (known := self.members.state.calls.get(call or "")) in self.members.hosts:
-                order = [known]
-            answer = await self._offered(request, order[:TRIES], call, hosts, asked, wanted.replicated_answers)
+            answer = await self._offered(request, order[:TRIES], call, hosts, asked, replicated)
         return answer.response()
 
     async def _offered(
