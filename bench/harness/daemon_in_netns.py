@@ -3,6 +3,7 @@
 Whoever started it listens for its readiness in the namespace outside, so it is spoken to by a socket made there.
 """
 
+import contextlib
 import os
 import socket
 import sys
@@ -17,5 +18,9 @@ if __name__ == "__main__":
     netns.setns(os.environ[WHERE])
     from daemon import app
 
-    app.notify = lambda state: outside.send(state.encode())  # type: ignore[attr-defined, assignment, return-value]
+    def notify(state: str) -> None:
+        with contextlib.suppress(OSError):  # whoever listened has heard that it is ready, and is gone
+            outside.send(state.encode())
+
+    app.notify = notify  # type: ignore[attr-defined]
     sys.exit(app.main())

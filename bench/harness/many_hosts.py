@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -142,9 +143,10 @@ class Hosts:
             self._process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(self._process.wait)
         for host in self.hosts:
-            (host.run / "lease").unlink(missing_ok=True)
+            (host.run / "lease").unlink(missing_ok=True)  # what stands still may end
             await asyncio.to_thread(host.clean)
             await asyncio.to_thread(host.disconnect)
+        shutil.rmtree(self.run, ignore_errors=True)
 
     def client(self) -> Client:
         return Client(self.run / "cluster.sock", patience=120.0)
