@@ -8,7 +8,7 @@ asks the service and hashes all that the reset wrote.
 `setup_ratio`: seconds of setting up, one member after another, the one way over the other: what a host with a
 core per sandbox would save. `setup_wall_ratio`: the same with the whole group at once, on the cores that are here.
 `fork_group_equal`: members whose first action said what all others said. `fork_s`: from nothing to the first token in a
-state that is there already, which is what a second epoch pays.
+state that is there already, which is what a second epoch pays. `tree_saving`: see :mod:`bench.trees`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import trees
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from rollout.engine.chat import END, Characters
 from rollout.engine.client import Generation, Sampling, Span
@@ -161,11 +162,18 @@ async def measure(bench: BenchHost, folder: Path, options: argparse.Namespace) -
     }
 
 
+async def measure_trees(bench: BenchHost, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    async with bench.client() as client:
+        host = Labelled(client, folder / "trees")
+        return await trees.measure(host, folder, image=IMAGE, leaves=options.size, rounds=options.rounds)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pagurus bench branching", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--size", type=int, default=8, help="members of a group (default: 8)")
     parser.add_argument("--modules", type=int, default=3000, help="how much a reset builds (default: 3000)")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--part", choices=("setup", "trees", "all"), default="all")
     parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
@@ -173,7 +181,10 @@ def main(argv: list[str] | None = None) -> int:
         bench = BenchHost(Path(folder) / "host", image("debian"))
         try:
             bench.start()
-            result |= asyncio.run(measure(bench, Path(folder), options))
+            if options.part != "trees":
+                result |= asyncio.run(measure(bench, Path(folder), options))
+            if options.part != "setup":
+                result |= asyncio.run(measure_trees(bench, Path(folder), options))
         finally:
             bench.clean()
     result["load"].append(round(os.getloadavg()[0], 1))

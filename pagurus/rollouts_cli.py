@@ -1,6 +1,7 @@
-"""``pagurus rollouts``: what the rollouts of a run do, did, and why they wait.
+"""``pagurus rollouts``: what the rollouts of a run do, did, and why they wait; back to a turn of one of them.
 
-Owns: names, arguments, what is printed. Does not own: what is on disk (:mod:`rollout.store`). No daemon is asked.
+Owns: names, arguments, what is printed. Does not own: what is on disk (:mod:`rollout.store`), visits to states
+(:mod:`rollout.timetravel`), which alone ask a daemon.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 import typer
 
 from pagurus import output
-from pagurus.common import Json
+from pagurus.common import IN_ORDER, Json, client, exit_codes, needs_training
 from sandbox.errors import Invalid, NotFound
 
 application = typer.Typer(help="What the rollouts of a run do, did, and why they wait.", no_args_is_help=True)
@@ -118,6 +119,122 @@ def show(
         return
     for line in told(trajectory):
         output.say(line)
+    output.say("")
+    output.say(_visitable(run, prompt, member))
+
+
+def _visitable(run: Path, prompt: str, member: int) -> str:
+    from rollout.timetravel import visitable
+
+    try:
+        there = [str(origin.visit.turn) for origin in visitable(rollout_of(run), prompt, member)]
+    except NotFound as error:
+        return f"no turn can be visited: {error}"
+    return f"can be visited (`pagurus rollouts shell`, `resample`): the states before turns {', '.join(there)}"
+
+
+@application.command("effects")
+def effects(
+    run: Run,
+    rules: Annotated[
+        Path | None, typer.Option(help="A TOML file with a table [effects], instead of the run's.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Which trajectories touched tests or what else rules name, listened, left processes, or set times of files."""
+    from rollout.decide.effects import EffectRules
+    from rollout.reports import effects_of
+    from rollout.reports import rules as read
+
+    known = read(run, rules) or EffectRules()
+    found = effects_of(rollout_of(run), known)
+    if json:
+        output.as_json(found)
+        return
+    rows = [
+        (f"{each.prompt}/{each.member}", each.reward, kind, len(seen), seen[0].turn, seen[0].what, each.then)
+        for each in found.trajectories
+        for kind, seen in each.by_kind().items()
+    ]
+    output.table(("trajectory", "reward", "kind", "times", "first in turn", "for example", "then"), rows)
+    for kind, part in found.kinds.items():
+        mean = f"mean reward {part.reward:.3f}, of all others {part.others:.3f}"
+        output.say(f"{kind}: {part.trajectories} of {found.played} trajectories; {mean}")
+
+
+@application.command("shell", context_settings=IN_ORDER)
+def shell(
+    run: Run,
+    name: Annotated[str, typer.Argument(help="A trajectory, such as p12/4.")],
+    command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell.")] = None,
+    turn: Annotated[int | None, typer.Option(help="The state before this turn; the last one when left out.")] = None,
+) -> None:
+    """A terminal in a fork of a state that a trajectory was in. The fork is removed at the end; the state stays."""
+    import asyncio
+
+    from pagurus.command_cli import meant
+    from pagurus.shell import visit
+    from rollout import timetravel
+    from rollout.labels import Labelled
+
+    with exit_codes():
+        origins = timetravel.visitable(rollout_of(run), *parse(name))
+        chosen = origins[-1] if turn is None else timetravel.at_turn(origins, turn)
+
+        async def work() -> int:
+            async with client() as host:
+                sandbox = await timetravel.fork(Labelled(host, f"{run.resolve()}+visit"), chosen)
+                try:
+                    return await visit(sandbox.id, meant(command or []) or None)
+                finally:
+                    await asyncio.shield(sandbox.remove())
+
+        code = asyncio.run(work())
+    raise typer.Exit(code)
+
+
+@application.command("resample")
+def resample(
+    run: Run,
+    name: Annotated[str, typer.Argument(help="A trajectory, such as p12/4.")],
+    turn: Annotated[list[int] | None, typer.Option(help="Before this turn; repeatable. All when left out.")] = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="Continuations of each state.")] = 8,
+    version: Annotated[int | None, typer.Option(help="Of the policy that plays on; the newest when left out.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 4,
+    pass_at: Annotated[float, typer.Option(help="Reward with which a continuation passes.")] = 1.0,
+    json: Json = False,
+) -> None:
+    """Play on from states of a trajectory. Tells what each was worth. Exits with 1 when nothing could be scored."""
+    import asyncio
+
+    from rollout import timetravel
+
+    origins = timetravel.visitable(rollout_of(run), *parse(name))
+    turns = len(origins[0].trajectory.turns)
+    chosen = [timetravel.at_turn(origins, each) for each in turn or []]
+    chosen = chosen or [origin for origin in origins if origin.visit.turn < turns]
+    with needs_training():
+        from rollout.played import engine_of_run
+
+    async def work() -> list[timetravel.TurnValue]:
+        async with engine_of_run(run.resolve(), version, client) as (episodes, sampling):
+            return [
+                await timetravel.resample(episodes, origin, sampling, count=n, concurrency=concurrency, pass_at=pass_at)
+                for origin in chosen
+            ]
+
+    found = asyncio.run(work())
+    if json:
+        output.as_json(found)
+    else:
+        rows = [
+            (each.turn, each.played, f"{each.reward:.3f}", f"{each.passed:.3f}", f"{each.low:.3f} to {each.high:.3f}")
+            for each in found
+        ]
+        output.table(("before turn", "played", "mean reward", "passed", "95 %"), rows)
+        for reason in sorted({reason for each in found for reason in each.reasons}):
+            output.complain(f"lost: {reason}")
+    raise typer.Exit(0 if all(each.played for each in found) else 1)
 
 
 @application.command("rescore")

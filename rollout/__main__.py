@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from rollout.calm import calm
+from rollout.config import RolloutConfig
 from rollout.labels import Labelled
 from rollout.plan import read_plan
 from rollout.service.role import RolloutRole
@@ -28,6 +29,7 @@ from sandbox import Client
 from sandbox.errors import Conflict, PagurusError
 
 LOCK = "rollout.lock"
+DAY = 86_400.0  # seconds
 OWNED = 75  # exit status: try again later
 log = logging.getLogger("pagurus.rollout.main")
 
@@ -41,7 +43,7 @@ async def serve(run: Path, *, listen: str | None = None, tls: ssl.SSLContext | N
     os.nice(plan.nice)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
     async with (
         Client() as client,
-        RolloutRole(run, plan, Labelled(client, run)) as role,
+        RolloutRole(run, plan, Labelled(client, run, idle=_idle(plan.config))) as role,
         Door(role, run / "roles") as door,
     ):
         if listen is not None:
@@ -54,6 +56,11 @@ async def serve(run: Path, *, listen: str | None = None, tls: ssl.SSLContext | N
             end.cancel()
         if not stop.is_set():
             await role.ended()
+
+
+def _idle(config: RolloutConfig) -> float | None:
+    """Seconds after which the daemon removes a sandbox of the run that nobody has used; None where none is kept."""
+    return config.visit.days * DAY if config.visit.trajectories or config.branching is not None else None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from rollout.decide.view import OverStale, Rules
+from rollout.decide.effects import EffectRules
+from rollout.decide.keeping import KeepPlan
+from rollout.decide.view import Branching, OverStale, Rules
 from rollout.engine.client import Sampling
 from rollout.episode.spec import Limits
 
@@ -28,6 +30,9 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     starts: int = 8  # of one trajectory
     patience: float = 900.0  # seconds for which a part of the platform may refuse everything
     seed: int = 0
+    branching: Branching | None = None  # groups as trees: see rollout.decide.branching
+    effects: EffectRules | None = None  # what a trajectory must not do: see rollout.decide.effects
+    visit: KeepPlan = KeepPlan()  # which states can be visited later: see rollout.decide.keeping
 
     @property
     def rules(self) -> Rules:

@@ -31,11 +31,13 @@ from rollout import groups, held_out
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
 from rollout.decide.blame import Blame, Cause, Failure, Phase, blame
+from rollout.decide.effects import judged
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.staleness import staleness
 from rollout.decide.view import (
     Abort,
     Action,
+    At,
     Buffered,
     Defer,
     Exhausted,
@@ -64,7 +66,8 @@ from rollout.store.decisions import DecisionLog
 from rollout.store.disk import DiskThread, JournalThread
 from rollout.store.journal import Journal, Key
 from rollout.store.status import Running, Status, write_status
-from sandbox.errors import Conflict, EngineFailed
+from rollout.trees import Trees, gone
+from sandbox.errors import Conflict, EngineFailed, NotFound
 
 log = logging.getLogger("pagurus.rollout")
 
@@ -109,19 +112,9 @@ class RolloutController:
         self.policy, self.meter = RolloutPolicy(config.rules), PhaseMeter()
         self._changed = asyncio.Event()
         self._refusals = Refusals(self._changed.set)
+        self.trees = Trees(host, self.store, self._disk, self.folder, config)
         self.log = DecisionLog(self.folder, self.fence.generation, config.rules)
-        self.episodes = EpisodeManager(
-            environment=environment,
-            host=host,
-            engine=engine,
-            tokenizer=tokenizer,
-            renderer=renderer,
-            limits=config.limits,
-            notes=JournalThread(self.journal, self._disk),
-            meter=self.meter,
-            on_turn=self._on_turn,
-            on_created=lambda: self._refusals.over("create"),
-        )
+        self.episodes = self._manager(environment, engine, tokenizer, renderer)
         self.step, self.version, self._told = self.store.next_step() if step is None else step, version, on_turn
         self._seeds = _after(self.store, config, seeds) if draw is None else draw(self.store)
         self._seeds_left, self._draining, self._stopped = True, False, False
@@ -148,17 +141,46 @@ class RolloutController:
 
     # ----------------------------------------------------------------- life
 
+    def _manager(
+        self,
+        environment: Callable[[], Environment],
+        engine: Engine,
+        tokenizer: Tokenizer,
+        renderer: Renderer | None,
+    ) -> EpisodeManager:
+        config = self.config
+        return EpisodeManager(
+            environment=environment,
+            host=self.host,
+            engine=engine,
+            tokenizer=tokenizer,
+            renderer=renderer,
+            limits=config.limits,
+            notes=JournalThread(self.journal, self._disk),
+            meter=self.meter,
+            on_turn=self._on_turn,
+            on_created=lambda: self._refusals.over("create"),
+            kept=self.trees.kept if self.trees.kept.wanted else None,
+            visitable=config.visit.trajectories > 0,
+            effects=config.effects,
+        )
+
     def _load(self) -> None:
         """What processes before this one left: whole groups, groups on their way, turns on their way."""
         for lease in self.store.buffered():
             self._buffer[lease.prompt] = groups.whole(lease, self.config.size, self.store)
-        for group in groups.left(self.config.rules, self.store, self.journal):
-            self._groups[group.lease.prompt] = group
+        for group in groups.left(self.config.rules, self.store, self.journal, self.trees.book):
+            self._add(group)
 
-    def journalled_sandboxes(self) -> set[str]:
-        """Sandboxes that another process left and that this one goes on with. All others may be removed."""
+    def _add(self, group: Group) -> None:
+        self._groups[group.lease.prompt] = group
+        self.trees.kept.need(group.lease.prompt)
+
+    def known_sandboxes(self) -> set[str]:
+        """Sandboxes that another process left: those that this one goes on with, those that are kept. All others of
+        the run may be removed."""
         members = [member for group in self._groups.values() for member in group.members]
-        return {member.since[-1].sandbox for member in members if member.since}
+        return {member.since[-1].sandbox for member in members if member.since} | self.trees.sandboxes()
 
     async def start(self) -> None:
         """Begin to fill the buffer."""
@@ -185,6 +207,7 @@ class RolloutController:
             self._asked.cancel()
         self._disk.close()
         self.log.close()
+        self.trees.close()
         self.journal.close()
         self.store.close()
 
@@ -236,7 +259,7 @@ class RolloutController:
 
     async def evaluate(self, seeds: Iterable[int], *, sampling: Sampling | None = None) -> list[Trajectory]:
         """Play held-out episodes under the same limit of concurrency; the store does not know of them."""
-        episodes = dataclasses.replace(self.episodes, notes=None)
+        episodes = dataclasses.replace(self.episodes, notes=None, kept=None, visitable=False, effects=None)
         sampling = sampling or self.config.sampling
         trajectories = await held_out.play_all(episodes, seeds, sampling, self.config, refused=self._refusals.note)
         for trajectory in trajectories:
@@ -302,8 +325,8 @@ class RolloutController:
                 await self._lease(count, deferred=deferred)
             case Defer(prompt):
                 await self._defer(prompt)
-            case Start(prompt, index):
-                self._begin(self._groups[prompt], index)
+            case Start(prompt, index, at):
+                self._begin(self._groups[prompt], index, at)
             case Abort(prompt, index, why, again):
                 await self._abort(self._groups[prompt], index, why, again=again)
             case Reopen(prompt, members, why):
@@ -327,7 +350,7 @@ class RolloutController:
             self._seeds_left = len(seeds) == count - self._queued
             await self._do(self.store.issue, seeds, self.fence)
         for lease in await self._do(lambda: self.store.lease(count, self.fence, deferred=deferred)):
-            self._groups[lease.prompt] = groups.fresh(lease, self.config.rules)
+            self._add(groups.fresh(lease, self.config.rules))
         await self._count_queued()
 
     async def _count_queued(self) -> None:
@@ -340,11 +363,13 @@ class RolloutController:
                 await self._abort(self._groups[prompt], member.index, "put off", again=False)
         await self._do(self.store.defer, prompt, self.fence)
         del self._groups[prompt]
+        await self.trees.kept.release(prompt)
         await self._count_queued()
 
-    def _begin(self, group: Group, index: int) -> None:
+    def _begin(self, group: Group, index: int, at: At | None) -> None:
         member = group.members[index]
         member.trajectory, member.why, member.overtaken = Trajectory(), "", None
+        member.at = member.at if member.since else at
         member.task = self._spawn(self._play(group, member), f"episode {group.lease.prompt}/{index}")
 
     async def _abort(self, group: Group, index: int, why: str, *, again: bool) -> None:
@@ -356,7 +381,7 @@ class RolloutController:
             await asyncio.wait([member.task])
         elif member.ended:
             await self._do(self.store.discard, group.lease.prompt, [index], self.fence)
-        member.task, member.ended, member.scoring = None, False, False
+        member.task, member.ended, member.scoring, member.played = None, False, False, None
         member.starts += again
         group.reason = why
 
@@ -366,7 +391,8 @@ class RolloutController:
         chosen = [each.member for each in await self._do(self.store.finished, prompt)]
         await self._do(self.store.discard, prompt, [chosen[n] for n in members], self.fence)
         (lease,) = [each for each in await self._do(self.store.in_flight) if each.prompt == prompt]
-        group = self._groups[prompt] = await self._do(groups.restored, lease, self.config.rules, self.store)
+        group = await self._do(groups.restored, lease, self.config.rules, self.store, self.trees.book)
+        self._add(group)
         group.reason = why
         for n in members:
             again = group.members[chosen[n]]
@@ -376,6 +402,7 @@ class RolloutController:
         await self._do(self.store.buffer, prompt, self.fence)
         group = self._groups.pop(prompt)
         self._buffer[prompt] = await self._do(groups.whole, group.lease, self.config.size, self.store)
+        await self.trees.kept.release(prompt)
 
     async def _give_up(self, prompt: str, reason: str) -> None:
         group = self._groups[prompt]
@@ -386,6 +413,7 @@ class RolloutController:
         log.error("prompt %s given up: %s", prompt, reason)
         await self._do(self.store.give_up, prompt, reason, self.fence)
         del self._groups[prompt]
+        await self.trees.kept.release(prompt)
 
     async def _hand_out(self, prompts: list[str], oldest: int) -> None:
         take = self.store.take
@@ -410,13 +438,17 @@ class RolloutController:
             strike = self.faults.choose(prompt, member.index, member.start)
         self._counts.continued += bool(since)
         try:
+            origin = None if member.at is None or since else await self.trees.origin(prompt, member.at)
             trajectory = await self.episodes.run(
-                spec, self.config.sampling, since=since, strike=strike, into=member.trajectory
+                spec, self.config.sampling, since=since, origin=origin, strike=strike, into=member.trajectory
             )
             if trajectory.final is not None:
                 member.scoring = True  # its place is free
                 self._changed.set()
                 await self.episodes.score(trajectory)
+        except NotFound as error:  # the state that it should begin in: another is chosen
+            await self._lose_origin(group, member, str(error))
+            return
         except asyncio.CancelledError:
             if not self.episodes.leaving:
                 await asyncio.shield(self._do(self.journal.forget, spec.key))
@@ -426,8 +458,17 @@ class RolloutController:
             return
         await asyncio.shield(self._ended(group, member, trajectory, spec.key))
 
+    async def _lose_origin(self, group: Group, member: Slot, why: str) -> None:
+        """Its branches begin elsewhere from now on, and it too."""
+        assert member.at is not None
+        log.warning("no branch of %s/%d can begin: %s", group.lease.prompt, member.at.member, why)
+        await self.trees.lost(group, member.at)
+        self._settle(member, None)
+
     async def _ended(self, group: Group, member: Slot, trajectory: Trajectory, key: Key) -> None:
         if trajectory.scored:
+            trajectory.penalty, trajectory.masked = judged(trajectory, self.config.effects)
+            trajectory.reward -= trajectory.penalty
             self._refusals.over("host")
             if trajectory.score is not None:
                 self._refusals.over("scorer")
@@ -447,8 +488,12 @@ class RolloutController:
                 await self._do(self.store.failed, key.prompt, self.fence)
             else:
                 self._counts.retried += 1
+                if member.at is not None and gone(trajectory):
+                    await self._lose_origin(group, member, str(failure))
+                    return
                 self._refusals.note(failure)
                 member.starts += failure.phase not in (Phase.CREATE, Phase.GENERATE)
+        await self.trees.ended(member, trajectory)
         self._settle(member, trajectory)
 
     def _settle(self, member: Slot, trajectory: Trajectory | None) -> None:

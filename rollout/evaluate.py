@@ -20,6 +20,7 @@ from rollout.decide.blame import Blame, blame
 from rollout.decide.passed import at_least_one, interval
 from rollout.engine.client import Sampling
 from rollout.episode.manager import EpisodeManager
+from rollout.episode.origin import Origin
 from rollout.episode.spec import EpisodeSpec
 from rollout.labels import Labelled
 from rollout.messages import Trajectory
@@ -63,12 +64,17 @@ async def scored_host(client: Callable[[], Any], *, workers: int = 2) -> AsyncIt
 
 
 async def play(
-    episodes: EpisodeManager, spec: EpisodeSpec, sampling: Sampling, slots: asyncio.Semaphore | None = None
+    episodes: EpisodeManager,
+    spec: EpisodeSpec,
+    sampling: Sampling,
+    slots: asyncio.Semaphore | None = None,
+    origin: Origin | None = None,
 ) -> Trajectory:
-    """One episode; begun again where the platform failed. It needs its slot until it is left to be scored."""
+    """One episode, from the state `origin` on if there is one; begun again where the platform failed. It needs its
+    slot until it is left to be scored."""
     while True:
         async with slots or contextlib.nullcontext():
-            trajectory = await episodes.run(spec, sampling)
+            trajectory = await episodes.run(spec, sampling, origin=origin)
         await episodes.score(trajectory)
         lost = trajectory.failure is not None and blame(trajectory.failure) is Blame.PLATFORM
         if not lost or spec.start + 1 >= STARTS:

@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 from rollout.decide import tail
 from rollout.decide.blame import blame
-from rollout.decide.view import Buffered, GroupView, Member, Rules
+from rollout.decide.view import At, Buffered, GroupView, Member, Played, Rules, State
+from rollout.episode.talk import sampled
 from rollout.messages import Trajectory
 from rollout.store.journal import Journal, TurnEntry
+from rollout.store.kept import KeptBook, Visit
 from rollout.store.samples import Lease, SampleStore
+from sandbox.errors import NotFound
 
 
 @dataclass(eq=False)
@@ -31,6 +35,8 @@ class Slot:
     oldest: int | None = None  # of an ended one
     since: list[TurnEntry] = field(default_factory=list)  # what another process left of it
     why: str = ""  # it is being aborted
+    at: At | None = None  # it began as a branch there
+    played: Played | None = None  # of an ended one, where there are branches
     overtaken: tuple[int, int] | None = None  # the turn that was being sampled by an older version, and which
     scoring: bool = False  # it has ended, and its sandbox runs no more
 
@@ -51,11 +57,11 @@ class Slot:
     @property
     def view(self) -> Member:
         if self.ended:
-            return Member(self.index, "ended", self.oldest, self.starts)
+            return Member(self.index, "ended", self.oldest, self.starts, None, self.at, self.played)
         if self.task is None:
             return Member(self.index, "waiting", None, self.starts, self.coming)
         state: Literal["scoring", "running"] = "scoring" if self.scoring else "running"
-        return Member(self.index, state, self.trajectory.oldest, self.starts, self.coming)
+        return Member(self.index, state, self.trajectory.oldest, self.starts, self.coming, self.at)
 
 
 @dataclass(eq=False)
@@ -119,19 +125,47 @@ class Counts:
         }
 
 
+def played(trajectory: Trajectory, visits: list[Visit]) -> Played:
+    """A trajectory that was scored, as branches of it are decided on."""
+    answers = sampled(trajectory)
+    states = []
+    for visit in visits:
+        if visit.turn < len(answers):
+            _, first, end = answers[visit.turn]
+            states.append(State(visit.turn, -fmean(trajectory.logprobs[first:end])))
+    lineage = [At(each.member, each.start, each.turn) for each in trajectory.lineage]
+    return Played(trajectory.start, len(trajectory.turns), trajectory.reward, lineage, states)
+
+
+def without_states(known: Played) -> Played:
+    return Played(known.start, known.turns, known.reward, known.lineage)
+
+
 def fresh(lease: Lease, rules: Rules) -> Group:
     """A group of which nothing has run."""
     members = tail.members(rules, deferred=lease.deferred)
     return Group(lease, [Slot(n, Trajectory()) for n in range(members)], lease.failures)
 
 
-def restored(lease: Lease, rules: Rules, store: SampleStore) -> Group:
-    """A group as the store knows it: its finished members need not run."""
+def restored(lease: Lease, rules: Rules, store: SampleStore, book: KeptBook | None) -> Group:
+    """A group as the store knows it: its finished members need not run. `book`: what they can be branched from."""
     group = fresh(lease, rules)
     for done in store.finished(lease.prompt):
         slot = group.members[done.member]
         slot.ended, slot.oldest, slot.start = True, done.oldest, done.start
+        if book is not None:
+            note_played(slot, store.sample(lease.prompt, done.member), book)
     return group
+
+
+def note_played(slot: Slot, trajectory: Trajectory, book: KeptBook) -> None:
+    """What branches need to know of an ended trajectory. One whose states are not kept has none."""
+    try:
+        visits = book.visits(trajectory.prompt, trajectory.index, trajectory.start)
+    except NotFound:
+        visits = []
+    slot.played = played(trajectory, visits)
+    slot.at = slot.played.lineage[-1] if slot.played.lineage else None
 
 
 def whole(lease: Lease, size: int, store: SampleStore) -> Buffered:
@@ -140,7 +174,7 @@ def whole(lease: Lease, size: int, store: SampleStore) -> Buffered:
     return Buffered(lease.prompt, lease.number, [each.oldest for each in done], [each.start for each in done])
 
 
-def left(rules: Rules, store: SampleStore, journal: Journal) -> list[Group]:
+def left(rules: Rules, store: SampleStore, journal: Journal, book: KeptBook | None) -> list[Group]:
     """The groups that another process left on their way, with the turns at which their trajectories stand.
 
     Whoever cannot be continued (its environment does not tell its state) begins anew under the next number. What the
@@ -149,7 +183,7 @@ def left(rules: Rules, store: SampleStore, journal: Journal) -> list[Group]:
     journalled = {(key.prompt, key.member): key for key in journal.open()}
     groups = []
     for lease in store.in_flight():
-        group = restored(lease, rules, store)
+        group = restored(lease, rules, store, book)
         groups.append(group)
         for slot in group.members:
             key = journalled.pop((lease.prompt, slot.index), None)
@@ -158,6 +192,7 @@ def left(rules: Rules, store: SampleStore, journal: Journal) -> list[Group]:
             entries = journal.entries(key)
             if entries and entries[-1].state is not None:
                 slot.since, slot.start = entries, key.start
+                slot.at = next((At(each.member, each.start, each.turn) for each in entries[-1].lineage[-1:]), None)
             else:
                 journal.forget(key)
                 slot.start = key.start + 1

@@ -14,21 +14,24 @@ from typing import Any
 
 from sandbox import Client
 from sandbox.errors import NotFound
-from sandbox.messages import SandboxState, Statistics
+from sandbox.messages import AtEnd, SandboxState, Statistics
 
 LABEL = "run"
 FINAL = "final"  # of sandboxes that hold the final state of a trajectory of this run
+KEPT = "kept"  # of a run, for what lies in their checkpoints: see rollout.episode.kept
 PREPARED = "prepared"  # of sandboxes that belong to no run: see rollout.episode.prepared
 
 
 class Labelled:
     """The host as the rollout sees it: the client, with a label on all that it creates."""
 
-    def __init__(self, client: Client, run: Path):
+    def __init__(self, client: Client, run: Path | str, *, idle: float | None = None):
+        """`idle`: seconds after its last use after which the daemon removes a sandbox, whoever has forgotten it."""
         self.client, self.run = client, str(run)
+        self._end: dict[str, Any] = {} if idle is None else {"idle_timeout": idle, "at_end": AtEnd.REMOVE}
 
     def create(self, image: str, **options: Any) -> Any:
-        return self.client.create(image, labels={LABEL: self.run}, **options)
+        return self.client.create(image, labels={LABEL: self.run}, **self._end, **options)
 
     async def get(self, sandbox: str) -> Any:
         return await self.client.get(sandbox)
@@ -52,6 +55,12 @@ class Labelled:
 
     async def drop_prepared(self, name: str) -> None:
         await self.remove([info.id for info in await self.client.sandboxes({PREPARED: name})])
+
+    async def keep(self, sandbox: Any) -> None:
+        await sandbox.set_labels({LABEL: None, KEPT: self.run})
+
+    async def kept(self) -> list[str]:
+        return [info.id for info in await self.client.sandboxes({KEPT: self.run})]
 
     async def statistics(self) -> Statistics:
         return await self.client.statistics()

@@ -46,6 +46,12 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     effects: list[str] = []  # the largest effects on the operating system, for people
     uncaptured: str = ""  # why the turn's checkpoint could not be taken; the next one holds its state too
     reward: float = 0.0  # of this turn alone: the environment's, and what the scorer gave it
+    touched: list[str] = []  # paths that the inspector named: hints
+    listens: int = 0  # sockets that it made listen
+    left: int = 0  # processes that it began and that lived on
+    times_set: int = 0  # time stamps of files that it set on purpose
+    unseen: bool = False  # it did more than the inspector could tell one by one
+    back_to: int | None = None  # the turn took the sandbox back to the state before that turn
 
 
 class Recovery(msgspec.Struct, kw_only=True):
@@ -68,6 +74,14 @@ class FinalState(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str  # of the sandbox
     state: bytes | None = None  # of the environment, as its `snapshot` told it
     row: dict[str, Any] | None = None
+
+
+class Ancestor(msgspec.Struct, frozen=True, array_like=True):
+    """Turns below `turn` that no older ancestor has are those of this member of the group, in this attempt at it."""
+
+    member: int
+    start: int
+    turn: int
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
@@ -103,10 +117,20 @@ class Trajectory(msgspec.Struct, kw_only=True):
     score: Score | None = None  # what the scorer said; `reward` holds it too
     freed_s: float = 0.0  # from the end of the episode until its sandbox ran no more
     scored_at: float = 0.0
+    lineage: list[Ancestor] = []  # of a branch: whose its first turns are, oldest first
+    base: str | None = None  # the checkpoint that the reset left
+    changed: list[str] | None = None  # paths that rules name and that differ from `base` at the end; None: not asked
+    masked: bool = False  # by a rule about effects: nothing is learned from it, and its group goes without it
+    penalty: float = 0.0  # by the same, taken from the reward
 
     @property
     def recovered_equal(self) -> int:
         return sum(recovery.equal for recovery in self.recoveries)
+
+    @property
+    def inherited(self) -> int:
+        """Turns that it has from the trajectory that it branches from."""
+        return self.lineage[-1].turn if self.lineage else 0
 
     @property
     def oldest(self) -> int | None:

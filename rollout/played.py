@@ -12,7 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rollout import tokenizer
+from rollout.engine.client import Sampling
 from rollout.engine.launch import embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.environments.base import Environment
@@ -20,6 +23,7 @@ from rollout.episode.manager import EpisodeManager
 from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.episode.spec import Limits
 from rollout.evaluate import scored_host
+from rollout.plan import read_plan
 from rollout.pool.serve import of_model
 from sandbox.errors import Invalid
 
@@ -52,6 +56,22 @@ async def engine_of(
                 renderer=renderer,
                 limits=Limits(max_length=length),
             )
+
+
+@asynccontextmanager
+async def engine_of_run(
+    run: Path, version: int | None, client: Callable[[], Any]
+) -> AsyncIterator[tuple[EpisodeManager, Sampling]]:
+    """What plays the environment of a run as the run does, with a version of its policy (None: the newest)."""
+    plan = read_plan(run)
+    config = plan.config
+
+    model = str(run) if version is None else f"{run}@{version}"
+    environment, length = plan.environments().environment, config.limits.max_length
+    async with engine_of(model, environment, client, engine=plan.engine, length=length) as made:
+        made.limits = config.limits
+        stops = sorted({*config.sampling.stop_token_ids, *(made.renderer.stops if made.renderer else [])})
+        yield made, msgspec.structs.replace(config.sampling, stop_token_ids=stops)
 
 
 def named(model: str) -> tuple[Path, int | None]:

@@ -20,6 +20,9 @@ from typing import Any
 import msgspec
 
 from rollout.config import RolloutConfig
+from rollout.decide.effects import EffectRules
+from rollout.decide.keeping import KeepPlan
+from rollout.decide.view import Branching
 from rollout.engine.client import Sampling
 from rollout.environments import folder as task
 from rollout.environments.base import Environment
@@ -57,6 +60,9 @@ class Config:
     max_tokens: int = 16  # of an answer
     max_length: int = 1024  # tokens of a trajectory
     temperature: float = 1.0
+    branching: Branching | None = None  # table [branching]: groups as trees, see rollout.decide.branching
+    effects: EffectRules | None = None  # table [effects]: what trajectories must not do, see rollout.decide.effects
+    visit: KeepPlan = field(default_factory=lambda: KeepPlan(trajectories=16))  # table [visit]: states to visit later
     ranks: int = 1  # processes that share the steps; with GPUs one for each
     budget: int = 8192  # tokens of a micro-batch
     updates: int = 1  # optimiser steps per batch
@@ -153,6 +159,13 @@ def _agreeing(config: Config) -> Config:
             raise Invalid(f"no tracker {tracker!r}", remedy=f"there are: {', '.join(TRACKERS)}")
     if config.curriculum is not None and not config.mixture:
         raise Invalid("a curriculum chooses among the parts of a mixture", remedy="name them: [[mixture]]")
+    if config.branching is not None and config.tail:
+        raise Invalid("[branching] and tail choose the members of a group", remedy="leave out one of them")
+    if config.branching is not None and config.branching.roots >= config.size:
+        raise Invalid(
+            f"branching.roots is {config.branching.roots}: of a group of {config.size} nothing is left to branch",
+            remedy="lower branching.roots, or raise size",
+        )
     return config
 
 
@@ -161,6 +174,11 @@ def need_objective(config: Config) -> None:
     from trainer.objectives import named, with_corrections  # with torch: who goes on with a run needs none
 
     objective = with_corrections(named(config.objective), config.corrections)
+    if config.branching is not None and objective.advantage.baseline != "group":
+        raise Invalid(
+            f"{config.objective} does not compare with the mean of a group, which is what branches need",
+            remedy='objective = "pooled", or leave out [branching]',
+        )
     if config.stream and not objective.streams:
         raise Invalid(f"{config.objective} needs the whole batch first", remedy="leave out stream")
 
@@ -271,6 +289,9 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
             ),
             limits=Limits(max_length=config.max_length),
             seed=config.seed,
+            branching=config.branching,
+            visit=config.visit,
+            effects=config.effects,
         ),
         mixture=list(config.mixture),
         curriculum=None if config.curriculum is None else str(config.curriculum),

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -295,7 +296,7 @@ class Learner:
             assert before.proximal is not None and before.reference is not None
             penalty = kl.beta * divergence(kl.kind, torch.cat(before.proximal), torch.cat(before.reference))
         values = None if before.value is None else torch.cat(before.value)
-        return Rewards(rewards.rewards, rewards.groups, rewards.lengths, penalty, values)
+        return Rewards(rewards.rewards, rewards.groups, rewards.lengths, penalty, values, rewards.earned)
 
     def _returns(self, samples: list[Sample], before: _Before) -> list[Tensor] | None:
         """What the critic should have said: advantages, not normalised, plus what it did say."""
@@ -325,7 +326,23 @@ def rewards_of(samples: Sequence[Sample]) -> Rewards:
         torch.tensor([sample.reward for sample in samples], dtype=torch.float64),
         torch.tensor(groups),
         torch.tensor([sample.sampled for sample in samples]),
+        earned=_earned(samples),
     )
+
+
+def _earned(samples: Sequence[Sample]) -> Tensor | None:
+    """Advantages of tokens, where some group is a tree. Groups that are none keep the baseline of their mean."""
+    if not any(sample.advantages for sample in samples):
+        return None
+    rewards: dict[str, list[float]] = {}
+    for sample in samples:
+        rewards.setdefault(sample.group, []).append(sample.reward)
+    found: list[float] = []
+    for sample in samples:
+        flat = sample.reward - fmean(rewards[sample.group])
+        known = sample.advantages or [flat] * len(sample.tokens)
+        found += [value for value, bit in zip(known, sample.mask, strict=True) if bit]
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def _parts(samples: Sequence[Sample], count: int) -> list[list[int]]:

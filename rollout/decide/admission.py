@@ -7,7 +7,8 @@ becomes over-stale: what is left are stragglers (rollout.decide.staleness).
 
 from __future__ import annotations
 
-from rollout.decide.view import Lease, Start, View
+from rollout.decide import branching
+from rollout.decide.view import Lease, Rules, Start, View
 
 
 def may_start(*, outstanding: int, batch: int, bound: int, training: bool) -> bool:
@@ -30,12 +31,11 @@ def admit(view: View, *, batch: int, bound: int) -> list[Lease]:
     return [Lease(count)] if count > 0 else []
 
 
-def fill(view: View, *, slots: int) -> list[Start]:
+def fill(view: View, rules: Rules, *, slots: int) -> list[Start]:
     """Waiting trajectories for the free slots, those of the oldest groups first."""
     waiting = [
-        Start(group.prompt, member.index)
+        start
         for group in sorted(view.running, key=lambda group: group.number)
-        for member in group.members
-        if member.state == "waiting"
+        for start in branching.starts(group, rules)
     ]
     return waiting[: max(0, slots)]

@@ -69,7 +69,7 @@ class RolloutPolicy:
         active = [member for group in view.running for member in group.members if member.state == "running"]
         trying = sum(member.oldest is None for member in active)
         free = breaker.slots(view.parts, free=rules.concurrency - len(active), trying=trying, now=now)
-        started = admission.fill(view, slots=free)
+        started = admission.fill(view, rules, slots=free)
         if leases and free > 0 and not started and not trying:
             return [Lease(1, leases[0].deferred)]
         return list(started)

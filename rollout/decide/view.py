@@ -6,11 +6,19 @@ Owns: these values; fields are append-only with defaults. Does not own: deciding
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 OverStale = Literal["wait", "mask", "drop"]
+
+
+class Branching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table ``[branching]`` of a run: see rollout.decide.branching. Example: ``Branching(by="entropy")``"""
+
+    roots: Annotated[int, msgspec.Meta(ge=1)] = 2  # trajectories of a group that begin at the beginning
+    by: Literal["turns", "entropy", "spread"] = "turns"
+    every: Annotated[int, msgspec.Meta(ge=1)] = 2  # turns, where `by` is "turns"
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +34,32 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 3  # failures of a prompt's environment until it is given up
     starts: int = 8  # of one trajectory, as far as the host's failures are not what ended it
     patience: float = 900.0  # seconds for which a part of the platform may refuse everything until the run stops
+    branching: Branching | None = None  # None: every trajectory begins at the beginning
+
+
+class At(msgspec.Struct, frozen=True, array_like=True):
+    """The state before a turn of a member, in an attempt at it."""
+
+    member: int
+    start: int
+    turn: int
+
+
+class State(msgspec.Struct, frozen=True, array_like=True):
+    """A state of a trajectory that can be forked."""
+
+    turn: int  # that followed
+    surprise: float  # mean of -log p of that turn's tokens
+
+
+class Played(msgspec.Struct, frozen=True, array_like=True):
+    """What branches need to know of an ended trajectory."""
+
+    start: int  # the attempt
+    turns: int
+    reward: float
+    lineage: list[At] = []
+    states: list[State] = []
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -36,6 +70,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     oldest: int | None = None  # policy version of its oldest token
     starts: int = 0  # so far, but for those that a refusing host or engine ended
     coming: int | None = None  # as `oldest`, of tokens that it will have: a dead process's, those being sampled
+    at: At | None = None  # where it began, if it is a branch
+    played: Played | None = None  # of an ended one, where there are branches
 
 
 class GroupView(msgspec.Struct, frozen=True, array_like=True):
@@ -96,8 +132,11 @@ class Defer(msgspec.Struct, frozen=True, tag="defer"):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
+    """`at`: as a branch, in the state of another member."""
+
     prompt: str
     member: int
+    at: At | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -24,6 +24,7 @@ class Observation:
     text: str
     reward: float = 0.0
     done: bool = False
+    back_to: int | None = None  # before the agent reads this, its sandbox goes back to the state before that turn
     info: dict[str, Any] = field(default_factory=dict)
 
 

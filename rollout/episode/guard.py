@@ -18,12 +18,12 @@ after it is executed again, and must say what it said before; the caller sees on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +164,7 @@ class GuardedSandbox:
             timeout = max(SHORTEST, clock.left)
         key = f"{self.epoch}.{name}"
         limit = None if timeout is None else timeout + STALL_MOST
-        with clock.stopped() if clock is not None else nullcontext():
+        with clock.stopped() if clock is not None else contextlib.nullcontext():
             try:
                 async with asyncio.timeout(limit):
                     answer = await self.sandbox.exec(command, timeout=timeout, key=key, **options)
@@ -218,13 +218,28 @@ class GuardedSandbox:
         self.head, self.deaths, self.recoveries = checkpoint, deaths, list(recoveries)
         self.adopted = self.turn + 1
 
+    async def roll_back(self, checkpoint: str) -> RestoreResult:
+        """Bring the sandbox back to this checkpoint because the agent asked for it. What came after is forgotten."""
+        with self._elsewhere(Phase.RECOVER):
+            with contextlib.suppress(PagurusError):  # the state that is left behind
+                await self.settled()
+            self._pending = None
+            self._journal.clear()
+            restored = await self._restored_to(checkpoint)
+            await self._tell(self.epoch)
+            return restored
+
+    async def _restored_to(self, checkpoint: str) -> RestoreResult:
+        await self._tell("")
+        restored = await self.sandbox.restore(checkpoint, verify=True)
+        self.head, self.epoch = checkpoint, secrets.token_hex(8)
+        return restored
+
     async def back(self, checkpoint: str) -> None:
         """Bring the sandbox back to this checkpoint and to no other."""
         with self._elsewhere(Phase.RECOVER):
-            await self._tell("")
             began = time.monotonic()
-            restored = await self.sandbox.restore(checkpoint, verify=True)
-            self.head, self.epoch = checkpoint, secrets.token_hex(8)
+            restored = await self._restored_to(checkpoint)
             self.recoveries.append(
                 Recovery(
                     turn=self.turn,
@@ -381,9 +396,9 @@ class _Elsewhere:
 
     def __init__(self, guarded: GuardedSandbox, phase: Phase):
         self._guarded, self._phase = guarded, phase
-        self._clock = guarded.clock.stopped() if guarded.clock is not None else nullcontext()
+        self._clock = guarded.clock.stopped() if guarded.clock is not None else contextlib.nullcontext()
         meter = guarded._meter
-        self._meter = meter.phase(phase, guarded.phase) if meter is not None else nullcontext()
+        self._meter = meter.phase(phase, guarded.phase) if meter is not None else contextlib.nullcontext()
 
     def __enter__(self) -> None:
         self._clock.__enter__()

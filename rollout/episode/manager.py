@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,6 +24,8 @@ from rollout.chaos import Strike
 from rollout.decide.blame import Cause, Failure, Phase, cause_of
 from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
+from rollout.episode.kept import KeptStates
+from rollout.episode.origin import Origin
 from rollout.episode.prepared import Prepared, PreparedStates
 from rollout.episode.spec import EpisodeSpec, Limits
 from rollout.episode.turns import Ended, Engine, Episode, EpisodeParts, OnTurn, fail, label
@@ -31,6 +33,7 @@ from rollout.messages import Trajectory
 from rollout.rewards.messages import ScorerFailed
 from rollout.rewards.service import RewardService, apply
 from rollout.store.journal import TurnEntry
+from rollout.store.kept import Visit
 from sandbox.errors import Invalid, NotFound, PagurusError
 
 
@@ -44,6 +47,8 @@ class EpisodeManager(EpisodeParts):
     rewards: RewardService | None = None  # needed by environments with a `reward`
     keep: int = 0  # final states that stay, the newest
     on_created: Callable[[], None] = lambda: None
+    kept: KeptStates | None = None  # None: each sandbox goes with its episode
+    _visits: dict[str, list[Visit]] = field(default_factory=dict)  # of sandboxes that wait to be scored
     leaving: bool = False  # this process ends, its successor goes on: sandboxes stay
 
     async def run(
@@ -52,30 +57,47 @@ class EpisodeManager(EpisodeParts):
         sampling: Sampling,
         *,
         since: Sequence[TurnEntry] = (),
+        origin: Origin | None = None,
         strike: Strike | None = None,
         into: Trajectory | None = None,
     ) -> Trajectory:
-        """Play one episode to its end. `since`: what its journal says, to go on there. `into` shows it while it runs.
+        """Play one episode to its end. `since`: what its journal says, to go on there. `origin`: the state of another
+        trajectory, to go on from. `into` shows it while it runs.
 
-        The sandbox is removed at the end, unless the process that runs this is `leaving`. Where the environment has a
-        `reward`, the sandbox stays, with nothing that runs in it, and `score` must follow.
+        The sandbox is removed or kept at the end, unless the process that runs this is `leaving`. Where the
+        environment has a `reward`, the sandbox stays, with nothing that runs in it, and `score` must follow.
         """
         trajectory = into if into is not None else Trajectory()
         label(trajectory, spec, sampling)
         drawn = spec
         env, seed = self.environment().of(drawn.seed)
         spec = msgspec.structs.replace(spec, seed=seed)
-        sandbox = None
+        sandbox, episode = None, None
+        start: Prepared | Origin | None = origin
         try:
-            sandbox, ready = (await self._adopt(since), None) if since else await self._begin(env, spec, drawn)
+            if since:
+                sandbox = await self._adopt(since)
+            elif origin is not None:
+                sandbox = await self._fork(origin)
+            else:
+                sandbox, start = await self._begin(env, spec, drawn)
             episode = Episode(self, env, sandbox, trajectory, spec, sampling, strike, since[-1] if since else None)
-            await episode.run(since, ready)
+            await episode.run(since, start)
         except Ended as end:
             fail(trajectory, end.failure)
         finally:
-            if sandbox is not None and not self.leaving and trajectory.final is None:
-                await asyncio.shield(_remove(sandbox))
+            if sandbox is not None and not self.leaving:
+                if trajectory.final is None:
+                    await asyncio.shield(self._part_with(sandbox, trajectory, episode.visits if episode else []))
+                elif episode is not None:
+                    self._visits[sandbox.id] = episode.visits  # until it is scored
         return trajectory
+
+    async def _part_with(self, sandbox: Any, trajectory: Trajectory, visits: list[Visit]) -> None:
+        """The episode needs its sandbox no more."""
+        ended = trajectory.finished_at > 0
+        if self.kept is None or not ended or not await self.kept.keep(trajectory, sandbox, visits):
+            await _remove(sandbox)
 
     async def score(self, trajectory: Trajectory) -> None:
         """Add what its final state is worth, where the environment left one, and remove its sandbox.
@@ -106,6 +128,9 @@ class EpisodeManager(EpisodeParts):
     async def _let_go(self, trajectory: Trajectory) -> None:
         with contextlib.suppress(PagurusError):  # the run's sweep finds it by its label
             sandbox = await self.host.get(trajectory.sandbox)
+            visits = self._visits.pop(trajectory.sandbox, [])
+            if self.kept is not None and await self.kept.keep(trajectory, sandbox, visits):
+                return
             if self.keep and trajectory.score is not None:
                 await self.host.keep_final(sandbox, self.keep)
             else:
@@ -116,6 +141,18 @@ class EpisodeManager(EpisodeParts):
         trajectory = await self.run(spec, sampling)
         await self.score(trajectory)
         return trajectory
+
+    async def _fork(self, origin: Origin) -> Any:
+        """A sandbox in the state of another trajectory."""
+        with self.metered(Phase.CREATE):
+            try:
+                sandbox = await self.host.fork(origin.visit.checkpoint)
+                self.on_created()
+                return sandbox
+            except PagurusError as error:
+                cause = Cause.DIED if isinstance(error, NotFound) else Cause.REFUSED
+                text = f"{error.code}: {error}"
+                raise Ended(Failure(phase=Phase.CREATE, cause=cause, message=text)) from error
 
     async def _begin(self, env: Environment, spec: EpisodeSpec, drawn: EpisodeSpec) -> tuple[Any, Prepared | None]:
         """A fork of the state that a reset has left; else a new sandbox, still to be reset."""

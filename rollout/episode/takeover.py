@@ -14,6 +14,7 @@ from rollout.environments.base import Environment
 from rollout.episode.guard import Diverged, GuardedSandbox
 from rollout.messages import Trajectory
 from rollout.store.journal import TurnEntry
+from rollout.store.kept import Visit
 from sandbox.errors import RestoreFailed
 
 
@@ -24,8 +25,25 @@ def recall(trajectory: Trajectory, since: Sequence[TurnEntry]) -> None:
         trajectory.append(entry.at, entry.tokens, entry.mask, entry.logprobs, entry.versions)
         for record in entry.records:
             trajectory.turns[record.index :] = [record]
-    trajectory.opening, trajectory.breaks = last.opening, list(last.breaks)
+    trajectory.opening, trajectory.breaks, trajectory.lineage = last.opening, list(last.breaks), list(last.lineage)
+    trajectory.base = last.base
     trajectory.reward, trajectory.struck, trajectory.continued = last.reward, last.struck, last.continued + 1
+
+
+def visits(since: Sequence[TurnEntry]) -> list[Visit]:
+    """The states before the turns of a journal, as far as they can be visited."""
+    return [
+        Visit(
+            turn=entry.turn,
+            at=entry.at + len(entry.tokens) - entry.records[-1].tokens,
+            checkpoint=entry.checkpoint,
+            state=entry.state,
+            reward=entry.reward,
+            own_s=entry.own_s,
+        )
+        for entry in since
+        if entry.checkpoint is not None and entry.state is not None
+    ]
 
 
 async def rewind(env: Environment, guarded: GuardedSandbox, trajectory: Trajectory, since: Sequence[TurnEntry]) -> None:

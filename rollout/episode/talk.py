@@ -26,8 +26,8 @@ class Talk(Protocol):
     def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
         """The action in sampled tokens, of which the last one is the end if they are `whole`."""
 
-    def recall(self, trajectory: Trajectory) -> None:
-        """Become what another process was, before the last action of the trajectory."""
+    def recall(self, trajectory: Trajectory, *, heard: bool) -> None:
+        """Become what another was that had this trajectory; `heard`: also what followed its last answer."""
 
 
 class Plain:
@@ -45,7 +45,7 @@ class Plain:
     def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
         return self.env.decode_action(self.tokenizer, ids[:-1] if whole else ids)
 
-    def recall(self, trajectory: Trajectory) -> None:
+    def recall(self, trajectory: Trajectory, *, heard: bool) -> None:
         """Nothing is kept here."""
 
 
@@ -83,12 +83,12 @@ class Chat:
         else:
             trajectory.put(longer[len(ids) :])
 
-    def recall(self, trajectory: Trajectory) -> None:
+    def recall(self, trajectory: Trajectory, *, heard: bool) -> None:
         self._begin(trajectory.opening)
         answers = sampled(trajectory)
         for number, (record, (start, prompt, end)) in enumerate(zip(trajectory.turns, answers, strict=True)):
             self.read(trajectory.tokens[prompt:end], trajectory.tokens[start:prompt], whole=True)
-            if number + 1 < len(answers):
+            if heard or number + 1 < len(answers):
                 self.history += self._answer(record.observation)
 
     def _answer(self, text: str) -> list[Message]:

@@ -19,19 +19,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
 
 from rollout.chaos import Strike
 from rollout.decide.blame import Blame, Cause, Failure, Phase, blame, cause_of
+from rollout.decide.effects import EffectRules, watched
 from rollout.engine.client import Generation, Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
-from rollout.episode import takeover
+from rollout.episode import origin, records, takeover
 from rollout.episode.clock import Clock, PhaseMeter
 from rollout.episode.guard import Diverged, Executed, GuardedSandbox, KilledItself
+from rollout.episode.origin import Origin
 from rollout.episode.prepared import Prepared
 from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeSpec, Limits, sampling_seed
@@ -39,10 +41,11 @@ from rollout.episode.talk import Chat, Plain
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards.messages import Scoring
 from rollout.store.journal import Key, TurnEntry
+from rollout.store.kept import Visit
 from sandbox.errors import PagurusError
-from sandbox.messages import CheckpointInfo, SandboxState, Verdict
+from sandbox.messages import SandboxState
 
-EFFECTS_SHOWN = 4
+CHANGED_MOST = 100  # paths that a trajectory keeps
 
 
 class Engine(Protocol):
@@ -81,6 +84,8 @@ class EpisodeParts:
     notes: Notes | None = None
     meter: PhaseMeter | None = None
     on_turn: OnTurn | None = None
+    visitable: bool = False  # the last state is captured too
+    effects: EffectRules | None = None  # which changed files are asked for at the end
 
     def metered(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
         """Time within is of this phase."""
@@ -108,6 +113,8 @@ class Episode:
         self.clock = Clock(self.limits.step_s, used=last.own_s if last is not None else 0.0)
         self.talk = Plain(env, parts.tokenizer) if parts.renderer is None else Chat(env, parts.renderer)
         self.phase = Phase.RESET
+        self.visits: list[Visit] = []  # states that it was in and that can be forked
+        self._answer_at = 0  # tokens before the answer of the turn at hand
         self._written = 0  # tokens that the journal has
         self._turn_of: list[tuple[TurnRecord, Executed]] = []
 
@@ -126,12 +133,12 @@ class Episode:
         async with self._limited(Phase.RESET, Clock(self.limits.reset_s)):
             return await self.env.reset(self.guarded, self.spec.seed)
 
-    async def run(self, since: Sequence[TurnEntry], ready: Prepared | None = None) -> None:
-        """To the end, whatever it is. `ready`: the sandbox is a fork of that state."""
+    async def run(self, since: Sequence[TurnEntry], start: Prepared | Origin | None = None) -> None:
+        """To the end, whatever it is. `start`: the sandbox is a fork of that state."""
         trajectory = self.trajectory
         trajectory.sandbox, trajectory.started_at = self.guarded.id, time.time()
         try:
-            await self._attributed(self._play(since, ready))
+            await self._attributed(self._play(since, start))
             if trajectory.scored and self.env.reward is not None:
                 await self._attributed(self._leave_final(self.env.reward))
         except asyncio.CancelledError:
@@ -139,7 +146,8 @@ class Episode:
             raise
         finally:
             await self.guarded.close()
-            self.fill_turns(await self.guarded.stored())
+            await self._look_at_files()
+            records.fill(self._turn_of, await self.guarded.stored())
             trajectory.recoveries = self.guarded.recoveries
             trajectory.killed = self.guarded.deaths
             trajectory.own_s = self.clock.used
@@ -147,13 +155,15 @@ class Episode:
 
     # ----------------------------------------------------------------- the loop
 
-    async def _play(self, since: Sequence[TurnEntry], ready: Prepared | None) -> None:
+    async def _play(self, since: Sequence[TurnEntry], start: Prepared | Origin | None) -> None:
         trajectory, env = self.trajectory, self.env
         observation: Observation | None = None
         if since:
             observation = await self._take_over(since)
+        elif isinstance(start, Origin):
+            self._branch_off(start)
         else:
-            first = await self._reset() if ready is None else self._start_in(ready)
+            first = await self._reset() if start is None else self._start_in(start)
             trajectory.opening = first.text
             self.talk.open(trajectory, first)
         while observation is None or not observation.done:
@@ -165,11 +175,20 @@ class Episode:
                 raise self._full()
             observation = await self._turn(TurnRecord(index=len(trajectory.turns)))
         await self._outlive()
+        if self.parts.visitable:
+            await self._note_end()
 
     def _start_in(self, ready: Prepared) -> Observation:
         self.env.load(ready.state)
         self.guarded.head = ready.checkpoint
         return ready.first
+
+    def _branch_off(self, start: Origin) -> None:
+        origin.begin(self.trajectory, start)
+        self.talk.recall(self.trajectory, heard=True)
+        self.clock = Clock(self.limits.step_s, used=start.visit.own_s)
+        self.env.load(start.visit.state)
+        self.guarded.head = start.visit.checkpoint
 
     async def _turn(self, record: TurnRecord) -> Observation:
         self.trajectory.turns.append(record)
@@ -187,7 +206,7 @@ class Episode:
         self.guarded.start_settling()
         self.phase = Phase.GENERATE
         record.gen_start = time.time()
-        prompt = trajectory.sample
+        prompt, self._answer_at = trajectory.sample, len(trajectory.tokens)
         room = self.limits.max_length - len(prompt)
         sampling = msgspec.structs.replace(
             self.sampling,
@@ -225,7 +244,11 @@ class Episode:
             await self._aim(self.strike, blows)
         with contextlib.suppress(PagurusError):  # the command meets the same, and deals with it
             await self.guarded.settled()
-        await self._write_down(record)
+        state = self.env.snapshot()
+        if record.index == 0:
+            self.trajectory.base = self.guarded.head
+        self._note_visit(record.index, self._answer_at, state)
+        await self._write_down(record, state)
         return await self._act(record, blows)
 
     async def _act(self, record: TurnRecord, blows: list[asyncio.Task[int]]) -> Observation:
@@ -238,17 +261,47 @@ class Episode:
             self.trajectory.struck += sum(await asyncio.gather(*blows))
             record.restored += self.guarded.deaths - deaths
             self._turn_of += [(record, done) for done in self.guarded.executed[executed:]]
+        if observation.back_to is not None:
+            observation = await self._roll_back(record, observation)
         self._observed(record, observation)
         if not observation.done and self.clock.left <= 0:
             raise _ended(Phase.STEP, Cause.LATE, f"its {self.clock.budget:g} s are used up")
         return observation
+
+    async def _roll_back(self, record: TurnRecord, observation: Observation) -> Observation:
+        """Sandbox, environment and reward are as they were before that turn. The tokens stay in the record.
+
+        Where no checkpoint holds that state nothing changes, and the agent is told so.
+        """
+        known = {visit.turn: visit for visit in self.visits}
+        visit = known.get(observation.back_to if observation.back_to is not None else -1)
+        if visit is None:
+            there = ", ".join(map(str, known)) or "none"
+            told = f"no checkpoint holds the state before turn {observation.back_to}; there are: {there}\n"
+            return replace(observation, text=told, back_to=None)
+        await self.guarded.roll_back(visit.checkpoint)
+        self.env.load(visit.state)
+        self.trajectory.reward, record.back_to = visit.reward, visit.turn
+        return observation
+
+    def _note_visit(self, turn: int, at: int, state: bytes | None) -> None:
+        head = self.guarded.head
+        if state is not None and head is not None and self.guarded.clean:
+            reward, used = self.trajectory.reward, self.clock.used
+            self.visits.append(Visit(turn=turn, at=at, checkpoint=head, state=state, reward=reward, own_s=used))
+
+    async def _note_end(self) -> None:
+        """The last state can be visited too, as soon as it is captured."""
+        with contextlib.suppress(PagurusError):  # it cannot: then the states before it can
+            await self.guarded.settled()
+        self._note_visit(len(self.trajectory.turns), len(self.trajectory.tokens), self.env.snapshot())
 
     def _observed(self, record: TurnRecord, observation: Observation) -> None:
         record.observation = observation.text
         record.reward += observation.reward
         self.trajectory.reward += observation.reward
         if self.parts.on_turn is not None:
-            self.fill_turns()
+            records.fill(self._turn_of)
             self.parts.on_turn(self.trajectory, record)
 
     async def _outlive(self) -> None:
@@ -270,12 +323,12 @@ class Episode:
 
     # ----------------------------------------------------------------- journal
 
-    async def _write_down(self, record: TurnRecord) -> None:
+    async def _write_down(self, record: TurnRecord, state: bytes | None) -> None:
         """Before the action is executed: all that a successor needs to execute it."""
         notes, trajectory, guarded, at = self.parts.notes, self.trajectory, self.guarded, self._written
         if notes is None:
             return
-        self.fill_turns()
+        records.fill(self._turn_of)
         entry = TurnEntry(
             turn=record.index,
             sandbox=guarded.id,
@@ -286,9 +339,9 @@ class Episode:
             logprobs=trajectory.logprobs[at:],
             versions=trajectory.versions[at:],
             action=record.action,
-            state=self.env.snapshot(),
+            state=state,
             checkpoint=guarded.head if guarded.clean else None,
-            records=trajectory.turns[max(0, record.index - 1) :],
+            records=trajectory.turns[max(0, record.index - 1) if at else 0 :],
             reward=trajectory.reward,
             own_s=self.clock.used,
             killed=guarded.deaths,
@@ -297,6 +350,8 @@ class Episode:
             continued=trajectory.continued,
             opening=trajectory.opening,
             breaks=list(trajectory.breaks),
+            lineage=list(trajectory.lineage),
+            base=trajectory.base,
         )
         self._written = len(trajectory.tokens)
         await notes.append(self.spec.key, entry)
@@ -313,7 +368,8 @@ class Episode:
         trajectory, guarded, last = self.trajectory, self.guarded, since[-1]
         self.phase = Phase.RECOVER
         takeover.recall(trajectory, since)
-        self.talk.recall(trajectory)
+        self.talk.recall(trajectory, heard=False)
+        self.visits = takeover.visits(since)
         self._written = len(trajectory.tokens)
         guarded.begin_turn(last.turn)
         guarded.adopt(last.checkpoint, last.killed, last.recoveries)
@@ -385,34 +441,18 @@ class Episode:
         finally:
             guarded.clock = guarded.phase = None
 
+    async def _look_at_files(self) -> None:
+        """What differs at the end from what the reset left, as far as rules name it."""
+        rules, base = self.parts.effects, self.trajectory.base
+        if rules is None or not rules.paths or base is None or not self.trajectory.scored:
+            return
+        with contextlib.suppress(PagurusError):  # the sandbox is dead, its host gone: then there are hints alone
+            changes = await self.guarded.sandbox.diff(base)
+            self.trajectory.changed = watched([change.path for change in changes], rules, CHANGED_MOST)
+
     def _full(self) -> Ended:
         used, most = len(self.trajectory.sample), self.limits.max_length
         return _ended(Phase.GENERATE, Cause.LENGTH, f"{used} of {most} tokens are used")
-
-    def fill_turns(self, stored: Mapping[str, CheckpointInfo] | None = None) -> None:
-        """Copy what commands and checkpoints did into the turns' records, as far as it is known by now.
-
-        `stored`: the checkpoints that the disk has by now.
-        """
-        for record, done in self._turn_of:
-            record.exec_start = record.exec_start or done.started
-            record.exec_end = done.ended
-            result, info = done.result, done.info
-            if result.verdict is None:
-                continue
-            record.verdict = _stronger(Verdict(record.verdict), result.verdict)
-            record.verdict_ms = result.verdict_ms or 0.0
-            record.checkpoint, record.waited_s = result.checkpoint, done.waited_s
-            record.uncaptured = done.uncaptured
-            if result.effects is not None:
-                record.effects = result.effects.reasons[:EFFECTS_SHOWN]
-            if info is not None and result.verdict is not Verdict.NONE:
-                record.checkpoint_started = info.started_at or 0.0
-                record.checkpoint_captured = info.captured_at or 0.0
-                record.frozen_ms = info.frozen_ms
-            if (kept := (stored or {}).get(record.checkpoint or "")) is not None:
-                record.full_bytes = kept.full_bytes  # also of a turn that needed no checkpoint
-                record.stored_bytes = 0 if result.verdict is Verdict.NONE else kept.stored_bytes
 
 
 def _ended(phase: Phase, cause: Cause, message: str) -> Ended:
@@ -428,7 +468,3 @@ def label(trajectory: Trajectory, spec: EpisodeSpec, sampling: Sampling) -> None
 def fail(trajectory: Trajectory, failure: Failure) -> None:
     trajectory.status = "truncated" if blame(failure) is Blame.POLICY else "failed"
     trajectory.failure, trajectory.reason = failure, str(failure)
-
-
-def _stronger(left: Verdict, right: Verdict) -> str:
-    return Verdict.of(files=left.files or right.files, processes=left.processes or right.processes).value

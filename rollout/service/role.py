@@ -220,7 +220,9 @@ class RolloutRole:
         controller = self._controller(engines, ref, renderer)
         sweep: asyncio.Task[None] | None = None
         try:
-            left = await self.host.left(keep=controller.journalled_sandboxes())  # before there are new ones
+            known = controller.known_sandboxes()
+            left = await self.host.left(keep=known)  # before there are new ones
+            left += sorted(set(await self.host.kept()) - known)
             if self.store.issued():  # it has learned before: nobody needs to ask for a batch first
                 await controller.start()
             self.controller = controller

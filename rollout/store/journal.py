@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from rollout.messages import Recovery, TurnRecord
+from rollout.messages import Ancestor, Recovery, TurnRecord
 from sandbox.database import connect
 
 NAME = "journal.sqlite"
@@ -58,6 +58,8 @@ class TurnEntry(msgspec.Struct, kw_only=True):
     continued: int = 0
     opening: str = ""
     breaks: list[int] = []
+    lineage: list[Ancestor] = []
+    base: str | None = None
 
 
 class Journal:

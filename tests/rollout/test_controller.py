@@ -431,7 +431,7 @@ async def test_a_successor_goes_on_at_the_turn(make: Make) -> None:
     executed = {sandbox.id: list(sandbox.commands) for sandbox in left}
 
     second = make(host=host, engine=ScriptedEngine(SCRIPT))
-    kept = second.journalled_sandboxes()
+    kept = second.known_sandboxes()
     assert kept and kept <= {sandbox.id for sandbox in left}
     await second.start()
     batch = await second.next_batch()
@@ -453,7 +453,7 @@ async def test_a_successor_brings_dead_sandboxes_back_first(make: Make) -> None:
     await until(lambda: len(engine.prompts) >= 30)
     await first.stop(leave=True)
     second = make(host=host, engine=ScriptedEngine(SCRIPT))
-    kept = second.journalled_sandboxes()
+    kept = second.known_sandboxes()
     for sandbox in host.sandboxes:
         if sandbox.id in kept:
             sandbox.die()

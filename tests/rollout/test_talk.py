@@ -99,7 +99,7 @@ async def test_a_successor_knows_the_conversation() -> None:
     engine = Speaker("qwen2.5", "I look.\n" + CALL, "so", "done")
     trajectory = await play(engine, Counting())
     chat = Chat(Counting(), engine.renderer)
-    chat.recall(trajectory)
+    chat.recall(trajectory, heard=False)
     roles = [message["role"] for message in chat.history]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]
     assert chat.history[2]["tool_calls"][0]["function"]["name"] == "bash"

@@ -171,6 +171,7 @@ class FakeHost:
         self.prepare = prepare
         self.failures: list[Exception] = []
         self.prepared: dict[str, str] = {}
+        self._kept: list[str] = []
 
     async def create(self, image: str, **_: Any) -> FakeSandbox:
         if self.failures:
@@ -199,6 +200,17 @@ class FakeHost:
         child.checkpoints.append(found[0])
         child.content = copy.deepcopy(found[0][1])
         return child
+
+    async def keep(self, sandbox: FakeSandbox) -> None:
+        self._kept.append(sandbox.id)
+
+    async def kept(self) -> list[str]:
+        return list(self._kept)
+
+    async def remove(self, left: Any) -> int:
+        for sandbox in self.sandboxes:
+            sandbox.removed = sandbox.removed or sandbox.id in left
+        return len(left)
 
     async def keep_prepared(self, sandbox: FakeSandbox, name: str) -> None:
         self.prepared[sandbox.id] = name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -172,3 +173,24 @@ def test_a_policy_of_a_run_is_exported(tmp_path: Path) -> None:
     policy.load_tokenizer(tmp_path / "out")
     with pytest.raises(Conflict, match="exists"):
         export(run, tmp_path / "out")
+
+
+def test_groups_as_trees_need_something_to_branch_and_a_baseline_of_the_group() -> None:
+    from trainer.config import need_objective
+
+    content: dict[str, Any] = {
+        "task": "examples/fix_the_service",
+        "size": 4,
+        "branching": {"roots": 2, "by": "entropy"},
+    }
+    made = make(content)
+    assert made.branching is not None and made.branching.by == "entropy" and made.visit.trajectories == 16
+    need_objective(made)
+    with pytest.raises(Invalid, match="nothing is left to branch"):
+        make({**content, "branching": {"roots": 4}})
+    with pytest.raises(Invalid, match="leave out one"):
+        make({**content, "tail": 1.25})
+    with pytest.raises(Invalid, match="branches need"):
+        need_objective(make({**content, "objective": "reinforce++"}))
+    with pytest.raises(Invalid, match="effects"):
+        make({**content, "effects": {"forbid": ["nosuch"]}})

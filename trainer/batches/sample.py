@@ -31,6 +31,7 @@ class Sample(msgspec.Struct, kw_only=True, frozen=True):
     version: int = 0  # of the oldest weights in it
     name: str = ""
     whole: bool = True  # any token could be sampled; else the log-probabilities are of the likeliest ones alone
+    advantages: list[float] = []  # per token, where the group is a tree: its segments' own; else none
 
     @property
     def sampled(self) -> int:
@@ -41,6 +42,10 @@ def refusal(sample: Sample, vocabulary: int) -> str | None:
     """Why this sample must not be trained on, or None. One number that is not finite would spoil every weight."""
     if not len(sample.tokens) == len(sample.mask) == len(sample.logprobs):
         return "lists of different lengths"
+    if sample.advantages and len(sample.advantages) != len(sample.tokens):
+        return "advantages of another length"
+    if not all(map(math.isfinite, sample.advantages)):
+        return "advantage not finite"
     if sample.mask and sample.mask[0]:
         return "first token sampled from nothing"
     if any(not 0 <= token < vocabulary for token in sample.tokens):

@@ -62,12 +62,15 @@ class Rewards:
     lengths: Tensor  # [N] long; sampled tokens of each
     penalty: Tensor | None = None  # [T] β · KL per token, taken from the reward (KL in the reward)
     values: Tensor | None = None  # [T] V_t
+    earned: Tensor | None = None  # [T] reward less baseline, where groups are trees: see rollout.decide.tree
 
 
 def token_advantages(advantage: Advantage, batch: Rewards) -> Tensor:
     """A_t [T] of a complete batch. Example: rewards [1, 0] of one group, `group`: [0.5, -0.5], once per token."""
     if advantage.baseline == "critic":
         found = gae(advantage, batch)
+    elif batch.earned is not None:
+        found = batch.earned if batch.penalty is None else batch.earned + _returns(batch) - _whole(batch)
     elif batch.penalty is not None:
         found = _returns(batch) - _per_token(_baselines(advantage, batch), batch.lengths)
     else:
@@ -79,6 +82,10 @@ def token_advantages(advantage: Advantage, batch: Rewards) -> Tensor:
     if advantage.scale == "group":
         return found / _per_token(_group_deviations(batch) + FLOOR, batch.lengths)
     return found / divisor(advantage, batch)
+
+
+def _whole(batch: Rewards) -> Tensor:
+    return _per_token(batch.rewards, batch.lengths)
 
 
 def divisor(advantage: Advantage, batch: Rewards) -> float:

@@ -1,0 +1,47 @@
+"""Which finished trajectories keep their sandboxes' checkpoints, to be visited later. Pure.
+
+Owns: the rule. Does not own: removing anything (rollout.episode.kept).
+Guarantee: the newest stay; what goes is what is over the number or the disk that the plan allows, oldest first. What a
+group still needs to branch from never goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated
+
+import msgspec
+
+MEGABYTE = 1_000_000
+
+
+class KeepPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table ``[visit]`` of a run. Example: ``KeepPlan(trajectories=200, disk_mb=20_000)``"""
+
+    trajectories: Annotated[int, msgspec.Meta(ge=0)] = 0  # the newest so many, scored ones; 0 keeps none
+    disk_mb: Annotated[int, msgspec.Meta(ge=1)] = 2000  # that their own checkpoints may take together
+    days: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 7.0  # after the last use of one, the daemon removes it
+
+
+class KeptRow(msgspec.Struct, frozen=True, array_like=True):
+    """One kept trajectory."""
+
+    prompt: str
+    member: int
+    start: int
+    sandbox: str  # holds the checkpoints; nothing runs in it
+    at: float  # when it ended
+    bytes: int  # of its own checkpoints
+
+
+def surplus(rows: Sequence[KeptRow], plan: KeepPlan, needed: Collection[str]) -> list[KeptRow]:
+    """What goes now. `needed`: prompts whose groups are on their way."""
+    stays, used, gone = 0, 0, []
+    for row in sorted(rows, key=lambda row: (-row.at, row.prompt, row.member)):
+        if row.prompt in needed:
+            continue
+        if stays < plan.trajectories and used + row.bytes <= plan.disk_mb * MEGABYTE:
+            stays, used = stays + 1, used + row.bytes
+        else:
+            gone.append(row)
+    return gone

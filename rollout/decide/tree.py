@@ -1,0 +1,160 @@
+"""A group of trajectories as trees: which share turns, what each state was worth, what each segment has earned. Pure.
+
+Owns: the formulas. Does not own: where branches begin (branching), the loss (trainer).
+Guarantee: without a branch the advantage of a trajectory is its reward less the mean of the group; each turn that
+several trajectories share is named once.
+
+A branch begins in a state in which another member was: before turn u of member x. With a(x, u) for what x's own
+continuation from there was worth:
+
+- V(x, u) = mean of a(x, u) and a(b, u) of every branch b that begins there: continuations of one state are independent
+  draws of the policy, however many leaves each of them has by itself (Monte-Carlo values of states by continuations:
+  VinePPO, arXiv 2410.01679, section 4; branches at agents' turns: Tree-GRPO, arXiv 2509.21240).
+- a(x, u) = V(x, w) with w the next turn of x at which a branch begins, else the reward of x.
+- V(root) = mean of a(r, start) over all members r that begin at the beginning.
+
+A segment is what one member did between two such states. Its advantage is V(its end) - V(its start), and so is that
+of each of its tokens (SPO, arXiv 2505.23564, section 4; there segments are cut at tokens, here at turns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Protocol
+
+Name = tuple[int, int]  # of a trajectory: member of its group, attempt
+
+
+class Step(Protocol):
+    """Turns below `turn` that no older one names are those of this trajectory."""
+
+    @property
+    def member(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def turn(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One trajectory. Example: ``Leaf((3, 0), 9, 1.0, [Ancestor(0, 0, 4)])`` has turns 0 to 3 of member 0."""
+
+    name: Name
+    turns: int
+    reward: float
+    lineage: Sequence[Step] = ()
+
+    def owner(self, turn: int) -> Name:
+        """Whose turn it is."""
+        return next(((each.member, each.start) for each in self.lineage if turn < each.turn), self.name)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Turns `first` up to, not with, `last` of a trajectory."""
+
+    first: int
+    last: int
+    before: float  # value of the state that it begins in
+    after: float
+
+    @property
+    def advantage(self) -> float:
+        return self.after - self.before
+
+
+class Forest:
+    """``Forest(leaves).segments((0, 0))``"""
+
+    def __init__(self, leaves: Sequence[Leaf]):
+        self.leaves = {leaf.name: leaf for leaf in leaves}
+        self._branches: dict[Name, dict[int, list[Name]]] = {}
+        for leaf in leaves:
+            for place in self._places(leaf):
+                self._note(*place)
+        self._values: dict[tuple[Name, int], float] = {}
+
+    def _places(self, leaf: Leaf) -> list[tuple[Name, int, Name]]:
+        """(trajectory, turn, branch): where each of its ancestors was left, and by whom."""
+        names = [*((each.member, each.start) for each in leaf.lineage), leaf.name]
+        return [(names[n], each.turn, names[n + 1]) for n, each in enumerate(leaf.lineage)]
+
+    def _note(self, name: Name, turn: int, branch: Name) -> None:
+        there = self._branches.setdefault(name, {}).setdefault(turn, [])
+        if branch not in there:
+            there.append(branch)
+
+    @property
+    def root(self) -> float:
+        """Value of the beginning."""
+        found = [self._after(name, -1) for name in self._roots]
+        return fmean([value for value in found if value is not None] or [0.0])
+
+    @property
+    def _roots(self) -> list[Name]:
+        """Those that begin at the beginning; also those of which only branches are here."""
+        names = {leaf.owner(0): None for leaf in self.leaves.values()}
+        return list(names)
+
+    def branched(self, name: Name) -> list[int]:
+        """The turns of a trajectory at which a branch begins."""
+        return sorted(self._branches.get(name, {}))
+
+    def continuations(self, name: Name, turn: int) -> list[float]:
+        """What each continuation of the state before this turn was worth."""
+        names = [name, *self._branches.get(name, {}).get(turn, [])]
+        return [value for each in names if (value := self._after(each, turn)) is not None]
+
+    def value(self, name: Name, turn: int) -> float:
+        """Of the state before this turn of a trajectory."""
+        if (name, turn) not in self._values:
+            self._values[name, turn] = fmean(self.continuations(name, turn) or [self.root])
+        return self._values[name, turn]
+
+    def _after(self, name: Name, turn: int) -> float | None:
+        """What the trajectory's own continuation was worth; None when nothing of it is here."""
+        later = [each for each in self.branched(name) if each > turn]
+        if later:
+            return self.value(name, later[0])
+        leaf = self.leaves.get(name)
+        return None if leaf is None else leaf.reward
+
+    def segments(self, name: Name) -> list[Segment]:
+        """A trajectory's turns, all of them, cut where branches begin."""
+        leaf = self.leaves[name]
+        left = {each.turn for each in leaf.lineage}
+        left |= {turn for turn in range(leaf.turns) if turn in self.branched(leaf.owner(turn))}
+        cuts = sorted({0} | left)
+        values = [*(self._value_at(leaf, turn) for turn in cuts), leaf.reward]
+        return [
+            Segment(first, last, values[n], values[n + 1])
+            for n, (first, last) in enumerate(pairwise([*cuts, leaf.turns]))
+        ]
+
+    def _value_at(self, leaf: Leaf, turn: int) -> float:
+        place = self._place(leaf, turn)
+        return self.root if place is None else self.value(*place)
+
+    def _place(self, leaf: Leaf, turn: int) -> tuple[Name, int] | None:
+        """The state before a turn as it is known: a branch begins in a state of whom it branches from."""
+        if turn == 0:
+            return None
+        for each in leaf.lineage:
+            if each.turn >= turn:
+                return (each.member, each.start), turn
+        return leaf.name, turn
+
+
+def counted(group: Sequence[Leaf]) -> Mapping[Name, int]:
+    """From which turn on each trajectory's tokens are its own to count: those before are counted with another."""
+    seen: set[tuple[Name, int]] = set()
+    found: dict[Name, int] = {}
+    for leaf in group:
+        first = next((turn for turn in range(leaf.turns) if (leaf.owner(turn), turn) not in seen), leaf.turns)
+        found[leaf.name] = first
+        seen |= {(leaf.owner(turn), turn) for turn in range(leaf.turns)}
+    return found

@@ -1,0 +1,59 @@
+"""What commands and checkpoints did, copied into the records of a trajectory's turns.
+
+Owns: which figure of a result goes where. Does not own: executing (guard), the records' fields (rollout.messages).
+Guarantee: it may be called again with more known; nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rollout.episode.guard import Executed
+from rollout.messages import TurnRecord
+from sandbox.messages import CheckpointInfo, Effects, Verdict
+
+EFFECTS_SHOWN = 4
+NAMED = re.compile(r" (/.+) by .+\[\d+\]$", re.DOTALL)  # a path in an explanation of the inspector
+
+
+def fill(done_in: Sequence[tuple[TurnRecord, Executed]], stored: Mapping[str, CheckpointInfo] | None = None) -> None:
+    """Copy what commands and checkpoints did into the turns' records, as far as it is known by now.
+
+    `stored`: the checkpoints that the disk has by now.
+    """
+    for record, _ in done_in:
+        record.listens = record.left = record.times_set = 0  # summed anew over its commands
+    for record, done in done_in:
+        record.exec_start = record.exec_start or done.started
+        record.exec_end = done.ended
+        result, info = done.result, done.info
+        if result.verdict is None:
+            continue
+        record.verdict = _stronger(Verdict(record.verdict), result.verdict)
+        record.verdict_ms = result.verdict_ms or 0.0
+        record.checkpoint, record.waited_s = result.checkpoint, done.waited_s
+        record.uncaptured = done.uncaptured
+        if result.effects is not None:
+            _note_effects(record, result.effects)
+        if info is not None and result.verdict is not Verdict.NONE:
+            record.checkpoint_started = info.started_at or 0.0
+            record.checkpoint_captured = info.captured_at or 0.0
+            record.frozen_ms = info.frozen_ms
+        if (kept := (stored or {}).get(record.checkpoint or "")) is not None:
+            record.full_bytes = kept.full_bytes  # also of a turn that needed no checkpoint
+            record.stored_bytes = 0 if result.verdict is Verdict.NONE else kept.stored_bytes
+
+
+def _note_effects(record: TurnRecord, seen: Effects) -> None:
+    record.effects = seen.reasons[:EFFECTS_SHOWN]
+    named = (NAMED.search(reason) for reason in seen.reasons)
+    record.touched = list(dict.fromkeys([*record.touched, *(match[1] for match in named if match is not None)]))
+    record.listens += seen.listens
+    record.left += seen.survivors_new
+    record.times_set += seen.times_set
+    record.unseen |= seen.overflow or seen.unknown or seen.lost_events > 0
+
+
+def _stronger(left: Verdict, right: Verdict) -> str:
+    return Verdict.of(files=left.files or right.files, processes=left.processes or right.processes).value

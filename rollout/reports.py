@@ -1,0 +1,87 @@
+"""What the trajectories of a run did to the operating system, by rules: ``pagurus rollouts effects``.
+
+Owns: going through the samples, sums. Does not own: evidence (rollout.decide.effects), printing (pagurus).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from rollout.decide.effects import EffectRules, Evidence, evidence
+from rollout.plan import NAME, read_plan
+from rollout.store.samples import SampleStore
+from sandbox.errors import Invalid, NotFound
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """One trajectory with evidence."""
+
+    prompt: str
+    member: int
+    reward: float
+    then: str  # what followed: mask, penalty, or nothing
+    evidence: list[Evidence]
+
+    def by_kind(self) -> dict[str, list[Evidence]]:
+        found: dict[str, list[Evidence]] = {}
+        for each in self.evidence:
+            found.setdefault(each.kind, []).append(each)
+        return found
+
+
+class Kind(msgspec.Struct, kw_only=True):
+    """All trajectories with one kind of evidence."""
+
+    trajectories: int
+    reward: float  # mean
+    others: float  # mean of those without; nan where there are none
+
+
+class Report(msgspec.Struct, kw_only=True):
+    played: int
+    kinds: dict[str, Kind]
+    trajectories: list[Seen]
+
+
+def rules(run: Path, file: Path | None) -> EffectRules | None:
+    """Those of a TOML file, else the run's own."""
+    if file is None:
+        return read_plan(run).config.effects if (run / NAME).exists() else None
+    try:
+        return msgspec.convert(tomllib.loads(file.read_text()).get("effects", {}), EffectRules)
+    except FileNotFoundError:
+        raise NotFound(f"no file {file}", remedy="a TOML file with a table [effects]") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise Invalid(f"{file}: {error}", remedy="see docs/rollout.md, effects as evidence") from None
+
+
+def effects_of(folder: Path, known: EffectRules) -> Report:
+    """Of all finished trajectories. `folder`: of the rollout."""
+    store = SampleStore(folder)
+    rewards: dict[tuple[str, int], float] = {}
+    seen: list[Seen] = []
+    try:
+        for prompt, member, _, reward in store.samples():
+            trajectory = store.sample(prompt, member)
+            rewards[prompt, member] = reward
+            if found := evidence(trajectory, known):
+                then = "masked" if trajectory.masked else f"-{trajectory.penalty:g}" if trajectory.penalty else ""
+                seen.append(Seen(prompt=prompt, member=member, reward=reward, then=then, evidence=found))
+    finally:
+        store.close()
+    kinds = sorted({each.kind for one in seen for each in one.evidence})
+    return Report(played=len(rewards), kinds={kind: _sums(kind, seen, rewards) for kind in kinds}, trajectories=seen)
+
+
+def _sums(kind: str, seen: list[Seen], rewards: dict[tuple[str, int], float]) -> Kind:
+    with_it = {(one.prompt, one.member) for one in seen if kind in one.by_kind()}
+    inside = [reward for name, reward in rewards.items() if name in with_it]
+    outside = [reward for name, reward in rewards.items() if name not in with_it]
+    return Kind(trajectories=len(inside), reward=_mean(inside), others=_mean(outside))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,102 @@
+"""The book of states that can be visited again: `kept.sqlite`.
+
+Owns: the rows: which trajectory's sandbox was kept, and what each of its turns began with. Does not own: the sandboxes
+(rollout.episode.kept), which of them stay (rollout.decide.keeping).
+Guarantee: a row is there before its sandbox stops being the run's own, and goes after it was removed.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from rollout.decide.keeping import KeptRow
+from sandbox.database import connect
+from sandbox.errors import NotFound
+
+NAME = "kept.sqlite"
+LEVEL = 1  # of zstandard
+
+SCHEMA = """
+create table if not exists kept (
+    prompt text not null, member integer not null, start integer not null, sandbox text not null,
+    at real not null, bytes integer not null, payload blob not null, primary key (prompt, member)) without rowid;
+"""
+
+
+class Visit(msgspec.Struct, kw_only=True):
+    """The state before an answer: all that is needed to go on from there. Turn n of n turns is the end."""
+
+    turn: int
+    at: int  # tokens of the trajectory before the answer
+    checkpoint: str
+    state: bytes  # of the environment
+    reward: float = 0.0  # so far
+    own_s: float = 0.0  # of its own clock, so far
+
+
+class KeptBook:
+    """Calls block for the disk. Any thread, several processes."""
+
+    def __init__(self, folder: Path | str):
+        self.path = Path(folder) / NAME
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._db = connect(self.path, SCHEMA)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def add(self, row: KeptRow, visits: list[Visit]) -> None:
+        """In place of what there was of this member."""
+        payload = zstandard.compress(msgspec.msgpack.encode(visits), LEVEL)
+        values = (row.prompt, row.member, row.start, row.sandbox, row.at, row.bytes, payload)
+        with self._lock:
+            self._db.execute("insert or replace into kept values (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def measured(self, row: KeptRow, size: int) -> None:
+        with self._lock:
+            self._db.execute(
+                "update kept set bytes=? where prompt=? and member=? and sandbox=?",
+                (size, row.prompt, row.member, row.sandbox),
+            )
+
+    def drop(self, prompt: str, member: int) -> None:
+        with self._lock:
+            self._db.execute("delete from kept where prompt=? and member=?", (prompt, member))
+
+    def rows(self) -> list[KeptRow]:
+        """All, oldest first."""
+        with self._lock:
+            found = self._db.execute(
+                "select prompt, member, start, sandbox, at, bytes from kept order by at, prompt, member"
+            ).fetchall()
+        return [KeptRow(*row) for row in found]
+
+    def visits(self, prompt: str, member: int, start: int) -> list[Visit]:
+        """What can be visited of one attempt, by turn. Raises NotFound when it is not kept."""
+        with self._lock:
+            found = self._db.execute(
+                "select payload from kept where prompt=? and member=? and start=?", (prompt, member, start)
+            ).fetchone()
+        if found is None:
+            raise NotFound(
+                f"the states of {prompt}/{member} are not kept",
+                remedy="`pagurus rollouts show RUN` lists what is; the table [visit] of a run says how much stays",
+            )
+        return msgspec.msgpack.decode(zstandard.decompress(found[0]), type=list[Visit])
+
+    def visit(self, prompt: str, member: int, start: int, turn: int) -> Visit:
+        """The state before one answer. Raises NotFound, saying which there are."""
+        known = {visit.turn: visit for visit in self.visits(prompt, member, start)}
+        if turn not in known:
+            there = ", ".join(map(str, known)) or "none"
+            raise NotFound(
+                f"turn {turn} of {prompt}/{member} cannot be visited: no checkpoint holds the state before it",
+                remedy=f"there are: {there}",
+            )
+        return known[turn]

@@ -1,0 +1,103 @@
+"""Back to a state of a finished trajectory: a sandbox in it, or episodes that go on from it.
+
+Owns: finding the state, playing on, what the rewards say of it. Does not own: which states there are
+(rollout.episode.kept), the engine (rollout.played), a terminal (pagurus).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout import evaluate
+from rollout.decide.passed import interval
+from rollout.engine.client import Sampling
+from rollout.episode.manager import EpisodeManager
+from rollout.episode.origin import Origin
+from rollout.episode.spec import EpisodeSpec
+from rollout.labels import Labelled
+from rollout.store.kept import KeptBook
+from rollout.store.samples import SampleStore
+from sandbox.errors import NotFound
+
+
+class TurnValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A state by its continuations: the Monte-Carlo value of it, under the policy that played on."""
+
+    turn: int
+    played: int
+    reward: float  # mean
+    passed: float  # share
+    low: float  # 95 % interval of the share
+    high: float
+    lost: int = 0  # continuations that could not be scored
+    reasons: list[str] = []  # why, the first few
+    rewards: list[float] = []
+
+
+def visitable(folder: Path, prompt: str, member: int) -> list[Origin]:
+    """All states of a finished trajectory that can be visited, by turn; the last one is its end. `folder`: of the
+    rollout. Raises NotFound where none is kept."""
+    store, book = SampleStore(folder), KeptBook(folder)
+    try:
+        trajectory = store.sample(prompt, member)
+        return [Origin(trajectory, visit) for visit in book.visits(prompt, member, trajectory.start)]
+    finally:
+        store.close()
+        book.close()
+
+
+def at_turn(origins: Sequence[Origin], turn: int) -> Origin:
+    """One of them."""
+    for origin in origins:
+        if origin.visit.turn == turn:
+            return origin
+    there = ", ".join(str(origin.visit.turn) for origin in origins)
+    text = f"turn {turn} cannot be visited: no checkpoint holds the state before it"
+    raise NotFound(text, remedy=f"there are: {there}")
+
+
+async def fork(host: Labelled, origin: Origin) -> Any:
+    """A sandbox in that very state, of which the caller disposes."""
+    try:
+        return await host.fork(origin.visit.checkpoint)
+    except NotFound as error:
+        trajectory = origin.trajectory
+        raise NotFound(
+            f"checkpoint {origin.visit.checkpoint} of {trajectory.prompt}/{trajectory.index} is gone: "
+            "its sandbox was removed by hand, or nobody used it for as long as [visit] says",
+            remedy="visit a newer trajectory; `pagurus rollouts show RUN` lists them",
+        ) from error
+
+
+async def resample(
+    episodes: EpisodeManager, origin: Origin, sampling: Sampling, *, count: int, concurrency: int, pass_at: float
+) -> TurnValue:
+    """Play on from a state `count` times."""
+    slots, trajectory, turn = asyncio.Semaphore(concurrency), origin.trajectory, origin.visit.turn
+    if turn >= len(trajectory.turns):
+        raise NotFound("the episode is over in this state: nothing follows it", remedy="name an earlier turn")
+
+    async def one(number: int) -> Any:
+        name = f"{trajectory.prompt}/{trajectory.index}@{turn}"
+        spec = EpisodeSpec(prompt=name, seed=trajectory.seed, index=number)
+        return await evaluate.play(episodes, spec, sampling, slots, origin)
+
+    played = await asyncio.gather(*(one(number) for number in range(count)))
+    rewards = [each.reward for each in played if each.scored]
+    passed, low, high = interval([float(reward >= pass_at) for reward in rewards])
+    return TurnValue(
+        turn=turn,
+        played=len(rewards),
+        reward=sum(rewards) / len(rewards) if rewards else 0.0,
+        passed=passed,
+        low=low,
+        high=high,
+        lost=len(played) - len(rewards),
+        reasons=sorted({each.reason for each in played if not each.scored})[:5],
+        rewards=rewards,
+    )
