@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from rollout import groups, held_out
+from rollout.asked import Asked
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
 from rollout.decide.blame import Blame, Cause, Failure, Phase, blame
@@ -122,8 +123,7 @@ class RolloutController:
         self._do = self._disk.do
         self._groups: dict[str, Group] = {}
         self._buffer: dict[str, Buffered] = {}
-        self._asked: asyncio.Future[Batch] | None = None
-        self._asked_at = 0.0
+        self._asked = Asked()
         self._training = self.store.unpublished(version)
         self._counts = Counts()
         self._waits: list[Wait] = []
@@ -203,8 +203,7 @@ class RolloutController:
         if not leave:
             for key in await self._do(self.journal.open):
                 await self._do(self.journal.forget, key)
-        if self._asked is not None and not self._asked.done():
-            self._asked.cancel()
+        self._asked.cancel()
         self._disk.close()
         self.log.close()
         self.trees.close()
@@ -216,7 +215,7 @@ class RolloutController:
     def resumed(self, step: int) -> None:
         """A trainer begins that has saved so many steps, as the store knows by now. Who waited for a batch before it
         was replaced, and is told."""
-        self._refuse(Conflict("another trainer has begun", remedy="let it work; `pagurus roles` shows it"))
+        self._asked.refuse(Conflict("another trainer has begun", remedy="let it work; `pagurus roles` shows it"))
         self.step = step
 
     async def next_batch(self) -> Batch:
@@ -224,18 +223,14 @@ class RolloutController:
 
         Raises NoMorePrompts when there will be none, EngineFailed with the reason when the platform refuses too long.
         """
-        self._check()
+        if self._failure is not None:
+            raise self._failure
         if (again := await self._do(self.store.batch, self.step)) is not None:  # a step that was not saved
             self._training = True
             return again
-        asked = self._asked = asyncio.get_running_loop().create_future()
-        self._asked_at = time.time()
+        answer = self._asked.ask()
         self._changed.set()
-        try:
-            return await asked
-        finally:
-            if self._asked is asked:
-                self._asked = None
+        return await answer
 
     async def whole(self, without: Collection[str] = ()) -> Batch:
         """Groups that wait for the next batch, but `without`: a trainer may look at them before it is complete."""
@@ -308,7 +303,7 @@ class RolloutController:
     def _view(self) -> View:
         return View(
             version=self.version,
-            asked=self._asked is not None and not self._asked.done(),
+            asked=self._asked.open,
             training=self._training,
             running=[group.view for group in self._groups.values()],
             buffered=list(self._buffer.values()),
@@ -338,7 +333,7 @@ class RolloutController:
             case HandOut(prompts, oldest):
                 await self._hand_out(prompts, oldest)
             case Exhausted():
-                self._refuse(NoMorePrompts("every prompt was trained or given up"))
+                self._asked.refuse(NoMorePrompts("every prompt was trained or given up"))
             case Stop(reason):
                 self._fail(EngineFailed(f"the rollout cannot go on: {reason}", remedy="see `pagurus rollouts why RUN`"))
             case Wait():
@@ -424,8 +419,7 @@ class RolloutController:
         for prompt in prompts:
             del self._buffer[prompt]
         self._training = True
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(batch)
+        self._asked.give(batch)
 
     # ----------------------------------------------------------------- trajectories
 
@@ -517,8 +511,8 @@ class RolloutController:
                 at=time.time(),
                 version=self.version,
                 step=self.step,
-                trainer="training" if self._training else "waiting" if self._asked is not None else "elsewhere",
-                asked_at=self._asked_at if self._asked is not None else None,
+                trainer="training" if self._training else "waiting" if self._asked.open else "elsewhere",
+                asked_at=self._asked.since,
                 waits=[*self._waits, *self._refusals.waits],
                 running=[
                     Running.of(member.trajectory)
@@ -548,15 +542,7 @@ class RolloutController:
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
-        self._refuse(error)
-
-    def _refuse(self, error: BaseException) -> None:
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_exception(error)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        self._asked.refuse(error)
 
 
 def _after(known: store.SampleStore, config: RolloutConfig, seeds: Iterable[int] | None) -> Iterator[int]:

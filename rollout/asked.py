@@ -1,0 +1,46 @@
+"""The trainer's question for a batch: one at a time, answered once or refused.
+
+Owns: the question. Does not own: when it is answered (rollout.decide.policy), with what (rollout.controller).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from rollout.messages import Batch
+
+
+class Asked:
+    """``await asked.ask()`` by who asks; ``asked.give(batch)`` or ``asked.refuse(error)`` when there is an answer."""
+
+    def __init__(self) -> None:
+        self._question: asyncio.Future[Batch] | None = None
+        self.since: float | None = None  # seconds since the epoch; None: nobody asks
+
+    @property
+    def open(self) -> bool:
+        return self._question is not None and not self._question.done()
+
+    def ask(self) -> asyncio.Future[Batch]:
+        """Ask from now on. Who asked before was replaced, and has been refused."""
+        question = self._question = asyncio.get_running_loop().create_future()
+        self.since = time.time()
+        question.add_done_callback(self._ended)
+        return question
+
+    def give(self, batch: Batch) -> None:
+        if self._question is not None and self.open:
+            self._question.set_result(batch)
+
+    def refuse(self, error: BaseException) -> None:
+        if self._question is not None and self.open:
+            self._question.set_exception(error)
+
+    def cancel(self) -> None:
+        if self._question is not None:
+            self._question.cancel()
+
+    def _ended(self, question: asyncio.Future[Batch]) -> None:
+        if self._question is question:
+            self._question = self.since = None
