@@ -54,7 +54,7 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
     search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": search}
     waiting = Command([*program, "--wait"], env)
-    return Launch("embedded", command, start_timeout=60.0, slots=slots, leaves=True, spare=waiting, pulls=True)
+    return Launch("embedded", command, start_timeout=300.0, slots=slots, leaves=True, spare=waiting, pulls=True)
 
 
 def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, threads: int = 1, lora: int = 0) -> Launch:

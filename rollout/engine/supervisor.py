@@ -46,6 +46,7 @@ log = logging.getLogger("pagurus.engine.supervisor")
 RESTARTS_MOST = 5  # in a row, without an answer between two deaths
 DEATHS_MOST = 100  # in a row, without a minute of service between two deaths
 SERVED_WELL = 60.0  # seconds of service after which earlier deaths are forgotten
+START_PAUSES = (0.5, 5.0)  # seconds before it is tried again, where a server that had died did not start
 SPARE_AFTER = 1.0  # seconds of service: what waits for the server comes before a spare one
 STOP_PATIENCE = 5.0  # seconds between SIGTERM and SIGKILL
 LOG_TAIL = 15  # lines of the engine's log in an error
@@ -295,6 +296,17 @@ class EngineSupervisor:
         self._note(stages.READY)
         self._serving.set()
 
+    async def _start_again(self) -> None:
+        """A server that was killed while it started, or that a busy machine kept from it, is not the end of a run."""
+        for pause in START_PAUSES:
+            try:
+                await self._start()
+                return
+            except EngineFailed as error:
+                log.warning("it is started once more after %g s: %s", pause, error)
+                await asyncio.sleep(pause)
+        await self._start()
+
     async def _watch(self) -> None:
         """Consumes: the server's death. Produces: a server with the last weights, or the final failure."""
         deaths = unanswered = 0
@@ -322,7 +334,7 @@ class EngineSupervisor:
                 if unanswered > RESTARTS_MOST or deaths > DEATHS_MOST:
                     raise self._error(f"the {self.launch.name} engine died {deaths} times in a row, last with {code}")
                 self.restarts += 1
-                await self._start()
+                await self._start_again()
             except (PagurusError, OSError) as error:
                 self._failure = error if isinstance(error, EngineFailed) else self._error(str(error))
                 log.error("%s", self._failure)

@@ -203,10 +203,14 @@ class VersionStore:
         """Those whose lease has not ended."""
         found = {}
         for path in (self.folder / "readers").iterdir():
-            if not path.name.endswith(".new"):
+            if path.name.endswith(".new"):
+                continue
+            try:
                 lease = msgspec.msgpack.decode(path.read_bytes(), type=Lease)
-                if lease.until > time.time():
-                    found[path.name] = lease
+            except FileNotFoundError:  # it was released meanwhile
+                continue
+            if lease.until > time.time():
+                found[path.name] = lease
         return found
 
     def known(self) -> list[Known]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.engine import adopted, keep
+from rollout.engine import adopted, keep, supervisor
 from rollout.engine.client import Sampling
 from rollout.engine.launch import Command, Launch, embedded, vllm
 from rollout.engine.spare import Spare
@@ -59,7 +59,10 @@ async def test_a_model_folder_is_served_as_it_is(folder: Path, tmp_path: Path) -
         assert (await engine.generate([5], SHORT)).spans[0].version == 5
 
 
-async def test_an_engine_that_cannot_come_back_fails_every_caller_at_once(folder: Path, tmp_path: Path) -> None:
+async def test_an_engine_that_cannot_come_back_fails_every_caller_at_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "START_PAUSES", ())
     async with EngineSupervisor(embedded(slots=4), folder, 0, log=tmp_path / "engine.log") as engine:
         await engine.client.pause("keep")
         flights = [asyncio.create_task(engine.generate([5], SHORT)) for _ in range(3)]
@@ -72,6 +75,21 @@ async def test_an_engine_that_cannot_come_back_fails_every_caller_at_once(folder
             await engine.generate([5], SHORT)
     with pytest.raises((Closed, EngineFailed)):
         await engine.generate([5], SHORT)
+
+
+async def test_a_server_that_is_killed_again_while_it_starts_is_started_again(folder: Path, tmp_path: Path) -> None:
+    real, begun = embedded(slots=4), []
+
+    def command(model: Path, port: int) -> Command:
+        begun.append(port)
+        killed = Command([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], {})
+        return killed if len(begun) == 2 else real.command(model, port)
+
+    launch = dataclasses.replace(real, command=command, spare=None)
+    async with EngineSupervisor(launch, folder, 0, log=tmp_path / "engine.log") as engine:
+        assert engine.pid is not None
+        os.kill(engine.pid, 9)
+        assert (await engine.generate([5], SHORT)).token_ids and len(begun) == 3
 
 
 async def test_requests_in_flight_are_asked_again_after_a_death(folder: Path, tmp_path: Path) -> None:

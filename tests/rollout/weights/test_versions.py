@@ -173,6 +173,12 @@ async def test_collection_leaves_what_readers_need(store: VersionStore, tmp_path
     await puller.close()
 
 
+def test_a_reader_that_lets_go_while_readers_are_listed_is_passed_over(store: VersionStore) -> None:
+    store.lease("stays", Lease())
+    (store.folder / "readers" / "went").symlink_to("nowhere")  # listed, and no longer there when it is read
+    assert set(store.readers()) == {"stays"}
+
+
 def test_weights_that_are_no_numbers_are_not_published(store: VersionStore) -> None:
     walk = Walk()
     walk.tensors["model.norm.weight"][3] = float("nan")
