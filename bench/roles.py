@@ -40,6 +40,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ CARRIES = {
     "rollout": ["router", "reward"]
 }  # rollout.pool, and the environment's `score`: they have no process of their own
 APART = (0.1, 3.0)  # seconds between the return of turns and the next kill
-HANG = 120.0  # seconds without a turn
+HANG = 120.0  # seconds without a turn, as far as we were not stopped ourselves
+FIRST = 5  # times as long for the first turn, of processes none of which has begun
+LOOK = 0.05  # seconds between two looks
 STEPS = 100_000  # more than any bench makes
 
 
@@ -118,23 +121,19 @@ class Bench:
             self.process.wait()
             self.start_run()
             return at
-        deadline = time.monotonic() + HANG
-        while not local.restart(self.run_folder, role):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no {role} to kill:\n{tail(self.out / 'run.log')}")
-            time.sleep(0.02)
+        for _ in looks():
             at = time.time()
-        return at
+            if local.restart(self.run_folder, role):
+                return at
+        raise RuntimeError(f"no {role} to kill:\n{tail(self.out / 'run.log')}")
 
     def turns_go_on(self, since: float) -> TurnRecord | None:
         """The first answer that was asked for and finished after `since`, by the journal; None: nothing comes."""
-        deadline = time.monotonic() + HANG
-        while time.monotonic() < deadline:
+        for _ in looks():
             if self.process is not None and self.process.poll() is not None:
                 raise RuntimeError(f"the run ended by itself:\n{tail(self.out / 'run.log')}")
             if ended := self.answers(since):
                 return min(ended, key=lambda record: record.gen_end)
-            time.sleep(0.05)
         return None
 
     def answers(self, since: float) -> list[TurnRecord]:
@@ -271,7 +270,7 @@ def everything(options: argparse.Namespace) -> dict[str, Any]:
             bench.prepare()
             began = time.time()
             bench.start_run()
-            if bench.turns_go_on(began) is None:
+            if all(bench.turns_go_on(began) is None for _ in range(FIRST)):
                 raise RuntimeError(f"no turn was ever played:\n{tail(bench.out / 'run.log')}")
             bench.strikes()
             if options.away:
@@ -325,6 +324,16 @@ def result(bench: Bench) -> dict[str, Any]:
         "identical": replayed.identical,
         "steps": len(batches),
     }
+
+
+def looks() -> Iterator[None]:
+    """One after another for `HANG` seconds. What lies between two counts as a second at most: that this process was
+    stopped meanwhile is no hang."""
+    left, last = HANG, time.monotonic()
+    while left > 0:
+        yield
+        time.sleep(LOOK)
+        left, last = left - min(time.monotonic() - last, 1.0), time.monotonic()
 
 
 def spread(times: list[float]) -> dict[str, float]:
