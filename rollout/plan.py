@@ -24,6 +24,8 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     urls: list[str] = []  # or servers that somebody else runs; they must be able to read the run's weights
     slots: Annotated[int, msgspec.Meta(ge=1)] = 64  # requests at once, of each server
     threads: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each vLLM server that the run starts
+    transfer: bool = False  # vLLM on GPUs: its workers write changes of weights in place
+    parallel: Annotated[int, msgspec.Meta(ge=1)] = 1  # GPUs of each vLLM server
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):

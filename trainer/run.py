@@ -378,14 +378,16 @@ class Run:
     def _figures_of_weights(self) -> dict[str, float]:
         """Of the version that was just published: what it took, and how far its readers are behind."""
         spent, taken = self.publisher.seconds, self.rollout.last
-        readers = self.publisher.store.readers().values()
+        readers = self.publisher.store.readers()
+        behind = {name: self.version - each.version for name, each in readers.items() if each.version >= 0}
         return {
             "bytes": spent.bytes,
             "whole_bytes": spent.whole_bytes,
             "changed_share": spent.changed / max(1, spent.words),
             "copy_s": spent.copy_s,
             "encode_s": spent.encode_s,
-            "versions_behind": max((self.version - each.version for each in readers if each.version >= 0), default=0),
+            "versions_behind": max(behind.values(), default=0),
+            **{f"behind/{name}": lag for name, lag in behind.items()},
             **({} if taken is None else taken.sync),
         }
 

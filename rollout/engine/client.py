@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -143,19 +143,39 @@ class EngineClient:
                     raise EngineFailed(f"engine {self.url} ended the stream of {request_id} in the middle")
 
     async def reload(self, folder: Path, version: int, *, timeout: float = 120.0) -> float:
-        """Change the weights in flight: pause(keep), reload, drop caches, label, check, resume. Seconds of the pause.
+        """Load all weights of a folder in flight. Seconds of the pause.
 
         `folder` is absolute: an engine has a working directory of its own.
 
         Requests in flight go on with the new weights from their next token; their caches are computed again.
         """
+        request = wire.RpcRequest(method="reload_weights", kwargs={"weights_path": str(folder)})
+        return await self._change(lambda: self._post(wire.RPC, request), folder, version, timeout)
+
+    async def patch(self, file: Path, folder: Path, version: int, *, timeout: float = 120.0) -> float:
+        """Have each worker of a vLLM server write the changes of a file into its weights. As `reload` otherwise.
+
+        `folder`: the mirror that has this version.
+        """
+
+        async def write() -> None:
+            await self._request("POST", wire.START_UPDATE)
+            await self._post(wire.UPDATE, wire.UpdateRequest({"file": str(file)}))
+            await self._request("POST", wire.FINISH_UPDATE)
+
+        return await self._change(write, folder, version, timeout)
+
+    async def loaded(self, version: int) -> None:
+        """Tell the workers of a vLLM server which version they have loaded, so that changes can go on from it."""
+        await self._post(wire.BEGIN_TRANSFER, wire.BeginTransfer({"version": version}))
+
+    async def _change(self, act: Callable[[], Awaitable[None]], folder: Path, version: int, timeout: float) -> float:
+        """Change the weights in flight: pause(keep), act, drop caches, label, check, resume."""
         try:
             async with asyncio.timeout(timeout):
                 await self.pause("keep")
                 paused = time.monotonic()
-                await self._post(
-                    wire.RPC, wire.RpcRequest(method="reload_weights", kwargs={"weights_path": str(folder)})
-                )
+                await act()
                 await self._request("POST", wire.RESET_CACHE, params={"reset_running_requests": "true"})
                 await self.set_version(version)
                 await self.check(folder, version, reloaded=True)
@@ -247,13 +267,14 @@ class EngineClient:
         """Raise unless the engine computes with the weights of this folder, as far as it lets us see (I9).
 
         The embedded engine shows all. vLLM fuses and prepacks linear layers (their digest is of no bytes at all) and
-        pads embedding and head of a vocabulary that is no multiple of 64: what remains are the norms, and these two
-        where they are not padded.
+        pads embedding and head of a vocabulary that is no multiple of 64, and splits them among several GPUs: what
+        remains are the norms, and these two where they are whole.
         """
-        live = {name.rpartition(":")[2]: digest for name, digest in (await self.checksums()).items()}
+        told = await self.checksums()
+        live = {name.rpartition(":")[2]: digest for name, digest in told.items()}
         fused = any("qkv_proj" in name for name in live)
         names = {name for name, digest in live.items() if digest != EMPTY}
-        if fused and _config(folder)["vocab_size"] % VLLM_VOCABULARY_MULTIPLE:
+        if fused and (len(live) < len(told) or _config(folder)["vocab_size"] % VLLM_VOCABULARY_MULTIPLE):
             names -= {"model.embed_tokens.weight", "lm_head.weight"}
         if fused and reloaded and _config(folder).get("tie_word_embeddings"):
             raise EngineFailed(
@@ -262,6 +283,9 @@ class EngineClient:
             )
         expected = await asyncio.to_thread(computed_hashes, folder, names)
         wrong = sorted(name for name, digest in expected.items() if live[name] != digest)
+        if wrong:  # unless it computes in the dtype of the folder
+            same = await asyncio.to_thread(computed_hashes, folder, wrong, widen=False)
+            wrong = [name for name in wrong if live[name] != same[name]]
         if wrong or not expected:
             what = f"{', '.join(wrong[:4])} differ" if wrong else "no parameter could be compared"
             raise EngineFailed(

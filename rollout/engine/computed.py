@@ -1,4 +1,4 @@
-"""What an engine that computes in float32 must hold of a model folder.
+"""What an engine must hold of a model folder, whether it computes in float32 or as the folder has it.
 
 Owns: the hashes, read from the file without torch. Does not own: the comparison (client).
 """
@@ -19,8 +19,8 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def computed_hashes(folder: Path, names: Collection[str] | None = None) -> dict[str, str]:
-    """sha256 of each tensor's values, widened to float32, which is exact. `names`: these alone."""
+def computed_hashes(folder: Path, names: Collection[str] | None = None, *, widen: bool = True) -> dict[str, str]:
+    """sha256 of each tensor's values, widened to float32, which is exact, or as they are. `names`: these alone."""
     hashes = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -32,7 +32,9 @@ def computed_hashes(folder: Path, names: Collection[str] | None = None) -> dict[
                     entry = msgspec.json.decode(raw, type=_Entry)
                     start, end = entry.data_offsets
                     file.seek(8 + length + start)
-                    hashes[name] = hashlib.sha256(_widened(file.read(end - start), entry.dtype)).hexdigest()
+                    raw_values = file.read(end - start)
+                    values = _widened(raw_values, entry.dtype) if widen else raw_values
+                    hashes[name] = hashlib.sha256(values).hexdigest()
     return hashes
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollout.engine.patches import INSIDE
 from sandbox.errors import EngineFailed, Invalid
 from sandbox.paths import CHECKOUT
 
@@ -39,6 +40,7 @@ class Launch:
     leaves: bool = False  # it ends by itself when nobody has asked it for long: it may outlive who started it
     kept: bool = False  # it does not, and is kept by a process that ends it then (rollout.engine.keep)
     spare: Command | None = None  # loads its code, then waits to be told its arguments (rollout.engine.spare)
+    patches: bool = False  # its workers write changes into their weights
     pulls: bool = False  # it pulls versions of weights by itself; else it reloads a mirror of them
 
 
@@ -57,9 +59,19 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
     return Launch("embedded", command, start_timeout=300.0, slots=slots, leaves=True, spare=waiting, pulls=True)
 
 
-def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, threads: int = 1, lora: int = 0) -> Launch:
+def vllm(
+    *,
+    python: Path = VLLM_PYTHON,
+    slots: int = 64,
+    length: int = 1024,
+    threads: int = 1,
+    lora: int = 0,
+    transfer: bool = False,
+    parallel: int = 1,
+) -> Launch:
     """A real vLLM server (the CPU build on hosts without a GPU) with token routes and RL routes.
 
+    `transfer`: on GPUs, in bfloat16: workers write changes into their weights in place. `parallel`: GPUs of a server.
     `lora`: the rank of adapters that it is given, version by version, beside the model; 0: none.
 
     Raises EngineFailed when it is not installed.
@@ -70,28 +82,40 @@ def vllm(*, python: Path = VLLM_PYTHON, slots: int = 64, length: int = 1024, thr
     def command(folder: Path, port: int) -> Command:
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server"]  # the `vllm` script fails on its metadata
         argv += ["--model", str(folder), "--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port)]
-        argv += ["--enforce-eager", "--dtype", "float32", "--enable-scale-out", "--disable-uvicorn-access-log"]
+        argv += ["--enforce-eager", "--dtype", "bfloat16" if transfer else "float32"]
+        argv += ["--enable-scale-out", "--disable-uvicorn-access-log"]
         argv += ["--max-model-len", str(length), "--max-num-seqs", str(slots)]
         argv += ["--scheduling-policy", "priority"]
         argv += ["--stream-interval", str(STREAMED)]
         argv += ["--logprobs-mode", "processed_logprobs"]  # of the sampled distribution, after the temperature
+        if parallel > 1:
+            argv += ["--tensor-parallel-size", str(parallel)]
+        if transfer:
+            argv += ["--weight-transfer-config", '{"backend": "pagurus"}']
+            argv += ["--worker-extension-cls", "pagurus_vllm.Registered"]
         if lora:  # two at once: requests in flight go on with the version that they began with
             argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
-        env = {
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(bool(lora)),
-            "VLLM_SERVER_DEV_MODE": "1",  # the RL routes
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": str(threads),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all servers of a host compute on its first core
-        }
-        openmp = python.parent.parent / "lib" / "libiomp5.so"
-        if openmp.exists():
-            env["LD_PRELOAD"] = str(openmp)
-        return Command(argv, env)
+        return Command(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))
 
-    return Launch("vllm", command, start_timeout=300.0, slots=slots, kept=True)
+    return Launch("vllm", command, start_timeout=300.0, slots=slots, kept=True, patches=transfer)
+
+
+def _vllm_environment(python: Path, threads: int, *, lora: bool, transfer: bool) -> dict[str, str]:
+    env = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(lora),
+        "VLLM_SERVER_DEV_MODE": "1",  # the RL routes
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all servers of a host compute on its first core
+    }
+    if transfer:
+        env["PYTHONPATH"] = os.pathsep.join(part for part in (str(INSIDE), os.environ.get("PYTHONPATH")) if part)
+    openmp = python.parent.parent / "lib" / "libiomp5.so"
+    if openmp.exists():
+        env["LD_PRELOAD"] = str(openmp)
+    return env
 
 
 def _allowed(rank: int) -> int:

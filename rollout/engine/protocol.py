@@ -24,6 +24,10 @@ WEIGHT_CHECKER = "/weight_checker"
 RESET_CACHE = "/reset_prefix_cache"
 LOAD_ADAPTER = "/v1/load_lora_adapter"  # vLLM only, as the next
 UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
+BEGIN_TRANSFER = "/init_weight_transfer_engine"  # vLLM only, as the next three
+START_UPDATE = "/start_weight_update"
+UPDATE = "/update_weights"
+FINISH_UPDATE = "/finish_weight_update"
 PULL_WEIGHTS = "/weights/pull"  # embedded engine only, as the next
 APPLY_WEIGHTS = "/weights/apply"
 STATISTICS = "/statistics"  # embedded engine only; vLLM has Prometheus text at /metrics
@@ -95,6 +99,18 @@ class ApplyRequest(msgspec.Struct):
 
     version: int
     recompute: bool = True  # the cache of requests in flight; else they go on with keys and values of older weights
+
+
+class BeginTransfer(msgspec.Struct):
+    """client -> engine: POST /init_weight_transfer_engine. The weights were loaded, as this version."""
+
+    init_info: dict[str, int]
+
+
+class UpdateRequest(msgspec.Struct):
+    """client -> engine: POST /update_weights. What our engine in vLLM's workers is told: a file of changes."""
+
+    update_info: dict[str, str]
 
 
 class AdapterRequest(msgspec.Struct, omit_defaults=True):

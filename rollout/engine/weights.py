@@ -1,6 +1,6 @@
 """Where an engine server's weights come from, and how it takes a version.
 
-Owns: the three ways below. Does not own: the server's process (supervisor), the protocol (client), pulling
+Owns: the four ways below. Does not own: the server's process (supervisor), the protocol (client), pulling
 (rollout.weights).
 Guarantee: after `take` or `adopt` the server serves exactly the version, or an error was raised (I9).
 
@@ -8,11 +8,13 @@ Guarantee: after `take` or `adopt` the server serves exactly the version, or an 
 Fixed      a model folder that never changes, as version 0 or whichever it is called
 Pulling    a server that pulls versions by itself while it generates, and applies them between two steps
 Mirrored   a server that reloads folders (vLLM): a mirror is pulled beside it while it generates
+Patched    the same, but its workers write the changes into their weights (vLLM on GPUs)
 =========  ==========================================================================================
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from pathlib import Path
@@ -22,10 +24,15 @@ from blake3 import blake3
 
 from rollout.engine.client import EngineClient, Published
 from rollout.engine.launch import Launch
+from rollout.engine.patches import write_patches
 from rollout.weights.adapter import base_of
+from rollout.weights.mirror import Mirror, Write
 from rollout.weights.process import PullerProcess
+from rollout.weights.puller import Pulled
 from rollout.weights.store import is_store
 from sandbox.errors import Invalid, NotFound
+
+CHANGES = ".patches"  # in the mirror: what the server's workers read
 
 
 class Weights(Protocol):
@@ -61,7 +68,9 @@ def weights_of(launch: Launch, place: Path | str, home: Path) -> Weights:
     place = named(place)
     if "://" not in place and not is_store(Path(place)):
         return Fixed(place)
-    return Pulling(place, home) if launch.pulls else Mirrored(place, home)
+    if launch.pulls:
+        return Pulling(place, home)
+    return Patched(place, home) if launch.patches else Mirrored(place, home)
 
 
 def named(place: Path | str) -> str:
@@ -129,10 +138,12 @@ class Pulling:
 class Mirrored:
     """An adapter is loaded beside its base model, under a name of its own version: nothing stands still for it."""
 
+    patches = False  # whether the server is told of changes, or reads the mirror alone
+
     def __init__(self, place: str, home: Path):
         self.place, self.home = place, home
         # Untied: vLLM's CPU build does not follow a tied head when weights are reloaded.
-        self._puller = PullerProcess(place, home, name=reader_of(home), untie=True, changes=False)
+        self._puller = PullerProcess(place, home, name=reader_of(home), untie=True, changes=self.patches)
 
     @property
     def model(self) -> Path:
@@ -150,16 +161,22 @@ class Mirrored:
             await client.load_adapter(self.home, version)
 
     async def fetch(self, client: EngineClient, version: int) -> None:
-        await self._puller.pull(version)
+        await self._pull(version)
+
+    async def _pull(self, version: int) -> Pulled:
+        return await self._puller.pull(version)
+
+    async def _change(self, client: EngineClient, version: int) -> float:
+        """Have the server serve what the mirror has. Seconds in which it stood still."""
+        if self.model == self.home:
+            return await client.reload(self.home, version)
+        await client.load_adapter(self.home, version)
+        return 0.0
 
     async def take(self, client: EngineClient, version: int) -> Published:
         began = time.monotonic()
-        pulled = await self._puller.pull(version)
-        paused = 0.0
-        if self.model == self.home:
-            paused = await client.reload(self.home, version)
-        else:
-            await client.load_adapter(self.home, version)
+        pulled = await self._pull(version)
+        paused = await self._change(client, version)
         return Published(
             version=version,
             seconds=time.monotonic() - began,
@@ -174,11 +191,59 @@ class Mirrored:
         if await client.version() != version or await client.is_paused():
             await self.take(client, version)
         else:
-            await self._puller.pull(version)
+            await self._pull(version)
             await self.begin(client, version)
 
     async def close(self) -> None:
         await self._puller.close()
+
+
+class Patched(Mirrored):
+    """Changes are written into the server's weights in place by an engine of ours in its workers (vLLM on GPUs).
+
+    Where they do not go on from what the server has, it loads all of the mirror.
+    """
+
+    patches = True
+
+    def __init__(self, place: str, home: Path):
+        super().__init__(place, home)
+        self._since: int | None = None  # the version that the server has
+        self._writes: list[Write] | None = None  # they lead from there to the mirror's version; None: nothing does
+        self._digest: str | None = None  # of the mirror's version
+
+    async def begin(self, client: EngineClient, version: int) -> None:
+        await super().begin(client, version)
+        await self._has(client, version)
+
+    async def _has(self, client: EngineClient, version: int) -> None:
+        """The server has loaded the mirror."""
+        if self.model == self.home:
+            await client.loaded(version)
+            self._since, self._writes = version, []
+
+    async def _pull(self, version: int) -> Pulled:
+        pulled = await super()._pull(version)
+        goes_on = self._writes is not None and pulled.writes is not None and self._digest in (None, pulled.since)
+        self._writes = [*(self._writes or []), *(pulled.writes or [])] if goes_on else None
+        self._digest = pulled.digest
+        return pulled
+
+    async def _change(self, client: EngineClient, version: int) -> float:
+        file = self.home / CHANGES
+        if self._since is None or self._writes is None or self.model != self.home:
+            paused = await super()._change(client, version)
+            await self._has(client, version)
+            return paused
+        tensors = Mirror(self.home).tensors()
+        since, writes, self._since = self._since, self._writes, None  # until it is done
+        if await asyncio.to_thread(write_patches, file, writes, tensors, since=since, version=version):
+            paused = await client.patch(file, self.home, version)
+            self._since, self._writes = version, []
+            return paused
+        paused = await super()._change(client, version)
+        await self._has(client, version)
+        return paused
 
 
 async def _labelled(client: EngineClient, model: Path, version: int) -> None:

@@ -51,7 +51,15 @@ def launch(plan: RolloutPlan) -> Launch:
     """How the plan's servers are started: room for its longest trajectory."""
     slots, length = plan.pool.slots, plan.config.limits.max_length
     if plan.engine == "vllm":
-        return vllm(slots=slots, length=length, threads=plan.pool.threads, lora=plan.lora)
+        pool = plan.pool
+        return vllm(
+            slots=slots,
+            length=length,
+            threads=pool.threads,
+            lora=plan.lora,
+            transfer=pool.transfer,
+            parallel=pool.parallel,
+        )
     if plan.engine == "embedded":
         return embedded(slots=slots, length=length)
     raise Invalid(f"no engine {plan.engine!r}", remedy="embedded or vllm")

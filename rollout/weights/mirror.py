@@ -141,6 +141,10 @@ class Mirror:
         """Of every tensor, as safetensors spells it."""
         return {spec.name: spec.dtype for spec in self._header()[0]}
 
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of every tensor, as safetensors spells them."""
+        return {spec.name: (spec.dtype, spec.shape) for spec in self._header()[0]}
+
     # ------------------------------------------------------------------ pieces in tables
 
     def _applied(self, write: Write) -> Iterator[Write]:

@@ -33,7 +33,7 @@ class Prepared:
                 if positions is None:
                     target.copy_(values)
                 elif target.is_cpu:
-                    target.numpy()[positions.numpy()] = values.numpy()  # in half the time that torch takes on one core
+                    target.numpy()[positions.numpy()] = values.numpy()  # quicker than torch on one core
                 else:
                     target[positions] = values
 
