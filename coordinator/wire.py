@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from daemon.wording import plain
 from sandbox.errors import Invalid, PagurusError
 from sandbox.sdk.transport import MSGPACK
 
@@ -39,4 +40,4 @@ async def body(request: web.Request, kind: type[T]) -> T:
             return msgspec.msgpack.decode(raw, type=kind)
         return msgspec.json.decode(raw or b"{}", type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the request cannot be taken: {error}") from None
+        raise Invalid(f"the request cannot be taken: {plain(error)}") from None

@@ -16,6 +16,8 @@ FORMS = {
     r"^[a-zA-Z0-9._-]{1,64}$": "1 to 64 letters, digits, dots, dashes and underscores",
     r"^[a-z0-9][a-z0-9._-]*$": "small letters, digits, dots, dashes and underscores, beginning with a letter or digit",
     r"^[a-z0-9][A-Za-z0-9._:/@-]*$": "the name of an image, such as debian or ghcr.io/someone/tools:1.2",
+    r"^[a-z0-9][a-z0-9._-]{0,62}$": "small letters, digits, dots, dashes and underscores, at most 63",
+    r"^s-[0-9a-f]{10}$": "the whole id of a sandbox, such as s-4f1c00aa12",
     r"^[^\0]*$": "text without NUL characters",
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": "letters, digits, dots, dashes and underscores, at most 64",
     r"^https?://[^\s/]+(/[^\s]*)?$": "an address that begins with http:// or https://",

@@ -498,6 +498,7 @@ class Client:
         labels: dict[str, str] | None = None,
         mounts: builtins.list[Mount] | None = None,
         durable_answers: bool = False,
+        replicated_answers: bool = False,
         gateway: Gateway | None = None,
         retention: Retention | None = None,
         lifetime: float | None = None,

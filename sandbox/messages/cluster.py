@@ -49,7 +49,7 @@ class LeaseRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
     `boot`: the start of the host whose clock that is; for another one it means nothing. `release`: it needs none.
     """
 
-    until: float | None = None
+    until: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
     boot: str = ""
     release: bool = False
 
@@ -60,7 +60,7 @@ class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     id: Annotated[str, msgspec.Meta(pattern="^s-[0-9a-f]{10}$")]
     name: str | None = None
     owner: str = ""
-    created_at: float = 0.0
+    created_at: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
     programs: dict[str, Any] = {}  # its sessions, processes and terminals, as the other host told them
     verify: bool = True
 
