@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rollout.engine.embedded.model import Qwen3
 from rollout.weights import adapter
+from rollout.weights.export import export as export_version
 from rollout.weights.export import put_together
 from rollout.weights.store import VersionStore
 from sandbox.errors import Invalid, NotFound
@@ -172,6 +173,25 @@ def test_an_exported_folder_loads_in_transformers_with_its_tokenizer(kind: str, 
     with torch.no_grad():
         assert torch.allclose(plain(theirs, batch()), Scorer(model)(pack(batch())).new, atol=1e-5)
     assert kind != "ours" or transformers.AutoTokenizer.from_pretrained(out).decode([3 + 10]) == "\n"
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_a_trained_version_is_exported_with_its_head_tied_or_not(kind: str, tmp_path: Path) -> None:
+    """What `pagurus export` writes: transformers finds in it what was published."""
+    model = load(folder_of(kind, tmp_path / "base"))
+    assert model.config.tie_word_embeddings == (kind == "qwen2")
+    Learner(Scorer(model), named("pooled"), Settings(rate=1e-2)).step(batch())
+    files = {"config.json": (tmp_path / "base" / "config.json").read_bytes()}
+    publisher = Publisher(VersionStore(tmp_path / "run" / "weights"))
+    publisher.publish(7, published(model), files)
+    publisher.close()
+    assert export_version(tmp_path / "run", tmp_path / "out") == 7
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    assert (theirs.lm_head.weight is theirs.get_input_embeddings().weight) == (kind == "qwen2")
+    with torch.no_grad():
+        for parameter in model.parameters():  # versions are published in bfloat16
+            parameter.copy_(parameter.bfloat16())
+        assert torch.allclose(Scorer(model)(pack(batch())).new, plain(theirs, batch()), atol=1e-5)
 
 
 def test_half_precision_computes_in_bf16_and_keeps_fp32_weights(tmp_path: Path) -> None:
