@@ -18,6 +18,7 @@ from sandbox.errors import EngineFailed, Invalid
 from sandbox.paths import CHECKOUT
 
 IDLE_EXIT = 900.0  # seconds
+START = 600.0  # seconds for a server to be healthy; it takes 3 to 60 of them where cores are free
 STREAMED = 8  # tokens of one piece of a stream: each piece costs the server, and us, about as much as a token
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM's --max-lora-rank
 VLLM_PYTHON = CHECKOUT / ".venv-vllm" / "bin" / "python"
@@ -56,7 +57,7 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
     search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": search}
     waiting = Command([*program, "--wait"], env)
-    return Launch("embedded", command, start_timeout=300.0, slots=slots, leaves=True, spare=waiting, pulls=True)
+    return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, spare=waiting, pulls=True)
 
 
 def vllm(
@@ -97,7 +98,7 @@ def vllm(
             argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
         return Command(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))
 
-    return Launch("vllm", command, start_timeout=300.0, slots=slots, kept=True, patches=transfer)
+    return Launch("vllm", command, start_timeout=START, slots=slots, kept=True, patches=transfer)
 
 
 def _vllm_environment(python: Path, threads: int, *, lora: bool, transfer: bool) -> dict[str, str]:
