@@ -198,7 +198,8 @@ class EngineClient:
 
     async def abort(self, request_ids: list[str] | None = None) -> None:
         """End these requests; their `generate` returns what they have, with finish_reason abort. None: all."""
-        await self._post(wire.ABORT, wire.AbortRequest(request_ids=request_ids or []))
+        named = [name for each in request_ids or [] for name in (each, wire.VLLM_PREFIX + each)]
+        await self._post(wire.ABORT, wire.AbortRequest(request_ids=named))
 
     async def version(self) -> int:
         return label((await self._get(wire.WEIGHT_INFO, wire.WeightInfo)).weight_version)

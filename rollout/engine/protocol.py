@@ -32,6 +32,8 @@ PULL_WEIGHTS = "/weights/pull"  # embedded engine only, as the next
 APPLY_WEIGHTS = "/weights/apply"
 STATISTICS = "/statistics"  # embedded engine only; vLLM has Prometheus text at /metrics
 
+VLLM_PREFIX = "generate-tokens-"  # vLLM puts it before the ids of requests; unknown ids are aborted without an error
+
 PauseMode = Literal["abort", "wait", "keep"]
 FinishReason = Literal["stop", "length", "abort"]
 
