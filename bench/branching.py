@@ -8,7 +8,8 @@ asks the service and hashes all that the reset wrote.
 `setup_ratio`: seconds of setting up, one member after another, the one way over the other: what a host with a
 core per sandbox would save. `setup_wall_ratio`: the same with the whole group at once, on the cores that are here.
 `fork_group_equal`: members whose first action said what all others said. `fork_s`: from nothing to the first token in a
-state that is there already, which is what a second epoch pays. `tree_saving`: see :mod:`bench.trees`.
+state that is there already, which is what a second epoch pays. `tree_saving`: see :mod:`bench.trees`. What
+scoring in forks saves: see :mod:`bench.scoring`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import trees
+from bench import scoring, trees
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from rollout.engine.chat import END, Characters
 from rollout.engine.client import Generation, Sampling, Span
@@ -172,8 +173,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pagurus bench branching", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--size", type=int, default=8, help="members of a group (default: 8)")
     parser.add_argument("--modules", type=int, default=3000, help="how much a reset builds (default: 3000)")
+    parser.add_argument("--scored", type=int, default=8, help="episodes that are scored in a fork (default: 8)")
+    parser.add_argument("--suite", type=float, default=2.0, help="seconds of their tests (default: 2)")
+    parser.add_argument("--scorings", type=int, default=1000, help="by unruly functions (default: 1000)")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--part", choices=("setup", "trees", "all"), default="all")
+    parser.add_argument("--part", choices=("setup", "trees", "scoring", "all"), default="all")
     parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
@@ -181,10 +185,13 @@ def main(argv: list[str] | None = None) -> int:
         bench = BenchHost(Path(folder) / "host", image("debian"))
         try:
             bench.start()
-            if options.part != "trees":
+            if options.part in ("setup", "all"):
                 result |= asyncio.run(measure(bench, Path(folder), options))
-            if options.part != "setup":
+            if options.part in ("trees", "all"):
                 result |= asyncio.run(measure_trees(bench, Path(folder), options))
+            if options.part in ("scoring", "all"):
+                result |= asyncio.run(scoring.forks(bench, Path(folder), options.scored, options.suite))
+                result |= asyncio.run(scoring.unruly(Path(folder), options.scorings))
         finally:
             bench.clean()
     result["load"].append(round(os.getloadavg()[0], 1))

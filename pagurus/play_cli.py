@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 verbs = typer.Typer()
 
 Env = Annotated[
-    Path, typer.Argument(help="Its .py file, or a folder such as examples/fix_the_service.", metavar="ENVIRONMENT")
+    Path,
+    typer.Argument(help="Its .py file or folder, or a folder of Harbor tasks.", metavar="ENVIRONMENT"),
 ]
 Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="Address of its server, with or without /v1; or a folder: a run, RUN@VERSION, or Hugging Face's.",
-        metavar="URL|FOLDER",
+        help="Address of its server; a folder: a run, RUN@VERSION, or Hugging Face's; oracle; null.",
+        metavar="URL|FOLDER|oracle|null",
     ),
 ]
 Engine = Annotated[str, typer.Option(help="What serves a folder: embedded (a small Qwen3) or vllm.")]
@@ -46,6 +47,7 @@ System = Annotated[str | None, typer.Option(help="Instead of our own first messa
 Temperature = Annotated[float, typer.Option(help="At which it samples.")]
 Tokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Of each answer, at most.")]
 TRANSCRIPT = 1 << 20  # characters of an episode
+NAMED = ("oracle", "null")  # instead of a model
 
 
 @verbs.command()
@@ -99,7 +101,9 @@ def evaluate(
     environment: Env,
     model: Model,
     name: ModelName = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Seeds that are played.")] = 20,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, help="Seeds that are played; all tasks of a folder, else 20, when left out.")
+    ] = None,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     samples: Annotated[int, typer.Option(min=1, help="Times that each is played; the k of pass@k.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Sandboxes at once.")] = 4,
@@ -117,6 +121,7 @@ def evaluate(
 
     from rollout.engine.client import Sampling
     from rollout.evaluate import evaluate as score
+    from rollout.evaluate import oracle_of
 
     def ended(trajectory: Trajectory) -> None:
         if not json:
@@ -128,23 +133,33 @@ def evaluate(
         async with _episodes(environment, model, name, key_file, system, engine, length) as made:
             stops = made.renderer.stops if made.renderer else []
             sampling = Sampling(max_tokens=max_tokens, temperature=temperature, stop_token_ids=stops)
-            seeds = range(first_seed, first_seed + episodes)
+            count = episodes or made.environment().distinct() or 20
+            seeds = range(first_seed, first_seed + count)
             return await score(
-                made, seeds, sampling, samples=samples, concurrency=concurrency, pass_at=pass_at, on_end=ended
+                made,
+                seeds,
+                sampling,
+                samples=samples,
+                concurrency=concurrency,
+                pass_at=pass_at,
+                on_end=ended,
+                engine=oracle_of(made.environment) if model == "oracle" else None,
             )
 
     found = asyncio.run(work())
     if json:
         output.as_json(found)
     else:
-        for rate in found.rates:
-            output.say(f"pass@{rate.k} {rate.mean:.3f}, 95 % between {rate.low:.3f} and {rate.high:.3f}")
-        output.say(
-            f"reward {found.reward:.3f} over {found.seeds} seeds x {found.samples}, {found.turns:.1f} turns each"
-        )
-        for reason in found.reasons:
-            output.complain(f"lost: {reason}")
+        _tell(found)
     raise typer.Exit(0 if found.seeds else 1)
+
+
+def _tell(found: Evaluation) -> None:
+    for rate in found.rates:
+        output.say(f"pass@{rate.k} {rate.mean:.3f}, 95 % between {rate.low:.3f} and {rate.high:.3f}")
+    output.say(f"reward {found.reward:.3f} over {found.seeds} seeds x {found.samples}, {found.turns:.1f} turns each")
+    for reason in found.reasons:
+        output.complain(f"lost: {reason}")
 
 
 def _episodes(
@@ -159,15 +174,47 @@ def _episodes(
     """What plays episodes of this environment with this model, as a context."""
     from rollout.environments.folder import load
 
+    made = load(environment).environment
+    if model in NAMED:
+        return _named(made)
     if model.startswith(("http://", "https://")):
-        return _asked(load(environment).environment, model, name, key_file, system)
+        return _asked(made, model, name, key_file, system)
     if not Path(model).is_dir() and "@" not in model:
         raise Invalid(
-            f"{model!r} is neither an address nor a folder", remedy="write --model http://HOST:PORT or a folder"
+            f"{model!r} is neither an address nor a folder",
+            remedy="write http://HOST:PORT, a folder, oracle or null",
         )
     with needs_training():
         from rollout.played import engine_of
-    return engine_of(model, load(environment).environment, client, engine=engine, length=length)
+    return engine_of(model, made, client, engine=engine, length=length)
+
+
+def _named(made: Any) -> Any:
+    """Who says what the environment says is right, or nothing."""
+    import contextlib
+    from collections.abc import AsyncIterator
+
+    from rollout.engine.chat import Characters
+    from rollout.engine.script import Script
+    from rollout.environments.images import build_missing
+    from rollout.episode.manager import EpisodeManager
+    from rollout.episode.spec import Limits
+    from rollout.evaluate import scored_host
+
+    @contextlib.asynccontextmanager
+    async def opened() -> AsyncIterator[EpisodeManager]:
+        async with scored_host(client) as (host, rewards):
+            await build_missing(host.client, made.builds())
+            yield EpisodeManager(
+                environment=made,
+                host=host,
+                rewards=rewards,
+                engine=Script(),
+                tokenizer=Characters(),
+                limits=Limits(max_length=TRANSCRIPT),
+            )
+
+    return opened()
 
 
 def _asked(made: Any, url: str, name: str | None, key_file: Path | None, system: str | None) -> Any:
@@ -176,6 +223,7 @@ def _asked(made: Any, url: str, name: str | None, key_file: Path | None, system:
     from collections.abc import AsyncIterator
 
     from rollout.engine.chat import SYSTEM, Characters, ChatEngine
+    from rollout.environments.images import build_missing
     from rollout.episode.manager import EpisodeManager
     from rollout.episode.spec import Limits
     from rollout.evaluate import scored_host
@@ -189,6 +237,7 @@ def _asked(made: Any, url: str, name: str | None, key_file: Path | None, system:
             scored_host(client) as (host, rewards),
         ):
             engine.model = name or await engine.first_model()
+            await build_missing(host.client, made.builds())
             yield EpisodeManager(
                 environment=made,
                 host=host,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -19,12 +20,16 @@ import msgspec
 from rollout.decide.blame import Blame, blame
 from rollout.decide.passed import at_least_one, interval
 from rollout.engine.client import Sampling
+from rollout.engine.script import Script
+from rollout.environments.base import Environment
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.origin import Origin
 from rollout.episode.spec import EpisodeSpec
+from rollout.episode.turns import Engine
 from rollout.labels import Labelled
 from rollout.messages import Trajectory
 from rollout.rewards.service import RewardService
+from sandbox.errors import Invalid
 
 STARTS = 3  # of an episode that the platform lost
 
@@ -82,6 +87,19 @@ async def play(
         spec = msgspec.structs.replace(spec, start=spec.start + 1)
 
 
+def oracle_of(environment: Callable[[], Environment]) -> Callable[[int], Engine]:
+    """Who says of each seed what its environment says is right."""
+
+    def engine(seed: int) -> Engine:
+        env, seed = environment().of(seed)
+        actions = env.oracle(seed)
+        if actions is None:
+            raise Invalid(f"nobody knows what is right for seed {seed}", remedy="define `oracle` in the environment")
+        return Script(actions)
+
+    return engine
+
+
 async def evaluate(
     episodes: EpisodeManager,
     seeds: Sequence[int],
@@ -91,13 +109,18 @@ async def evaluate(
     concurrency: int = 4,
     pass_at: float = 1.0,
     on_end: Callable[[Trajectory], None] = lambda _: None,
+    engine: Callable[[int], Engine] | None = None,
 ) -> Evaluation:
-    """Play each seed `samples` times, `concurrency` at once. An episode passes with a reward of `pass_at`."""
+    """Play each seed `samples` times, `concurrency` at once. An episode passes with a reward of `pass_at`.
+
+    `engine`: of a seed, instead of that of `episodes`.
+    """
     slots = asyncio.Semaphore(concurrency)
 
     async def one(seed: int, index: int) -> Trajectory:
         spec = EpisodeSpec(prompt=f"eval-{seed}", seed=seed, index=index)
-        trajectory = await play(episodes, spec, sampling, slots)
+        plays = episodes if engine is None else dataclasses.replace(episodes, engine=engine(seed))
+        trajectory = await play(plays, spec, sampling, slots)
         on_end(trajectory)
         return trajectory
 

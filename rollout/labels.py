@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from sandbox import Client
 from sandbox.errors import NotFound
-from sandbox.messages import AtEnd, SandboxState, Statistics
+from sandbox.messages import AtEnd, SandboxInfo, SandboxState, Statistics
 
 LABEL = "run"
 FINAL = "final"  # of sandboxes that hold the final state of a trajectory of this run
 KEPT = "kept"  # of a run, for what lies in their checkpoints: see rollout.episode.kept
+BOOK = "book"  # of prepared ones: the machine and folder whose book names them
+YOUNG = 600.0  # seconds
 PREPARED = "prepared"  # of sandboxes that belong to no run: see rollout.episode.prepared
 
 
@@ -50,8 +54,17 @@ class Labelled:
         kept = sorted(await self.client.sandboxes({FINAL: self.run}), key=lambda info: info.created_at)
         await self.remove([info.id for info in kept[:-most]])
 
-    async def keep_prepared(self, sandbox: Any, name: str) -> None:
-        await sandbox.set_labels({LABEL: None, PREPARED: name})
+    async def keep_prepared(self, sandbox: Any, name: str, book: Path) -> None:
+        await sandbox.set_labels({LABEL: None, PREPARED: name, BOOK: f"{socket.gethostname()}:{book}"})
+
+    async def collect_prepared(self) -> int:
+        """Remove prepared sandboxes that no book of this machine names any more; how many they were.
+
+        A book's folder may have been deleted. Young ones stay: they are labelled before they are in their book.
+        """
+        known = await self.client.sandboxes({PREPARED: None, BOOK: None})
+        old = [info for info in known if info.created_at < time.time() - YOUNG]
+        return await self.remove(await asyncio.to_thread(_in_no_book, old))
 
     async def drop_prepared(self, name: str) -> None:
         await self.remove([info.id for info in await self.client.sandboxes({PREPARED: name})])
@@ -90,3 +103,13 @@ class Labelled:
     async def sweep(self) -> int:
         """Remove all sandboxes of this run; how many they were."""
         return await self.remove(await self.left())
+
+
+def _in_no_book(prepared: list[SandboxInfo]) -> list[str]:
+    """Of prepared sandboxes, those that this machine's books should name and do not."""
+    found = []
+    for info in prepared:
+        machine, _, book = info.labels[BOOK].partition(":")
+        if machine == socket.gethostname() and not (Path(book) / info.labels[PREPARED]).exists():
+            found.append(info.id)
+    return found

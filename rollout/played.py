@@ -19,6 +19,7 @@ from rollout.engine.client import Sampling
 from rollout.engine.launch import embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.environments.base import Environment
+from rollout.environments.images import build_missing
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.renderer import ChatRenderer, has_template
 from rollout.episode.spec import Limits
@@ -47,6 +48,7 @@ async def engine_of(
             EngineSupervisor(launch, folder, version, log=Path(home) / "engine.log") as server,
             scored_host(client) as (host, rewards),
         ):
+            await build_missing(host.client, environment().builds())
             yield EpisodeManager(
                 environment=environment,
                 host=host,

@@ -12,6 +12,7 @@ SHORTEST = 2.0  # seconds
 LONGEST = 30.0
 FACTOR = 1.5
 AGAIN = 4.0  # times the first limit
+TRIES = 3
 
 
 def limit(anchor: float | None, longest: float = LONGEST) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +29,14 @@ class Observation:
     info: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Build:
+    """How an image comes to be that a host does not have."""
+
+    folder: Path  # of its Dockerfile
+    seconds: float = 600.0  # that may take
+
+
 class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
@@ -35,7 +44,7 @@ class Tokenizer(Protocol):
 
 
 # Who makes the environment sets these anew.
-_SETTINGS = ("image", "max_turns", "limits", "network", "system", "tools", "row", "shares_reset", "reward")
+_SETTINGS = ("image", "max_turns", "limits", "network", "system", "tools", "row", "shares_reset", "reward", "seconds")
 
 
 class Environment(ABC):
@@ -46,8 +55,9 @@ class Environment(ABC):
     or in attributes derived from results.
     """
 
-    image: str = "debian"
+    image: str = "debian"  # "": it needs no sandbox
     max_turns: int = 8
+    seconds: float | None = None  # of all its commands together; None: as the run says
     limits: Limits = Limits()
     network: Network = Network.none()
     system: str = ""  # what a chat model is told first
@@ -60,6 +70,25 @@ class Environment(ABC):
         """The environment that plays this seed, and the seed that it is reset with. Override it to choose an image, or
         another environment, by the seed: no sandbox is there yet."""
         return self, seed
+
+    @classmethod
+    def images(cls) -> set[str]:
+        """All that its episodes may start from."""
+        return {cls.image} - {""}
+
+    @classmethod
+    def builds(cls) -> dict[str, Build]:
+        """Of these images, those that are built where they are missing."""
+        return {}
+
+    @classmethod
+    def distinct(cls) -> int | None:
+        """How many episodes differ: seeds from there on are those from 0 on again. None: any number."""
+        return None
+
+    def oracle(self, seed: int) -> list[str] | None:
+        """Actions that earn the full reward of this seed, where somebody knows them."""
+        return None
 
     @abstractmethod
     async def reset(self, sandbox: Any, seed: int) -> Observation:

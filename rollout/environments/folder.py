@@ -11,6 +11,7 @@ from types import ModuleType
 
 from rollout.environments.base import Environment
 from rollout.environments.code import load as load_code
+from rollout.environments.harbor import environment_of, tasks_of
 from sandbox.errors import Invalid, NotFound
 
 START = "start"  # the folder beside the environment with the policy that its runs begin with
@@ -30,13 +31,21 @@ def load(place: Path) -> Task:
     place = place.resolve()
     if not place.exists():
         raise NotFound(f"no folder {place}", remedy="name a folder such as examples/fix_the_service, or a .py file")
+    if tasks := tasks_of(place):
+        return Task(place.name, environment_of(tasks), _start(place))
     code = place if place.is_file() else place / "__init__.py"
     if not code.is_file():
-        raise Invalid(f"{place} is no environment: it has no __init__.py", remedy="name its .py file, or add one")
+        raise Invalid(
+            f"{place} is no environment: it has no __init__.py",
+            remedy="name its .py file, or tasks with task.toml",
+        )
     name = place.stem
     loaded = load_code(f"pagurus_task_{name}", code, package=place.is_dir())
-    start = code.parent / START
-    return Task(name, _environment(loaded, code), start if (start / "config.json").is_file() else None)
+    return Task(name, _environment(loaded, code), _start(code.parent))
+
+
+def _start(folder: Path) -> Path | None:
+    return folder / START if (folder / START / "config.json").is_file() else None
 
 
 def _environment(module: ModuleType, code: Path) -> type[Environment]:

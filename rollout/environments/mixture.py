@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from rollout.environments import folder
-from rollout.environments.base import Environment
+from rollout.environments.base import Build, Environment
 from rollout.environments.code import load as load_code
 from sandbox.errors import Invalid, NotFound
 
@@ -73,7 +73,13 @@ class Mixture:
         self.image = image
 
     def images(self) -> set[str]:
-        return {self.image or task.environment.image for task in self.tasks}
+        if self.image:
+            return {self.image}
+        return set().union(*(task.environment.images() for task in self.tasks))
+
+    def builds(self) -> dict[str, Build]:
+        """Of these, those that are built where they are missing: see `Environment.builds`."""
+        return {} if self.image else {name: at for task in self.tasks for name, at in task.environment.builds().items()}
 
     def name(self, number: int) -> str:
         """Of the part that a prompt's number is of."""

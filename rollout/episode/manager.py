@@ -24,6 +24,7 @@ from rollout.chaos import Strike
 from rollout.decide.blame import Cause, Failure, Phase, cause_of
 from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
+from rollout.episode import nowhere
 from rollout.episode.kept import KeptStates
 from rollout.episode.origin import Origin
 from rollout.episode.prepared import Prepared, PreparedStates
@@ -180,6 +181,8 @@ class EpisodeManager(EpisodeParts):
             raise
 
     async def _create(self, env: Environment) -> Any:
+        if not env.image:
+            return nowhere.Nowhere()
         with self.metered(Phase.CREATE):
             try:
                 async with asyncio.timeout(self.limits.create_s):
@@ -196,6 +199,8 @@ class EpisodeManager(EpisodeParts):
 
     async def _adopt(self, since: Sequence[TurnEntry]) -> Any:
         """The sandbox of an episode that another process began."""
+        if since[-1].sandbox == nowhere.NAME:
+            return nowhere.Nowhere()
         with self.metered(Phase.RECOVER):
             try:
                 return await self.host.get(since[-1].sandbox)

@@ -20,6 +20,7 @@ import hashlib
 import inspect
 import logging
 import os
+import time
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rollout.decide import reuse
 from rollout.environments.base import Environment, Observation
 from sandbox import durable
 from sandbox.errors import (
@@ -43,7 +45,8 @@ from sandbox.errors import (
 
 log = logging.getLogger("pagurus.rollout")
 
-MOST = 64  # states in the book; the one that was not used for longest goes
+MOST = 64  # states in the book
+GONE = ".gone"  # behind the name of a state that was forgotten: an empty file that remembers it
 FORKS_FAILED_MOST = 3  # forks of an environment that did not come back equal, until its resets are not shared
 
 
@@ -55,6 +58,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     state: bytes  # of the environment, as `Environment.snapshot` told it
     first: Observation
+    made: float = 0.0  # seconds since the epoch
+    again: bool = False  # it was made before, and forgotten
 
 
 class ForkingHost(Protocol):
@@ -65,8 +70,8 @@ class ForkingHost(Protocol):
 
     async def image_digest(self, name: str) -> str: ...
 
-    async def keep_prepared(self, sandbox: Any, name: str) -> None:
-        """From now on the sandbox is no run's but the book's."""
+    async def keep_prepared(self, sandbox: Any, name: str, book: Path) -> None:
+        """From now on the sandbox is no run's but that of the book in this folder."""
 
     async def drop_prepared(self, name: str) -> None:
         """Remove the sandboxes of this name."""
@@ -84,7 +89,7 @@ class PreparedStates:
     """Example: ``PreparedStates(host, Path("runs/.prepared"))``; runs that name one folder share their states."""
 
     def __init__(self, host: ForkingHost, folder: Path, *, most: int = MOST):
-        self._host, self._folder, self._most = host, folder, most
+        self._host, self._folder, self._most = host, folder.absolute(), most
         self._making: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._alone: dict[str, str] = {}  # environments whose resets are not shared, and why
         self._failed: Counter[str] = Counter()  # forks that did not come back equal
@@ -146,12 +151,21 @@ class PreparedStates:
                 raise NotShared("its attributes are no plain values, and it has no `snapshot` of its own")
             try:
                 point = await sandbox.checkpoint("prepared")
-                ready = Prepared(name=name, sandbox=sandbox.id, checkpoint=point.id, state=state, first=first)
+                known = await asyncio.to_thread(self._path(name + GONE).exists)
+                ready = Prepared(
+                    name=name,
+                    sandbox=sandbox.id,
+                    checkpoint=point.id,
+                    state=state,
+                    first=first,
+                    made=time.time(),
+                    again=known,
+                )
                 content = msgspec.msgpack.encode(ready)
             except (CheckpointFailed, Unsupported, TypeError) as error:
                 raise NotShared(str(error)) from error
             await sandbox.kill()
-            await self._host.keep_prepared(sandbox, name)
+            await self._host.keep_prepared(sandbox, name, self._folder)
             await asyncio.to_thread(self._write, name, content)
         except BaseException:
             await asyncio.shield(_remove(sandbox))
@@ -160,9 +174,8 @@ class PreparedStates:
         return ready
 
     async def _trim(self) -> None:
-        """Forget the states that were not used for longest. Episodes that began in them go on."""
-        for name in await asyncio.to_thread(self._oldest):
-            await asyncio.to_thread(self._path(name).unlink, missing_ok=True)
+        """Forget states that are too many. Episodes that began in them go on."""
+        for name in await asyncio.to_thread(self._forget):
             await self._host.drop_prepared(name)
 
     async def _name(self, env: Environment, kind: str, seed: int) -> str:
@@ -192,17 +205,30 @@ class PreparedStates:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             durable.publish(self._path(name), content)
+            self._path(name + GONE).unlink(missing_ok=True)
         except OSError as error:
             raise NoSpace(f"{self._folder} cannot be written: {error.strerror}", remedy="make room there") from error
 
-    def _oldest(self) -> list[str]:
-        used = []
+    def _forget(self) -> list[str]:
+        """Take what is too much out of the book: the names that went."""
+        states, gone = [], []
         for path in self._folder.iterdir():
             try:
-                used.append((path.stat().st_mtime_ns, path.name))
-            except FileNotFoundError:
+                if path.name.endswith(GONE):
+                    gone.append((path.stat().st_mtime, path.name))
+                    continue
+                ready = msgspec.msgpack.decode(path.read_bytes(), type=Prepared)
+                states.append(reuse.State(path.name, ready.made, path.stat().st_mtime, ready.again))
+            except (FileNotFoundError, msgspec.MsgspecError):
                 continue  # another run has forgotten it meanwhile
-        return [name for _, name in sorted(used)[: max(0, len(used) - self._most)]]
+        went = reuse.to_forget(states, self._most)
+        for name in went:
+            self._path(name + GONE).touch()
+            self._path(name).unlink(missing_ok=True)
+        for _, name in gone:
+            if name not in reuse.remembered(gone, self._most):
+                self._path(name).unlink(missing_ok=True)
+        return went
 
 
 def _source(kind: type[Environment]) -> str:

@@ -110,7 +110,7 @@ class Episode:
         self.sampling, self.strike, self.limits = sampling, strike, parts.limits
         self.guarded = GuardedSandbox(sandbox, meter=parts.meter, epoch=last.epoch if last is not None else None)
         self.guarded.on_epoch = self._on_epoch
-        self.clock = Clock(self.limits.step_s, used=last.own_s if last is not None else 0.0)
+        self.clock = Clock(env.seconds or self.limits.step_s, used=last.own_s if last is not None else 0.0)
         self.talk = Plain(env, parts.tokenizer) if parts.renderer is None else Chat(env, parts.renderer)
         self.phase = Phase.RESET
         self.visits: list[Visit] = []  # states that it was in and that can be forked

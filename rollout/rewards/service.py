@@ -86,37 +86,37 @@ class RewardService:
         if self._book is not None and (known := await asyncio.to_thread(self._book.get, key)) is not None:
             self.known += 1
             return known
-        score, took = await self._tries(ask, trajectory.final.checkpoint, self._anchors.get((digest, ask.seed)))
+        score, took = await self._tries(ask, trajectory.final.checkpoint, digest)
         if score.reward >= scoring.high:
             self._anchors[digest, ask.seed] = anchor.raised(self._anchors.get((digest, ask.seed)), took)
         if self._book is not None:
             await asyncio.to_thread(self._book.put, key, score)
         return score
 
-    async def _tries(self, ask: Ask, checkpoint: str, known: float | None) -> tuple[Score, float]:
-        limits = anchor.limits(known, ask.scoring.longest)
+    async def _tries(self, ask: Ask, checkpoint: str, digest: str) -> tuple[Score, float]:
         why: Exception | None = None
-        for attempt, limit in enumerate(limits):
-            ask = msgspec.structs.replace(ask, id=secrets.token_hex(8), limit=limit, attempt=attempt)
+        for attempt in range(anchor.TRIES):
             self.tries += 1
             try:
-                score, took = await self._try(ask, checkpoint)
+                score, took = await self._try(ask, attempt, checkpoint, digest)
                 if wrong := score.wrong(ask.scoring, len(ask.turns)):
                     raise ScorerFailed(wrong)
                 return score, took
             except (ScorerFailed, TooSlow) as error:
                 why = error
             except PagurusError as error:  # the host's: it is asked again, and then its own failure
-                if attempt + 1 == len(limits):
+                if attempt + 1 == anchor.TRIES:
                     raise
                 why = error
                 await asyncio.sleep(PAUSE * 2**attempt)
             self.failed += 1
             log.warning("scoring by %s failed, try %d: %s", ask.scoring.name, attempt + 1, why)
-        raise ScorerFailed(f"{ask.scoring.name}, {len(limits)} times, last: {why}") from why
+        raise ScorerFailed(f"{ask.scoring.name}, {anchor.TRIES} times, last: {why}") from why
 
-    async def _try(self, ask: Ask, checkpoint: str) -> tuple[Score, float]:
+    async def _try(self, ask: Ask, attempt: int, checkpoint: str, digest: str) -> tuple[Score, float]:
         async with self._pool.slot(), self._fork(ask.scoring, checkpoint) as fork:
+            limit = anchor.limits(self._anchors.get((digest, ask.seed)), ask.scoring.longest)[attempt]  # as known now
+            ask = msgspec.structs.replace(ask, id=secrets.token_hex(8), limit=limit, attempt=attempt)
             if ask.scoring.url:
                 return await self._web.run(ask, fork)
             return await self._pool.run(ask, fork)

@@ -31,6 +31,7 @@ from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
 from rollout.engine.client import Published
 from rollout.engine.pace import Paced
+from rollout.environments.images import build_missing
 from rollout.environments.mixture import RECENT, Draw, load_curriculum
 from rollout.episode.prepared import PreparedStates
 from rollout.episode.renderer import ChatRenderer, has_template
@@ -239,6 +240,7 @@ class RolloutRole:
         """Beside the trajectories that go on: they need not wait for it."""
         try:
             await self.host.remove(left)
+            await self.host.collect_prepared()
         except PagurusError as error:
             log.warning("sandboxes of the process before this one are removed at the end of the run: %s", error)
 
@@ -263,7 +265,9 @@ class RolloutRole:
     # ----------------------------------------------------------------- parts
 
     async def _check_image(self) -> None:
-        """Before minutes are spent: is there an image to start sandboxes from?"""
+        """Before minutes are spent: is there an image to start sandboxes from? Some are built here."""
+        if builds := self.environments.builds():
+            await build_missing(self.host.client, builds)
         there = await self._images()
         for wanted in sorted(self.environments.images() - set(there)):
             raise ImageNotFound(

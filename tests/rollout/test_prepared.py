@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollout import labels
 from rollout.chaos import Strike, kill_sandbox
 from rollout.decide.blame import Blame, Cause, Phase, blame
 from rollout.engine.client import Sampling
 from rollout.environments.base import Observation
 from rollout.episode.manager import EpisodeManager
-from rollout.episode.prepared import FORKS_FAILED_MOST, PreparedStates
+from rollout.episode.prepared import FORKS_FAILED_MOST, GONE, PreparedStates
 from rollout.episode.spec import EpisodeSpec, Limits
-from rollout.labels import PREPARED, Labelled
+from rollout.labels import BOOK, PREPARED, Labelled
 from rollout.messages import Trajectory
 from sandbox import Client
 from sandbox.errors import NotEqual
@@ -83,7 +85,7 @@ async def test_one_reset_serves_the_group_the_next_epoch_and_the_next_run(labell
     }
     assert (states.made, states.forked, other_run.made, other_run.forked) == (1, 5, 0, 1)
     left = await labelled.client.sandboxes()
-    assert [(info.state, list(info.labels)) for info in left if PREPARED in info.labels] == [("dead", [PREPARED])]
+    assert [(info.state, set(info.labels)) for info in left if PREPARED in info.labels] == [("dead", {PREPARED, BOOK})]
     assert all(PREPARED in info.labels for info in left)  # the episodes' own are gone
 
 
@@ -108,15 +110,28 @@ async def test_a_state_that_somebody_removed_is_made_again(labelled: Labelled, t
     assert [each.reward for each in group] == [1.0] * 3 and Counting.resets == 2
 
 
-async def test_the_state_that_was_not_used_for_longest_goes(labelled: Labelled, tmp_path: Path) -> None:
+async def test_a_state_that_comes_back_outlives_those_that_come_once(labelled: Labelled, tmp_path: Path) -> None:
     states = PreparedStates(labelled, tmp_path / "book", most=2)
     episodes = manager(labelled, states)
-    for seed in (1, 2, 1, 3, 1):
+    for seed in (1, 2, 3, 1, 4, 5, 1):
         assert [each.reward for each in await play(episodes, seed, 1)] == [1.0]
-    assert Counting.resets == 3
-    assert len(await labelled.client.sandboxes({PREPARED: None})) == len(list((tmp_path / "book").iterdir())) == 2
-    await play(episodes, 2, 1)
-    assert Counting.resets == 4
+    assert Counting.resets == 6  # of 1 to 5, and of 1 once more
+    kept = [path for path in (tmp_path / "book").iterdir() if not path.name.endswith(GONE)]
+    assert len(await labelled.client.sandboxes({PREPARED: None})) == len(kept) == 2
+
+
+async def test_states_whose_book_was_deleted_are_collected(
+    labelled: Labelled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes = manager(labelled, PreparedStates(labelled, tmp_path / "book"))
+    other = manager(labelled, PreparedStates(labelled, tmp_path / "other"))
+    await play(episodes, 1, 1)
+    await play(other, 2, 1)
+    shutil.rmtree(tmp_path / "book")
+    assert await labelled.collect_prepared() == 0  # too young to be told from one that is being made
+    monkeypatch.setattr(labels, "YOUNG", -1.0)
+    assert await labelled.collect_prepared() == 1
+    assert len(await labelled.client.sandboxes({PREPARED: None})) == 1
 
 
 async def test_what_a_reset_depends_on_has_a_state_of_its_own(labelled: Labelled, tmp_path: Path) -> None:

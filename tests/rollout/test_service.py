@@ -51,6 +51,9 @@ class Host(FakeHost):
         self.orphans = tuple(name for name in self.orphans if name not in left)
         return len(left)
 
+    async def collect_prepared(self) -> int:
+        return 0
+
     async def sweep(self) -> int:
         return await self.remove(await self.left())
 

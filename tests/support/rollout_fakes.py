@@ -212,7 +212,7 @@ class FakeHost:
             sandbox.removed = sandbox.removed or sandbox.id in left
         return len(left)
 
-    async def keep_prepared(self, sandbox: FakeSandbox, name: str) -> None:
+    async def keep_prepared(self, sandbox: FakeSandbox, name: str, book: Any) -> None:
         self.prepared[sandbox.id] = name
 
     async def drop_prepared(self, name: str) -> None:

@@ -1,0 +1,7 @@
+from tide.table import HEIGHTS
+
+
+def main():
+    import sys
+
+    print(HEIGHTS[int(sys.argv[1]) % len(HEIGHTS)]

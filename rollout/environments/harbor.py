@@ -1,0 +1,234 @@
+"""Folders of tasks in Harbor's format as environments: instruction, image, limits, tests, solution.
+
+Owns: reading ``task.toml`` (also of folders of such folders), the loop of shell commands, what `tests/test.sh` says.
+Does not own: building images (images), running the tests beside the rollout (rollout.rewards).
+Guarantee: tests and solution are in no sandbox before the episode has ended; the oracle's solution alone is, when the
+oracle plays.
+
+::
+
+    instruction.md ─▶ first observation      environment/Dockerfile ─▶ image
+    solution/ ─▶ the oracle's only action    tests/test.sh ─▶ reward, from /logs/verifier/reward.txt or reward.json
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from rollout.decide import anchor
+from rollout.environments.base import Build, Environment, Observation
+from rollout.rewards.messages import Final, Score, Scoring, TooSlow
+from rollout.rewards.registry import reward
+from sandbox.errors import Invalid
+from sandbox.messages import Limits, Network
+
+TASK = "task.toml"
+OUTPUT = 4000  # characters of a command's output that the agent reads
+SYSTEM = (
+    "You work in a shell. Each of your messages is one command for /bin/sh, alone and without explanation; you are "
+    "shown what it prints. When the task is done, say exit."
+)
+
+
+class _Agent(msgspec.Struct):
+    timeout_sec: float = 600.0
+
+
+class _Verifier(msgspec.Struct):
+    timeout_sec: float = 600.0
+    env: dict[str, str] = {}
+
+
+class _Box(msgspec.Struct):
+    build_timeout_sec: float = 600.0
+    docker_image: str | None = None
+    cpus: float = 1.0
+    memory_mb: int = 2048
+    storage_mb: int = 10240
+    memory: str | None = None  # of older tasks: "2G"
+    storage: str | None = None
+    allow_internet: bool = True
+    workdir: str | None = None
+
+
+class _Settings(msgspec.Struct):
+    agent: _Agent = msgspec.field(default_factory=_Agent)
+    verifier: _Verifier = msgspec.field(default_factory=_Verifier)
+    environment: _Box = msgspec.field(default_factory=_Box)
+    metadata: dict[str, Any] = {}
+
+
+class HarborTask:
+    """One folder. Raises Invalid, naming what is wrong with it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder.resolve()
+        try:
+            self.settings = msgspec.convert(tomllib.loads((folder / TASK).read_text()), _Settings, strict=False)
+            self.instruction = (folder / "instruction.md").read_text()
+        except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+            raise Invalid(f"{folder} is no task: {error}", remedy="it needs task.toml and instruction.md") from None
+        if not (folder / "tests" / "test.sh").is_file():
+            raise Invalid(f"{folder} has no tests/test.sh", remedy="write one that leaves /logs/verifier/reward.txt")
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def image(self) -> str:
+        """The name of its image: by content, so that a changed one is built anew."""
+        named = self.settings.environment.docker_image
+        return named or f"harbor-{_digest(self.folder / 'environment')}"
+
+    @property
+    def limits(self) -> Limits:
+        box = self.settings.environment
+        return Limits(
+            cpus=box.cpus,
+            memory=_size(box.memory) or f"{box.memory_mb}MiB",
+            disk=_size(box.storage) or f"{box.storage_mb}MiB",
+            processes=None,
+        )
+
+    def oracle(self) -> str | None:
+        """One command that does what the solution does."""
+        folder = self.folder / "solution"
+        if not (folder / "solve.sh").is_file():
+            return None
+        lines = ["mkdir -p /solution"]
+        for path, content in _files(folder):
+            target = f"/solution/{path}"
+            lines.append(f"mkdir -p '{Path(target).parent}' && base64 -d > '{target}' <<'END_OF_FILE'")
+            lines += [base64.b64encode(content).decode(), "END_OF_FILE"]
+        return "\n".join([*lines, "bash /solution/solve.sh"])
+
+
+def tasks_of(place: Path) -> list[HarborTask]:
+    """The task in a folder, or all in the folders below it, by name; none where it holds none."""
+    if (place / TASK).is_file():
+        return [HarborTask(place)]
+    if not place.is_dir():
+        return []
+    return [HarborTask(each) for each in sorted(place.iterdir()) if (each / TASK).is_file()]
+
+
+@reward
+async def verified(final: Final, *, tests: str, digest: str, env: dict[str, str], workdir: str | None) -> Score:
+    """What tests/test.sh says of the final state. What the agent left running goes on: it may be what is tested."""
+    box = final.sandbox
+    await box.exec("rm -rf /tests /logs/verifier; mkdir -p /tests /logs/verifier", user="root")
+    for path, content in _files(Path(tests)):
+        await box.files.write(f"/tests/{path}", content)
+    done = await box.exec(["bash", "/tests/test.sh"], timeout=final.limit, env=env, cwd=workdir, user="root")
+    if done.timed_out:
+        if not anchor.believed(final.ask.attempt):
+            raise TooSlow(f"the tests took more than {final.limit:g} s")
+        return Score(reward=0.0, reason=f"the tests took more than {final.limit:g} s")
+    said = (done.stdout + done.stderr).decode("utf-8", "replace")[-400:]
+    told = await box.exec("cat /logs/verifier/reward.txt 2>/dev/null || cat /logs/verifier/reward.json", user="root")
+    try:
+        value = json.loads(told.text)
+        value = value["reward"] if isinstance(value, dict) else value
+        return Score(reward=float(value), reason=said)
+    except (ValueError, KeyError, TypeError):
+        return Score(reward=0.0, reason=f"the tests left no reward: {said}")
+
+
+class HarborEnvironment(Environment):
+    """One task of a folder, chosen by the seed: seed 0 is the first. Made by `environment_of`."""
+
+    tasks: ClassVar[list[HarborTask]] = []
+    system = SYSTEM
+    max_turns = 50
+
+    def __init__(self) -> None:
+        self.task = self.instruction = ""
+
+    @classmethod
+    def builds(cls) -> dict[str, Build]:
+        return {
+            task.image: Build(task.folder / "environment", task.settings.environment.build_timeout_sec)
+            for task in cls.tasks
+            if task.settings.environment.docker_image is None
+        }
+
+    @classmethod
+    def images(cls) -> set[str]:
+        return {task.image for task in cls.tasks}
+
+    def of(self, seed: int) -> tuple[Environment, int]:
+        task = self._task(seed)
+        box = task.settings.environment
+        self.image, self.limits = task.image, task.limits
+        self.network = Network.open() if box.allow_internet else Network.none()
+        self.reward = _scoring(task)
+        self.task, self.instruction, self.seconds = task.name, task.instruction, task.settings.agent.timeout_sec
+        return self, seed
+
+    @classmethod
+    def distinct(cls) -> int | None:
+        return len(cls.tasks)
+
+    def _task(self, seed: int) -> HarborTask:
+        return self.tasks[seed % len(self.tasks)]
+
+    def oracle(self, seed: int) -> list[str] | None:
+        solution = self._task(seed).oracle()
+        return None if solution is None else [solution, "exit"]
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        await sandbox.exec("mkdir -p /logs/agent /logs/verifier", user="root")
+        return Observation(f"{self.instruction}\n$ ")
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        if action.strip() == "exit":
+            return Observation("", done=True)
+        if "\0" in action:
+            return Observation("sh: a command holds a NUL byte\n$ ")
+        result = await sandbox.exec(action, timeout=self.seconds)
+        text = (result.stdout + result.stderr).decode("utf-8", "replace")
+        if len(text) > OUTPUT:
+            text = f"{text[: OUTPUT // 2]}\n[{len(text) - OUTPUT} characters left out]\n{text[-OUTPUT // 2 :]}"
+        return Observation(f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}$ ")
+
+
+def environment_of(tasks: list[HarborTask]) -> type[Environment]:
+    """The environment of these tasks."""
+    return type("HarborTasks", (HarborEnvironment,), {"tasks": tasks, "image": tasks[0].image, "__module__": __name__})
+
+
+def _scoring(task: HarborTask) -> Scoring:
+    tests = task.folder / "tests"
+    verifier = task.settings.verifier
+    asked = verified(
+        tests=str(tests), digest=_digest(tests), env=dict(verifier.env), workdir=task.settings.environment.workdir
+    )
+    return msgspec.structs.replace(asked, longest=verifier.timeout_sec)
+
+
+def _files(folder: Path) -> list[tuple[str, bytes]]:
+    return [
+        (str(path.relative_to(folder)), path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    ]
+
+
+def _digest(folder: Path) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for path, content in _files(folder):
+        found.update(f"{path} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def _size(text: str | None) -> str | None:
+    """Sizes of older tasks. Example: ``_size("2G") == "2GiB"``."""
+    return None if text is None else text.rstrip("iB") + "iB"

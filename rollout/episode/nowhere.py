@@ -1,0 +1,36 @@
+"""What an environment without an image gets in place of a sandbox: nothing runs, and there is nothing to lose.
+
+Owns: the stand-in. Guarantee: whoever asks it for more than its end is told that there is no sandbox.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandbox.errors import Unsupported
+from sandbox.messages import CheckpointInfo, SandboxInfo, SandboxState
+
+NAME = "none"
+
+
+class Nowhere:
+    """The sandbox of environments with ``image = ""``."""
+
+    id = NAME
+    info = SandboxInfo(id=NAME, image="", state=SandboxState.RUNNING, created_at=0.0)
+    files = None
+
+    async def exec(self, command: Any, **_: Any) -> Any:
+        raise Unsupported("this environment has no sandbox", remedy="give it an `image`")
+
+    async def checkpoint(self, label: str | None = None) -> CheckpointInfo:
+        raise Unsupported("this environment has no sandbox", remedy="give it an `image`")
+
+    async def tree(self) -> list[CheckpointInfo]:
+        return []
+
+    async def kill(self) -> None:
+        """Nothing runs."""
+
+    async def remove(self) -> None:
+        """Nothing is there."""

@@ -1,0 +1,122 @@
+"""Folders of tasks in Harbor's format: read, built, played by the oracle and by one who does nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rollout.engine.chat import Characters
+from rollout.engine.client import Sampling
+from rollout.engine.script import Script
+from rollout.environments.folder import load
+from rollout.environments.harbor import HarborTask, tasks_of
+from rollout.environments.images import build_missing
+from rollout.environments.mixture import Mixture, Part
+from rollout.episode.manager import EpisodeManager
+from rollout.episode.spec import Limits
+from rollout.evaluate import evaluate, oracle_of
+from rollout.labels import Labelled
+from rollout.rewards.service import RewardService
+from sandbox import Client
+from sandbox.errors import Invalid
+from tests.support.daemon_host import missing
+
+TWELVE = Path(__file__).parents[2] / "examples" / "harbor_tasks"
+real = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def test_the_folder_of_twelve_is_read() -> None:
+    task = load(TWELVE)
+    assert task.name == "harbor_tasks" and task.environment.distinct() == 12
+    assert len(task.environment.images()) == len(task.environment.builds()) >= 10  # equal folders share an image
+    for seed in range(24):
+        env, _ = task.environment().of(seed)
+        assert env.image in task.environment.images() and env.reward is not None and env.reward.longest == 60.0
+        assert env.seconds == 120.0 and env.limits.memory == "512MiB" and env.network.mode == "none"
+        oracle = env.oracle(seed)
+        assert oracle is not None and oracle[0].endswith("bash /solution/solve.sh") and oracle[1] == "exit"
+    mixture = Mixture([Part(task=str(TWELVE))])
+    assert mixture.images() == task.environment.images() and mixture.builds() == task.environment.builds()
+
+
+def test_a_changed_context_or_test_is_another_image_or_function(tmp_path: Path) -> None:
+    shutil.copytree(TWELVE / "greeting", tmp_path / "greeting")
+    (same,), before = tasks_of(tmp_path / "greeting"), HarborTask(TWELVE / "greeting")
+    assert same.image == before.image
+    (tmp_path / "greeting/environment/new").write_text("x")
+    assert HarborTask(tmp_path / "greeting").image != before.image
+
+
+def test_what_is_no_task_is_named(tmp_path: Path) -> None:
+    assert tasks_of(tmp_path) == []
+    (tmp_path / "task.toml").write_text("[agent]\ntimeout_sec = 'soon'\n")
+    with pytest.raises(Invalid, match="is no task"):
+        tasks_of(tmp_path)
+    (tmp_path / "task.toml").write_text("")
+    (tmp_path / "instruction.md").write_text("do it")
+    with pytest.raises(Invalid, match="has no tests"):
+        load(tmp_path)
+
+
+class Images:
+    """The images of a host that builds at once."""
+
+    def __init__(self) -> None:
+        self.names, self.built = ["debian"], list[tuple[str, Path]]()
+        self.images = self
+
+    async def list(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.names]
+
+    async def build(self, name: str, context: Path, **_: Any) -> None:
+        self.names.append(name)
+        self.built.append((name, context))
+
+
+async def test_images_are_built_once() -> None:
+    environment, host = load(TWELVE).environment, Images()
+    wanted = environment.builds()
+    assert await build_missing(host, wanted) == len(wanted) and await build_missing(host, wanted) == 0  # type: ignore[arg-type]
+    assert dict(host.built) == {name: build.folder for name, build in wanted.items()}
+
+
+def write(folder: Path, instruction: str, solve: str, test: str) -> None:
+    """A task that starts from the image that every host of tests has."""
+    for name, text in {
+        "task.toml": '[environment]\ndocker_image = "debian"\nallow_internet = false\nmemory_mb = 256\n',
+        "instruction.md": instruction,
+        "solution/solve.sh": solve,
+        "tests/test.sh": f"echo 0 > /logs/verifier/reward.txt\nset -e\n. /tests/deep/lib.sh\n{test}",
+        "tests/deep/lib.sh": 'earn() { echo "{\\"reward\\": $1}" > /logs/verifier/reward.txt; }\n',
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@real
+async def test_the_oracle_passes_and_nobody_else(host: Client, tmp_path: Path) -> None:
+    """A file that is written, and a process that has to be left running."""
+    write(tmp_path / "tasks/file", "write", "echo done > /root/work\n", "grep -x done /root/work\nearn 1.0\n")
+    alive = "kill -0 $(cat /root/pid)\nearn 1\n"
+    write(tmp_path / "tasks/process", "run", "sleep 1000 > /dev/null 2>&1 &\necho $! > /root/pid\n", alive)
+    environment = load(tmp_path / "tasks").environment
+    assert environment.builds() == {} and environment.images() == {"debian"}
+    labelled = Labelled(host, tmp_path / "run")
+    async with RewardService(labelled) as rewards:
+        manager = EpisodeManager(
+            environment=environment,
+            host=labelled,
+            engine=Script(),
+            tokenizer=Characters(),
+            rewards=rewards,
+            limits=Limits(max_length=1 << 20),
+        )
+        sampling = Sampling(max_tokens=1 << 16)
+        oracle = await evaluate(manager, range(2), sampling, engine=oracle_of(environment))
+        nobody = await evaluate(manager, range(2), sampling)
+    assert (oracle.reward, oracle.lost) == (1.0, 0), oracle.reasons
+    assert (nobody.reward, nobody.lost) == (0.0, 0), nobody.reasons
