@@ -77,6 +77,7 @@ _NAMED = _each(
     tcp_quickack="the kernel changes it by itself (tcp(7))",
     tcp_maxseg_new="of a socket that neither listens nor is connected yet: its segments have the usual size",
     tcp_window_clamp="the kernel changes it by itself while data flow",
+    so_reserve_mem="memory set aside for a socket is taken when data come: speed alone",
     so_incoming_cpu="the kernel notes the processor of the last packet there",
     udp_error="an error of a datagram that was sent before is not told",
     tcp_peer_gone="what was received can be read; then comes the end, or EPIPE",
@@ -105,7 +106,7 @@ _IMPOSSIBLE = _each(
     no_huge_pages_unless_advised__timer_numbers__tcp_signed=_UNSEEN,
     core_scheduling__no_executable_gain__l1d_flush__indirect_branch__store_bypass=_UNSEEN,
     no_time_stamp_counter__directory_notice=_UNSEEN,
-    terminal_discipline__file_handle__utilisation_clamp__huge_mapping__tcp_ulp__so_reserve_mem=_LACKING,
+    terminal_discipline__file_handle__utilisation_clamp__huge_mapping__tcp_ulp=_LACKING,
     thread_area__shadow_stack__mapping_name=_LACKING,
 )
 
