@@ -94,8 +94,9 @@ class Watch:
     def _look(self) -> None:
         self.looks += 1
         for player in self._players:
-            if sum(host.acts(player.sandbox.id) for host in self._hosts) > 1:
-                self.double += 1
+            acting = [host for host in self._hosts if host.acts(player.sandbox.id)]
+            # Looks take time: who is seen before and after another one was seen did act at the same time.
+            self.double += len(acting) > 1 and sum(host.acts(player.sandbox.id) for host in acting) > 1
 
 
 async def places(client: Client) -> dict[str, str]:

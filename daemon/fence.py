@@ -16,7 +16,7 @@ from pathlib import Path
 from daemon.host.fence import LOCK, MARGIN, clock, read
 from sandbox.container.cgroup import PARENT, hierarchy
 
-LOOK = 0.05  # seconds between two looks
+LOOK = 0.02  # seconds between two looks
 URGENT = -15  # nice value: it must run when it is time, on a busy host too
 
 

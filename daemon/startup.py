@@ -41,7 +41,7 @@ from daemon.host.expiry_watch import watch
 from daemon.host.host import Host
 from daemon.turns import excluded
 from sandbox import private
-from sandbox.container.cgroup import parse_bytes
+from sandbox.container.cgroup import STANDSTILL, parse_bytes
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.content import dumpfile
 from sandbox.criu.checkpointer import Checkpointer
@@ -86,6 +86,7 @@ async def open_host(options: config.Config) -> Host:
         capturer = Capturer(pool, places, checkpointer, inspector)
         services = Services(catalogue, queue, capturer, inspector, Aside(queue))
         host = Host(services, places, ImageStore(pool.images), run / "sandboxes")
+        STANDSTILL.holds = host.fence.over  # a capture that ends after the lease lets nothing go on
         host.collector.default = Retention() if options.keep_last is None else Retention(last=options.keep_last)
         gateway = GatewayService(host, state / "gateway.sqlite", Config.load(options.gateway_config))
         undo.push_async_callback(gateway.close)
@@ -225,8 +226,7 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
     if container is None:
         await detach_all(host.attachments, row, Container(spec))
     else:
-        if not host.fence.over():
-            container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
+        container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
         host.services.inspector.watch(container.cgroup.id)
         await asyncio.to_thread(excluded.again, container, host.services.inspector, list(row.programs.values()))
         host.services.capturer.taint(container, "the daemon was restarted", files=True, processes=True)

@@ -16,7 +16,7 @@ import os
 import re
 import select
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +77,16 @@ def parse_bytes(value: str | int) -> int:
     if not 0 < size < SIZE_MOST:
         raise Invalid(f"not a size: {value!r}", remedy="write it like 512MiB or 1GiB")
     return size
+
+
+class Standstill:
+    """Whether all sandboxes of this host are to stand still. Whoever says so thaws them afterwards."""
+
+    def __init__(self) -> None:
+        self.holds: Callable[[], bool] = lambda: False
+
+
+STANDSTILL = Standstill()
 
 
 @dataclass(frozen=True)
@@ -395,7 +405,9 @@ class Cgroup:
             _write(path / "cgroup.procs", pid)
 
     def thaw(self) -> None:
-        _write(self.path / "cgroup.freeze", 0)
+        """Let it go on, unless everything on this host is to stand still."""
+        if not STANDSTILL.holds():
+            _write(self.path / "cgroup.freeze", 0)
 
     async def wait_empty(self) -> None:
         """Returns when no process is left."""
