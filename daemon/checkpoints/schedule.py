@@ -48,7 +48,7 @@ class Stage(enum.StrEnum):
 
 PROVING = (Stage.DUMP, Stage.SNAPSHOT)  # stages whose jobs take a moment, or else are in others' way
 BURST = 1.0  # seconds of its share that an idle stage may save up
-QUICK, HEAVY = 0.2, 0.5  # seconds in a slot that are a moment in any case, and in none
+QUICK, HEAVY = 0.2, 2.0  # seconds in a slot that are a moment in any case, and in none
 SLOWER = 3  # how many times as long slots are mostly held as what is a moment
 LOOKED_BACK = 3.0  # seconds of slots after which what they were held for before counts little
 STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
