@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from pagurus import output
-from pagurus.common import IN_ORDER, Json, client, exit_codes, needs_training
+from pagurus.common import Json, client, exit_codes, needs_training
 from sandbox.errors import Invalid, NotFound
 
 application = typer.Typer(help="What the rollouts of a run do, did, and why they wait.", no_args_is_help=True)
@@ -162,11 +162,11 @@ def effects(
         output.say(f"{kind}: {part.trajectories} of {found.played} trajectories; {mean}")
 
 
-@application.command("shell", context_settings=IN_ORDER)
+@application.command("shell")
 def shell(
     run: Run,
     name: Annotated[str, typer.Argument(help="A trajectory, such as p12/4.")],
-    command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell, after --.")] = None,
     turn: Annotated[int | None, typer.Option(help="The state before this turn; the last one when left out.")] = None,
 ) -> None:
     """A terminal in a fork of a state that a trajectory was in. The fork is removed at the end; the state stays."""

@@ -81,3 +81,8 @@ async def test_where_everything_is(run: Path) -> None:
     why = json.loads(told("why", str(run), "--json"))
     assert why["trainer"] in ("waiting", "training", "elsewhere")
     assert "prompts: " in told("why", str(run))
+
+
+async def test_a_trajectory_whose_states_are_gone_is_said_to_be(run: Path) -> None:
+    assert "are not kept" in told("shell", str(run), "p0/1", "--turn", "3", "--", "ls", "-la", code=125)
+    assert "no turn can be visited" in told("show", str(run), "p0/1")
