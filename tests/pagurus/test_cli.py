@@ -130,13 +130,15 @@ def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
 VERBS = {
     *("doctor", "daemon", "run", "ls", "top", "exec", "shell", "cp", "port-forward", "rm", "restore", "fork"),
     *("tree", "diff", "net", "train", "export", "roles", "attach", "bench", "play", "eval", "serve"),
+    *("migrate", "simulate"),
 }
 GROUPS = {
     "image": {"ls", "import", "docker", "debootstrap", "upload", "build", "commit", "rm", "steps", "prune", "pull"},
     "checkpoint": {"take", "ls", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
     "token": {"create", "ls", "revoke"},
     "gateway": {"ls", "set", "rm", "token", "log"},
-    "rollouts": {"why", "account", "replay", "rescore", "show"},
+    "rollouts": {"why", "account", "replay", "rescore", "show", "effects", "resample", "shell"},
+    "cluster": {"up", "ls", "add", "rm", "drain", "resume", "label", "where"},
     "weights": {"ls", "verify", "diff", "rollback", "gc"},
 }
 
