@@ -229,20 +229,19 @@ class Fifth(Notebook):
 async def test_a_live_rollout_puts_long_prompts_off_and_trains_each_once(tmp_path: Path) -> None:
     config = configured(groups=4, size=2, tail=1.25, staleness=0)
 
-    def again() -> RolloutController:
+    def again(version: int = 0) -> RolloutController:
         return RolloutController(
             environment=Fifth, host=FakeHost(), engine=ScriptedEngine(SCRIPT), tokenizer=Letters(), config=config,
-            folder=tmp_path, seeds=range(40),
+            folder=tmp_path, seeds=range(40), version=version,
         )  # fmt: skip
 
     rollout, batches = again(), list[list[int]]()
     await rollout.start()
     while True:
         if len(batches) == 3:  # what was put off is known to a successor
-            version, step = rollout.version, rollout.step
+            version = rollout.version
             await rollout.stop()
-            rollout = again()
-            rollout.version, rollout.step = version, step
+            rollout = again(version)
             rollout.episodes.engine.version = version  # type: ignore[attr-defined]
             await rollout.start()
         try:
