@@ -55,9 +55,9 @@ def publish(root: Path, weights: Weights, *, versions: int, ranks: int, files: M
     ]
     for process in started:
         process.start()
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     for process in started:
         process.join(max(0.0, deadline - time.monotonic()))
         process.kill()  # one that waits for ever
-    if any(process.exitcode for process in started):
+    if any(process.exitcode != 0 for process in started):
         raise RuntimeError(f"ranks ended with {[process.exitcode for process in started]}")
