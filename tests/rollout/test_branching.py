@@ -281,12 +281,12 @@ async def test_real_sandboxes_are_branched_kept_and_visited(make: Make, host: Cl
             said = (await sandbox.exec("cat f; kill -0 $(cat /pid)")).text
         assert said == "start\n" + "".join(f"{letter}\n" for letter in written)
     episodes = EpisodeManager(environment=Living, host=labelled, engine=Dice(), tokenizer=Letters())
-    value = await resample(episodes, origins[1], SAMPLING, count=3, concurrency=2, pass_at=1.0)
+    value = await resample(episodes, origins[0], SAMPLING, count=3, concurrency=2, pass_at=1.0)
     assert value.played == 3 and value.lost == 0
     for row in rows:
         await (await host.get(row.sandbox)).remove()
     with pytest.raises(NotFound, match="is gone: its sandbox was removed by hand"):
-        await fork(labelled, origins[1])
+        await fork(labelled, origins[0])
 
 
 def rollout_rows(folder: Path) -> list[KeptRow]:
