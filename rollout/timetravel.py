@@ -22,7 +22,7 @@ from rollout.episode.spec import EpisodeSpec
 from rollout.labels import Labelled
 from rollout.store.kept import KeptBook
 from rollout.store.samples import SampleStore
-from sandbox.errors import NotFound
+from sandbox.errors import Conflict, NotFound
 
 
 class TurnValue(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ async def fork(host: Labelled, origin: Origin) -> Any:
     """A sandbox in that very state, of which the caller disposes."""
     try:
         return await host.fork(origin.visit.checkpoint)
-    except NotFound as error:
+    except (NotFound, Conflict) as error:  # nobody has it, or nobody who lives
         trajectory = origin.trajectory
         raise NotFound(
             f"checkpoint {origin.visit.checkpoint} of {trajectory.prompt}/{trajectory.index} is gone: "

@@ -35,7 +35,7 @@ from rollout.rewards.messages import ScorerFailed
 from rollout.rewards.service import RewardService, apply
 from rollout.store.journal import TurnEntry
 from rollout.store.kept import Visit
-from sandbox.errors import Invalid, NotFound, PagurusError
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 
 
 @dataclass(kw_only=True)
@@ -151,7 +151,7 @@ class EpisodeManager(EpisodeParts):
                 self.on_created()
                 return sandbox
             except PagurusError as error:
-                cause = Cause.DIED if isinstance(error, NotFound) else Cause.REFUSED
+                cause = Cause.DIED if isinstance(error, NotFound | Conflict) else Cause.REFUSED
                 text = f"{error.code}: {error}"
                 raise Ended(Failure(phase=Phase.CREATE, cause=cause, message=text)) from error
 

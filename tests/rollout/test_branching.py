@@ -263,7 +263,7 @@ async def test_real_sandboxes_are_branched_kept_and_visited(make: Make, host: Cl
             return await super().step(sandbox, action)
 
     labelled = Labelled(host, tmp_path / "run")
-    rollout = make(keep=2, host=labelled, environment=Living, seeds=range(1), groups=1)
+    rollout = make(keep=6, host=labelled, environment=Living, seeds=range(1), groups=1)
     batch = await play(rollout)
     need_trees(batch)
     for row in rollout_rows(tmp_path):
@@ -273,7 +273,7 @@ async def test_real_sandboxes_are_branched_kept_and_visited(make: Make, host: Cl
     rows = rollout_rows(tmp_path)
     there = await host.sandboxes()
     assert {(info.id, info.state, *info.labels) for info in there} == {(row.sandbox, "dead", KEPT) for row in rows}
-    assert len(rows) == 2 and all(row.bytes > 0 for row in rows)
+    assert len(rows) == 6 and all(row.bytes > 0 for row in rows)
     origins = visitable(tmp_path, rows[-1].prompt, rows[-1].member)
     for origin in origins:
         written = [turn.action[5] for turn in origin.trajectory.turns[: origin.visit.turn]]
