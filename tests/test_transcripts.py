@@ -42,6 +42,9 @@ ELSEWHERE = {
     "pagurus play": ("a model: tests/rollout/test_evaluate.py", "--model"),
     "pagurus eval": ("a model: tests/rollout/test_evaluate.py", "--model"),
     "pagurus weights": ("a run with trained weights", "runs/"),
+    "pagurus cluster": ("two hosts: tests/coordinator/test_cluster.py", "cluster"),
+    "pagurus rollouts": ("a run that has played: tests/pagurus/test_rollouts_cli.py, tests/rollout", "rollouts"),
+    "pagurus export": ("a run with trained weights", "runs/"),
     "pagurus train": ("training: tests/trainer", "train"),
 }
 

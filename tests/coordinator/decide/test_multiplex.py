@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import Bounds, LinearConstraint, milp
 
+from bench.harness.cheapest_groups import cheapest
 from coordinator.decide.multiplex import Group, Job, Prices, alone, join, leave, place, total
 from coordinator.decide.packing import in_order, plan
 
@@ -125,58 +123,6 @@ def test_a_plan_costs_at_most_what_one_after_another_costs(jobs: list[Job]) -> N
     assert total(plan(jobs, PRICES), PRICES) <= total(in_order(jobs, PRICES), PRICES) + 1e-9
 
 
-def fewest_nodes(jobs: tuple[Job, ...], limit: float) -> int | None:
-    """Rollout machines that these jobs need at least when each machine may work `limit` seconds: by trying all."""
-    order = sorted(jobs, key=lambda each: -each.rollout)
-    best = sum(each.rollout_nodes for each in order)
-
-    def place_rest(index: int, nodes: tuple[tuple[float, float], ...]) -> None:
-        nonlocal best
-        if len(nodes) >= best:
-            return
-        if index == len(order):
-            best = len(nodes)
-            return
-        each = order[index]
-        fits = [
-            n
-            for n, (work, held) in enumerate(nodes)
-            if work + each.rollout <= limit and held + each.rollout_gb <= PRICES.rollout_gb
-        ]
-        for used in range(min(each.rollout_nodes, len(fits)), -1, -1):
-            for chosen in itertools.combinations(fits, used):
-                after = list(nodes)
-                for n in chosen:
-                    after[n] = (after[n][0] + each.rollout, after[n][1] + each.rollout_gb)
-                after += [(each.rollout, each.rollout_gb)] * (each.rollout_nodes - used)
-                place_rest(index + 1, tuple(sorted(after)))
-
-    place_rest(0, ())
-    return best
-
-
-def cheapest(jobs: list[Job]) -> float:
-    """The least cost of all: every set of jobs that may be a group, with its exact price, is a column of a covering
-    problem in integers, solved by HiGHS."""
-    columns, prices = [], []
-    for size in range(1, len(jobs) + 1):
-        for chosen in itertools.combinations(range(len(jobs)), size):
-            some = tuple(jobs[n] for n in chosen)
-            limit = min(each.limit for each in some)
-            if max(each.alone for each in some) > limit or sum(each.train for each in some) > limit:
-                continue
-            if sum(each.train_gb for each in some) > PRICES.train_gb:
-                continue
-            nodes = fewest_nodes(some, limit)
-            assert nodes is not None
-            columns.append([float(n in chosen) for n in range(len(jobs))])
-            prices.append(nodes * PRICES.rollout_node + max(e.train_nodes for e in some) * PRICES.train_node)
-    each_once = LinearConstraint(np.array(columns).T, 1, 1)
-    found = milp(prices, constraints=each_once, integrality=np.ones(len(prices)), bounds=Bounds(0, 1))
-    assert found.success
-    return float(found.fun)
-
-
 def drawn(seed: int) -> list[Job]:
     rng = random.Random(seed)
     jobs = []
@@ -202,7 +148,7 @@ def test_plans_are_within_two_percent_of_the_cheapest_there_is() -> None:
     ours, best = 0.0, 0.0
     for seed in range(25):
         jobs = drawn(seed)
-        mine, least = total(plan(jobs, PRICES), PRICES), cheapest(jobs)
+        mine, least = total(plan(jobs, PRICES), PRICES), cheapest(jobs, PRICES)
         assert mine >= least - 1e-6, f"instance {seed}: cheaper than the cheapest"
         ours, best = ours + mine, best + least
     assert ours <= 1.02 * best

@@ -1,0 +1,69 @@
+"""The cheapest groups there are, for a few jobs: to measure plans by.
+
+Owns: an exact optimum of `coordinator.decide.packing`'s problem. Too slow for more than about eight jobs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from coordinator.decide.multiplex import Group, Job, Member, Prices
+
+
+def cheapest(jobs: Sequence[Job], prices: Prices) -> float:
+    """What the cheapest arrangement costs per hour: every set of jobs that may be a group, with its exact price, is a
+    column of a covering problem in integers, which HiGHS solves. (scipy is needed for it, the extra `dev`.)"""
+    columns, costs = [], []
+    for size in range(1, len(jobs) + 1):
+        for chosen in itertools.combinations(range(len(jobs)), size):
+            some = [jobs[n] for n in chosen]
+            limit = min(each.limit for each in some)
+            if max(each.alone for each in some) > limit or sum(each.train for each in some) > limit:
+                continue
+            if sum(each.train_gb for each in some) > prices.train_gb:
+                continue
+            columns.append([float(n in chosen) for n in range(len(jobs))])
+            nodes = fewest_nodes(some, limit, prices)
+            costs.append(nodes * prices.rollout_node + max(each.train_nodes for each in some) * prices.train_node)
+    each_once = LinearConstraint(np.array(columns).T, 1, 1)
+    found = milp(costs, constraints=each_once, integrality=np.ones(len(costs)), bounds=Bounds(0, 1))
+    if not found.success:
+        raise RuntimeError(f"no arrangement was found: {found.message}")
+    return float(found.fun)
+
+
+def fewest_nodes(jobs: Sequence[Job], limit: float, prices: Prices) -> int:
+    """Rollout machines that these jobs need at least as one group: by trying all ways to put them onto machines."""
+    order = sorted(jobs, key=lambda each: -each.rollout)
+    best = sum(each.rollout_nodes for each in order)
+
+    def place_rest(index: int, nodes: tuple[tuple[float, float], ...], members: tuple[Member, ...]) -> None:
+        nonlocal best
+        if len(nodes) >= best:
+            return
+        if index == len(order):
+            if Group(members=members, rollout_nodes=len(nodes), train_nodes=1).turns_within(limit):
+                best = len(nodes)
+            return
+        each = order[index]
+        fits = [
+            n
+            for n, (work, held) in enumerate(nodes)
+            if work + each.rollout <= limit and held + each.rollout_gb <= prices.rollout_gb
+        ]
+        for used in range(min(each.rollout_nodes, len(fits)), -1, -1):
+            for chosen in itertools.combinations(fits, used):
+                after = list(nodes)
+                for n in chosen:
+                    after[n] = (after[n][0] + each.rollout, after[n][1] + each.rollout_gb)
+                new = each.rollout_nodes - used
+                after += [(each.rollout, each.rollout_gb)] * new
+                member = Member(each, (*chosen, *range(len(nodes), len(nodes) + new)))
+                place_rest(index + 1, tuple(after), (*members, member))
+
+    place_rest(0, (), ())
+    return best

@@ -1,0 +1,239 @@
+"""`pagurus bench scheduling`: the schedulers, live where they are live, and against what is exact or simulated.
+
+Owns: the drawn workloads, the comparison. Does not own: deciding (rollout.decide, coordinator.decide), simulating
+(coordinator.simulate).
+
+`tail`: a live rollout over an embedded engine, P0 = 8 prompts of R0 = 4 answers, lengths drawn; without and with tail
+batching in turns. `ratio` is the time per trained prompt without over with; `control` the same with equal lengths. The
+engine's rates are measured before on answers of equal length (`calibrated`), and what the simulation says of the drawn
+ones stands beside: `simulated_over_live`.
+`place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs.
+Sandboxes are those of `sandbox.testing`: what is measured is the engine and the rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bench.harness.cheapest_groups import cheapest
+from coordinator.decide import multiplex, packing
+from coordinator.simulate.engines import Rates
+from coordinator.simulate.rollouts import Plan, Simulated, Turn
+from coordinator.simulate.scenarios import PRICES, drawn_jobs
+from rollout.config import RolloutConfig
+from rollout.controller import NoMorePrompts, RolloutController
+from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.launch import embedded
+from rollout.engine.supervisor import EngineSupervisor
+from rollout.environments.base import Environment, Observation
+from sandbox.paths import CHECKOUT
+from sandbox.testing import FakeHost
+
+MODEL = CHECKOUT / "examples" / "fix_the_service" / "start"
+GROUPS, SIZE = 8, 4
+MOST = 900  # tokens of an answer
+FIRST = 10  # token of the digit 0 in prompts
+
+Law = Callable[[int, int], int]  # tokens of a prompt's answer, by the number of the answer
+
+
+def tailed(seed: int) -> Law:
+    """Log-normal, half of the logarithm's variance of the prompt."""
+
+    def law(prompt: int, answer: int) -> int:
+        common, own = np.random.default_rng((seed, prompt)), np.random.default_rng((seed, prompt, answer + 1))
+        return int(np.clip(60 * np.exp(1.3 * np.sqrt(0.5) * (common.normal() + own.normal()) - 0.4), 4, MOST))
+
+    return law
+
+
+def equal(tokens: int) -> Law:
+    return lambda prompt, answer: tokens
+
+
+class Digits:
+    """A tokenizer for prompts that are numbers."""
+
+    def encode(self, text: str) -> list[int]:
+        return [FIRST + int(digit) for digit in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(str(token - FIRST) if 0 <= token - FIRST < 10 else "." for token in ids)
+
+
+class OneAnswer(Environment):
+    """The prompt is the seed; the answer's end is the episode's."""
+
+    shares_reset = False
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        return Observation(str(seed))
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        return Observation("", reward=1.0, done=True)
+
+    async def cut(self, sandbox: Any, action: str) -> Observation:
+        return Observation("", reward=float(len(action) % 2), done=True)
+
+
+class Drawn:
+    """An engine whose answers have the lengths that a law gives."""
+
+    def __init__(self, engine: EngineSupervisor, law: Law):
+        self.engine, self.law = engine, law
+        self.answers: Counter[tuple[int, ...]] = Counter()
+        self.live = self.version = 0
+        self.seen: list[tuple[float, float]] = []  # answers at once, seconds of a token
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        key = tuple(prompt_ids)
+        prompt, answer = int(Digits().decode(prompt_ids)), self.answers[key]
+        self.answers[key] += 1
+        drawn = msgspec.structs.replace(sampling, max_tokens=self.law(prompt, answer), ignore_eos=True)
+        self.live += 1
+        began, beside = time.monotonic(), self.live
+        try:
+            generation = await self.engine.generate(prompt_ids, drawn, request_id=request_id)
+        finally:
+            self.live -= 1
+        generation.spans = [Span(self.version, 0, len(generation.token_ids))]  # its weights never change
+        self.seen.append(((beside + self.live + 1) / 2, (time.monotonic() - began) / len(generation.token_ids)))
+        return generation
+
+
+async def live(engine: EngineSupervisor, law: Law, prompts: int, tail: float, groups: int = GROUPS) -> dict[str, Any]:
+    """One run to its end: seconds per trained prompt, and what the engine was seen to take."""
+    config = RolloutConfig(groups=groups, size=SIZE, tail=tail, staleness=0, concurrency=256)
+    drawn = Drawn(engine, law)
+    with tempfile.TemporaryDirectory(prefix="pagurus-scheduling-") as folder:
+        async with FakeHost() as fake, fake.client() as host:
+            rollout = RolloutController(
+                environment=OneAnswer, host=host, engine=drawn, tokenizer=Digits(), config=config, folder=folder,
+                seeds=range(prompts),
+            )  # fmt: skip
+            began, trained = time.monotonic(), list[int]()
+            async with rollout:
+                while True:
+                    try:
+                        batch = await rollout.next_batch()
+                    except NoMorePrompts:
+                        break
+                    trained += [group.seed for group in batch.groups]
+                    await rollout.consumed(batch)
+                    drawn.version = rollout.version + 1
+                    await rollout.published(drawn.version)
+            seconds = time.monotonic() - began
+    if Counter(trained) != Counter(range(prompts)):
+        raise RuntimeError(f"of {prompts} prompts {len(set(trained))} were trained, {len(trained)} times in all")
+    return {"seconds_per_prompt": seconds / prompts, "seen": drawn.seen}
+
+
+def simulated(law: Law, prompts: int, tail: float, rates: Rates, overhead: float) -> float:
+    """Seconds per trained prompt."""
+    answers: Counter[int] = Counter()
+
+    def workload(prompt: int, member: int) -> list[Turn]:
+        answers[prompt] += 1
+        return [Turn(0, law(prompt, answers[prompt] - 1), overhead)]
+
+    config = RolloutConfig(groups=GROUPS, size=SIZE, tail=tail, staleness=0, concurrency=256)
+    plan = Plan(rules=config.rules, engines=[rates], workload=workload, prompts=prompts)
+    return Simulated(plan).run().seconds / prompts
+
+
+async def calibrate(engine: EngineSupervisor) -> tuple[Rates, float]:
+    """The engine's rates from answers of equal length, 4 to 40 at once; and seconds of an episode beside its answer."""
+    seen: list[tuple[float, float]] = []
+    beside = []
+    for groups in (1, 2, 4, 7, 10):
+        came = await live(engine, equal(100), groups * 3, 0.0, groups)
+        answers = came["seen"]
+        seen += answers
+        each = statistics.mean(seconds for _, seconds in answers) * 100
+        beside.append(max(0.0, came["seconds_per_prompt"] * groups - each))
+    slope, base = np.polyfit([count for count, _ in seen], [seconds for _, seconds in seen], 1)
+    return Rates(base=float(max(base, 1e-4)), per_sequence=float(max(slope, 0.0)), slots=64), statistics.median(beside)
+
+
+async def tail_batching(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="pagurus-scheduling-engine-") as home:
+        async with EngineSupervisor(embedded(slots=64), MODEL, 0, log=Path(home) / "engine.log") as engine:
+            await live(engine, equal(20), GROUPS, 0.0)  # warm
+            rates, overhead = await calibrate(engine)
+            found: dict[float, list[float]] = {0.0: [], 1.25: []}
+            even: dict[float, list[float]] = {0.0: [], 1.25: []}
+            for seed in range(options.rounds):
+                for factor in found if seed % 2 else reversed(found):
+                    came = await live(engine, tailed(seed), options.prompts, factor)
+                    found[factor].append(came["seconds_per_prompt"])
+                    came = await live(engine, equal(60), GROUPS * 3, factor)
+                    even[factor].append(came["seconds_per_prompt"])
+    said = {
+        factor: [simulated(tailed(seed), options.prompts, factor, rates, overhead) for seed in range(options.rounds)]
+        for factor in found
+    }
+    return {
+        "ratio": round(statistics.median(a / b for a, b in zip(*found.values(), strict=True)), 2),
+        "control": round(statistics.median(a / b for a, b in zip(*even.values(), strict=True)), 3),
+        "simulated_ratio": round(statistics.median(a / b for a, b in zip(*said.values(), strict=True)), 2),
+        "simulated_over_live": {
+            str(factor): round(statistics.mean(said[factor]) / statistics.mean(found[factor]), 3) for factor in found
+        },
+        "seconds_per_prompt": {str(factor): round(statistics.mean(each), 3) for factor, each in found.items()},
+        "calibrated": {"base_ms": round(rates.base * 1e3, 3), "per_answer_ms": round(rates.per_sequence * 1e3, 4)},
+        "beside_an_answer_s": round(overhead, 3),
+    }
+
+
+def place(options: argparse.Namespace) -> dict[str, Any]:
+    ours = best = worst = 0.0
+    exact = 0
+    for seed in range(options.instances):
+        jobs = drawn_jobs(seed, 2 + seed % 7)
+        mine, least = multiplex.total(packing.plan(jobs, PRICES), PRICES), cheapest(jobs, PRICES)
+        ours, best, worst = ours + mine, best + least, max(worst, mine / least)
+        exact += mine <= least * (1 + 1e-9)
+    many = drawn_jobs(0, 2000)
+    began = time.process_time()
+    groups = packing.plan(many, PRICES)
+    return {
+        "instances": options.instances,
+        "over_optimum": round(ours / best, 4),
+        "worst_over_optimum": round(worst, 4),
+        "optimal": exact,
+        "seconds_for_2000_jobs": round(time.process_time() - began, 3),
+        "broken_promises": sum(len(group.faults(PRICES)) for group in groups),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pagurus bench scheduling", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--part", choices=["tail", "place", "all"], default="all")
+    parser.add_argument("--rounds", type=int, default=4, help="drawn workloads, each with and without")
+    parser.add_argument("--prompts", type=int, default=80)
+    parser.add_argument("--instances", type=int, default=200)
+    options = parser.parse_args(arguments)
+    figures: dict[str, Any] = {}
+    if options.part in ("tail", "all"):
+        figures["tail"] = asyncio.run(tail_batching(options))
+    if options.part in ("place", "all"):
+        figures["place"] = place(options)
+    print(json.dumps(figures) if options.json else json.dumps(figures, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
