@@ -47,6 +47,13 @@ def locked(path: Path, how: int) -> Iterator[None]:
         os.close(handle)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A torture may take its hours; every other test has the limit of pyproject.toml."""
+    for item in items:
+        if item.get_closest_marker("long") is not None:
+            item.add_marker(pytest.mark.timeout(0))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     """Many tests at a time, or one that is `alone`: it holds the door while those that run come to their end."""

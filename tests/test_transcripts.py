@@ -155,7 +155,9 @@ def world(daemon: Daemon, work: Path) -> Iterator[dict[str, str]]:
 
 
 def said(line: str, work: Path, world: dict[str, str]) -> str:
-    done = subprocess.run(line, shell=True, cwd=work, env=world, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, shell=True, cwd=work, env=world, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, (line, done.stdout, done.stderr)
     return done.stdout
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.turns")
 
-SUMMED = 5.0  # seconds for which sums over all checkpoints are good enough
+SUMMED = 5.0  # seconds after which sums over all checkpoints are made again: of removed ones they know only then
 EXPOSED_KEPT = 4096  # waits of commands that the statistics look back on
 
 
@@ -106,9 +106,7 @@ class Services:
             return
         self._images.clear()
         for row in self.checkpoints.values():
-            if row.images_bytes:
-                for name in {row.sandbox, f"owner {row.owner or row.sandbox}", ""}:
-                    self._images[name] += row.images_bytes
+            self.count_images(row)
         self._summed = now
         if why := self._overfull(sandbox):
             raise NoSpace(
@@ -117,6 +115,12 @@ class Services:
                 sandbox=sandbox.id,
                 turn=sandbox.turn,
             )
+
+    def count_images(self, row: CheckpointRow) -> None:
+        """Add what the process images of `row` took of the disk to the sums of its sandbox and its owner."""
+        if row.images_bytes:
+            for name in {row.sandbox, f"owner {row.owner or row.sandbox}", ""}:
+                self._images[name] += row.images_bytes
 
     def _overfull(self, sandbox: SandboxRow) -> str:
         mine, owners = self._images[sandbox.id], self._images[f"owner {sandbox.owner or sandbox.id}"]

@@ -113,6 +113,7 @@ async def _store_images(services: Services, inflight: InFlight, durable_answers:
         return
     hashed = await step(Stage.HASH, lambda: capturer.hash(row))
     await step(Stage.COMPRESS, lambda: capturer.pack(row, hashed))  # `hashed` holds the raw images: not beyond here
+    services.count_images(row)
 
 
 def _need_durable_content(services: Services, row: CheckpointRow) -> None:

@@ -49,6 +49,7 @@ def export(run: Path, folder: Path, version: int | None = None) -> int:
     store = store_of(run)
     if folder.exists():
         raise Conflict(f"{folder} exists", remedy="name a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
         aside = Path(place) / "model"
         mirror = put_together(store, aside, version)

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from coordinator import local
-from rollout.labels import KEPT, PREPARED
+from rollout.labels import BOOK, KEPT, PREPARED
 from rollout.service.protocol import Counts
 from rollout.store import decisions
 from rollout.store.lock import own
@@ -123,7 +123,7 @@ def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_
     assert replayed.identical == replayed.decisions > 0, replayed.first_difference
     left = asyncio.run(_sandboxes(daemon))
     assert {(info.state, *info.labels) for info in left} == {
-        ("dead", PREPARED),  # for the next run of these seeds
+        ("dead", PREPARED, BOOK),  # for the next run of these seeds
         ("dead", KEPT),  # of the newest trajectories, to be visited
     }
     assert sum(KEPT in info.labels for info in left) <= 16
