@@ -227,11 +227,6 @@ class Played:
             for i in range(span.start, span.end)
         ]
 
-    @property
-    def resampled(self) -> int:
-        """Tokens that were heard twice: an answer's spans cover it once."""
-        return sum(len(g.token_ids) - (g.spans[-1].end if g.spans else 0) for _, g in self.answers)
-
 
 async def real(options: argparse.Namespace) -> dict[str, Any]:
     if not (MODEL / "config.json").exists():
@@ -281,7 +276,7 @@ async def _real(options: argparse.Namespace, home: Path) -> dict[str, Any]:
         "trajectories_lost": len(lost),
         "why": sorted({f"{type(each).__name__}: {each}"[:200] for each in lost})[:3],
         "replayed": sum(each.replayed for each in played),
-        "real_failover_tokens_resampled": sum(each.resampled for each in played),
+        "real_failover_tokens_resampled": counts.get("dropped_tokens", 0),  # heard while it took weights
         "retokenised": sum(isinstance(each, ValueError) for each in lost),  # a turn that is no exact extension
         "real_failovers": counts.get("moved", 0),
         "real_failover_tokens_kept": counts.get("moved_tokens", 0),

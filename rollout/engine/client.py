@@ -136,7 +136,7 @@ class EngineClient:
                         delta = _delta(line[6:], count)
                         count += len(delta.token_ids)
                         ended = ended or delta.finish_reason is not None
-                        if adapter is not None and delta.spans is not None:
+                        if adapter is not None:
                             delta.spans = [Span(adapter, 0, count)] if count else []
                         yield delta
                 if not ended:

@@ -1,8 +1,10 @@
 """An answer that is put together from the streams of one or several servers.
 
 Owns: joining deltas, the versions of tokens whose stream broke off. Does not own: streams. Pure: no I/O.
-Guarantee: every token that was heard is kept, with the log-probability that came with it, and exactly one version.
-Where a server died before it told the versions of its last tokens, they get the oldest that it can have been.
+Guarantee: each token has the log-probability that came with it, and the one version that sampled it. vLLM tells
+versions with the last piece of a stream alone. Where a stream breaks off before that, its tokens are of the version
+that it began with, up to the moment when the server began to take another one; those heard later may be of either,
+and are dropped.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class Answer:
         self.parts = 0
         self._base = 0  # tokens of former servers
         self._oldest = -1
+        self._doubted: int | None = None  # from this token on the version is known only where spans tell it
 
     def begin(self, version: int) -> Sampling:
         """A server of `version` goes on; how it is to sample the rest."""
@@ -36,6 +39,11 @@ class Answer:
         seed = seed if seed is None or not self.parts else (seed + self.parts * PRIME) % (1 << 63)
         self.parts += 1
         return msgspec.structs.replace(self.sampling, max_tokens=self.sampling.max_tokens - self._base, seed=seed)
+
+    def doubt(self) -> None:
+        """The server takes another version from here on, or may: only it can say which one samples a token."""
+        if self._doubted is None:
+            self._doubted = len(self.token_ids)
 
     def add(self, delta: Delta) -> None:
         if not self.enough:
@@ -55,10 +63,21 @@ class Answer:
         self.enough = True
         self.finish = self.finish and "stop"
 
-    def break_off(self) -> None:
-        """The stream ended in the middle. What it did not tell is labelled with the version that it began with."""
-        if len(self.token_ids) > self._covered:
-            self._cover(self._oldest, len(self.token_ids))
+    def break_off(self) -> int:
+        """The stream ended in the middle: keep what is certain. How many tokens are dropped."""
+        certain = self.certain
+        dropped = len(self.token_ids) - certain
+        del self.token_ids[certain:], self.logprobs[certain:]
+        self._doubted = None
+        self.enough = self.enough and not dropped
+        self._cover(self._oldest, certain)
+        return dropped
+
+    @property
+    def certain(self) -> int:
+        """So many of its tokens have a version that is known: they stay, whatever becomes of the server."""
+        count = len(self.token_ids)
+        return count if self._doubted is None else min(count, max(self._doubted, self._covered))
 
     @property
     def whole(self) -> bool:

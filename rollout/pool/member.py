@@ -84,6 +84,7 @@ class Member:
     heard: float = 0.0  # a token
     probed: float | None = None  # since when a probe waits for its answer
     updating_since: float | None = None
+    updates: int = 0  # that were begun
     restarts: int = 0
     waits: dict[asyncio.Timeout, float] = field(default_factory=dict)  # for a token, since when
 

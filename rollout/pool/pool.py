@@ -4,7 +4,8 @@ Owns: which request is where, failover, rolling adoption of weights, health. Doe
 (rollout.decide.routing), a server's process (rollout.engine.supervisor), weights.
 Guarantee: a request ends with an answer, its refusal as nonsense, or its cancellation; the death or the silence of a
 server costs time alone: what was streamed is kept, the rest is sampled elsewhere after prompt and kept tokens. Each
-token's span names the weights that sampled it. While weights are taken by some servers the others go on.
+token's span names the weights that sampled it; where that cannot be known the token is sampled again, and nobody has
+been told of it. While weights are taken by some servers the others go on.
 
 ::
 
@@ -215,16 +216,22 @@ class Pool:
     ) -> AsyncGenerator[Delta, None]:
         """Like an engine's. Spans come with the last delta, and cover all servers. Closing it ends the request.
 
+        Tokens that may have to be sampled again are told when it is certain that they need not.
         `enough` is asked after each piece, and ends the answer: the engine is told, and tells which weights sampled it.
         """
         answer, told = Answer(sampling), 0
         async with aclosing(self._grow(prompt_ids, answer, request_id, priority, enough)) as grown:
             async for _ in grown:
-                if len(answer.token_ids) > told:
-                    yield Delta(token_ids=answer.token_ids[told:], logprobs=answer.logprobs[told:])
-                    told = len(answer.token_ids)
+                if (certain := answer.certain) > told:
+                    yield Delta(token_ids=answer.token_ids[told:certain], logprobs=answer.logprobs[told:certain])
+                    told = certain
         last = answer.generation
-        yield Delta(token_ids=[], logprobs=[], spans=last.spans, finish_reason=last.finish_reason)
+        yield Delta(
+            token_ids=last.token_ids[told:],
+            logprobs=last.logprobs[told:],
+            spans=last.spans,
+            finish_reason=last.finish_reason,
+        )
 
     async def _grow(
         self, prompt_ids: list[int], answer: Answer, request_id: str, priority: int, enough: Enough | None = None
@@ -248,11 +255,13 @@ class Pool:
                 self._prefixes.remember(member.name, chain(prompt_ids + answer.token_ids, blocks))
                 return
             except (EngineFailed, TimeoutError) as error:
+                dropped = answer.break_off()
                 if answer.enough:  # only the engine's last word is missing; whether it lives is for a probe to say
                     return
                 self._lost(member, error)
                 self.counts["moved"] += 1
                 self.counts["moved_tokens"] += len(answer.token_ids)
+                self.counts["dropped_tokens"] += dropped
                 if answer.whole:
                     return
             finally:
@@ -264,9 +273,12 @@ class Pool:
         if client is None or member.state not in ("serving", "updating"):
             raise EngineFailed(f"server {member.name} is gone")
         version, sampling = member.version, answer.begin(member.version)
+        updates = member.updates if member.state == "serving" else -1
         async with aclosing(client.stream(ids, sampling, request_id=name, priority=0)) as deltas:
             while (delta := await self._waited(member, anext(deltas, None))) is not None:
                 member.heard = time.monotonic()
+                if member.updates != updates:
+                    answer.doubt()
                 if delta.finish_reason == "abort" and not answer.enough:
                     raise EngineFailed(f"server {member.name} ended a request of version {version}")
                 yield delta
@@ -418,6 +430,7 @@ class Pool:
     async def _update(self, member: Member, folder: Path | str, version: int) -> float:
         """One server takes the version; its requests stand still meanwhile and go on. Seconds that it stood still."""
         member.state, member.updating_since = "updating", time.monotonic()
+        member.updates += 1
         try:
             await self._answers_soon(member)
             published = await member.server.publish(folder, version)

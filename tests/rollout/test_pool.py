@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from rollout.decide.routing import RouteView, RoutingRules, Send, route
-from rollout.engine.client import Generation, Sampling
+from rollout.engine.client import Delta, Generation, Published, Sampling, Span
 from rollout.engine.launch import embedded
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.pool.pool import Pool
-from sandbox.errors import Conflict, Invalid, NotFound
+from sandbox.errors import Conflict, EngineFailed, Invalid, NotFound
 from tests.support.rollout_engines import expected_logprobs, publish
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -272,3 +272,91 @@ async def test_nonsense_is_refused_and_no_server_is_blamed(pool: Pool) -> None:
     with pytest.raises(Invalid):
         await pool.generate([5] * LENGTH, Sampling())
     assert not pool.counts["lost"] and all(member.state == "serving" for member in pool.members.values())
+
+
+class Saying:
+    """A server that says as many tokens as a test lets it. Its last piece alone tells versions, as vLLM's.
+
+    The log-probability of a token is minus the version that sampled it.
+    """
+
+    slots = 8
+
+    def __init__(self) -> None:
+        self.sampled_by, self.asks = 0, 0  # version; how often the pool waited for a piece
+        self.pieces: asyncio.Queue[int | None] = asyncio.Queue()  # tokens; None: it breaks
+
+    async def wait_serving(self) -> Saying:
+        return self
+
+    async def version(self) -> int:
+        return self.sampled_by
+
+    async def healthy(self) -> bool:
+        return True
+
+    async def fetch(self, version: int) -> None: ...
+
+    async def publish(self, weights: Path | str, version: int) -> Published:
+        self.sampled_by = version
+        return Published(version=version, seconds=0.0, paused_s=0.0)
+
+    async def abort(self, request_ids: list[str]) -> None: ...
+
+    def kill(self) -> None: ...
+
+    async def say(self, count: int | None) -> None:
+        """Until the pool has heard it."""
+        asks = self.asks
+        self.pieces.put_nowait(count)
+        await until(lambda: self.asks > asks)
+
+    async def stream(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
+    ) -> AsyncGenerator[Delta, None]:
+        by: list[int] = []
+        while len(by) < sampling.max_tokens:
+            self.asks += 1
+            count = await self.pieces.get()
+            if count is None:
+                raise EngineFailed("it broke")
+            by += [self.sampled_by] * count
+            last = len(by) == sampling.max_tokens
+            spans = [Span(each, by.index(each), len(by) - by[::-1].index(each)) for each in sorted(set(by))]
+            yield Delta(
+                token_ids=[9] * count,
+                logprobs=[-float(self.sampled_by)] * count,
+                spans=spans if last else None,
+                finish_reason="length" if last else None,
+            )
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+@pytest.mark.parametrize("enough", [None, 6])
+async def test_a_token_whose_version_nobody_told_is_sampled_again(breaks: bool, enough: int | None) -> None:
+    """A server takes weights in the middle of an answer, goes on with it, and is lost before its last piece."""
+    server, heard = Saying(), list[Delta]()
+
+    async def ask(pool: Pool) -> None:
+        wanted = None if enough is None else lambda ids: enough if len(ids) >= enough else None
+        async for delta in pool.stream([3], Sampling(max_tokens=9, ignore_eos=True), enough=wanted):
+            heard.append(delta)
+
+    async with Pool(rules=RULES) as pool:
+        await pool.join("a", server)  # type: ignore[arg-type]
+        asking = asyncio.create_task(ask(pool))
+        await until(lambda: server.asks == 1)
+        await server.say(3)
+        await pool.publish("versions", 1)
+        await server.say(4)
+        assert sum(len(delta.token_ids) for delta in heard) == 3, "nobody is told what may be taken back"
+        if breaks:
+            await server.say(None)
+            await server.say(4)
+        server.pieces.put_nowait(2)
+        await asking
+        assert pool.counts["dropped_tokens"] == ((enough or 7) - 3 if breaks else 0)
+    whole = enough or 9
+    logprobs = [logprob for delta in heard for logprob in delta.logprobs]
+    assert heard[-1].spans == [Span(0, 0, 3), Span(1, 3, whole)]
+    assert logprobs == [-0.0] * 3 + [-1.0] * (whole - 3)
