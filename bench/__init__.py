@@ -1,7 +1,7 @@
 """The commands behind every number in the documentation.
 
-Each module here but those with a leading underscore is a bench: ``main(arguments) -> exit code``, which
-prints one JSON object last when it is given ``--json``.
+Each module here is a bench: ``main(arguments) -> exit code``, which prints one JSON object last when it is given
+``--json``. The folders hold what benches are made of.
 """
 
 from __future__ import annotations
@@ -11,4 +11,4 @@ import pkgutil
 
 def names() -> list[str]:
     """Names for ``pagurus bench NAME``."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)

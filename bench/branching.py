@@ -8,8 +8,8 @@ asks the service and hashes all that the reset wrote.
 `setup_ratio`: seconds of setting up, one member after another, the one way over the other: what a host with a
 core per sandbox would save. `setup_wall_ratio`: the same with the whole group at once, on the cores that are here.
 `fork_group_equal`: members whose first action said what all others said. `fork_s`: from nothing to the first token in a
-state that is there already, which is what a second epoch pays. `tree_saving`: see :mod:`bench.trees`. What
-scoring in forks saves: see :mod:`bench.scoring`.
+state that is there already, which is what a second epoch pays. `tree_saving`: see :mod:`bench.harness.trees`. What
+scoring in forks saves: see :mod:`bench.harness.scoring`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import scoring, trees
+from bench.harness import scoring, trees
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from rollout.engine.chat import END, Characters
 from rollout.engine.client import Generation, Sampling, Span

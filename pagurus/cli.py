@@ -17,43 +17,48 @@ from pagurus import VERSION
 
 
 class Verb(NamedTuple):
-    module: str  # with `verbs`, of which this is one, or with an `application` of its own verbs
+    module: str  # room and name; it has `verbs`, of which this is one, or an `application` of its own verbs
     text: str  # its line in --help: the first sentence of its own help
 
 
+ROOMS = {
+    "sandboxes": "Sandboxes and their states",
+    "hosts": "Hosts, and what they keep",
+    "training": "Environments, models and runs",
+}
 VERBS = {
-    "doctor": Verb("host_cli", "Find out what this host can do, by doing it."),
-    "daemon": Verb("host_cli", "Run the daemon of this host in the foreground."),
-    "run": Verb("run_cli", "Start a sandbox; with a command, run it there."),
-    "exec": Verb("command_cli", "Run a command in a sandbox and end the turn."),
-    "shell": Verb("shell_cli", "A terminal in a sandbox."),
-    "port-forward": Verb("shell_cli", "Forward a port of this machine to one of a sandbox."),
-    "cp": Verb("copy_cli", "Copy a file or a directory, as cp -r does."),
-    "top": Verb("top", "Watch what sandboxes use and what their turns did."),
-    "net": Verb("network_cli", "Show the network of a sandbox, or change its policy."),
-    "restore": Verb("state_cli", "Take a sandbox back to a checkpoint, in place."),
-    "fork": Verb("state_cli", "Start sandboxes that continue from a checkpoint."),
-    "tree": Verb("state_cli", "The checkpoints of a sandbox and how they descend."),
-    "diff": Verb("state_cli", "What changed in the files of a sandbox since a checkpoint."),
-    "ls": Verb("sandboxes_cli", "The sandboxes of this host."),
-    "rm": Verb("sandboxes_cli", "Remove sandboxes with their checkpoints."),
-    "play": Verb("play_cli", "Play one episode of an environment, turn by turn."),
-    "eval": Verb("play_cli", "Score a model at an environment: pass@1, pass@k."),
-    "serve": Verb("serve_cli", "Serve a model to agents until Ctrl-C, by OpenAI's and Anthropic's routes."),
-    "train": Verb("train_cli", "Train a policy in the sandboxes of this host."),
-    "export": Verb("train_cli", "Write a policy of a run into a folder, in bfloat16."),
-    "roles": Verb("train_cli", "The processes of a run: which live, since when, where."),
-    "attach": Verb("train_cli", "What a detached run says, until it has ended."),
-    "bench": Verb("host_cli", "Run a bench: `pagurus bench NAME [--json] ...`."),
-    "image": Verb("image_cli", "Images that sandboxes start from."),
-    "checkpoint": Verb("checkpoint_cli", "Capture a sandbox: checkpoint SANDBOX [LABEL]."),
-    "token": Verb("token_cli", "Tokens that callers over TCP show."),
-    "cluster": Verb("cluster_cli", "Hosts that work as one."),
-    "migrate": Verb("migrate_cli", "Let a running sandbox go on at another host of the cluster."),
-    "gateway": Verb("gateway_cli", "Models behind the gateway, and what agents said to them."),
-    "rollouts": Verb("rollouts_cli", "What the rollouts of a run do, did, and why they wait."),
-    "weights": Verb("weights_cli", "The published versions of a run's policy."),
-    "simulate": Verb("simulate_cli", "Run a scheduling scenario on a virtual clock."),
+    "run": Verb("sandboxes.run", "Start a sandbox; with a command, run it there."),
+    "exec": Verb("sandboxes.exec", "Run a command in a sandbox and end the turn."),
+    "shell": Verb("sandboxes.shell", "A terminal in a sandbox."),
+    "port-forward": Verb("sandboxes.shell", "Forward a port of this machine to one of a sandbox."),
+    "cp": Verb("sandboxes.cp", "Copy a file or a directory, as cp -r does."),
+    "top": Verb("sandboxes.top", "Watch what sandboxes use and what their turns did."),
+    "net": Verb("sandboxes.net", "Show the network of a sandbox, or change its policy."),
+    "restore": Verb("sandboxes.states", "Take a sandbox back to a checkpoint, in place."),
+    "fork": Verb("sandboxes.states", "Start sandboxes that continue from a checkpoint."),
+    "tree": Verb("sandboxes.states", "The checkpoints of a sandbox and how they descend."),
+    "diff": Verb("sandboxes.states", "What changed in the files of a sandbox since a checkpoint."),
+    "ls": Verb("sandboxes.ls", "The sandboxes of this host."),
+    "rm": Verb("sandboxes.ls", "Remove sandboxes with their checkpoints."),
+    "checkpoint": Verb("sandboxes.checkpoint", "Capture a sandbox: checkpoint SANDBOX [LABEL]."),
+    "doctor": Verb("hosts.host", "Find out what this host can do, by doing it."),
+    "daemon": Verb("hosts.host", "Run the daemon of this host in the foreground."),
+    "bench": Verb("hosts.host", "Run a bench: `pagurus bench NAME [--json] ...`."),
+    "image": Verb("hosts.image", "Images that sandboxes start from."),
+    "token": Verb("hosts.token", "Tokens that callers over TCP show."),
+    "cluster": Verb("hosts.cluster", "Hosts that work as one."),
+    "migrate": Verb("hosts.migrate", "Let a running sandbox go on at another host of the cluster."),
+    "gateway": Verb("hosts.gateway", "Models behind the gateway, and what agents said to them."),
+    "play": Verb("training.play", "Play one episode of an environment, turn by turn."),
+    "eval": Verb("training.play", "Score a model at an environment: pass@1, pass@k."),
+    "serve": Verb("training.serve", "Serve a model to agents until Ctrl-C, by OpenAI's and Anthropic's routes."),
+    "train": Verb("training.train", "Train a policy in the sandboxes of this host."),
+    "export": Verb("training.train", "Write a policy of a run into a folder, in bfloat16."),
+    "roles": Verb("training.train", "The processes of a run: which live, since when, where."),
+    "attach": Verb("training.train", "What a detached run says, until it has ended."),
+    "rollouts": Verb("training.rollouts", "What the rollouts of a run do, did, and why they wait."),
+    "weights": Verb("training.weights", "The published versions of a run's policy."),
+    "simulate": Verb("training.simulate", "Run a scheduling scenario on a virtual clock."),
 }
 
 
@@ -64,6 +69,11 @@ class _Verbs(TyperGroup):
         super().__init__(**settings)
         for name, verb in VERBS.items():
             self.add_command(TyperCommand(name, help=verb.text, rich_markup_mode=None))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for room, title in ROOMS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, verb.text) for name, verb in VERBS.items() if verb.module.startswith(room)])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _command, rest = super().resolve_command(ctx, args)

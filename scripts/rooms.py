@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("sandbox", "ebpf", "daemon", "rollout", "trainer", "coordinator", "pagurus")
 BESIDE = ("bench", "examples", "scripts", "tests")
 LONG = 60  # lines of a function
-SPLIT = ("sandbox", "daemon", "rollout", "trainer")  # rooms that have rooms
+SPLIT = ("sandbox", "daemon", "rollout", "trainer", "coordinator", "pagurus")  # rooms that have rooms
 
 
 @dataclass

@@ -45,7 +45,7 @@ PURE = [
     "daemon.verdict.ignore",
     "daemon.verdict.judge",
     "daemon.wording",
-    "pagurus.descent",
+    "pagurus.sandboxes.descent",
     "rollout.engine.embedded.scheduler",
     "sandbox.content.transfer",
     "sandbox.image.dockerfile",

@@ -30,7 +30,7 @@ LINE = re.compile(r"^(?:\$ )?(?P<line>(?:[A-Z_]+=\S+ )*pagurus (?:(?!  ).)*?)(?:
 #: What cannot run here, by how it begins: why, and the words by which its reader knows.
 ELSEWHERE = {
     "pagurus doctor": ("probes the whole host: tests/test_doctor.py", "this host"),
-    "pagurus shell": ("a terminal: tests/pagurus/test_shell.py", "a terminal"),
+    "pagurus shell": ("a terminal: tests/pagurus/sandboxes/test_shell.py", "a terminal"),
     "pagurus daemon --listen": ("a daemon beside the test's", "--listen"),
     "PAGURUS_HOST=https://host": ("another host", "https://host"),
     "pagurus image debootstrap": ("Debian's mirror", "root, no daemon"),
@@ -43,7 +43,7 @@ ELSEWHERE = {
     "pagurus eval": ("a model: tests/rollout/test_evaluate.py", "--model"),
     "pagurus weights": ("a run with trained weights", "runs/"),
     "pagurus cluster": ("two hosts: tests/coordinator/test_cluster.py", "cluster"),
-    "pagurus rollouts": ("a run that has played: tests/pagurus/test_rollouts_cli.py, tests/rollout", "rollouts"),
+    "pagurus rollouts": ("a run that has played: tests/pagurus/training/test_rollouts.py, tests/rollout", "rollouts"),
     "pagurus export": ("a run with trained weights", "runs/"),
     "pagurus train": ("training: tests/trainer", "train"),
 }

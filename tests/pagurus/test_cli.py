@@ -15,7 +15,7 @@ import typer
 
 from pagurus import VERSION
 from pagurus.cli import application, loaded
-from pagurus.copy_cli import Copy, placed
+from pagurus.sandboxes.cp import Copy, placed
 from sandbox.errors import Invalid
 from tests.support.daemon_host import Daemon, missing
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pagurus.run_cli import mounts, seconds
+from pagurus.sandboxes.run import mounts, seconds
 from sandbox.errors import Invalid
 from tests.support.daemon_host import Daemon, missing
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import bench
 from pagurus.cli import VERBS, loaded
 
 ROOT = Path(__file__).parent.parent.parent
@@ -55,7 +56,7 @@ def test_the_program_alone_loads_its_parser_and_no_verb(words: list[str]) -> Non
 def test_the_help_of_a_verb_loads_that_verb_alone(verb: str) -> None:
     found = modules(verb, "--help")
     others = {f"pagurus.{each.module}" for each in VERBS.values()} - {f"pagurus.{VERBS[verb].module}"}
-    borrowed = {"pagurus.command_cli", "pagurus.network_cli"}  # `run` carries commands out, and has a network
+    borrowed = {"pagurus.sandboxes.exec", "pagurus.sandboxes.net"}  # `run` carries commands out, and has a network
     assert (
         f"pagurus.{VERBS[verb].module}" in found
         and not found & (others - borrowed)
@@ -80,3 +81,8 @@ def test_every_verb_of_a_module_is_known() -> None:
         if hasattr(module, "verbs"):
             known = {verb for verb, each in VERBS.items() if each.module == name}
             assert set(typer.main.get_group(module.verbs).commands) == known
+
+
+def test_every_bench_that_is_listed_can_be_run() -> None:
+    text = {name: (ROOT / "bench" / f"{name}.py").read_text() for name in bench.names()}
+    assert "checkpoint" in text and [name for name in text if "\ndef main(" not in text[name]] == []

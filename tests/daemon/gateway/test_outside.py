@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pagurus.docker_cli import understand
+from pagurus.docker import understand
 from sandbox import Client, Conflict, Invalid, PagurusError, Sandbox, SandboxDead
 from sandbox.messages import Gateway
 from sandbox.messages import Upstream as Address

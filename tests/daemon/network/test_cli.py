@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pagurus.network_cli import policy
+from pagurus.sandboxes.net import policy
 from sandbox import Network, Sandbox
 from sandbox.errors import Invalid
 from tests.support.daemon_host import Daemon

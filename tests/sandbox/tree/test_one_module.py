@@ -31,8 +31,8 @@ OWN_TREES = {
     "sandbox.criu.recent",
     "sandbox.testing.files",
     "sandbox.testing.wire",
-    "pagurus.copy_cli",
-    "pagurus.image_cli",
+    "pagurus.sandboxes.cp",
+    "pagurus.hosts.image",
 }
 WALKS = {("os", "walk"), ("os", "fwalk"), ("shutil", "rmtree"), ("shutil", "copytree"), ("shutil", "move")}
 

@@ -1,4 +1,4 @@
-"""A container program for agents outside, as far as they need one: ``python -m pagurus.docker_cli run|exec|stop|rm``.
+"""A container program for agents outside, as far as they need one: ``python -m pagurus.docker run|exec|stop|rm``.
 
 Owns: the words of ``docker run``, ``exec``, ``stop`` and ``rm`` that agents use, for the one sandbox that
 ``PAGURUS_SANDBOX`` names (``PAGURUS_HOST`` names the daemon, where it is not the local one). Does not own: that

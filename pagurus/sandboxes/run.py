@@ -1,7 +1,7 @@
 """``pagurus run``: a new sandbox, and a command in it.
 
-Owns: what the options of a new sandbox mean. Does not own: carrying the command out (:mod:`pagurus.command_cli`), the
-sandbox (the daemon).
+Owns: what the options of a new sandbox mean. Does not own: carrying the command out (:mod:`pagurus.sandboxes.exec`),
+the sandbox (the daemon).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pagurus import network_cli
-from pagurus.command_cli import (
+from pagurus.common import IN_ORDER, ImageName, WhoOption, call, exit_codes
+from pagurus.sandboxes import net
+from pagurus.sandboxes.exec import (
     EnvOption,
     StdinOption,
     TerminalOption,
@@ -23,7 +24,6 @@ from pagurus.command_cli import (
     need_no_options,
     pairs,
 )
-from pagurus.common import IN_ORDER, ImageName, WhoOption, call, exit_codes
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def run(
     workdir: Annotated[str | None, typer.Option("--workdir", "-w", help="Directory of its commands.")] = None,
     interactive: StdinOption = False,
     terminal: TerminalOption = False,
-    network: network_cli.Mode = None,
-    allow: network_cli.Allow = None,
+    network: net.Mode = None,
+    allow: net.Allow = None,
 ) -> None:
     """Start a sandbox; with a command, run it there. Without one, print the id and leave it running."""
     with exit_codes():
@@ -87,7 +87,7 @@ def run(
             "lifetime": seconds(lifetime),
             "idle_timeout": seconds(idle_timeout),
             "at_end": AtEnd.REMOVE if remove else AtEnd.STOP,
-            "network": network_cli.policy(network, allow) or Network.none(),
+            "network": net.policy(network, allow) or Network.none(),
             "user": user,
             "env": pairs(env, "--env"),
             "workdir": workdir,
@@ -120,7 +120,7 @@ def _sit(image: str, settings: dict[str, Any], command: list[str], keep: bool) -
     """At a terminal of a new sandbox; its program's exit code."""
     import asyncio
 
-    from pagurus.shell import visit
+    from pagurus.sandboxes.terminal import visit
 
     async def create(host: Client) -> Sandbox:
         return await host.create(image, **settings)

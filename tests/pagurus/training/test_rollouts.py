@@ -11,7 +11,7 @@ import zstandard
 from typer.testing import CliRunner
 
 from pagurus.cli import application
-from pagurus.rollouts_cli import parse
+from pagurus.training.rollouts import parse
 from rollout import RolloutConfig, RolloutController
 from rollout.engine.client import Sampling
 from sandbox.errors import Invalid

@@ -11,7 +11,7 @@ import typer
 
 from pagurus import output
 from pagurus.common import Json, SandboxName, call, checkpoint_ids, sources
-from pagurus.descent import drawn
+from pagurus.sandboxes.descent import drawn
 from sandbox.errors import NotFound
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.own_daemon import IMAGE, BenchHost
-from bench.reward_functions import tests_pass, unsure
+from bench.harness.reward_functions import tests_pass, unsure
 from rollout.engine.chat import Characters
 from rollout.engine.client import Sampling
 from rollout.engine.script import Script

@@ -172,8 +172,8 @@ def shell(
     """A terminal in a fork of a state that a trajectory was in. The fork is removed at the end; the state stays."""
     import asyncio
 
-    from pagurus.command_cli import meant
-    from pagurus.shell import visit
+    from pagurus.sandboxes.exec import meant
+    from pagurus.sandboxes.terminal import visit
     from rollout import timetravel
     from rollout.labels import Labelled
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from pagurus.shell import ports
+from pagurus.sandboxes.terminal import ports
 from sandbox import Sandbox
 from sandbox.errors import Invalid
 from tests.support.daemon_host import Daemon

@@ -1,6 +1,6 @@
 """``pagurus shell`` and ``pagurus port-forward``.
 
-Owns: names, arguments. Does not own: what they do (:mod:`pagurus.shell`).
+Owns: names, arguments. Does not own: what they do (:mod:`pagurus.sandboxes.terminal`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from pagurus.command_cli import meant
 from pagurus.common import IN_ORDER, SandboxName, WhoOption, exit_codes
+from pagurus.sandboxes.exec import meant
 
 verbs = typer.Typer()
 
@@ -26,7 +26,7 @@ def shell(
     """A terminal in a sandbox. Exits with the code of the shell; what was done is a turn."""
     import asyncio
 
-    from pagurus.shell import visit
+    from pagurus.sandboxes.terminal import visit
 
     with exit_codes():
         code = asyncio.run(visit(sandbox, meant(command or []) or None, user=user, attach=attach, keep=keep))
@@ -42,7 +42,7 @@ def port_forward(
     """Forward a port of this machine to one of a sandbox. Ctrl-C ends it."""
     import asyncio
 
-    from pagurus.shell import forward, ports
+    from pagurus.sandboxes.terminal import forward, ports
 
     local, remote = ports(pair)
     asyncio.run(forward(sandbox, local, remote, address))

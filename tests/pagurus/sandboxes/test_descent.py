@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagurus.descent import drawn
+from pagurus.sandboxes.descent import drawn
 
 
 def test_a_line_of_descent_is_not_indented() -> None:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pagurus import command_cli
-from pagurus.command_cli import meant
 from pagurus.common import exit_code
+from pagurus.sandboxes.exec import given, meant
 from sandbox import Sandbox
 from sandbox.errors import CommandNotFound, Invalid
 from tests.support.daemon_host import Daemon
@@ -164,10 +163,10 @@ def test_an_open_pipe_is_no_input_unless_asked(monkeypatch: pytest.MonkeyPatch) 
     reader, writer = os.pipe()
     with Stdin(reader) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert command_cli.given(False) == b""
+        assert given(False) == b""
         os.write(writer, b"data")
         os.close(writer)
-        assert command_cli.given(False) == b"data"
+        assert given(False) == b"data"
 
 
 def test_input_that_is_asked_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +178,7 @@ def test_input_that_is_asked_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
     os.close(writer)
     with Stdin(reader) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert command_cli.given(True) == b"late"
+        assert given(True) == b"late"
     os.waitpid(child, 0)
 
 
@@ -187,12 +186,12 @@ def test_a_file_is_input_and_a_device_is_none(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "in").write_bytes(b"a\0b")
     with Stdin(os.open(tmp_path / "in", os.O_RDONLY)) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert command_cli.given(False) == b"a\0b"
+        assert given(False) == b"a\0b"
     with Stdin(os.open("/dev/zero", os.O_RDONLY)) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert command_cli.given(False) == b""
+        assert given(False) == b""
     monkeypatch.setattr(sys, "stdin", None)
-    assert command_cli.given(False) == b""
+    assert given(False) == b""
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def execute(
         if terminal:
             import asyncio
 
-            from pagurus.shell import visit
+            from pagurus.sandboxes.terminal import visit
 
             raise typer.Exit(asyncio.run(visit(sandbox, meant(command), user=user, env=variables, cwd=cwd)))
         stdin = given(interactive)

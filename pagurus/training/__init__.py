@@ -1,0 +1,1 @@
+"""The verbs about environments, models and training runs."""
