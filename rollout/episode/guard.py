@@ -236,8 +236,9 @@ class GuardedSandbox:
         return restored
 
     async def back(self, checkpoint: str) -> None:
-        """Bring the sandbox back to this checkpoint and to no other."""
+        """The sandbox is dead, or nobody knows its state: bring it back to this checkpoint and to no other."""
         with self._elsewhere(Phase.RECOVER):
+            self.deaths += 1
             began = time.monotonic()
             restored = await self._restored_to(checkpoint)
             self.recoveries.append(

@@ -35,7 +35,7 @@ from trainer.errors import RankLost, TrainerFailed
 from trainer.resume import State
 
 POLL = 0.1
-SILENT, STUCK = 10.0, 300.0  # seconds until a stopped rank is named, and one that hangs in its own code
+SILENT, STUCK = 30.0, 300.0  # seconds until a stopped rank is named, and one that hangs in its own code
 KILL_PATIENCE = 30.0  # seconds for a killed rank to be gone
 LOGGED = 4  # batches that stay in the log of a live run: a save may be torn, and the one before it be gone on from
 FULL = 1 << 20  # bytes free, or fewer
@@ -127,8 +127,14 @@ class Fleet:
             raise RankLost(
                 self._cause(), remedy=f"see {self.folder / 'ranks.log'}; start again to go on from the last save"
             )
-        lost = judge(read(self.folder / "beats"), time.time(), silent=self.silent, stuck=self.stuck)
+        beats = read(self.folder / "beats")
+        lost = judge(beats, time.time(), silent=self.silent, stuck=self.stuck)
         if lost and code is None:
+            if any(_ended(beat.process) for beat in beats):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(KILL_PATIENCE)  # torchrun is about to say how it ended
+                    self.check()
+                    return
             self.stop()
             self._raise_said()
             raise RankLost("; ".join(each.reason for each in lost), remedy="start again to go on from the last save")
@@ -171,6 +177,13 @@ class Fleet:
         rank, code, pid = found.groups()
         how = f"was killed by signal {-int(code)}" if int(code) < 0 else f"ended with status {code}"
         return f"rank {rank} (pid {pid}) {how}"
+
+
+def _ended(rank: Named) -> bool:
+    if (handle := hold(rank)) is None:
+        return True
+    os.close(handle)
+    return False
 
 
 def _children(pid: int) -> list[int]:
