@@ -232,7 +232,7 @@ def plot(runs: Sequence[dict[str, Any]], path: Path) -> None:
 def fresh_policy(example: Example, seed: int) -> tuple[Qwen3, Tokenizer]:
     """One that was fitted for this seed, as the one in the tree was."""
     with tempfile.TemporaryDirectory() as folder:
-        model = policy.make(Path(folder), example.words, seed=seed)
+        model = policy.make(Path(folder), example.words, seed=seed, shape=example.shape)
         tokenizer = policy.load_tokenizer(Path(folder))
     fit.fit(model, tokenizer, example.demonstrate, seed=seed)
     return model, tokenizer

@@ -27,11 +27,12 @@ from rollout.engine.embedded.model import Qwen3, save_model
 from rollout.environments.base import Environment
 from rollout.environments.folder import START
 from rollout.environments.shell import TwinShell
+from rollout.episode.nowhere import Nowhere
 from trainer.models import policy
 from trainer.models.policy import END_ID
 
 FOLDER = Path(__file__).parent
-EXAMPLES = ("fix_the_service", "finish_the_migration")
+EXAMPLES = ("fix_the_service", "finish_the_migration", "frozen_lake")
 
 
 class Demonstrate(Protocol):
@@ -46,14 +47,16 @@ class Example:
 
     name: str
     environment: type[Environment]
-    twin: type[TwinShell]
+    twin: type[TwinShell] | type[Nowhere]  # on which it runs without a sandbox
     words: Sequence[str]
     demonstrate: Demonstrate
+    shape: policy.Shape
 
     @classmethod
     def of(cls, name: str) -> Example:
         loaded = importlib.import_module(f"examples.{name}")
-        return cls(name, loaded.ENVIRONMENT, loaded.Twin, loaded.WORDS, loaded.demonstrate)
+        shape = policy.Shape(**getattr(loaded, "SHAPE", {}))
+        return cls(name, loaded.ENVIRONMENT, loaded.Twin, loaded.WORDS, loaded.demonstrate, shape)
 
     @property
     def start(self) -> Path:
@@ -166,7 +169,7 @@ def make(example: Example, folder: Path, *, seed: int = 0, recipe: Recipe | None
 
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         aside = Path(place) / "policy"
-        model = policy.make(aside, example.words, seed=seed)
+        model = policy.make(aside, example.words, seed=seed, shape=example.shape)
         torch.manual_seed(seed)
         took = fit(model, policy.load_tokenizer(aside), example.demonstrate, seed=seed, recipe=recipe, report=report)
         save_model(model, aside, tensors={name: tensor.half() for name, tensor in model.state_dict().items()})

@@ -51,6 +51,7 @@ VERBS = {
     "gateway": Verb("hosts.gateway", "Models behind the gateway, and what agents said to them."),
     "play": Verb("training.play", "Play one episode of an environment, turn by turn."),
     "eval": Verb("training.play", "Score a model at an environment: pass@1, pass@k."),
+    "env": Verb("training.env", "Try an environment before anything learns from it."),
     "serve": Verb("training.serve", "Serve a model to agents until Ctrl-C, by OpenAI's and Anthropic's routes."),
     "train": Verb("training.train", "Train a policy in the sandboxes of this host."),
     "export": Verb("training.train", "Write a policy of a run into a folder, in bfloat16."),

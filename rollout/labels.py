@@ -19,7 +19,6 @@ from sandbox.errors import NotFound
 from sandbox.messages import AtEnd, SandboxInfo, SandboxState, Statistics
 
 LABEL = "run"
-FINAL = "final"  # of sandboxes that hold the final state of a trajectory of this run
 KEPT = "kept"  # of a run, for what lies in their checkpoints: see rollout.episode.kept
 BOOK = "book"  # of prepared ones: the machine and folder whose book names them
 YOUNG = 600.0  # seconds
@@ -47,12 +46,6 @@ class Labelled:
 
     async def image_digest(self, name: str) -> str:
         return (await self.client.images.get(name)).digest
-
-    async def keep_final(self, sandbox: Any, most: int) -> None:
-        """From now on it stays beyond the run, until there are `most` newer ones."""
-        await sandbox.set_labels({LABEL: None, FINAL: self.run})
-        kept = sorted(await self.client.sandboxes({FINAL: self.run}), key=lambda info: info.created_at)
-        await self.remove([info.id for info in kept[:-most]])
 
     async def keep_prepared(self, sandbox: Any, name: str, book: Path) -> None:
         await sandbox.set_labels({LABEL: None, PREPARED: name, BOOK: f"{socket.gethostname()}:{book}"})

@@ -44,7 +44,6 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     nice: int = 5  # of rollout, engine and trainer: sandboxes and their checkpoints come first
     sizing: str = ""  # why so many sandboxes at once, such a pace, so nice
     scorers: Annotated[int, msgspec.Meta(ge=1)] = 2  # reward functions that run at once
-    keep: int = 0  # final states of the newest scored trajectories that stay, for `pagurus rollouts rescore`
     faults: int = 0  # sandboxes killed on purpose in the second half of the steps, about
 
     def environments(self) -> Mixture:

@@ -43,6 +43,7 @@ ELSEWHERE = {
     "pagurus eval": ("a model: tests/rollout/test_evaluate.py", "--model"),
     "pagurus weights": ("a run with trained weights", "runs/"),
     "pagurus cluster": ("two hosts: tests/coordinator/test_cluster.py", "cluster"),
+    "pagurus env": ("an environment and a daemon: tests/rollout/test_check.py", "env"),
     "pagurus rollouts": ("a run that has played: tests/pagurus/training/test_rollouts.py, tests/rollout", "rollouts"),
     "pagurus export": ("a run with trained weights", "runs/"),
     "pagurus train": ("training: tests/trainer", "train"),

@@ -75,7 +75,6 @@ class Config:
     trackers: tuple[str, ...] = ("tensorboard",)  # also wandb and mlflow, where they are installed
     faults: int = 16  # sandboxes killed on purpose in the second half, about
     scorers: int = 2  # reward functions that run at once
-    keep: int = 0  # final states of the newest trajectories that stay, for `pagurus rollouts rescore`
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
     resume: Path | None = None
@@ -304,7 +303,6 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
         sizing=fitting.reason,
         steps=config.steps,
         scorers=config.scorers,
-        keep=config.keep,
         faults=config.faults,
     )
 

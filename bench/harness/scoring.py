@@ -19,17 +19,21 @@ from typing import Any
 
 from bench.harness.own_daemon import IMAGE, BenchHost
 from bench.harness.reward_functions import tests_pass, unsure
+from rollout.decide.keeping import KeepPlan
 from rollout.engine.chat import Characters
 from rollout.engine.client import Sampling
 from rollout.engine.script import Script
 from rollout.environments.base import Environment, Observation
+from rollout.episode.kept import KeptStates
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
-from rollout.labels import FINAL, Labelled
+from rollout.labels import Labelled
 from rollout.messages import FinalState, Trajectory
 from rollout.rewards import Score
 from rollout.rewards.anew import rescore
 from rollout.rewards.service import RewardService
+from rollout.store.disk import DiskThread
+from rollout.store.kept import KeptBook
 
 
 class Suite(Environment):
@@ -52,6 +56,7 @@ async def forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> di
     engine, sampling = Script(), Sampling(max_tokens=8)
     async with bench.client() as client:
         host = Labelled(client, folder / "scored")
+        disk, book = DiskThread(), KeptBook(folder / "kept")
         async with RewardService(host) as rewards:
             episodes = EpisodeManager(
                 environment=Suite,
@@ -59,7 +64,7 @@ async def forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> di
                 engine=engine,
                 tokenizer=Characters(),
                 rewards=rewards,
-                keep=scored,
+                kept=KeptStates(host, book, disk, KeepPlan(trajectories=scored)),
             )
             specs = [EpisodeSpec(prompt=f"s{seed}", seed=seed) for seed in range(scored)]
             played = [await episodes.run(spec, sampling) for spec in specs]
@@ -70,8 +75,9 @@ async def forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> di
             scored_s = time.monotonic() - began
         async with RewardService(host) as rewards:
             anew = await rescore(rewards, played)
-        for info in await client.sandboxes({FINAL: None}):
-            await (await client.get(info.id)).remove()
+        await host.remove(await host.kept())
+        disk.close()
+        book.close()
     right = all(each.score is not None and each.score.reward == 1.0 for each in played)
     right = right and all(each.after == each.before for each in anew)
     return {

@@ -41,7 +41,7 @@ class GymEnvironment(Environment):
         return Observation(self._begin(seed))
 
     def _begin(self, seed: int) -> str:
-        self._gym = type(self).make()
+        self._gym = self._gym or type(self).make()
         self._seed, self._said = seed, []
         seen, _ = self._gym.reset(seed=seed)
         return type(self).show(self._gym, seen)

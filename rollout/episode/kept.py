@@ -9,6 +9,7 @@ then who asks for it is told so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Collection
@@ -18,7 +19,7 @@ from rollout.decide.keeping import KeepPlan, KeptRow, surplus
 from rollout.messages import Trajectory
 from rollout.store.disk import DiskThread
 from rollout.store.kept import KeptBook, Visit
-from sandbox.errors import PagurusError
+from sandbox.errors import PagurusError, SandboxDead
 
 log = logging.getLogger("pagurus.rollout")
 
@@ -59,10 +60,12 @@ class KeptStates:
 
     async def keep(self, trajectory: Trajectory, sandbox: Any, visits: list[Visit]) -> bool:
         """Whether it is kept. Where the host refuses it is not, and nothing else depends on it."""
-        if not self.wanted or not visits or not trajectory.scored:
+        final = trajectory.final is not None and trajectory.final.checkpoint  # it can be scored anew
+        if not self.wanted or not trajectory.scored or not (visits or final):
             return False
         try:
-            await sandbox.kill()
+            with contextlib.suppress(SandboxDead):  # where it waits to be scored it runs no more
+                await sandbox.kill()
             row = KeptRow(trajectory.prompt, trajectory.index, trajectory.start, sandbox.id, time.time(), 0)
             await self._disk.do(self.book.add, row, visits)
             await self._host.keep(sandbox)

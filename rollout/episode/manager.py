@@ -37,6 +37,8 @@ from rollout.store.journal import TurnEntry
 from rollout.store.kept import Visit
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 
+Reset = tuple[Any, Observation, bytes | None]  # a sandbox, what its reset showed, what the environment keeps
+
 
 @dataclass(kw_only=True)
 class EpisodeManager(EpisodeParts):
@@ -46,7 +48,6 @@ class EpisodeManager(EpisodeParts):
     host: Any
     prepared: PreparedStates | None = None  # None: every sandbox is reset itself
     rewards: RewardService | None = None  # needed by environments with a `reward`
-    keep: int = 0  # final states that stay, the newest
     on_created: Callable[[], None] = lambda: None
     kept: KeptStates | None = None  # None: each sandbox goes with its episode
     _visits: dict[str, list[Visit]] = field(default_factory=dict)  # of sandboxes that wait to be scored
@@ -132,10 +133,7 @@ class EpisodeManager(EpisodeParts):
             visits = self._visits.pop(trajectory.sandbox, [])
             if self.kept is not None and await self.kept.keep(trajectory, sandbox, visits):
                 return
-            if self.keep and trajectory.score is not None:
-                await self.host.keep_final(sandbox, self.keep)
-            else:
-                await sandbox.remove()
+            await sandbox.remove()
 
     async def play(self, spec: EpisodeSpec, sampling: Sampling) -> Trajectory:
         """Run and score."""
@@ -159,7 +157,7 @@ class EpisodeManager(EpisodeParts):
         """A fork of the state that a reset has left; else a new sandbox, still to be reset."""
         if self.prepared is not None:
             try:
-                begun = await self.prepared.begin(env, spec.seed, lambda: self._reset(drawn))
+                begun = await self.prepared.begin(env, spec.seed, lambda: self.reset(drawn))
             except PagurusError as error:
                 text = f"{error.code}: {error}"
                 raise Ended(Failure(phase=Phase.CREATE, cause=Cause.REFUSED, message=text)) from error
@@ -168,8 +166,8 @@ class EpisodeManager(EpisodeParts):
                 return begun
         return await self._create(env), None
 
-    async def _reset(self, drawn: EpisodeSpec) -> tuple[Any, Observation, bytes | None]:
-        """A sandbox that others are forked from, with what its reset showed and what the environment keeps."""
+    async def reset(self, drawn: EpisodeSpec) -> Reset:
+        """A sandbox in which an episode can begin. Raises Ended. The caller removes it."""
         env, seed = self.environment().of(drawn.seed)
         spec = msgspec.structs.replace(drawn, seed=seed)
         sandbox = await self._create(env)

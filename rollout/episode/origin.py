@@ -27,6 +27,8 @@ def begin(trajectory: Trajectory, origin: Origin) -> None:
     at = visit.at
     trajectory.append(0, parent.tokens[:at], parent.mask[:at], parent.logprobs[:at], parent.versions[:at])
     trajectory.turns = [copy.copy(turn) for turn in parent.turns[: visit.turn]]
+    for turn, scored in zip(trajectory.turns, parent.score.turns if parent.score else (), strict=False):
+        turn.reward -= scored  # what its own end says of these turns comes when it is scored itself
     trajectory.breaks = [each for each in parent.breaks if each < at]
     trajectory.reward, trajectory.opening, trajectory.base = visit.reward, parent.opening, parent.base
     trajectory.lineage = lineage(parent, visit.turn)

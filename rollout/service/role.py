@@ -299,7 +299,7 @@ class RolloutRole:
             on_turn=self._on_turn,
         )
         controller.episodes.prepared = PreparedStates(self.host, self.run.parent / PREPARED)
-        controller.episodes.rewards, controller.episodes.keep = self.rewards, self.plan.keep
+        controller.episodes.rewards = self.rewards
         return controller
 
     def _draw(self, store: SampleStore) -> Draw:

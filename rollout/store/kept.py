@@ -88,7 +88,11 @@ class KeptBook:
                 f"the states of {prompt}/{member} are not kept",
                 remedy="`pagurus rollouts show RUN` lists what is; the table [visit] of a run says how much stays",
             )
-        return msgspec.msgpack.decode(zstandard.decompress(found[0]), type=list[Visit])
+        visits = msgspec.msgpack.decode(zstandard.decompress(found[0]), type=list[Visit])
+        if not visits:  # only its end is kept, to be scored anew
+            text = f"no turn of {prompt}/{member} can be visited: the state of its environment cannot be written down"
+            raise NotFound(text, remedy="override `snapshot` and `load` of the environment")
+        return visits
 
     def visit(self, prompt: str, member: int, start: int, turn: int) -> Visit:
         """The state before one answer. Raises NotFound, saying which there are."""

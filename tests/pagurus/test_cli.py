@@ -138,6 +138,7 @@ GROUPS = {
     "token": {"create", "ls", "revoke"},
     "gateway": {"ls", "set", "rm", "token", "log"},
     "rollouts": {"why", "account", "replay", "rescore", "show", "effects", "resample", "shell"},
+    "env": {"check"},
     "cluster": {"up", "ls", "add", "rm", "drain", "resume", "label", "where"},
     "weights": {"ls", "verify", "diff", "rollback", "gc"},
 }

@@ -19,11 +19,13 @@ from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
 from rollout.labels import KEPT, Labelled
 from rollout.messages import Ancestor
+from rollout.rewards.service import RewardService
 from rollout.store import decisions
 from rollout.store.kept import KeptBook
 from rollout.timetravel import at_turn, fork, resample, visitable
 from sandbox import Client
 from sandbox.errors import NoSpace, NotFound
+from tests.support import reward_functions as functions
 from tests.support.daemon_host import missing
 from tests.support.rollout_fakes import END, FakeHost, Letters, Notebook
 from trainer.run import samples
@@ -139,6 +141,33 @@ async def test_a_group_is_a_forest_of_forks_and_shared_turns_are_played_and_lear
             mine = [sample for sample in learned if sample.group == group.prompt]
             assert any(value != 0 for sample in mine for value in sample.advantages)
     assert all(sandbox.removed for sandbox in host.sandboxes)  # nothing is kept without a plan
+
+
+class Shared(Letters4):
+    """The same, but that what the end is worth is said in a fork of it."""
+
+    reward = functions.share(letter="a")
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        seen = await super().step(sandbox, action)
+        return Observation(seen.text, done=seen.done)
+
+
+@pytest.mark.parametrize("by", ["turns", "spread"])
+async def test_branches_of_what_is_scored_in_a_fork_are_scored_each_by_itself(make: Make, by: str) -> None:
+    host = FakeHost()
+    async with RewardService(host) as service:
+        rollout = make(by=by, host=host, environment=Shared)
+        rollout.episodes.rewards = service
+        batch = await play(rollout)
+    need_trees(batch)
+    for group in batch.groups:
+        for played in group.trajectories:
+            worth = [float(turn.action[5] == "a") / TURNS for turn in played.turns]
+            assert played.score is not None and played.reward == sum(worth)
+            assert [turn.reward for turn in played.turns] == [*worth[:-1], 0.0]
+    assert any(value != 0 for sample in samples(batch) for value in sample.advantages)
+    assert all(sandbox.removed for sandbox in host.sandboxes)
 
 
 async def test_the_newest_states_stay_and_can_be_played_on(make: Make, tmp_path: Path) -> None:

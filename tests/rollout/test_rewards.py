@@ -14,15 +14,19 @@ from aiohttp import web
 
 from rollout.decide import anchor
 from rollout.decide.blame import Blame, Cause, Phase, blame
+from rollout.decide.keeping import KeepPlan
 from rollout.engine.client import Sampling
+from rollout.episode.kept import KeptStates
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
-from rollout.labels import FINAL, Labelled
+from rollout.labels import Labelled
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards import Score, Scoring, library
 from rollout.rewards.messages import ScorerFailed
 from rollout.rewards.service import RewardService
 from rollout.rewards.web import at
+from rollout.store.disk import DiskThread
+from rollout.store.kept import KeptBook
 from sandbox import Client
 from tests.support import reward_functions as functions
 from tests.support.daemon_host import missing
@@ -200,18 +204,19 @@ async def test_a_scorer_that_never_works_is_the_platforms_failure(tmp_path: Path
 @real
 async def test_in_real_sandboxes(host: Client, tmp_path: Path) -> None:
     """The agent's processes are in the fork, as it left them; a final state that is kept can be scored again."""
-    labelled = Labelled(host, tmp_path / "run")
+    labelled, disk, book = Labelled(host, tmp_path / "run"), DiskThread(), KeptBook(tmp_path)
     async with RewardService(labelled) as service:
-        episodes = manager(labelled, service, keep=2)
-        played = [await episodes.play(EpisodeSpec(prompt="p", seed=seed), SAMPLING) for seed in (1, 2, 3)]
+        episodes = manager(labelled, service, kept=KeptStates(labelled, book, disk, KeepPlan(trajectories=2)))
+        played = [await episodes.play(EpisodeSpec(prompt=f"p{seed}", seed=seed), SAMPLING) for seed in (1, 2, 3)]
         assert [each.reward for each in played] == [1.0] * 3, [each.reason for each in played]
-        kept = await host.sandboxes({FINAL: str(tmp_path / "run")})
-        assert sorted(info.id for info in kept) == sorted(each.sandbox for each in played[1:])
-        assert all(info.state == "dead" for info in kept)
+        kept = await labelled.kept()
+        assert sorted(kept) == sorted(each.sandbox for each in played[1:])
+        assert all([(await host.get(name)).info.state == "dead" for name in kept])
         other = await service.score(played[2], functions.lines(wanted=7))
         assert other.reward == 0.0
-    for info in kept:
-        await (await host.get(info.id)).remove()
+    await labelled.remove(kept)
+    disk.close()
+    book.close()
     assert not [info for info in await host.sandboxes() if str(tmp_path) in str(info.labels)]
 
 

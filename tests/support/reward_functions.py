@@ -43,6 +43,14 @@ async def lines(final: Final, *, wanted: int) -> bool:
 
 
 @reward
+async def share(final: Final, *, letter: str) -> Score:
+    """Of the lines of a file: of the last one as the end's reward, of the others as their turns'."""
+    lines = (await final.sandbox.exec("cat f", timeout=final.limit)).text.split()[1:]
+    worth = [float(line == letter) / len(lines) for line in lines]
+    return Score(reward=worth[-1], turns=worth[:-1])
+
+
+@reward
 def slow(final: Final, *, notes: str) -> Score:
     with open(notes, "a") as file:
         file.write(f"{final.limit} ")

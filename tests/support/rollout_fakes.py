@@ -151,6 +151,7 @@ class FakeSandbox:
         self.alive = False
 
     async def kill(self) -> None:
+        self._need_alive()
         self.die()
 
     @property

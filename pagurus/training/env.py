@@ -1,0 +1,77 @@
+"""``pagurus env``: is an environment fit to be learned from?
+
+Owns: names, arguments, what is printed. Does not own: what is tried (:mod:`rollout.environments.check`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pagurus import output
+from pagurus.common import Json, client
+from pagurus.training.play import Env
+
+if TYPE_CHECKING:
+    from rollout.environments.check import Checked
+
+application = typer.Typer(help="Try an environment before anything learns from it.", no_args_is_help=True)
+
+
+@application.callback()
+def about() -> None:
+    """Try an environment before anything learns from it."""
+
+
+@application.command("check")
+def check(
+    environment: Env,
+    seeds: Annotated[int, typer.Option(min=1, help="How many are tried.")] = 2,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    pass_at: Annotated[float, typer.Option(help="Reward with which an episode passes.")] = 1.0,
+    json: Json = False,
+) -> None:
+    """Compare resets and forks, play an oracle, a null and a random agent, tell what turns cost and what is left.
+
+    Exits with 1 when something is wrong.
+    """
+    import asyncio
+
+    from rollout.environments import check as checking
+    from rollout.environments.folder import load
+    from rollout.environments.images import build_missing
+    from rollout.labels import Labelled
+
+    made = load(environment).environment
+    chosen = range(first_seed, first_seed + min(seeds, made.distinct() or seeds))
+
+    async def work() -> Checked:
+        if not checking.needs_sandbox(made, chosen):
+            return await checking.check(made, None, chosen, pass_at=pass_at)
+        wanted = {made().of(seed)[0].image for seed in chosen}
+        async with client() as connected:
+            await build_missing(connected, {name: build for name, build in made.builds().items() if name in wanted})
+            host = Labelled(connected, f"check-{os.getpid()}")
+            try:
+                return await checking.check(made, host, chosen, pass_at=pass_at)
+            finally:
+                await asyncio.shield(host.sweep())
+
+    found = asyncio.run(work())
+    if json:
+        output.as_json(found)
+    else:
+        _tell(found)
+    raise typer.Exit(0 if found.right else 1)
+
+
+def _tell(found: Checked) -> None:
+    rows = [("WRONG" if each.wrong else "", each.what, each.seen.strip()) for each in found.findings]
+    output.table(("", "tried", "found"), rows)
+    costs = found.costs
+    judged = ", ".join(f"{count} {name}" for name, count in sorted(costs.verdicts.items()))
+    output.say(f"a reset takes {costs.reset_s:.2f} s, a turn {costs.turn_ms:.1f} ms; {costs.turns} turns: {judged}")
+    if costs.frozen_ms:
+        output.say(f"a captured turn freezes {costs.frozen_ms:.1f} ms and stores {costs.stored_bytes / 1000:.1f} kB")

@@ -1,0 +1,278 @@
+"""Is an environment fit to be learned from? What resets, forks and three agents that learn nothing say of it.
+
+Owns: what is tried, and which outcome is wrong. Does not own: playing (rollout.episode), comparing states (the daemon).
+Guarantee: what is found was seen in the very loop that trains. Nothing that it made is left, unless it says so.
+
+::
+
+    each seed:  reset ─┬─▶ first text, state, files, programs ─▶ equal to those of a second reset?
+                       └─▶ checkpoint ─▶ fork ─▶ equal to the checkpoint?
+    then:       oracle │ null │ random agent ─▶ rewards, failures, what turns cost ─▶ what is left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout.engine.chat import END, VERSION, WRITTEN, Characters
+from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.script import Script
+from rollout.environments.base import Environment
+from rollout.episode import nowhere
+from rollout.episode.manager import EpisodeManager, Reset
+from rollout.episode.spec import EpisodeSpec, Limits
+from rollout.episode.turns import Ended, Engine
+from rollout.evaluate import play
+from rollout.labels import Labelled
+from rollout.messages import Trajectory
+from rollout.rewards.service import RewardService
+from sandbox.errors import PagurusError
+from sandbox.messages import ExecResult
+
+TRANSCRIPT = 1 << 20  # characters of an episode
+ANSWER = 1 << 16
+NAMED_MOST = 5  # paths that one finding names
+ODD = ("", " ", "\0", "-1", "{}", "ä☃", "x" * 2000)  # said by an agent that was told nothing
+ORACLE, NULL, RANDOM = "oracle", "null agent", "random agent"
+PROGRAMS = "exec cat /proc/[0-9]*/comm"
+LOOKS, PAUSE = 20, 0.25  # at programs that still start; seconds between two
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Example: ``Finding(what="left behind", seen="process 71 sleep", wrong=True)``"""
+
+    what: str
+    seen: str
+    wrong: bool = False
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all resets and turns; medians where nothing else is said."""
+
+    reset_s: float
+    turns: int  # how many
+    turn_ms: float  # mean, of the time that the environment and its commands took
+    verdicts: dict[str, int]  # how many of each
+    frozen_ms: float  # of turns that were captured
+    stored_bytes: float  # of those of them that were durable when their episode ended
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    findings: list[Finding]
+    costs: Costs
+
+    @property
+    def right(self) -> bool:
+        return not any(each.wrong for each in self.findings)
+
+
+class Aimless:
+    """Says a word that it has read, something that is right elsewhere in the episode, or what nobody expects."""
+
+    def __init__(self, seed: int, right: Sequence[str]):
+        self._rng, self._right = random.Random(f"aimless {seed}"), right
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        read = Characters().decode([each for each in prompt_ids if each < WRITTEN]).split()
+        action = self._rng.choice(self._rng.choice([group for group in (read, self._right, ODD) if group]))
+        ids = [*(WRITTEN + ord(char) for char in action), END]
+        return Generation(
+            token_ids=ids, logprobs=[0.0] * len(ids), spans=[Span(VERSION, 0, len(ids))], finish_reason="stop"
+        )
+
+
+async def check(
+    environment: Callable[[], Environment], host: Labelled | None, seeds: Sequence[int], *, pass_at: float = 1.0
+) -> Checked:
+    """`host`: None where neither the environment nor its scorer needs a sandbox."""
+    before = _children()
+    manager = EpisodeManager(
+        environment=environment,
+        host=host,
+        engine=Script(),
+        tokenizer=Characters(),
+        limits=Limits(max_length=TRANSCRIPT),
+    )
+    findings: list[Finding] = []
+    took: list[float] = []
+    for seed in seeds:
+        findings += await _resets(manager, seed, took)
+    async with contextlib.AsyncExitStack() as stack:
+        if host is not None:
+            manager.rewards = await stack.enter_async_context(RewardService(host))
+        played = {who: await _play(manager, seeds, engine) for who, engine in _agents(environment).items()}
+    for who, trajectories in played.items():
+        findings.append(_judged(who, trajectories, pass_at))
+    findings.append(await _left(host, before))
+    return Checked(findings=findings, costs=_costs(took, [each for some in played.values() for each in some]))
+
+
+def needs_sandbox(environment: Callable[[], Environment], seeds: Sequence[int]) -> bool:
+    made = [environment().of(seed)[0] for seed in seeds]
+    return any(env.image or (env.reward is not None and env.reward.forks) for env in made)
+
+
+# --------------------------------------------------------------------- resets
+
+
+async def _resets(manager: EpisodeManager, seed: int, took: list[float]) -> list[Finding]:
+    what = f"reset of seed {seed}"
+    made: list[Reset] = []
+    try:
+        for _ in range(2):
+            began = time.monotonic()
+            made.append(await manager.reset(EpisodeSpec(prompt=f"check-{seed}", seed=seed)))
+            took.append(time.monotonic() - began)
+        differ = await _differences(*made)
+        said = f"two differ in: {', '.join(differ)}" if differ else "two are equal"
+        fresh, _ = manager.environment().of(seed)
+        return [
+            Finding(what=what, seen=said, wrong=bool(differ)),
+            _written_down(f"state of seed {seed}", fresh, made[0][2]),
+            await _forked(f"fork of seed {seed}", manager, fresh, made[0][0]),
+        ]
+    except Ended as end:
+        return [Finding(what=what, seen=str(end.failure), wrong=True)]
+    finally:
+        for sandbox, _, _ in made:
+            await sandbox.remove()
+
+
+async def _differences(one: Reset, other: Reset) -> list[str]:
+    """In what two resets of a seed differ. Times of files do not count."""
+    differ = ["first observation"] if one[1] != other[1] else []
+    differ += ["state of the object"] if one[2] != other[2] else []
+    if one[0].id == nowhere.NAME:
+        return differ
+    changes = await other[0].diff(await one[0].checkpoint())
+    differ += [change.path for change in changes[:NAMED_MOST]]
+    differ += [f"{len(changes) - NAMED_MOST} more files"] if len(changes) > NAMED_MOST else []
+    for _ in range(LOOKS):
+        if await _programs(one[0]) == await _programs(other[0]):
+            return differ
+        await asyncio.sleep(PAUSE)
+    return [*differ, "programs that run"]
+
+
+async def _programs(sandbox: Any) -> list[str]:
+    """Their names; none of an image without a shell."""
+    try:
+        result: ExecResult = await sandbox.exec(PROGRAMS, ends_turn=False)
+        return sorted(result.text.split())
+    except PagurusError:
+        return []
+
+
+def _written_down(what: str, fresh: Environment, state: bytes | None) -> Finding:
+    if state is None:
+        text = "cannot be written down, so resets are not shared and nobody goes on with an episode: write `snapshot`"
+        return Finding(what=what, seen=text)
+    fresh.load(state)
+    same = fresh.snapshot() == state
+    return Finding(what=what, seen="loads" if same else "is another one once it was loaded", wrong=not same)
+
+
+async def _forked(what: str, manager: EpisodeManager, env: Environment, sandbox: Any) -> Finding:
+    """A fork is compared with its checkpoint: files, processes, memory."""
+    if sandbox.id == nowhere.NAME:
+        return Finding(what=what, seen="there is no sandbox")
+    try:
+        point = await sandbox.checkpoint()
+        child = await manager.host.fork(point.id)
+    except PagurusError as error:
+        return Finding(what=what, seen=f"{error.code}: {error}", wrong=env.shares_reset)
+    await child.remove()
+    return Finding(what=what, seen="equal" if env.shares_reset else "equal; but it says that resets are not shared")
+
+
+# --------------------------------------------------------------------- agents
+
+
+def _agents(environment: Callable[[], Environment]) -> dict[str, Callable[[int], Engine | None]]:
+    def right(seed: int) -> list[str] | None:
+        env, drawn = environment().of(seed)
+        return env.oracle(drawn)
+
+    def oracle(seed: int) -> Engine | None:
+        actions = right(seed)
+        return None if actions is None else Script(actions)
+
+    return {
+        ORACLE: oracle,
+        NULL: lambda _: Script(),
+        RANDOM: lambda seed: Aimless(seed, right(seed) or ()),
+    }
+
+
+async def _play(
+    manager: EpisodeManager, seeds: Sequence[int], engine_of: Callable[[int], Engine | None]
+) -> list[Trajectory]:
+    played = []
+    for seed in seeds:
+        if (engine := engine_of(seed)) is not None:
+            spec = EpisodeSpec(prompt=f"check-{seed}", seed=seed)
+            played.append(await play(dataclasses.replace(manager, engine=engine), spec, Sampling(max_tokens=ANSWER)))
+    return played
+
+
+def _judged(who: str, played: Sequence[Trajectory], pass_at: float) -> Finding:
+    if not played:
+        return Finding(what=who, seen="nobody knows what is right: define `oracle`, so that it can be tried")
+    if lost := [each for each in played if not each.scored]:
+        return Finding(what=who, seen=f"{len(lost)} of {len(played)} not scored: {lost[0].reason}", wrong=True)
+    rewards = [each.reward for each in played]
+    said = f"reward {statistics.mean(rewards):.3f} over {len(played)} seeds"
+    if who == ORACLE and min(rewards) < pass_at:
+        seed = played[rewards.index(min(rewards))].seed
+        return Finding(what=who, seen=f"{said}; seed {seed} earns {min(rewards):g}: it cannot be solved", wrong=True)
+    if who == NULL and max(rewards) >= pass_at:
+        seed = played[rewards.index(max(rewards))].seed
+        return Finding(what=who, seen=f"{said}; seed {seed} is passed by doing nothing", wrong=True)
+    return Finding(what=who, seen=said)
+
+
+# --------------------------------------------------------------------- what is left, what it took
+
+
+async def _left(host: Labelled | None, before: set[str]) -> Finding:
+    sandboxes = [] if host is None else await host.left()
+    left = [f"sandbox {each}" for each in sandboxes] + [f"process {each}" for each in sorted(_children() - before)]
+    return Finding(what="left behind", seen=", ".join(left) or "nothing", wrong=bool(left))
+
+
+def _children() -> set[str]:
+    """Processes of this machine that this one has started: number and name."""
+    found = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in path.read_text().split():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                found.add(f"{pid} {Path(f'/proc/{pid}/comm').read_text().strip()}")
+    return found
+
+
+def _costs(resets: Sequence[float], played: Sequence[Trajectory]) -> Costs:
+    turns = [turn for each in played for turn in each.turns]
+    captured = [turn for turn in turns if turn.checkpoint_captured]
+    return Costs(
+        reset_s=_median(resets),
+        turns=len(turns),
+        turn_ms=1000 * sum(each.own_s for each in played) / max(1, len(turns)),
+        verdicts=dict(Counter(turn.verdict for turn in turns)),
+        frozen_ms=_median([turn.frozen_ms for turn in captured]),
+        stored_bytes=_median([turn.stored_bytes for turn in captured if turn.stored_bytes]),
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0

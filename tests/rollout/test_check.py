@@ -1,0 +1,109 @@
+"""`pagurus env check`: what is right is not complained of, and each wrong is named."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout import Environment, Observation
+from rollout.environments.check import NULL, ORACLE, RANDOM, Checked, check, needs_sandbox
+from rollout.environments.gym import gym_environment
+from rollout.environments.harbor import environment_of, tasks_of
+from rollout.labels import Labelled
+from sandbox import Client
+from tests.rollout.test_harbor import write
+from tests.support import reward_functions as functions
+from tests.support.daemon_host import missing
+
+real = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def wrong(found: Checked) -> dict[str, str]:
+    assert found.right == (not any(each.wrong for each in found.findings))
+    return {each.what: each.seen for each in found.findings if each.wrong}
+
+
+async def test_gymnasium_needs_no_sandbox_and_nothing_is_wrong() -> None:
+    kind = gym_environment("FrozenLake-v1", names=("left", "down", "right", "up"), render_mode="ansi", turns=10)
+    assert not needs_sandbox(kind, range(2))
+    found = await check(kind, None, range(2))
+    assert wrong(found) == {} and 20 <= found.costs.turns <= 40
+
+
+class Wrong(Environment):
+    """Each reset is another one, nothing is as good as anything, and it cannot stand an empty action."""
+
+    image = ""
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        self.drawn = secrets.token_hex(4)
+        return Observation(f"{self.drawn} {seed}")
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        if not action.strip():
+            raise ValueError("empty")
+        return Observation("", reward=float(action == "exit"), done=action != "left")
+
+    def oracle(self, seed: int) -> list[str]:
+        return ["left", "right"]
+
+
+async def test_each_wrong_is_named() -> None:
+    left: list[asyncio.subprocess.Process] = []
+
+    class Leaving(Wrong):
+        async def step(self, sandbox: Any, action: str) -> Observation:
+            if not left:
+                left.append(await asyncio.create_subprocess_exec("sleep", "1000"))
+            return await super().step(sandbox, action)
+
+    try:
+        found = wrong(await check(Leaving, None, range(8)))
+    finally:
+        left[0].kill()
+        await left[0].wait()
+    assert found["reset of seed 0"] == "two differ in: first observation, state of the object"
+    assert "cannot be solved" in found[ORACLE] and "doing nothing" in found[NULL] and "empty" in found[RANDOM]
+    assert found["left behind"] == f"process {left[0].pid} sleep"
+
+
+class Served(Environment):
+    """A file and a program; the last letter counts."""
+
+    reward = functions.lines(wanted=1)
+    noise = ""
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        await sandbox.exec(f"sleep 1000 > /dev/null 2>&1 & {self.noise}")
+        return Observation("write")
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        await sandbox.exec(["sh", "-c", 'echo "$0" >> f', action.replace("\0", "") or "-"])
+        return Observation("written", done=True)
+
+
+class Drawn(Served):
+    noise = "head -c 8 /dev/urandom > /drawn; true"
+    shares_reset = False
+
+
+@real
+async def test_real_sandboxes_are_compared_and_none_is_left(host: Client, tmp_path: Path) -> None:
+    labelled = Labelled(host, tmp_path / "run")
+    found = await check(Served, labelled, range(1))
+    assert list(wrong(found)) == [NULL]  # one line is all that it takes
+    assert found.costs.turns == 2 and "files" in found.costs.verdicts and found.costs.frozen_ms > 0
+    assert wrong(await check(Drawn, labelled, range(1)))["reset of seed 0"] == "two differ in: /drawn"
+    assert not await host.sandboxes()
+
+
+@real
+async def test_a_folder_of_tasks_is_checked(host: Client, tmp_path: Path) -> None:
+    write(tmp_path / "tasks/file", "write", "echo done > /root/work\n", "grep -x done /root/work\nearn 1.0\n")
+    kind = environment_of(tasks_of(tmp_path / "tasks"))
+    found = await check(kind, Labelled(host, tmp_path / "run"), range(1))
+    assert wrong(found) == {} and {each.what: each.seen for each in found.findings}[ORACLE].startswith("reward 1.000")
