@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import tempfile
@@ -24,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.harness import scoring, trees
+from bench.harness import command, scoring, trees
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from rollout.engine.chat import END, Characters
 from rollout.engine.client import Generation, Sampling, Span
@@ -170,7 +169,7 @@ async def measure_trees(bench: BenchHost, folder: Path, options: argparse.Namesp
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench branching", description=(__doc__ or "").split("\n", 1)[0])
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--size", type=int, default=8, help="members of a group (default: 8)")
     parser.add_argument("--modules", type=int, default=3000, help="how much a reset builds (default: 3000)")
     parser.add_argument("--scored", type=int, default=8, help="episodes that are scored in a fork (default: 8)")
@@ -178,7 +177,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--scorings", type=int, default=1000, help="by unruly functions (default: 1000)")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--part", choices=("setup", "trees", "scoring", "all"), default="all")
-    parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
     with tempfile.TemporaryDirectory(prefix="pagurus-branching-", dir="/var/tmp") as folder:
@@ -195,5 +193,5 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             bench.clean()
     result["load"].append(round(os.getloadavg()[0], 1))
-    print(json.dumps(result))
+    command.show(result, options)
     return 0

@@ -39,7 +39,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bench.harness import redis
+from bench.harness import command, redis
 from sandbox import paths
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.shim import short_slice
@@ -386,8 +386,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench checkpoint", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
@@ -405,7 +404,3 @@ def main(arguments: list[str]) -> int:
         print(name, *(f"{key} {value['p50']}" for key, value in figures.items() if isinstance(value, dict)))
     print(*(f"{key} {value['p50']}" for key, value in result.items() if isinstance(value, dict) and "p50" in value))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

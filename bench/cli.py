@@ -9,9 +9,7 @@ For each one `*_s`, the median wall time; `*_least_s`, the shortest, which other
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import resource
 import statistics
@@ -20,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from bench.harness import command
 from sandbox.testing import FakeHost
 from trainer.machine import processor
 
@@ -68,18 +67,10 @@ async def measured(rounds: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench cli", description=(__doc__ or "").split("\n", 1)[0])
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"cpu": processor(), "load": round(os.getloadavg()[0], 1), "rounds": options.rounds}
     result |= asyncio.run(measured(options.rounds))
-    if options.json:
-        print(json.dumps(result))
-        return 0
-    for name in STARTS:
-        print(
-            f"{' '.join(STARTS[name][1:]):24} {result[f'{name}_s'] * 1e3:6.0f} ms,"
-            f" at best {result[f'{name}_least_s'] * 1e3:.0f}, processor {result[f'{name}_cpu_s'] * 1e3:.0f}"
-        )
+    command.show(result, options)
     return 0

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import statistics
 import sys
@@ -32,7 +31,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bench.harness import kills
+from bench.harness import command, kills
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image, meminfo, pss, shims, tasks, ticks
 from daemon.precedence import PRECEDENCE
 from sandbox import Client, Limits, Sandbox
@@ -256,8 +255,7 @@ async def _left(client: Client, host: BenchHost) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench daemon", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--parts", default="exec,idle,kills", help="which, separated by commas")
     parser.add_argument("--sandboxes", type=int, default=1000, help="idle ones")
     parser.add_argument("--kills", type=int, default=200)
@@ -270,13 +268,6 @@ def main(arguments: list[str]) -> int:
         result = asyncio.run(everything(options, host))
     finally:
         host.clean()
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(*(f"{key}: {value}" for key, value in result.items()), sep="\n")
+    command.show(result, options)
     bad = any(result.get(name) for name in ("leaks", "sandboxes_lost", "sessions_broken", "answers_doubled"))
     return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

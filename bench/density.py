@@ -39,6 +39,7 @@ from typing import Any
 
 import aiohttp
 
+from bench.harness import command
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from daemon.checkpoints.queue import quantile
 from sandbox import Client, ExecResult, Limits, Sandbox
@@ -304,8 +305,7 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench density", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--sandboxes", type=int, default=32)
     parser.add_argument("--traces", type=Path, default=None, help="recorded agents; synthetic pace without")
     parser.add_argument("--rounds", type=int, default=2)
@@ -315,12 +315,5 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     result = asyncio.run(everything(options))
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(*(f"{key} {value}" for key, value in result.items()), sep="\n")
+    command.show(result, options)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m bench.engine [--json] [--engine embedded|vllm] [--batch 64]
+    pagurus bench engine [--json] [--engine embedded|vllm] [--batch 64]
 
 `tokens_per_s`: sampled tokens over the wall time of `batch` requests at once (60 tokens in, 128 out), through HTTP.
 `turn_tokens_per_s`: the same for second turns, whose prompt repeats the first turn (prefix reuse).
@@ -11,16 +11,15 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from bench.harness import command
 from rollout.engine.client import Generation, Sampling
 from rollout.engine.launch import embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
@@ -86,20 +85,11 @@ async def measure(kind: str, batch: int, root: Path) -> dict[str, float | int | 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench engine", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
     parser.add_argument("--batch", type=int, default=64)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="pagurus-bench-") as root:
         result = asyncio.run(measure(options.engine, options.batch, Path(root)))
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            print(f"{name:18} {value}")
+    command.show(result, options)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

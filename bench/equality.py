@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import WORKLOADS, Ours
-from bench.harness import redis
+from bench.harness import command, redis
 from bench.states import classify
 from sandbox import paths
 from sandbox.container.container import Container
@@ -149,8 +149,7 @@ async def states(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench equality", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--programs", default="", help="all without, none with `-`")
     parser.add_argument("--states", default="", help="names or groups; all without, none with `-`")
@@ -158,15 +157,6 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     result = asyncio.run(everything(options)) if options.programs != "-" else Soak().figures()
     result |= asyncio.run(states(options)) if options.states != "-" else {}
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(f"{result['equal']} of {result['restores']} restores were equal and went on")
-        if "states" in result:
-            print(f"{result['silent']} of {result['states']} states became something else without a word")
+    command.show(result, options)
     good = result["equal"] == result["restores"] and not result["failures"] and not result.get("silent")
     return 0 if good else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

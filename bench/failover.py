@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.harness import command
 from bench.harness.many_hosts import Hosts, NetHost
 from bench.harness.own_daemon import IMAGE, image
 from sandbox import Client, Sandbox
@@ -211,8 +210,7 @@ def _at(values: list[float], part: float) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench failover", description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--sandboxes", type=int, default=8)
     parser.add_argument("--kills", type=int, default=6)
@@ -226,9 +224,5 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     found = asyncio.run(run(options))
-    print(json.dumps(found) if options.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    command.show(found, options)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import socket
 import sys
@@ -36,6 +35,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
+from bench.harness import command
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image
 from sandbox.messages.tokens import TokenRequest
 
@@ -241,8 +241,7 @@ def everything(options: argparse.Namespace, host: BenchHost) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench fuzz", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--examples", type=int, default=50, help="of each operation and kind")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="operations whose name holds this")
@@ -253,17 +252,5 @@ def main(arguments: list[str]) -> int:
         result = everything(options, host)
     finally:
         host.clean()
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for key, value in result.items():
-            print(
-                f"{key}:",
-                *(value if isinstance(value, list) else [value]),
-                sep="\n  " if isinstance(value, list) else " ",
-            )
+    command.show(result, options)
     return 1 if result["server_errors"] or result["crashes"] or result["leaks"] or result["misfits"] else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

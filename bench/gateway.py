@@ -35,6 +35,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from bench.harness import command
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image
 from sandbox import Client, PagurusError, Sandbox
 from sandbox.messages import Gateway, Upstream
@@ -270,21 +271,13 @@ def _free_port() -> int:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench gateway", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--parts", default="proxy,turns,kills", help="which, separated by commas")
     parser.add_argument("--sandboxes", type=int, default=4)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--image", default="debian")
     options = parser.parse_args(arguments)
     result = run(options)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(*(f"{key}: {value}" for key, value in result.items()), sep="\n")
+    command.show(result, options)
     bad = ("leaks", "gateway_answers_doubled", "gateway_asked_needlessly", "gateway_lost")
     return 1 if any(result.get(name) for name in bad) else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

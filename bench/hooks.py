@@ -20,12 +20,12 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.harness import command
 from ebpf.inspector import Inspector
 from sandbox.container.cgroup import hierarchy
 from sandbox.errors import Unsupported
@@ -133,17 +133,12 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Exit code 0 when it could be measured."""
-    parser = argparse.ArgumentParser(prog="pagurus bench hooks", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object, last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the files of the calls lie (default: a temporary one)")
     parser.add_argument("--object", type=Path, help="another build of the inspector, of the same layout")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="pagurus-hooks-") as folder:
         result = run(options, Path(folder))
-    print(json.dumps(result, indent=None if options.json else 2))
+    command.show(result, options)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

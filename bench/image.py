@@ -12,7 +12,6 @@ median of pairs. `pull_again_mb`: bytes of layers fetched for another image that
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import io
@@ -29,6 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.harness import command
 from bench.harness.own_daemon import BenchHost, image
 from sandbox.image import reference, registry
 from sandbox.image.store import ImageStore
@@ -184,11 +184,10 @@ def pulls(directory: Path, size: int, rounds: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench image", description=(__doc__ or "").split("\n", 1)[0])
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--size", type=int, default=900, help="MiB of the context (default: 900)")
     parser.add_argument("--layers", type=int, default=256, help="MiB of the image that is pulled (default: 256)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
     for program, package in (("skopeo", "skopeo"), ("docker-registry", "docker-registry")):
         if shutil.which(program) is None:
@@ -201,5 +200,5 @@ def main(argv: list[str] | None = None) -> int:
         result |= builds(Path(folder) / "builds", options.size, options.rounds)
         result |= pulls(Path(folder) / "pulls", options.layers, options.rounds)
     result["load"].append(round(os.getloadavg()[0], 1))
-    print(json.dumps(result))
+    command.show(result, options)
     return 0

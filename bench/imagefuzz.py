@@ -34,6 +34,7 @@ from unittest import mock
 
 from bench.checkpoint import Ours
 from bench.equality import programs
+from bench.harness import command
 from bench.harness.mutate_images import Files, Mutator
 from bench.harness.watched_host import Seen, WatchedHost
 from sandbox import paths
@@ -265,8 +266,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench imagefuzz", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--mutations", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -274,12 +274,5 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
     options = parser.parse_args(arguments)
     result = asyncio.run(run(options))
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(f"{result['mutations']} mutations, {result['restores']} restores, {len(result['escapes'])} escapes")
+    command.show(result, options)
     return 1 if result["escapes"] or result["crashes"] else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

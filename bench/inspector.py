@@ -28,7 +28,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import json
 import os
 import shlex
 import statistics
@@ -40,7 +39,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.harness import inspector_cost, leftovers
+from bench.harness import command, inspector_cost, leftovers
 from bench.torture.cases import PLACES, WORK, Case, Place
 from bench.torture.programs import PREFIX, Series, Vocabulary, drawn
 from bench.torture.run import Arena, Tally, build, calls, cases, matrix, smallest
@@ -379,8 +378,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Exit code 0 when nothing was missed and everything counted exactly."""
-    parser = argparse.ArgumentParser(prog="pagurus bench inspector", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object, last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--programs", type=int, default=10_000, help="different random programs (default 10000)")
     parser.add_argument("--seed", type=int, default=1, help="of the random programs")
     parser.add_argument("--rounds", type=int, default=48, help="pairs of the overhead measurement")
@@ -394,11 +392,7 @@ def main(arguments: list[str]) -> int:
     if options.quick:
         options.programs, options.rounds = 200, 3
     result = asyncio.run(run(options))
-    print(json.dumps(result, indent=None if options.json else 2))
+    command.show(result, options)
     failed = ("false_negatives", "tiny_false_negatives", "miscounted")
     missed_elsewhere = any(each["false_negatives"] for each in result["other_tiers"].values())
     return 1 if missed_elsewhere or any(result.get(name) for name in failed) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

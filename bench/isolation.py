@@ -2,7 +2,7 @@
 
 ::
 
-    python -m bench.isolation [--json] [--restored]       prints each act; the last line is one JSON object
+    pagurus bench isolation [--json] [--restored]       prints each act; the last line is one JSON object
 
 `--restored`: each attacker has been checkpointed, killed and restored before it acts.
 `acts`: how many; `contained`: how many of them; `not_contained`: the names of the others, each with what happened.
@@ -10,10 +10,8 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -27,6 +25,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.harness import command
 from bench.harness.own_daemon import IMAGE, BenchHost
 from bench.harness.own_internet import Internet, internet
 from bench.hostile.act import Act, Place, Scene, host_socket
@@ -253,8 +252,7 @@ def unmount_below(folder: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench isolation", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--restored", action="store_true", help="act from restored sandboxes")
     parser.add_argument("--image", type=Path, default=paths.state() / "images" / "debian")
     options = parser.parse_args(argv)
@@ -283,9 +281,5 @@ def main(argv: list[str] | None = None) -> int:
         unmount_below(state)
         pool.close()
         shutil.rmtree(state)
-    print(json.dumps({"acts": acts, "contained": acts - len(failed), "not_contained": failed}))
+    command.show({"acts": acts, "contained": acts - len(failed), "not_contained": failed}, options)
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

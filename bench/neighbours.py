@@ -33,6 +33,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from bench.harness import command
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from bench.hostile.starving import ATTACKS, BEGUN, free_port
 from daemon.checkpoints.queue import quantile
@@ -187,20 +188,12 @@ def _line(name: str, found: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench neighbours", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--turns", type=int, default=50, help="of the neighbour in a quarter of a round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--attacks", default="", help="only those whose name holds one of these words (commas between)")
     parser.add_argument("--image", default="debian")
     options = parser.parse_args(arguments)
     result = asyncio.run(everything(options))
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(json.dumps(result, indent=1))
+    command.show(result, options)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m bench.network [--json] [--rounds N]      the last line is one JSON object
+    pagurus bench network [--json] [--rounds N]      the last line is one JSON object
 
 The internet is a network namespace of this machine (:mod:`bench.harness.own_internet`), so the figures are those of the
 path through the host (two veth pairs, the rules, NAT), not of any wire. `crowd` repeats the packet figures while the
@@ -11,7 +11,6 @@ table holds the rules of a thousand more sandboxes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -25,7 +24,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, cast
 
-from bench.harness import own_daemon
+from bench.harness import command, own_daemon
 from bench.harness import own_internet as world
 from daemon.catalogue import SandboxRow
 from daemon.network.elements import Change, addressed, generation, named, permitted
@@ -175,8 +174,7 @@ async def run(daemon: own_daemon.BenchHost, rounds: int, megabytes: int) -> dict
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench network", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--megabytes", type=int, default=512, help="to send by TCP")
     parser.add_argument("--image", type=Path)
@@ -198,11 +196,5 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             daemon.clean()
     result["load"] = round(os.getloadavg()[0], 1)
-    if not options.json:
-        print(json.dumps(result, indent=2))
-    print(json.dumps(result))
+    command.show(result, options)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

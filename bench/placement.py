@@ -8,15 +8,13 @@ and `pressed_least`: sandboxes for each processor, at the fullest and the emptie
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
-import sys
 import time
 from dataclasses import replace
 from typing import Any
 
+from bench.harness import command
 from coordinator.decide import place
 from coordinator.decide.place import HostView, Wanted
 from trainer.machine import processor
@@ -60,16 +58,11 @@ def measured(hosts: int, sandboxes: int, seed: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench placement", description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--hosts", type=int, default=100)
     parser.add_argument("--sandboxes", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     found = measured(options.hosts, options.sandboxes, options.seed)
-    print(json.dumps(found) if options.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    command.show(found, options)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

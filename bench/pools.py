@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import json
 import os
 import random
 import shutil
@@ -28,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.harness import command
 from rollout.calm import calm
 from rollout.decide.routing import RoutingRules
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling, Span
@@ -47,8 +47,7 @@ ASKED = ["List the files of this folder.", "Which of them is the largest?", "Wri
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench pools", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--part", choices=["synthetic", "real", "all"], default="all")
     parser.add_argument("--live", type=int, default=2000, help="synthetic trajectories at once")
     parser.add_argument("--trajectories", type=int, default=64, help="real ones at once")
@@ -67,10 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         found |= asyncio.run(synthetic(options.live))
     if options.part in ("real", "all"):
         found |= asyncio.run(real(options))
-    if not options.json:
-        for name, value in found.items():
-            print(f"{name:32} {value}")
-    print(json.dumps(found))
+    command.show(found, options)
     return 0
 
 
@@ -493,7 +489,3 @@ def _check(played: list[Played], folders: list[Path]) -> dict[str, Any]:
         "logprob_error_max": max(every, default=None),
         "logprob_wrong": sum(error > TOLERANCE for error in every),
     }
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -27,7 +27,6 @@ import asyncio
 import collections
 import contextlib
 import ctypes
-import json
 import os
 import random
 import shutil
@@ -42,6 +41,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.harness import command
 from bench.harness.own_daemon import IMAGE, image
 from bench.power import traced
 from bench.power.blockdev import CRASH_STATES, FLUSH, Cut, Disk, Recorder, available, cuts, events
@@ -302,8 +302,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="pagurus bench powercut", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument(
         "--cuts", type=int, default=300, help="power cuts examined, spread over all writes; 0: every one"
     )
@@ -326,12 +325,5 @@ def main(arguments: list[str]) -> int:
         print(f"pagurus bench powercut: {why}", file=sys.stderr)
         return 2
     result = run(options)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(*(f"{key} {value}" for key, value in result.items()), sep="\n")
+    command.show(result, options)
     return 1 if result["broken"] else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -14,7 +14,6 @@ What it does not cover: sandboxes, the engine's process, versions that change wi
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -28,6 +27,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bench.harness import command
 from examples import fit
 from examples.fit import Example
 from rollout.engine.embedded.model import KVCache, Qwen3, load_model
@@ -259,7 +259,7 @@ def evaluate(example: Example, model: Qwen3, tokenizer: Tokenizer, episodes: int
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench recipe", description=(__doc__ or "").split("\n", 1)[0])
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--example", choices=fit.EXAMPLES, default=fit.EXAMPLES[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=Config(task=Path()).steps)
@@ -270,7 +270,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, help="draw the curves to this file (.svg or .png)")
     parser.add_argument("--again", type=Path, nargs="+", help="figures that this printed before, instead of learning")
     parser.add_argument("--fit", action="store_true", help="fit a policy anew for each seed, which takes minutes")
-    parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     runs = [run for path in options.again or () for run in read(path)] or [
@@ -295,9 +294,5 @@ def main(argv: list[str] | None = None) -> int:
     }
     if options.plot is not None:
         plot(runs, options.plot)
-    print(json.dumps(result))
+    command.show(result, options)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -23,7 +23,6 @@ import argparse
 import asyncio
 import collections
 import contextlib
-import json
 import os
 import random
 import re
@@ -37,7 +36,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.harness import staged_daemon
+from bench.harness import command, staged_daemon
 from bench.harness.own_daemon import IMAGE, BenchHost, Census, image, shims, tasks
 from sandbox import Client, Retention
 from sandbox.container.cgroup import Cgroup, hierarchy
@@ -298,19 +297,11 @@ async def everything(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench recovery", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--image", default="debian", help="an image of this host, with python3")
     options = parser.parse_args(arguments)
     result = asyncio.run(everything(options))
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(*(f"{key} {value}" for key, value in result.items()), sep="\n")
+    command.show(result, options)
     return 1 if result["lost"] or result["leaks"] else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.harness import recorded
+from bench.harness import command, recorded
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from coordinator import local
 from rollout.messages import TurnRecord
@@ -367,8 +367,7 @@ def tail(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench roles", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--role", action="append", choices=ROLES, help="kill this one only; may be given again")
     parser.add_argument("--kills", type=int, default=100, help="of each role")
     parser.add_argument("--minutes", type=float, default=60.0, help="of kills, at most")
@@ -385,14 +384,7 @@ def main(arguments: list[str]) -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # who starts again finds compiled modules, as where it is installed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also a bench that is ended leaves nothing behind
     found = everything(options)
-    if options.json:
-        print(json.dumps(found))
-    else:
-        print(*(f"{key} {value}" for key, value in found.items()), sep="\n")
+    command.show(found, options)
     bad = ("prompts_lost", "prompts_doubled", "finished_groups_lost", "hangs", "given_up")
     good = found["identical"] == found["decisions"] and found.get("weights_identical", True)
     return 1 if any(found[name] for name in bad) or not good else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

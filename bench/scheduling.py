@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from bench.harness import command
 from bench.harness.cheapest_groups import cheapest
 from coordinator.decide import multiplex, packing
 from coordinator.simulate.engines import Rates
@@ -219,8 +219,7 @@ def place(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench scheduling", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--part", choices=["tail", "place", "all"], default="all")
     parser.add_argument("--rounds", type=int, default=4, help="drawn workloads, each with and without")
     parser.add_argument("--prompts", type=int, default=80)
@@ -231,9 +230,5 @@ def main(arguments: list[str] | None = None) -> int:
         figures["tail"] = asyncio.run(tail_batching(options))
     if options.part in ("place", "all"):
         figures["place"] = place(options)
-    print(json.dumps(figures) if options.json else json.dumps(figures, indent=1))
+    command.show(figures, options)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

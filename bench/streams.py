@@ -40,6 +40,7 @@ from typing import Any
 import msgspec
 
 from bench.checkpoint import Ours
+from bench.harness import command
 from bench.harness.mutate_images import Files
 from bench.harness.mutations import Stream, frames, mutate, seed
 from bench.harness.watcher import Watcher
@@ -237,7 +238,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         (beside / name).write_text(name)
     was = sentinels(beside)
     control = Path(tempfile.gettempdir()) / f"{CONTROL}-{os.getpid()}"
-    command = [sys.executable, "-m", "bench.streams", "--child", str(state), "--control", str(control)]
+    command = [sys.executable, "-m", "pagurus", "bench", "streams", "--child", str(state), "--control", str(control)]
     command += ["--seconds", str(options.seconds), "--mutations", str(options.mutations), "--seed", str(options.seed)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process, Watcher(elsewhere(folder)) as watcher:
@@ -304,8 +305,7 @@ def follow(process: subprocess.Popen[bytes], watcher: Watcher, control: str) -> 
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench streams", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--mutations", type=int, default=1 << 40)
     parser.add_argument("--seed", type=int, default=1)
@@ -326,10 +326,6 @@ def main(argv: list[str] | None = None) -> int:
             print(one(taker, dumped, options.seed, options.only), taker.said)
             return 0
         found = run(options, folder)
-    print(json.dumps(found))
+    command.show(found, options)
     bad = found["outside"] or found["crashes"] or found["hangs"] or found["sentinels"] or found["lost"]
     return 1 if bad or found["descriptors"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m bench.sync [--json] [--parts delta,slices,link,engine,versions,kills] [--model FOLDER]
+    pagurus bench sync [--json] [--parts delta,slices,link,engine,versions,kills] [--model FOLDER]
 
 delta     SmolLM2-135M (``make setup-models``) under real optimiser steps, published in bfloat16. By optimiser and rate:
           `changed_share` of the 16-bit words, `bytes_ratio` of a step to all bytes; `encode_mb_s` of weights compared,
@@ -26,7 +26,6 @@ kills     200 times a publisher, a relay or a reader is killed at a random insta
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -44,6 +43,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from bench.harness import command
 from bench.harness.rank_stores import publish, store_of_rank
 from bench.harness.relays import forked, free_port, listening, relay_process
 from bench.harness.slow_link import slow_link
@@ -408,8 +408,7 @@ PARTS = ("delta", "slices", "link", "engine", "versions", "kills")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench sync", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--model", type=Path, default=MODEL, help="Hugging Face folder")
     parser.add_argument("--rounds", type=int, default=5, help="measured optimiser steps of each kind")
@@ -438,10 +437,5 @@ def main(arguments: list[str] | None = None) -> int:
             if part in chosen:
                 result[part] = asyncio.run(act())
                 print(f"{part}: {json.dumps(result[part], indent=1)}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(result))
+    command.show(result, options)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

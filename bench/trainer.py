@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from bench.harness import command
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 from trainer.batches.pack import pack
 from trainer.batches.plan import plan
@@ -59,6 +60,7 @@ LARGER = ModelConfig(
 BUDGET = 2048
 PATIENCE = 300.0  # seconds without a sign, on a machine that may be very busy: who is dead is known at once anyway
 LIFE = 5  # steps, about, between two kills
+BENCH = (sys.executable, "-m", "pagurus", "bench", "trainer")
 PARTS = ("efficiency", "streaming", "memory", "kills", "kills_of_ranks")
 SIZE = 4  # trajectories of a group
 
@@ -165,7 +167,7 @@ def streaming() -> dict[str, Any]:
 def memory(*, keep_freed: bool) -> dict[str, Any]:
     """In a process of its own, so that its resident set is that of the steps."""
     ran = subprocess.run(
-        [sys.executable, "-m", "bench.trainer", "--only-memory", *(["--keep-freed"] if keep_freed else [])],
+        [*BENCH, "--only-memory", *(["--keep-freed"] if keep_freed else [])],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
@@ -262,13 +264,12 @@ def killed(made: WorkPlan, kills: int, *, ranks: int) -> dict[str, torch.Tensor]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench trainer", description=(__doc__ or "").split("\n", 1)[0])
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--rounds", type=int, default=8, help="steps of each kind that are compared")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--only", choices=PARTS, help="one part, not all of them")
     parser.add_argument("--keep-freed", action="store_true", help="leave the C library as it is: what that saves")
     parser.add_argument("--only-memory", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="one JSON object last")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     if not options.keep_freed:
@@ -286,9 +287,5 @@ def main(argv: list[str] | None = None) -> int:
     result: dict[str, Any] = {}
     for name in [options.only] if options.only else PARTS:
         result |= parts[name]()
-    print(json.dumps(result))
+    command.show(result, options)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import re
 import statistics
@@ -40,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkpoint import Ours, Times
-from bench.harness import languages
+from bench.harness import command, languages
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from daemon.checkpoints.queue import quantile
 from sandbox import Client, ExecResult, Limits, Sandbox, paths
@@ -347,8 +346,7 @@ async def _attempt(step: Any, results: Results, what: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pagurus bench transparency", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser = command.parser(__name__, __doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="that each call waits: whole ones")
     parser.add_argument("--calls", default="", help="only those whose name holds one of these words (commas between)")
     parser.add_argument("--row", type=int, default=100, help="checkpoints in a row; 0: none")
@@ -358,5 +356,5 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--image", default="debian")
     options = parser.parse_args(arguments)
     result = asyncio.run(everything(options))
-    print(json.dumps(result) if options.json else json.dumps(result, indent=1))
+    command.show(result, options)
     return 0

@@ -60,8 +60,17 @@ def test_changes_are_made_again_from_their_seed_and_leave_the_original() -> None
 @pytest.mark.parametrize(("mutations", "restores"), [(250, 2), pytest.param(750, 4, marks=pytest.mark.long)])
 def test_nothing_escapes(host: WatchedHost, mutations: int, restores: int) -> None:
     seed = random.randrange(1 << 30)
-    command = [sys.executable, "-m", "bench.imagefuzz", "--json", "--mutations", str(mutations), "--seconds", "200"]
-    command += ["--seed", str(seed), "--programs", "ghosts,unix", "--image", str(base_image())]
+    command = [sys.executable, "-m", "pagurus", "bench", "imagefuzz", "--json", "--seconds", "200"]
+    command += [
+        "--mutations",
+        str(mutations),
+        "--seed",
+        str(seed),
+        "--programs",
+        "ghosts,unix",
+        "--image",
+        str(base_image()),
+    ]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, (seed, done.returncode, done.stderr[-2000:])
     result = json.loads(done.stdout.splitlines()[-1])

@@ -135,7 +135,8 @@ def test_a_daemon_that_loses_its_power_keeps_what_it_called_durable() -> None:
     """A few of the cuts that `pagurus bench powercut` makes: every one of them is the bench's business."""
     if image_tree().name != "debian" or not image_tree().exists():
         pytest.skip("the bench runs on the image debian")
-    program = [sys.executable, "-m", "bench.powercut", "--json", "--cuts", "6", "--turns", "5", "--daemons", "1"]
+    program = [sys.executable, "-m", "pagurus", "bench", "powercut", "--json"]
+    program += ["--cuts", "6", "--turns", "5", "--daemons", "1"]
     done = subprocess.run(program, capture_output=True, text=True, cwd=CHECKOUT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
