@@ -49,6 +49,7 @@ def _publish(rank: int, ranks: int, root: Path, weights: Weights, versions: int,
 
 def publish(root: Path, weights: Weights, *, versions: int, ranks: int, files: Mapping[str, bytes]) -> None:
     """`versions` versions, published by `ranks` processes. `weights` and what it holds must be picklable."""
+    root.mkdir(parents=True, exist_ok=True)  # else the ranks wait for their rendezvous in it
     context = multiprocessing.get_context("spawn")
     started = [
         context.Process(target=_publish, args=(rank, ranks, root, weights, versions, files)) for rank in range(ranks)

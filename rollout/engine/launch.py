@@ -106,6 +106,7 @@ def _vllm_environment(python: Path, threads: int, *, lora: bool, transfer: bool)
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(lora),
         "VLLM_SERVER_DEV_MODE": "1",  # the RL routes
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # s; after its five a client that was held up writes into what it closes
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(threads),
