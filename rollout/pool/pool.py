@@ -161,6 +161,8 @@ class Pool:
             log.error("server %s of the pool does not come back: %s", member.name, error)
             member.state = "down"
             self._refuse_if_hopeless(error)
+        except PagurusError as error:
+            log.warning("server %s of the pool keeps the version that it has: %s", member.name, error)
 
     def _refuse_if_hopeless(self, error: EngineFailed) -> None:
         if any(member.state != "down" for member in self.members.values()):
@@ -442,6 +444,11 @@ class Pool:
                 self._down(member, "lost")
             log.warning("server %s did not take version %d: %s", member.name, version, error)
             return 0.0
+        except PagurusError:  # no such version can be had: it serves what it served before
+            if member.state == "updating":
+                member.state, member.updating_since = "serving", None
+                self._route_soon()
+            raise
         member.updating_since = None
         member.version = version
         member.client = await member.server.wait_serving()

@@ -298,6 +298,8 @@ class Saying:
     async def fetch(self, version: int) -> None: ...
 
     async def publish(self, weights: Path | str, version: int) -> Published:
+        if weights == "nowhere":
+            raise NotFound("there are no such weights")
         self.sampled_by = version
         return Published(version=version, seconds=0.0, paused_s=0.0)
 
@@ -360,3 +362,14 @@ async def test_a_token_whose_version_nobody_told_is_sampled_again(breaks: bool, 
     logprobs = [logprob for delta in heard for logprob in delta.logprobs]
     assert heard[-1].spans == [Span(0, 0, 3), Span(1, 3, whole)]
     assert logprobs == [-0.0] * 3 + [-1.0] * (whole - 3)
+
+
+async def test_weights_that_cannot_be_had_take_no_server_away() -> None:
+    server = Saying()
+    async with Pool(rules=RULES) as pool:
+        await pool.join("a", server)  # type: ignore[arg-type]
+        with pytest.raises(NotFound):
+            await pool.publish("nowhere", 1)
+        server.pieces.put_nowait(2)
+        generation = await pool.generate([3], Sampling(max_tokens=2))
+    assert [span.version for span in generation.spans] == [0] and not pool.members["a"].restarts
