@@ -1,13 +1,13 @@
 """`RolloutController`: groups of trajectories from prompts, at a bounded staleness, for a trainer that waits little.
 
 Owns: the state that decisions look at, the execution of what they answer, counts. Does not own: deciding
-(rollout.decide), one trajectory (rollout.episode), what is on disk (rollout.store), the engine's life, gradients.
+(rollout.decide), one trajectory (rollout.attempts), what is on disk (rollout.store), the engine's life, gradients.
 Guarantee: every prompt is accounted for exactly once (I7); a batch is whole groups in which no token older than the
 bound bears gradient; a failure is booked with its blame (I10); when nothing can go on, somebody is told why.
 
 ::
 
-    seeds ─▶ store.lease ─▶ group: size x EpisodeManager.run ─▶ store.put ─▶ store.buffer ─▶ store.take ─▶ trainer
+    seeds ─▶ store.lease ─▶ group: size x Attempts.play ──────▶ store.put ─▶ store.buffer ─▶ store.take ─▶ trainer
                                 │      ▲ failed by the platform: again                           │
                                 │      └───────────────────────────┐                             │
                        view ─▶ RolloutPolicy.decide ─▶ actions ─▶ execute ◀── published(version) ◀┘
@@ -29,10 +29,9 @@ import msgspec
 
 from rollout import groups, held_out
 from rollout.asked import Asked
+from rollout.attempts import Attempts
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
-from rollout.decide.blame import Blame, Cause, Failure, Phase, blame
-from rollout.decide.effects import judged
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.staleness import staleness
 from rollout.decide.view import (
@@ -57,18 +56,17 @@ from rollout.environments.base import Environment, Tokenizer
 from rollout.episode.clock import PhaseMeter
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.renderer import Renderer
-from rollout.episode.spec import EpisodeSpec
 from rollout.episode.turns import Engine, OnTurn
-from rollout.groups import Counts, Group, Slot
+from rollout.groups import Counts, Group
 from rollout.messages import Batch, Trajectory, TurnRecord
 from rollout.refusals import Refusals
 from rollout.store import samples as store
 from rollout.store.decisions import DecisionLog
 from rollout.store.disk import DiskThread, JournalThread
-from rollout.store.journal import Journal, Key
+from rollout.store.journal import Journal
 from rollout.store.status import Running, Status, write_status
-from rollout.trees import Trees, gone
-from sandbox.errors import Conflict, EngineFailed, NotFound
+from rollout.trees import Trees
+from sandbox.errors import Conflict, EngineFailed
 
 log = logging.getLogger("pagurus.rollout")
 
@@ -103,7 +101,7 @@ class RolloutController:
         """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved; None: those
         acknowledged. `seeds`: of the prompts, the same at every start; None: all from ``config.seed`` million on.
         `draw`: the seeds that come after those that the store has, instead."""
-        self.config, self.faults, self.host = config, faults, host
+        self.config, self.host = config, host
         self.folder = Path(folder)
         self._disk = DiskThread()
         self.store, self.journal = store.SampleStore(self.folder), Journal(self.folder)
@@ -126,6 +124,19 @@ class RolloutController:
         self._asked = Asked()
         self._training = self.store.unpublished(version)
         self._counts = Counts()
+        self.attempts = Attempts(
+            episodes=self.episodes,
+            store=self.store,
+            journal=self.journal,
+            fence=self.fence,
+            do=self._do,
+            trees=self.trees,
+            refusals=self._refusals,
+            counts=self._counts,
+            config=config,
+            faults=faults,
+            on_change=self._changed.set,
+        )
         self._waits: list[Wait] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: asyncio.Task[None] | None = None
@@ -365,7 +376,12 @@ class RolloutController:
         member = group.members[index]
         member.trajectory, member.why, member.overtaken = Trajectory(), "", None
         member.at = member.at if member.since else at
-        member.task = self._spawn(self._play(group, member), f"episode {group.lease.prompt}/{index}")
+        member.task = self._spawn(self.attempts.play(group, member), f"episode {group.lease.prompt}/{index}")
+
+    def _on_turn(self, trajectory: Trajectory, turn: TurnRecord) -> None:
+        self._refusals.over("engine", "host")
+        if self._told is not None:
+            self._told(trajectory, turn)
 
     async def _abort(self, group: Group, index: int, why: str, *, again: bool) -> None:
         member = group.members[index]
@@ -420,87 +436,6 @@ class RolloutController:
             del self._buffer[prompt]
         self._training = True
         self._asked.give(batch)
-
-    # ----------------------------------------------------------------- trajectories
-
-    async def _play(self, group: Group, member: Slot) -> None:
-        """One attempt at a trajectory, and its books."""
-        prompt, since = group.lease.prompt, member.since
-        spec = EpisodeSpec(prompt=prompt, seed=group.lease.seed, index=member.index, start=member.start)
-        strike = None
-        if self.faults is not None and not since:
-            strike = self.faults.choose(prompt, member.index, member.start)
-        self._counts.continued += bool(since)
-        try:
-            origin = None if member.at is None or since else await self.trees.origin(prompt, member.at)
-            trajectory = await self.episodes.run(
-                spec, self.config.sampling, since=since, origin=origin, strike=strike, into=member.trajectory
-            )
-            if trajectory.final is not None:
-                member.scoring = True  # its place is free
-                self._changed.set()
-                await self.episodes.score(trajectory)
-        except NotFound as error:  # the state that it should begin in: another is chosen
-            await self._lose_origin(group, member, str(error))
-            return
-        except asyncio.CancelledError:
-            if not self.episodes.leaving:
-                await asyncio.shield(self._do(self.journal.forget, spec.key))
-            if not member.why:
-                raise
-            self._settle(member, trajectory=None)
-            return
-        await asyncio.shield(self._ended(group, member, trajectory, spec.key))
-
-    async def _lose_origin(self, group: Group, member: Slot, why: str) -> None:
-        """Its branches begin elsewhere from now on, and it too."""
-        assert member.at is not None
-        log.warning("no branch of %s/%d can begin: %s", group.lease.prompt, member.at.member, why)
-        await self.trees.lost(group, member.at)
-        self._settle(member, None)
-
-    async def _ended(self, group: Group, member: Slot, trajectory: Trajectory, key: Key) -> None:
-        if trajectory.scored:
-            trajectory.penalty, trajectory.masked = judged(trajectory, self.config.effects)
-            trajectory.reward -= trajectory.penalty
-            self._refusals.over("host")
-            if trajectory.score is not None:
-                self._refusals.over("scorer")
-            try:
-                await self._do(self.store.put, trajectory, self.fence)
-            except ValueError as error:  # a log-probability that is no number must never be learned from
-                trajectory.status = "failed"
-                trajectory.failure = Failure(phase=Phase.GENERATE, cause=Cause.ENGINE, message=str(error))
-        self._counts.book(trajectory)
-        await self._do(self.journal.forget, key)
-        failure = trajectory.failure
-        if not trajectory.scored and failure is not None:
-            group.reason = str(failure)
-            log.warning("trajectory %s/%d failed: %s", key.prompt, key.member, failure)
-            if blame(failure) is Blame.ENVIRONMENT:
-                group.failures += 1
-                await self._do(self.store.failed, key.prompt, self.fence)
-            else:
-                self._counts.retried += 1
-                if member.at is not None and gone(trajectory):
-                    await self._lose_origin(group, member, str(failure))
-                    return
-                self._refusals.note(failure)
-                member.starts += failure.phase not in (Phase.CREATE, Phase.GENERATE)
-        await self.trees.ended(member, trajectory)
-        self._settle(member, trajectory)
-
-    def _settle(self, member: Slot, trajectory: Trajectory | None) -> None:
-        member.ended = trajectory is not None and trajectory.scored
-        member.oldest = trajectory.oldest if member.ended and trajectory is not None else None
-        member.task, member.since, member.scoring = None, [], False
-        member.start += 1
-        self._changed.set()
-
-    def _on_turn(self, trajectory: Trajectory, turn: TurnRecord) -> None:
-        self._refusals.over("engine", "host")
-        if self._told is not None:
-            self._told(trajectory, turn)
 
     # ----------------------------------------------------------------- books
 

@@ -1,0 +1,122 @@
+"""One attempt at a trajectory, from its start to the books that its end changes.
+
+Owns: the order of playing, scoring and booking; what a member of a group is after an attempt. Does not own: which
+attempts are made (rollout.decide, rollout.controller), playing itself (rollout.episode.manager).
+Guarantee: a scored trajectory is in the store before its member counts as ended; a failure is booked with its blame
+(I10); an attempt that is cut off by its decision leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rollout.chaos import Faults
+from rollout.config import RolloutConfig
+from rollout.decide.blame import Blame, Cause, Failure, Phase, blame
+from rollout.decide.effects import judged
+from rollout.episode.manager import EpisodeManager
+from rollout.episode.spec import EpisodeSpec
+from rollout.groups import Counts, Group, Slot
+from rollout.messages import Trajectory
+from rollout.refusals import Refusals
+from rollout.store.journal import Journal, Key
+from rollout.store.samples import Fence, SampleStore
+from rollout.trees import Trees, gone
+from sandbox.errors import NotFound
+
+log = logging.getLogger("pagurus.rollout")
+
+
+@dataclass(kw_only=True)
+class Attempts:
+    """``task = create_task(attempts.play(group, member))``"""
+
+    episodes: EpisodeManager
+    store: SampleStore
+    journal: Journal
+    fence: Fence
+    do: Callable[..., Any]  # on the disk's thread
+    trees: Trees
+    refusals: Refusals
+    counts: Counts
+    config: RolloutConfig
+    faults: Faults | None
+    on_change: Callable[[], None]  # the member is another than before: there is something to decide
+
+    async def play(self, group: Group, member: Slot) -> None:
+        """One attempt at a trajectory, and its books."""
+        prompt, since = group.lease.prompt, member.since
+        spec = EpisodeSpec(prompt=prompt, seed=group.lease.seed, index=member.index, start=member.start)
+        strike = None
+        if self.faults is not None and not since:
+            strike = self.faults.choose(prompt, member.index, member.start)
+        self.counts.continued += bool(since)
+        try:
+            origin = None if member.at is None or since else await self.trees.origin(prompt, member.at)
+            trajectory = await self.episodes.run(
+                spec, self.config.sampling, since=since, origin=origin, strike=strike, into=member.trajectory
+            )
+            if trajectory.final is not None:
+                member.scoring = True  # its place is free
+                self.on_change()
+                await self.episodes.score(trajectory)
+        except NotFound as error:  # the state that it should begin in: another is chosen
+            await self._lose_origin(group, member, str(error))
+            return
+        except asyncio.CancelledError:
+            if not self.episodes.leaving:
+                await asyncio.shield(self.do(self.journal.forget, spec.key))
+            if not member.why:
+                raise
+            self._settle(member, trajectory=None)
+            return
+        await asyncio.shield(self._ended(group, member, trajectory, spec.key))
+
+    async def _lose_origin(self, group: Group, member: Slot, why: str) -> None:
+        """Its branches begin elsewhere from now on, and it too."""
+        assert member.at is not None
+        log.warning("no branch of %s/%d can begin: %s", group.lease.prompt, member.at.member, why)
+        await self.trees.lost(group, member.at)
+        self._settle(member, None)
+
+    async def _ended(self, group: Group, member: Slot, trajectory: Trajectory, key: Key) -> None:
+        if trajectory.scored:
+            trajectory.penalty, trajectory.masked = judged(trajectory, self.config.effects)
+            trajectory.reward -= trajectory.penalty
+            self.refusals.over("host")
+            if trajectory.score is not None:
+                self.refusals.over("scorer")
+            try:
+                await self.do(self.store.put, trajectory, self.fence)
+            except ValueError as error:  # a log-probability that is no number must never be learned from
+                trajectory.status = "failed"
+                trajectory.failure = Failure(phase=Phase.GENERATE, cause=Cause.ENGINE, message=str(error))
+        self.counts.book(trajectory)
+        await self.do(self.journal.forget, key)
+        failure = trajectory.failure
+        if not trajectory.scored and failure is not None:
+            group.reason = str(failure)
+            log.warning("trajectory %s/%d failed: %s", key.prompt, key.member, failure)
+            if blame(failure) is Blame.ENVIRONMENT:
+                group.failures += 1
+                await self.do(self.store.failed, key.prompt, self.fence)
+            else:
+                self.counts.retried += 1
+                if member.at is not None and gone(trajectory):
+                    await self._lose_origin(group, member, str(failure))
+                    return
+                self.refusals.note(failure)
+                member.starts += failure.phase not in (Phase.CREATE, Phase.GENERATE)
+        await self.trees.ended(member, trajectory)
+        self._settle(member, trajectory)
+
+    def _settle(self, member: Slot, trajectory: Trajectory | None) -> None:
+        member.ended = trajectory is not None and trajectory.scored
+        member.oldest = trajectory.oldest if member.ended and trajectory is not None else None
+        member.task, member.since, member.scoring = None, [], False
+        member.start += 1
+        self.on_change()
