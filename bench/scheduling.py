@@ -7,6 +7,10 @@ Owns: the drawn workloads, the comparison. Does not own: deciding (rollout.decid
 batching in turns. `ratio` is the time per trained prompt without over with; `control` the same with equal lengths. The
 engine's rates are measured before on answers of equal length (`calibrated`), and what the simulation says of the drawn
 ones stands beside: `simulated_over_live`.
+`affinity`: the real pool over servers that are their rates (in real time), of two kinds of hardware as far apart as
+H20 and H800, and two environments, one that reads much and one that writes much: trajectories a second where the pool
+learns who serves whom cheapest, against each assignment of environments to hardware; trajectories until it has learned
+that the two have changed places; `control`: one environment, equal servers, against a pool that is told of no classes.
 `place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs.
 Sandboxes are those of `sandbox.testing`: what is measured is the engine and the rollout.
 """
@@ -28,6 +32,7 @@ import numpy as np
 
 from bench.harness import command
 from bench.harness.cheapest_groups import cheapest
+from bench.harness.rated_engines import Driven, Kind, drive
 from coordinator.decide import multiplex, packing
 from coordinator.simulate.engines import Rates
 from coordinator.simulate.rollouts import Plan, Simulated, Turn
@@ -197,6 +202,51 @@ async def tail_batching(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+TIMES = 8.0  # so much faster than the hardware that is meant: a measurement takes seconds
+H20 = Rates(base=0.020 / TIMES, per_sequence=0.001 / TIMES, prefill=1480 * TIMES, slots=64)
+H800 = Rates(base=0.020 * 4.0 / 3.35 / TIMES, per_sequence=0.001 * 4.0 / 3.35 / TIMES, prefill=9890 * TIMES, slots=64)
+PARK = {"H20": (3, H20), "H800": (1, H800)}  # rates as 148 to 989 TFLOPS, 4.0 to 3.35 TB/s; of about equal rent
+KINDS = {"reads": Kind(2000, 30, 0.5 / TIMES), "writes": Kind(100, 200, 0.5 / TIMES)}
+CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
+EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5 / TIMES)}
+WINDOW = 20  # trajectories
+
+
+def learned_after(came: Driven) -> int | None:
+    """Trajectories that begin after the change until those that follow are placed as in the end; None: never."""
+    fits = [
+        (hardware == "H800") == (kind == "writes")
+        for at, kind, hardware in sorted(came.begun.values())
+        if at > came.shifted
+    ]
+    usual = statistics.mean(fits[len(fits) // 2 :])
+    windows = (statistics.mean(fits[n : n + WINDOW]) for n in range(len(fits) - WINDOW))
+    return next((n for n, share in enumerate(windows) if share >= 0.9 * usual), None)
+
+
+async def affinity(options: argparse.Namespace) -> dict[str, Any]:
+    static = [{"reads": reads, "writes": writes} for reads in PARK for writes in PARK]
+    ratios: dict[str, list[float]] = {"over_best": [], "over_worst": [], "over_least_loaded": [], "control": []}
+    after, rates = list[int | None](), dict[str, float]()
+    for seed in range(options.rounds):
+        ours = await drive(PARK, KINDS, seed=seed, shift=CHANGED)
+        after.append(learned_after(ours))
+        fixed = {
+            "-".join(each.values()): (await drive(PARK, KINDS, seed=seed, place=each)).per_second for each in static
+        }
+        least = (await drive(PARK, KINDS, seed=seed, blind=True)).per_second
+        even = [(await drive(EVEN_PARK, EVEN_KINDS, seed=seed, blind=blind)).per_second for blind in (False, True)]
+        ratios["over_best"].append(ours.per_second / max(fixed.values()))
+        ratios["over_worst"].append(ours.per_second / min(fixed.values()))
+        ratios["over_least_loaded"].append(ours.per_second / least)
+        ratios["control"].append(even[0] / even[1])
+        rates = {"learned": ours.per_second, **fixed, "least_loaded": least}
+    return {name: round(statistics.median(found), 3) for name, found in ratios.items()} | {
+        "learned_after": after,
+        "per_second": {name: round(rate, 2) for name, rate in rates.items()},
+    }
+
+
 def place(options: argparse.Namespace) -> dict[str, Any]:
     ours = best = worst = 0.0
     exact = 0
@@ -220,7 +270,7 @@ def place(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
-    parser.add_argument("--part", choices=["tail", "place", "all"], default="all")
+    parser.add_argument("--part", choices=["tail", "affinity", "place", "all"], default="all")
     parser.add_argument("--rounds", type=int, default=4, help="drawn workloads, each with and without")
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument("--instances", type=int, default=200)
@@ -228,6 +278,8 @@ def main(arguments: list[str] | None = None) -> int:
     figures: dict[str, Any] = {}
     if options.part in ("tail", "all"):
         figures["tail"] = asyncio.run(tail_batching(options))
+    if options.part in ("affinity", "all"):
+        figures["affinity"] = asyncio.run(affinity(options))
     if options.part in ("place", "all"):
         figures["place"] = place(options)
     command.show(figures, options)

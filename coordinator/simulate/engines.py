@@ -13,8 +13,16 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from coordinator.simulate.clock import Clock
+
+class Ticks(Protocol):
+    """A clock: the virtual one, or a real one."""
+
+    @property
+    def now(self) -> float: ...
+
+    def after(self, seconds: float, what: Callable[[], None]) -> object: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +41,19 @@ class Rates:
 class Request:
     """One answer on its way."""
 
-    __slots__ = ("cancelled", "done", "end", "prompt", "tokens")
+    __slots__ = ("cancelled", "done", "end", "prompt", "read", "tokens")
 
-    def __init__(self, prompt: float, tokens: float, done: Callable[[], None]):
-        self.prompt, self.tokens, self.done = prompt, tokens, done
+    def __init__(self, prompt: float, tokens: float, done: Callable[[], None], read: Callable[[], None]):
+        self.prompt, self.tokens, self.done, self.read = prompt, tokens, done, read
         self.end, self.cancelled = 0.0, False
 
 
 class Engine:
     """``engine.ask(prompt=512, tokens=100, done=ended)``"""
 
-    def __init__(self, clock: Clock, rates: Rates):
-        self.clock, self.rates = clock, rates
+    def __init__(self, clock: Ticks, rates: Rates, hardware: str = ""):
+        self.clock, self.rates, self.hardware = clock, rates, hardware
+        self.readers = self.reading = 0  # as whoever routes requests keeps it: rollout.decide.measuring
         self.load = 0  # requests that were asked and have not ended
         self.busy = 0.0  # seconds in which it sampled or read
         self.tokens = 0.0  # that it sampled
@@ -57,9 +66,11 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._reading: deque[Request] = deque()
 
-    def ask(self, *, prompt: float, tokens: float, done: Callable[[], None]) -> Request:
-        """`done` happens when `tokens` were sampled after `prompt` tokens were read."""
-        request = Request(prompt, tokens, done)
+    def ask(
+        self, *, prompt: float, tokens: float, done: Callable[[], None], read: Callable[[], None] = lambda: None
+    ) -> Request:
+        """`read` happens when `prompt` tokens were read, `done` when `tokens` were sampled after them."""
+        request = Request(prompt, tokens, done, read)
         self.load += 1
         self._waiting.append(request)
         self._admit()
@@ -103,6 +114,7 @@ class Engine:
             heapq.heappush(self._ends, (request.end, self._order, request))
             self._sampling += 1
             self._plan_next()
+            request.read()
         if self._reading:
             self._read()
         self._admit()

@@ -14,6 +14,8 @@ from typing import Literal
 from coordinator.simulate.clock import Clock
 from coordinator.simulate.engines import Engine, Rates, Request
 from rollout.decide import tail
+from rollout.decide.affinity import Profiles
+from rollout.decide.measuring import Measured
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.routing import Ask, RouteView, RoutingRules, ServerView, route
 from rollout.decide.view import (
@@ -31,6 +33,8 @@ from rollout.decide.view import (
     Start,
     View,
 )
+
+MANY = 1 << 30  # slots: an engine queues what it has no slot for
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ class Plan:
 
     rules: Rules
     engines: list[Rates]
+    hardware: list[str] = field(default_factory=list)  # of each engine
     workload: Workload
+    kind: Callable[[int], str] = lambda prompt: ""  # of environment, by the prompt
     prompts: int
     trainer: float = 0.0  # seconds of a step
     barrier: Barrier = "none"
@@ -82,7 +88,9 @@ class Running:
     at: int = 0
     ended: bool = False
     engine: Engine | None = None
+    held: int = 0  # tokens that this engine has of it
     request: Request | None = None
+    measured: Measured | None = None
     stopped: bool = False
 
 
@@ -102,7 +110,9 @@ class Simulated:
     def __init__(self, plan: Plan):
         self.plan, self.clock = plan, Clock()
         self.policy = RolloutPolicy(plan.rules)
-        self.engines = [Engine(self.clock, rates) for rates in plan.engines]
+        hardware = plan.hardware or [""] * len(plan.engines)
+        self.engines = [Engine(self.clock, *each) for each in zip(plan.engines, hardware, strict=True)]
+        self.profiles = Profiles()
         self.came = Came()
         self.groups: dict[int, Together] = {}
         self.whole: dict[int, Together] = {}
@@ -249,9 +259,17 @@ class Simulated:
             self._at_barrier.append(member)
             return
         engine = member.engine if self.plan.barrier == "group" and member.engine else self._routed(member)
+        read = int(turn.prompt) + (0 if engine is member.engine else member.held)
         member.engine = engine
         self._on_way += 1
-        member.request = engine.ask(prompt=turn.prompt, tokens=turn.tokens, done=lambda: self._answered(member))
+        kind, now = self.plan.kind(member.prompt), self.clock.now
+        measured = member.measured = Measured(engine, kind, new=int(turn.prompt), read=read, now=now)
+        member.request = engine.ask(
+            prompt=read,
+            tokens=turn.tokens,
+            done=lambda: self._answered(member),
+            read=lambda: measured.piece(0, self.clock.now),
+        )
 
     def _pass_barrier(self) -> None:
         """All take their next turn when nobody is on the way."""
@@ -263,7 +281,11 @@ class Simulated:
 
     def _answered(self, member: Running) -> None:
         turn = member.turns[member.at]
+        assert member.measured is not None
+        member.measured.piece(int(turn.tokens), self.clock.now)
+        self.profiles.learn(member.measured.answered)
         member.at, member.request = member.at + 1, None
+        member.held += int(turn.prompt + turn.tokens)
         self.clock.after(turn.environment, lambda: self._acted(member))
 
     def _acted(self, member: Running) -> None:
@@ -297,13 +319,19 @@ class Simulated:
             self._on_way -= 1
         if member.request is not None and member.engine is not None:
             member.engine.cancel(member.request)
+            assert member.measured is not None
+            member.measured.leave()
 
     def _routed(self, member: Running) -> Engine:
         """By the rules of the live pool; its first engine holds the prefix of a trajectory."""
         servers = [
-            ServerView(str(n), "serving", 1 << 30, engine.load, int(engine.tokens))
-            for n, engine in enumerate(self.engines)
+            ServerView(
+                str(n), "serving", 1 << 30, each.load, int(each.tokens), each.hardware, each.readers, each.reading
+            )
+            for n, each in enumerate(self.engines)
         ]
         homes = [str(self.engines.index(member.engine))] if member.engine is not None else []
-        (sent,) = route(RouteView(servers=servers, waiting=[Ask(0, homes=homes)]), RoutingRules())
+        tokens = member.held + int(member.turns[member.at].prompt)
+        ask = Ask(0, 0, homes, member.held, tokens, self.profiles.need(self.plan.kind(member.prompt)))
+        (sent,) = route(RouteView(servers=servers, waiting=[ask], rates=self.profiles.rates()), RoutingRules())
         return self.engines[int(sent.server)]

@@ -154,6 +154,48 @@ def asynchrony(seed: int) -> dict[str, Any]:
     }
 
 
+# --------------------------------------------------------------------------- RollArt (arXiv:2512.22560)
+
+H20 = Rates(base=0.020, per_sequence=0.001, prefill=1480, slots=64)
+H800 = Rates(base=0.020 * 4.0 / 3.35, per_sequence=0.001 * 4.0 / 3.35, prefill=9890, slots=64)
+
+
+def reading_or_writing(seed: int) -> Workload:
+    """Prompts of even number read 2000 tokens a turn and write 30, the others read 100 and write 200."""
+
+    def workload(prompt: int, member: int) -> list[Turn]:
+        draw = np.random.default_rng((seed, prompt, member))
+        read, written = (2000, 30) if prompt % 2 == 0 else (100, 200)
+        factors = draw.lognormal(-0.125, 0.5, size=(4, 3))
+        return [Turn(float(read * a), float(max(2.0, written * b)), float(0.5 * c)) for a, b, c in factors]
+
+    return workload
+
+
+def affinity(seed: int) -> dict[str, Any]:
+    """Two environments on two kinds of hardware: the pool learns who serves whom cheapest, against the least loaded."""
+
+    def took(park: dict[str, list[Rates]], work: Workload, *, told: bool) -> float:
+        return simulated(
+            rules=Rules(groups=8, size=4, staleness=1, concurrency=48),
+            engines=[rates for each in park.values() for rates in each],
+            hardware=[name if told else "" for name, each in park.items() for _ in each],
+            workload=work,
+            kind=lambda prompt: str(prompt % 2),
+            prompts=160,
+        ).seconds
+
+    park, even = {"H20": [H20] * 3, "H800": [H800]}, {"a": [H20] * 2, "b": [H20] * 2}
+    mixed, one = reading_or_writing(seed), delays(seed, variation=0.5, mean=0.5, turns=4)
+    return {
+        "ratio": round(took(park, mixed, told=False) / took(park, mixed, told=True), 2),
+        "control": round(took(even, one, told=False) / took(even, one, told=True), 3),
+        "theirs": "1.30 to 1.68",
+        "inputs": "three servers as H20 and one as H800 (148 and 989 TFLOPS, 4.0 and 3.35 TB/s); four turns, of 2000 "
+        "tokens read and 30 written or 100 and 200; 48 trajectories at once; control: equal servers, one environment",
+    }
+
+
 # --------------------------------------------------------------------------- RollPacker (arXiv:2509.21009)
 
 PACKER = {  # model: longest answer, seconds of a decoding step, their rollout times without and with tail batching
@@ -321,6 +363,7 @@ SCENARIOS: dict[str, Callable[[int], dict[str, Any]]] = {
     "replication": replication,
     "redundancy": redundancy,
     "asynchrony": asynchrony,
+    "affinity": affinity,
     "tail": tail,
     "mux": mux,
     "harvest": harvest,

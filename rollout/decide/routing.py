@@ -8,6 +8,9 @@ more requests than its slots; of two requests the one of lower priority number, 
 a request goes    to the server that holds its prefix (`homes`), unless that is overloaded: it has more
                   than `overload` times the load of the least loaded one, and `slack` requests more;
                   else to the least loaded one; it waits when every server is full or none serves
+of servers of     to the one where it adds least to the time of all (rollout.decide.affinity); one that holds
+several classes   its prefix keeps it unless another is cheaper by `hysteresis`; a class that was not
+                  measured for `again` answers is tried by `trials` new trajectories at a time
 a server is       `lost` when its process ended; `hung` when it answers neither probes nor requests for
                   `silence` seconds. A server that takes weights is judged by `update` seconds instead
 ================  ====================================================================================
@@ -19,6 +22,8 @@ from typing import Literal
 
 import msgspec
 
+from rollout.decide.affinity import Crowd, Need, Rates, cost
+
 State = Literal["starting", "serving", "updating", "draining", "down"]
 
 
@@ -28,36 +33,46 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     silence: float = 60.0  # seconds without a sign of life, while something was asked
     update: float = 180.0  # seconds for taking weights
     batch: int = 64  # requests that one decision looks at
+    hysteresis: float = 0.25  # of the cost where a trajectory is
+    again: int = 400  # answers
+    trials: int = 2  # requests
 
 
 class ServerView(msgspec.Struct, frozen=True, array_like=True):
-    """One server. `load` is in requests; `tokens` breaks ties."""
+    """One server. `load` is in requests; `tokens` breaks ties. `hardware`: its class."""
 
     name: str
     state: State
     slots: int
     load: int
     tokens: int = 0
+    hardware: str = ""
+    readers: int = 0  # requests that have not got a token yet
+    reading: int = 0  # tokens of their prompts
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
-    """A request that waits. `homes` are the servers that hold most of its prefix."""
+    """A request that waits. `homes` are the servers that hold most of its prefix: `held` tokens of it. `need`: what
+    turns of its environment need."""
 
     key: int
     priority: int = 0
     homes: list[str] = []
+    held: int = 0
     tokens: int = 0
+    need: Need | None = None
 
 
 class RouteView(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[ServerView]
     waiting: list[Ask]  # the first ones, in the order in which they are served
+    rates: list[Rates] = []  # of classes of servers, as measured
 
 
 class Send(msgspec.Struct, frozen=True, tag="send"):
     key: int
     server: str
-    why: Literal["prefix", "least", "overloaded", "moved"]
+    why: Literal["prefix", "least", "overloaded", "moved", "cheapest", "dearer", "trial"]
 
 
 def order(ask: Ask) -> tuple[int, int]:
@@ -67,26 +82,69 @@ def order(ask: Ask) -> tuple[int, int]:
 
 def route(view: RouteView, rules: RoutingRules) -> list[Send]:
     """As many of the waiting requests as the servers have slots for. The others wait: back-pressure."""
-    load = {server.name: server.load for server in view.servers if server.state == "serving"}
-    tokens = {server.name: server.tokens for server in view.servers}
-    slots = {server.name: server.slots for server in view.servers}
+    serving = {server.name: server for server in view.servers if server.state == "serving"}
+    several = len({server.hardware for server in serving.values()}) > 1
     sent: list[Send] = []
     for ask in sorted(view.waiting, key=order):
-        free = [name for name in load if load[name] < slots[name]]
+        free = [server for server in serving.values() if server.load < server.slots]
         if not free:
             break
-        by_load = sorted(free, key=lambda name: (load[name], tokens[name], name))
-        least, home = by_load[0], next((name for name in by_load if name in ask.homes), None)
-        if home is not None and load[home] <= max(rules.overload * load[least], load[least] + rules.slack):
-            chosen, why = home, "prefix"
-        elif not ask.homes:
-            chosen, why = least, "least"
-        else:
-            chosen, why = least, "overloaded" if any(name in load for name in ask.homes) else "moved"
-        load[chosen] += 1
-        tokens[chosen] += ask.tokens
-        sent.append(Send(ask.key, chosen, why))  # type: ignore[arg-type]
+        send = _by_cost(ask, free, list(serving.values()), view.rates, rules) if several else None
+        send = send or _by_load(ask, free, serving, rules)
+        serving[send.server] = _with(serving[send.server], ask)
+        sent.append(send)
     return sent
+
+
+def _by_load(ask: Ask, free: list[ServerView], serving: dict[str, ServerView], rules: RoutingRules) -> Send:
+    by_load = sorted(free, key=lambda server: (server.load, server.tokens, server.name))
+    least, home = by_load[0], next((server for server in by_load if server.name in ask.homes), None)
+    if home is not None and home.load <= max(rules.overload * least.load, least.load + rules.slack):
+        return Send(ask.key, home.name, "prefix")
+    if not ask.homes:
+        return Send(ask.key, least.name, "least")
+    return Send(ask.key, least.name, "overloaded" if any(name in serving for name in ask.homes) else "moved")
+
+
+def _by_cost(
+    ask: Ask, free: list[ServerView], serving: list[ServerView], known: list[Rates], rules: RoutingRules
+) -> Send | None:
+    """None: too little is known to say."""
+    rates = {each.hardware: each for each in known}
+    home = next((server for server in free if server.name in ask.homes), None)
+    tried = [
+        server
+        for server in free
+        if (server.hardware not in rates or rates[server.hardware].age > rules.again)
+        and sum(other.load for other in serving if other.hardware == server.hardware) < rules.trials
+    ]
+    if tried and home is None:
+        return Send(ask.key, min(tried, key=lambda server: (server.load, server.name)).name, "trial")
+    measured = [server for server in free if server.hardware in rates]
+    if ask.need is None or not measured:
+        return None
+    need = ask.need
+
+    def added(server: ServerView) -> float:
+        crowd = Crowd(server.load, server.readers, server.reading)
+        return cost(rates[server.hardware], crowd, need, anew=0 if server is home else ask.held)
+
+    best = min(measured, key=lambda server: (added(server), server.load, server.name))
+    if home is None or home.hardware not in rates:
+        return Send(ask.key, best.name, "moved" if ask.homes else "cheapest")
+    stays = added(home) <= (1 + rules.hysteresis) * added(best)
+    return Send(ask.key, home.name, "prefix") if stays else Send(ask.key, best.name, "dearer")
+
+
+def _with(server: ServerView, ask: Ask) -> ServerView:
+    new = ask.tokens - (ask.held if server.name in ask.homes else 0)
+    return msgspec.structs.replace(
+        server,
+        load=server.load + 1,
+        tokens=server.tokens + ask.tokens,
+        readers=server.readers + 1,
+        reading=server.reading + new,
+    )
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,19 @@ class Tokenizer(Protocol):
 
 
 # Who makes the environment sets these anew.
-_SETTINGS = ("image", "max_turns", "limits", "network", "system", "tools", "row", "shares_reset", "reward", "seconds")
+_SETTINGS = (
+    "kind",
+    "image",
+    "max_turns",
+    "limits",
+    "network",
+    "system",
+    "tools",
+    "row",
+    "shares_reset",
+    "reward",
+    "seconds",
+)
 
 
 class Environment(ABC):
@@ -55,6 +67,7 @@ class Environment(ABC):
     or in attributes derived from results.
     """
 
+    kind: str = ""  # what trajectories of it have in common that need the same of engines; "": the name of its class
     image: str = "debian"  # "": it needs no sandbox
     max_turns: int = 8
     seconds: float | None = None  # of all its commands together; None: as the run says

@@ -104,6 +104,7 @@ class Mixture:
 
     def _made(self, part: int) -> Environment:
         made = self.tasks[part].environment()
+        made.kind = made.kind or self.parts[part].name
         if self.image is not None:
             made.image = self.image
         return made

@@ -22,6 +22,7 @@ import msgspec
 
 from rollout.chaos import Strike
 from rollout.decide.blame import Cause, Failure, Phase, cause_of
+from rollout.engine.asking import KIND
 from rollout.engine.client import Sampling
 from rollout.environments.base import Environment, Observation, Tokenizer
 from rollout.episode import nowhere
@@ -73,6 +74,7 @@ class EpisodeManager(EpisodeParts):
         label(trajectory, spec, sampling)
         drawn = spec
         env, seed = self.environment().of(drawn.seed)
+        KIND.set(env.kind or type(env).__name__)
         spec = msgspec.structs.replace(spec, seed=seed)
         sandbox, episode = None, None
         start: Prepared | Origin | None = origin

@@ -76,11 +76,14 @@ class Member:
 
     name: str
     server: Server
+    hardware: str = ""  # servers of one name are alike
     version: int = -1
     state: State = "starting"
     client: EngineClient | None = None
     load: int = 0
     tokens: int = 0
+    readers: int = 0  # requests that have not got a token yet
+    reading: int = 0  # tokens of their prompts that it did not hold
     heard: float = 0.0  # a token
     probed: float | None = None  # since when a probe waits for its answer
     updating_since: float | None = None
@@ -90,7 +93,16 @@ class Member:
 
     @property
     def view(self) -> ServerView:
-        return ServerView(self.name, self.state, self.server.slots, self.load, self.tokens)
+        return ServerView(
+            self.name,
+            self.state,
+            self.server.slots,
+            self.load,
+            self.tokens,
+            self.hardware,
+            self.readers,
+            self.reading,
+        )
 
     @property
     def taking(self) -> Taking:

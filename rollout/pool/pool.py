@@ -1,4 +1,4 @@
-"""`Pool`: engine servers of one class, as if they were one that never fails.
+"""`Pool`: engine servers, of one class or several, as if they were one that never fails.
 
 Owns: which request is where, failover, rolling adoption of weights, health. Does not own: choosing
 (rollout.decide.routing), a server's process (rollout.engine.supervisor), weights.
@@ -29,8 +29,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from rollout.decide.affinity import Profiles
+from rollout.decide.measuring import Measured
 from rollout.decide.prefixes import Prefixes, chain
 from rollout.decide.routing import Ask, RouteView, RoutingRules, Send, judge, next_to_update, route
+from rollout.engine.asking import KIND
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling
 from rollout.pool.answer import Answer
 from rollout.pool.member import Member, Server
@@ -54,6 +57,9 @@ class Ticket:
     priority: int
     ids: list[int]
     blocks: list[int]  # see rollout.decide.prefixes.chain
+    kind: str  # of environment
+    held: int = 0  # tokens that its server holds, once it has one
+    known: int = 0  # that some server holds
     slot: asyncio.Future[Member] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def __lt__(self, other: Ticket) -> bool:
@@ -69,7 +75,7 @@ class Pool:
         self.members: dict[str, Member] = {}
         self.counts: Counter[str] = Counter()
         self.slow_ms: list[float] = []  # of recent requests: from a free slot to the server's connection
-        self._prefixes = Prefixes()
+        self._prefixes, self._profiles = Prefixes(), Profiles()
         self._keys = itertools.count()
         self._waiting: list[Ticket] = []
         self._routing = False  # a decision is due in this turn of the event loop
@@ -101,11 +107,12 @@ class Pool:
 
     # ----------------------------------------------------------------- servers
 
-    async def join(self, name: str, server: Server) -> None:
-        """A server more; it takes the pool's version first if it serves another one."""
+    async def join(self, name: str, server: Server, *, hardware: str = "") -> None:
+        """A server more; it takes the pool's version first if it serves another one. Servers of one `hardware` are
+        alike; where there are several, requests go where they cost least (rollout.decide.affinity)."""
         if name in self.members:
             raise Conflict(f"the pool has a server {name!r}", remedy="choose another name")
-        member = self.members[name] = Member(name, server)
+        member = self.members[name] = Member(name, server, hardware)
         await self._revive(member)
 
     async def drain(self, name: str) -> Server:
@@ -245,16 +252,23 @@ class Pool:
         while True:
             ids = prompt_ids + answer.token_ids
             blocks = chain(ids, blocks)
-            member = await self._slot(Ticket(key, priority, ids, blocks))
+            ticket = Ticket(key, priority, ids, blocks, KIND.get())
+            member = await self._slot(ticket)
             name = f"{request_id or key}.{answer.parts}"
+            new, read = len(ids) - ticket.known, len(ids) - ticket.held
+            measured = Measured(member, ticket.kind, new=new, read=read, now=time.monotonic())
             try:
                 async with aclosing(self._from(member, ids, answer, name)) as deltas:
                     async for delta in deltas:
                         answer.add(delta)
+                        if delta.token_ids:
+                            measured.piece(len(delta.token_ids), member.heard)
                         if enough is not None and not answer.enough:
                             await self._end(member, answer, name, enough)
                         yield
                 self._prefixes.remember(member.name, chain(prompt_ids + answer.token_ids, blocks))
+                if answer.token_ids:
+                    self._profiles.learn(measured.answered)
                 return
             except (EngineFailed, TimeoutError) as error:
                 dropped = answer.break_off()
@@ -267,6 +281,7 @@ class Pool:
                 if answer.whole:
                     return
             finally:
+                measured.leave()
                 self._release(member, len(ids))
 
     async def _from(self, member: Member, ids: list[int], answer: Answer, name: str) -> AsyncGenerator[Delta, None]:
@@ -354,7 +369,8 @@ class Pool:
             known = {ticket.key: self._prefixes.deepest(ticket.blocks) for ticket in first}
             view = RouteView(
                 servers=[member.view for member in self.members.values()],
-                waiting=[Ask(t.key, t.priority, known[t.key][0], len(t.ids)) for t in first],
+                waiting=[Ask(t.key, t.priority, *known[t.key], len(t.ids), self._profiles.need(t.kind)) for t in first],
+                rates=self._profiles.rates(),
             )
             sends = route(view, self.rules)
             if self._tell is not None:
@@ -385,7 +401,9 @@ class Pool:
         self.counts[f"routed_{why}"] += 1
         self.counts["prompt_tokens"] += len(ticket.ids)
         self.counts["prefix_ideal"] += known
-        self.counts["prefix_hit"] += known if why == "prefix" else self._prefixes.depth(member.name, ticket.blocks)
+        ticket.known = known
+        ticket.held = known if why == "prefix" else self._prefixes.depth(member.name, ticket.blocks)
+        self.counts["prefix_hit"] += ticket.held
         self._prefixes.remember(member.name, ticket.blocks)
         ticket.slot.set_result(member)
 

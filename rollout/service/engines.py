@@ -70,10 +70,11 @@ async def _remote(plan: RolloutPlan, ref: VersionRef, run: Path) -> AsyncIterato
     pulls = launch(plan).pulls
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(Pool())
-        for number, url in enumerate(plan.pool.urls):
+        hardware = plan.pool.hardware or [""] * len(plan.pool.urls)
+        for number, (url, of) in enumerate(zip(plan.pool.urls, hardware, strict=True)):
             mirror = None if pulls else Mirrored(ref.folder, run / f"remote-{number}.weights")
             server = Remote(url, slots=plan.pool.slots, mirror=mirror)
             stack.push_async_callback(server.close)
-            await pool.join(url, server)
+            await pool.join(url, server, hardware=of)
         await pool.publish(ref.folder, ref.version)
         yield pool

@@ -1,0 +1,165 @@
+"""Engine servers that are their rates, in real time, behind the real pool; and trajectories that go through it.
+
+Owns: the stand-in for a server of some hardware, the trajectories, their rate. Does not own: the model of an engine
+(coordinator.simulate.engines), routing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.simulate.engines import Engine, Rates
+from rollout.decide.prefixes import BLOCK
+from rollout.engine.asking import KIND
+from rollout.engine.client import Delta, Published, Sampling, Span
+from rollout.pool.pool import Pool
+
+
+class LoopClock:
+    """The event loop's time, as an engine's rates need it."""
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def after(self, seconds: float, what: Callable[[], None]) -> object:
+        return asyncio.get_running_loop().call_later(seconds, what)
+
+
+class RatedServer:
+    """An engine server without a model: what it gives takes as long as its rates say. It keeps what it has read."""
+
+    def __init__(self, rates: Rates, hardware: str, begun: dict[tuple[int, ...], tuple[float, str, str]]):
+        """`begun` gets when a trajectory began, its kind, and the hardware."""
+        self.slots, self._engine, self._hardware, self._begun = rates.slots, Engine(LoopClock(), rates), hardware, begun
+        self._held: dict[tuple[int, ...], int] = {}  # tokens of each trajectory, by how it begins
+
+    async def wait_serving(self) -> Any:
+        return self
+
+    async def fetch(self, version: int) -> None:
+        return None
+
+    async def publish(self, weights: Path | str, version: int) -> Published:
+        return Published(version=version, seconds=0.0, paused_s=0.0)
+
+    def kill(self) -> None:
+        return None
+
+    async def version(self) -> int:
+        return 0
+
+    async def healthy(self) -> bool:
+        return True
+
+    async def stream(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
+    ) -> AsyncGenerator[Delta, None]:
+        name, count = tuple(prompt_ids[:BLOCK]), sampling.max_tokens
+        self._begun.setdefault(name, (time.monotonic(), KIND.get(), self._hardware))
+        read, done = asyncio.Event(), asyncio.Event()
+        new = len(prompt_ids) - self._held.get(name, 0)
+        request = self._engine.ask(prompt=new, tokens=count, done=done.set, read=read.set)
+        try:
+            await read.wait()
+            yield Delta(token_ids=[1], logprobs=[0.0])
+            await done.wait()
+        finally:
+            if not done.is_set():
+                self._engine.cancel(request)
+        self._held[name] = len(prompt_ids) + count
+        rest = count - 1
+        yield Delta(token_ids=[1] * rest, logprobs=[0.0] * rest, spans=[Span(0, 0, count)], finish_reason="length")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An environment: means of what a turn of it needs."""
+
+    read: float  # tokens
+    sampled: float  # tokens
+    environment: float  # seconds
+
+
+Kinds = Mapping[str, Kind]
+Park = Mapping[str, tuple[int, Rates]]  # of each hardware: servers, and their rates
+
+
+@dataclass
+class Driven:
+    """What came of some seconds."""
+
+    per_second: float = 0.0  # trajectories that ended
+    begun: dict[tuple[int, ...], tuple[float, str, str]] = field(default_factory=dict)  # when, kind, hardware
+    shifted: float = 0.0  # when the environments changed
+
+
+async def drive(
+    park: Park,
+    kinds: Kinds,
+    *,
+    place: Mapping[str, str] | None = None,
+    blind: bool = False,
+    shift: Kinds | None = None,
+    live: int = 48,
+    turns: int = 4,
+    warm: float = 6.0,
+    seconds: float = 12.0,
+    seed: int = 0,
+) -> Driven:
+    """`live` trajectories at once, each of a kind that is drawn, for `seconds` after `warm`.
+
+    `place`: kinds that go to one hardware each, whatever they cost there. `blind`: the pool is not told which hardware
+    its servers are. `shift`: what the kinds become after `seconds`, which then pass once more.
+    """
+    came, draw = Driven(), np.random.default_rng(seed)
+    names, numbers = sorted(kinds), iter(range(1 << 30))
+    ended: list[float] = []
+
+    async def play(pool_of: Mapping[str, Pool]) -> None:
+        while True:
+            number, name = next(numbers), str(draw.choice(names))
+            own = np.random.default_rng((seed, number))
+            KIND.set(name)
+            ids = [number] * BLOCK
+            for _ in range(turns):
+                kind = (shift if came.shifted and shift else kinds)[name]
+                read, sampled, pause = (
+                    mean * own.lognormal(-0.125, 0.5) for mean in (kind.read, kind.sampled, kind.environment)
+                )
+                ids += [2] * int(read)
+                answer = await pool_of[name].generate(ids, Sampling(max_tokens=max(2, int(sampled))))
+                ids += answer.token_ids
+                await asyncio.sleep(pause)
+            ended.append(time.monotonic())
+
+    async with AsyncExitStack() as stack:
+        apart = {hardware: await stack.enter_async_context(Pool()) for hardware in park} if place else {}
+        pool = await stack.enter_async_context(Pool())
+        for hardware, (count, rates) in park.items():
+            for n in range(count):
+                server = RatedServer(rates, hardware, came.begun)
+                await (apart.get(hardware) or pool).join(f"{hardware}-{n}", server, hardware="" if blind else hardware)
+        pool_of = {name: apart[place[name]] if place else pool for name in names}
+        tasks = [asyncio.create_task(play(pool_of)) for _ in range(live)]
+        await asyncio.sleep(warm)
+        before = len(ended)
+        await asyncio.sleep(seconds)
+        came.per_second = (len(ended) - before) / seconds
+        if shift is not None:
+            came.shifted = time.monotonic()
+            await asyncio.sleep(seconds)
+        for task in tasks:
+            if task.done():
+                task.result()  # it ended by an error
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return came

@@ -1,0 +1,146 @@
+"""Which class of servers serves which environment cheapest, learned while it is played. Pure.
+
+Owns: what is known of each environment (`Profiles`) and of each class of servers, what a request would cost where.
+Does not own: measuring (rollout.pool), who has a free slot (rollout.decide.routing).
+Guarantee: with one class nothing is decided here; an environment or a class of which nothing is known is never judged:
+requests of the one go to the least loaded server, the other is tried.
+
+Servers of one class (`hardware`) are alike; one class may read prompts faster, another sample faster (RollArt,
+arXiv:2512.22560, tags environments by hand). Two things are learned, the newest counting most:
+
+- of an environment, per turn: tokens to be read that no server holds yet, tokens to be sampled;
+- of a class: seconds to read a token, seconds of a decoding step, and how much longer it is for each answer beside.
+
+A request goes where it adds least to the time that all requests take together: its own seconds, and those by which it
+delays the others on that server. So a class that is crowded becomes dear by itself, and is left first by those who
+lose least. A trajectory stays where its cache is, unless another server is cheaper by more than `hysteresis` and by the
+tokens to be read anew.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Rates(msgspec.Struct, frozen=True, array_like=True):
+    """Of one server of a class. Seconds."""
+
+    hardware: str
+    read: float  # per token of a prompt
+    step: float  # per token of an answer that is alone
+    beside: float  # that each answer beside adds to it
+    age: int = 0  # answers elsewhere since one of this class was measured
+
+
+class Crowd(msgspec.Struct, frozen=True, array_like=True):
+    """What a server is busy with: requests in all, those of them whose prompt it reads, the tokens of these."""
+
+    answers: int
+    readers: int = 0
+    reading: int = 0
+
+
+class Need(msgspec.Struct, frozen=True, array_like=True):
+    """Of a turn, as its environment's turns were."""
+
+    read: float  # tokens
+    sampled: float  # tokens
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that was measured."""
+
+    kind: str  # of environment
+    hardware: str
+    new: int  # tokens of its prompt that no server held
+    read: int  # that this one did not hold
+    ahead: int  # tokens that the server had to read before
+    read_s: float  # until its first piece came
+    first: int  # tokens of the first piece
+    sampled: int  # tokens in all
+    sampled_s: float  # from the first piece to the last
+    beside: float  # other answers on the server, in the mean
+
+
+def cost(rates: Rates, crowd: Crowd, need: Need, *, anew: float = 0.0) -> float:
+    """Seconds that a request adds there: to itself and to those beside it. `anew`: tokens that another server holds.
+
+    >>> cost(Rates("a", 0.001, 0.02, 0.001), Crowd(10), Need(100, 50)) == 0.1 + 50 * (0.03 + 0.01)
+    True
+    """
+    read = (crowd.reading + (crowd.readers + 1) * (need.read + anew)) * rates.read
+    return read + need.sampled * (rates.step + 2 * rates.beside * crowd.answers)
+
+
+class _Mean:
+    """Of what was seen, the newest counting most: half of the weight is on the last `half`."""
+
+    def __init__(self, half: float):
+        self._keep, self.weight, self._sum = 0.5 ** (1 / half), 0.0, 0.0
+
+    def see(self, value: float) -> None:
+        self.weight = self.weight * self._keep + 1
+        self._sum = self._sum * self._keep + value
+
+    @property
+    def value(self) -> float:
+        return self._sum / self.weight if self.weight else 0.0
+
+
+class _Class:
+    """What is known of a class of servers."""
+
+    def __init__(self, half: float):
+        self.read, self.tokens = _Mean(half), _Mean(half)
+        self.beside, self.step = _Mean(half), _Mean(half)
+        self.squares, self.products = _Mean(half), _Mean(half)
+        self.seen_at = 0
+
+    def see(self, answer: Answered, at: int) -> None:
+        self.seen_at = at
+        self.read.see(answer.read_s)
+        self.tokens.see(answer.read + answer.ahead)
+        if (rest := answer.sampled - answer.first) > 0:
+            step = answer.sampled_s / rest
+            self.beside.see(answer.beside)
+            self.step.see(step)
+            self.squares.see(answer.beside**2)
+            self.products.see(answer.beside * step)
+
+    def rates(self, hardware: str, now: int) -> Rates | None:
+        """A line through steps by the answers beside them: least squares, neither part below zero."""
+        if not self.step.weight:
+            return None
+        beside, step = self.beside.value, self.step.value
+        variance = self.squares.value - beside**2
+        slope = (self.products.value - beside * step) / variance if variance > 1e-3 else 0.0
+        slope = min(max(slope, 0.0), step / beside if beside > 0 else 0.0)
+        read = self.read.value / self.tokens.value if self.tokens.value else 0.0
+        return Rates(hardware, read, step - slope * beside, slope, now - self.seen_at)
+
+
+class Profiles:
+    """``known.learn(answered)``, then ``known.need("calculator")`` and ``known.rates()``"""
+
+    def __init__(self, *, turns: float = 8, answers: float = 64):
+        """Half of the weight is on an environment's last `turns`, and on a class's last `answers`."""
+        self._turns, self._answers = turns, answers
+        self._kinds: dict[str, tuple[_Mean, _Mean]] = {}
+        self._classes: dict[str, _Class] = {}
+        self._seen = 0
+
+    def learn(self, answer: Answered) -> None:
+        self._seen += 1
+        read, sampled = self._kinds.setdefault(answer.kind, (_Mean(self._turns), _Mean(self._turns)))
+        read.see(answer.new)
+        sampled.see(answer.sampled)
+        self._classes.setdefault(answer.hardware, _Class(self._answers)).see(answer, self._seen)
+
+    def need(self, kind: str) -> Need | None:
+        known = self._kinds.get(kind)
+        return None if known is None else Need(known[0].value, known[1].value)
+
+    def rates(self) -> list[Rates]:
+        """Of the classes of which something is known."""
+        found = [known.rates(name, self._seen) for name, known in self._classes.items()]
+        return [each for each in found if each is not None]

@@ -1,0 +1,11 @@
+"""What the request at hand is for, told by whoever asks to whoever routes it, past the engines between them.
+
+Owns: the name of an environment in the context of a task. A context variable: each trajectory is played in a task of
+its own, and what lies between (a pace, a supervisor) need not know of it.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+KIND: ContextVar[str] = ContextVar("environment that a request is for", default="")
