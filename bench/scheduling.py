@@ -7,10 +7,11 @@ Owns: the drawn workloads, the comparison. Does not own: deciding (rollout.decid
 batching in turns. `ratio` is the time per trained prompt without over with; `control` the same with equal lengths. The
 engine's rates are measured before on answers of equal length (`calibrated`), and what the simulation says of the drawn
 ones stands beside: `simulated_over_live`.
-`affinity`: the real pool over servers that are their rates (in real time), of two kinds of hardware as far apart as
-H20 and H800, and two environments, one that reads much and one that writes much: trajectories a second where the pool
-learns who serves whom cheapest, against each assignment of environments to hardware; trajectories until it has learned
-that the two have changed places; `control`: one environment, equal servers, against a pool that is told of no classes.
+`affinity`: the real pool over servers that are their rates, two kinds of hardware as far apart as H20 and H800, and two
+environments, one that reads much and one that writes much. Trajectories a second where the pool learns who serves whom
+cheapest, against each assignment of environments to hardware; trajectories until it has learned that the two have
+changed places; `control`: one environment, equal servers, against a pool that is told of no hardware. Time passes there
+while the event loop has nothing to do, so that the machine's load does not matter.
 `place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs.
 Sandboxes are those of `sandbox.testing`: what is measured is the engine and the rollout.
 """
@@ -32,11 +33,11 @@ import numpy as np
 
 from bench.harness import command
 from bench.harness.cheapest_groups import cheapest
-from bench.harness.rated_engines import Driven, Kind, drive
+from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive
 from coordinator.decide import multiplex, packing
 from coordinator.simulate.engines import Rates
 from coordinator.simulate.rollouts import Plan, Simulated, Turn
-from coordinator.simulate.scenarios import PRICES, drawn_jobs
+from coordinator.simulate.scenarios import H20, H800, PRICES, drawn_jobs
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
 from rollout.engine.client import Generation, Sampling, Span
@@ -202,13 +203,10 @@ async def tail_batching(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-TIMES = 8.0  # so much faster than the hardware that is meant: a measurement takes seconds
-H20 = Rates(base=0.020 / TIMES, per_sequence=0.001 / TIMES, prefill=1480 * TIMES, slots=64)
-H800 = Rates(base=0.020 * 4.0 / 3.35 / TIMES, per_sequence=0.001 * 4.0 / 3.35 / TIMES, prefill=9890 * TIMES, slots=64)
-PARK = {"H20": (3, H20), "H800": (1, H800)}  # rates as 148 to 989 TFLOPS, 4.0 to 3.35 TB/s; of about equal rent
-KINDS = {"reads": Kind(2000, 30, 0.5 / TIMES), "writes": Kind(100, 200, 0.5 / TIMES)}
+PARK = {"H20": (3, H20), "H800": (1, H800)}  # of about equal rent
+KINDS = {"reads": Kind(2000, 30, 0.5), "writes": Kind(100, 200, 0.5)}
 CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
-EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5 / TIMES)}
+EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5)}
 WINDOW = 20  # trajectories
 
 
@@ -279,7 +277,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.part in ("tail", "all"):
         figures["tail"] = asyncio.run(tail_batching(options))
     if options.part in ("affinity", "all"):
-        figures["affinity"] = asyncio.run(affinity(options))
+        with asyncio.Runner(loop_factory=IdleLoop) as runner:
+            figures["affinity"] = runner.run(affinity(options))
     if options.part in ("place", "all"):
         figures["place"] = place(options)
     command.show(figures, options)

@@ -1,13 +1,13 @@
-"""Engine servers that are their rates, in real time, behind the real pool; and trajectories that go through it.
+"""Engine servers that are their rates, behind the real pool; and trajectories that go through it.
 
-Owns: the stand-in for a server of some hardware, the trajectories, their rate. Does not own: the model of an engine
-(coordinator.simulate.engines), routing.
+Owns: the stand-in for a server of some hardware, the trajectories, their rate, an event loop whose time passes when
+nothing else happens. Does not own: the model of an engine (coordinator.simulate.engines), routing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+import selectors
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -21,6 +21,31 @@ from rollout.decide.prefixes import BLOCK
 from rollout.engine.asking import KIND
 from rollout.engine.client import Delta, Published, Sampling, Span
 from rollout.pool.pool import Pool
+
+
+class IdleTime(selectors.DefaultSelector):
+    """A selector that never waits: its loop's time goes on by what it would have waited."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(0)
+        if not found and timeout is None:
+            raise RuntimeError("nothing is left to happen")
+        if not found and timeout:
+            self.now += timeout
+        return found
+
+
+class IdleLoop(asyncio.SelectorEventLoop):
+    """Of nothing but timers and this process's own work: hours pass in seconds, alike on a machine that is busy."""
+
+    def __init__(self) -> None:
+        self._idle = IdleTime()
+        super().__init__(self._idle)
+
+    def time(self) -> float:
+        return self._idle.now
 
 
 class LoopClock:
@@ -64,7 +89,7 @@ class RatedServer:
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
     ) -> AsyncGenerator[Delta, None]:
         name, count = tuple(prompt_ids[:BLOCK]), sampling.max_tokens
-        self._begun.setdefault(name, (time.monotonic(), KIND.get(), self._hardware))
+        self._begun.setdefault(name, (asyncio.get_running_loop().time(), KIND.get(), self._hardware))
         read, done = asyncio.Event(), asyncio.Event()
         new = len(prompt_ids) - self._held.get(name, 0)
         request = self._engine.ask(prompt=new, tokens=count, done=done.set, read=read.set)
@@ -111,8 +136,8 @@ async def drive(
     shift: Kinds | None = None,
     live: int = 48,
     turns: int = 4,
-    warm: float = 6.0,
-    seconds: float = 12.0,
+    warm: float = 40.0,
+    seconds: float = 160.0,
     seed: int = 0,
 ) -> Driven:
     """`live` trajectories at once, each of a kind that is drawn, for `seconds` after `warm`.
@@ -139,7 +164,7 @@ async def drive(
                 answer = await pool_of[name].generate(ids, Sampling(max_tokens=max(2, int(sampled))))
                 ids += answer.token_ids
                 await asyncio.sleep(pause)
-            ended.append(time.monotonic())
+            ended.append(asyncio.get_running_loop().time())
 
     async with AsyncExitStack() as stack:
         apart = {hardware: await stack.enter_async_context(Pool()) for hardware in park} if place else {}
@@ -155,7 +180,7 @@ async def drive(
         await asyncio.sleep(seconds)
         came.per_second = (len(ended) - before) / seconds
         if shift is not None:
-            came.shifted = time.monotonic()
+            came.shifted = asyncio.get_running_loop().time()
             await asyncio.sleep(seconds)
         for task in tasks:
             if task.done():

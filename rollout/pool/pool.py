@@ -256,13 +256,14 @@ class Pool:
             member = await self._slot(ticket)
             name = f"{request_id or key}.{answer.parts}"
             new, read = len(ids) - ticket.known, len(ids) - ticket.held
-            measured = Measured(member, ticket.kind, new=new, read=read, now=time.monotonic())
+            loop = asyncio.get_running_loop()
+            measured = Measured(member, ticket.kind, new=new, read=read, now=loop.time())
             try:
                 async with aclosing(self._from(member, ids, answer, name)) as deltas:
                     async for delta in deltas:
                         answer.add(delta)
                         if delta.token_ids:
-                            measured.piece(len(delta.token_ids), member.heard)
+                            measured.piece(len(delta.token_ids), loop.time())
                         if enough is not None and not answer.enough:
                             await self._end(member, answer, name, enough)
                         yield

@@ -123,9 +123,8 @@ class RolloutRole:
         controller = await self._serving(ask.fence)
         before = controller.meter.seconds()
         if 2 * ask.step >= self.plan.steps and self.plan.faults:
-            controller.attempts.faults = (
-                controller.attempts.faults or self._faults()
-            )  # for the groups that start from now on
+            attempts = controller.attempts  # those that start from now on
+            attempts.faults = attempts.faults or self._faults()
         await controller.start()
         if controller.step != ask.step:
             raise NotFound(f"step {controller.step} is next, not {ask.step}", remedy="open the trainer again")
