@@ -19,6 +19,7 @@ from pathlib import Path
 from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.failover import Failover
+from coordinator.jobs.keeper import Jobs, parse_quotas
 from coordinator.members import TTL, Members
 from coordinator.routes import Routes
 from coordinator.state import State
@@ -47,6 +48,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lease", type=float, default=TTL, metavar="SECONDS", help="after which a host is silent")
     parser.add_argument("--replicate", action="store_true", help="copy checkpoints, so that sandboxes outlive hosts")
     parser.add_argument("--replicate-rate", metavar="SIZE", help="bytes a second of copies at most, such as 100MiB")
+    parser.add_argument("--ray", default="", metavar="ADDRESS", help="cluster for jobs; else one of this machine")
+    parser.add_argument(
+        "--quota",
+        action="append",
+        default=[],
+        metavar="[OWNER:]NAME=N",
+        help="what jobs of an owner may use at once",
+    )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser.parse_args(arguments)
 
@@ -65,8 +74,9 @@ async def serve(options: argparse.Namespace) -> None:
     copies = Copies(members, rate=rate)
     failover = Failover(members, copies)
     members.removing = copies.forget
+    jobs = Jobs(options.state, ray=options.ray, quotas=parse_quotas(options.quota))
     callers = Callers(Tokens(options.state / "tokens.json", clock=time.time), members)
-    listeners = Listeners(Routes(members, callers, copies, failover).application(), connections=CONNECTIONS)
+    listeners = Listeners(Routes(members, callers, copies, failover, jobs).application(), connections=CONNECTIONS)
     working: list[asyncio.Task[None]] = []
     await listeners.open()
     await members.open()
@@ -75,8 +85,9 @@ async def serve(options: argparse.Namespace) -> None:
         if options.listen is not None:
             await _serve_tcp(listeners, options)
         notify("READY=1")
+        working = [asyncio.create_task(jobs.run())]
         if options.replicate:
-            working = [asyncio.create_task(copies.run()), asyncio.create_task(failover.run())]
+            working += [asyncio.create_task(copies.run()), asyncio.create_task(failover.run())]
         await asyncio.wait([asyncio.ensure_future(stop.wait()), *working], return_when=asyncio.FIRST_COMPLETED)
         for task in working:
             if task.done():
@@ -86,6 +97,7 @@ async def serve(options: argparse.Namespace) -> None:
         for task in working:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
+        await jobs.close()
         await copies.close()
         await listeners.close()
         await members.close()

@@ -21,13 +21,14 @@ from coordinator.decide import place
 from coordinator.decide.place import Wanted
 from coordinator.failover import Failover
 from coordinator.forward import Answer, passed_on, relay, while_there
+from coordinator.jobs.keeper import Jobs
 from coordinator.members import Member, Members
 from coordinator.state import HostRow
 from coordinator.wire import body, refusal, reply
 from daemon.auth import access
 from daemon.auth.access import CALLER
 from sandbox.errors import Invalid, NoSpace, PagurusError, Unsupported
-from sandbox.messages.cluster import CopyInfo, HostChange, HostName, HostRequest, MoveRequest, PlaceInfo
+from sandbox.messages.cluster import CopyInfo, HostChange, HostName, HostRequest, JobRequest, MoveRequest, PlaceInfo
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 from sandbox.sdk.transport import MSGPACK, decoded_error
 
@@ -37,8 +38,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Routes:
     """Handlers of one coordinator."""
 
-    def __init__(self, members: Members, callers: Callers, copies: Copies, failover: Failover) -> None:
+    def __init__(self, members: Members, callers: Callers, copies: Copies, failover: Failover, jobs: Jobs) -> None:
         self.members = members
+        self.jobs = jobs
         self.callers = callers
         self.failover = failover
         self.calls = Calls(members, callers, copies, failover)
@@ -93,6 +95,11 @@ class Routes:
             ("GET", "/v1/cluster/places", self._places),
             ("GET", "/v1/cluster/copies", self._copies),
             ("POST", "/v1/cluster/moves", self._move),
+            ("POST", "/v1/cluster/jobs", self._submit),
+            ("GET", "/v1/cluster/jobs", self._jobs),
+            ("GET", "/v1/cluster/jobs/{job}", self._job),
+            ("DELETE", "/v1/cluster/jobs/{job}", self._cancel_job),
+            ("GET", "/v1/cluster/jobs/{job}/log", self._job_log),
         )
 
     @web.middleware
@@ -267,3 +274,23 @@ class Routes:
         wanted = await body(request, MoveRequest)
         id, _ = self.calls.find(wanted.sandbox)
         return reply(request, await self.failover.move(id, self.members.member(wanted.host).name))
+
+    # ----------------------------------------------------------------- jobs
+
+    async def _submit(self, request: web.Request) -> web.StreamResponse:
+        return reply(request, await self.jobs.submit(await body(request, JobRequest), CALLER.get().owner), 201)
+
+    async def _jobs(self, request: web.Request) -> web.StreamResponse:
+        return reply(request, await self.jobs.all())
+
+    async def _job(self, request: web.Request) -> web.StreamResponse:
+        return reply(request, await self.jobs.job(request.match_info["job"]))
+
+    async def _cancel_job(self, request: web.Request) -> web.StreamResponse:
+        return reply(request, await self.jobs.cancel(request.match_info["job"]))
+
+    async def _job_log(self, request: web.Request) -> web.StreamResponse:
+        begin = request.query.get("from", "0")
+        if not begin.isascii() or not begin.isdigit():
+            raise Invalid(f"from={begin} is no position", remedy="give the number of bytes that were read")
+        return web.Response(body=await self.jobs.said(request.match_info["job"], int(begin[:18])))

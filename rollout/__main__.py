@@ -42,7 +42,7 @@ async def serve(run: Path, *, listen: str | None = None, tls: ssl.SSLContext | N
     plan = read_plan(run)
     os.nice(plan.nice)  # the engine inherits it: both give way to the sandboxes and to their checkpoints
     async with (
-        Client() as client,
+        _client() as client,
         RolloutRole(run, plan, Labelled(client, run, idle=_idle(plan.config))) as role,
         Door(role, run / "roles") as door,
     ):
@@ -56,6 +56,13 @@ async def serve(run: Path, *, listen: str | None = None, tls: ssl.SSLContext | N
             end.cancel()
         if not stop.is_set():
             await role.ended()
+
+
+def _client() -> Client:
+    """The daemon or the cluster of PAGURUS_HOST, as `pagurus` finds it; else the daemon of this host."""
+    known = os.environ
+    host, token, ca = (known.get(f"PAGURUS_{name}") or None for name in ("HOST", "TOKEN", "CA"))
+    return Client(host, token=token, ca=ca)
 
 
 def _idle(config: RolloutConfig) -> float | None:

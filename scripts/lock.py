@@ -1,7 +1,8 @@
 """Pins what this environment holds: ``python scripts/lock.py``, run by `make lock`.
 
 Owns: which package belongs to which lock. requirements.lock has what hosts and tests need (the extras `daemon` and
-`dev`), requirements-train.lock what training adds (`train`, `lora`). A package that no extra asks for is in neither.
+`dev`), requirements-train.lock what training adds (`train`, `lora`,
+`cluster`). A package that no extra asks for is in neither.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def closure(extras: set[str]) -> dict[str, str]:
 
 def main() -> None:
     hosts = closure({"", "daemon", "dev"})
-    both = closure({"", "daemon", "dev", "train", "lora"})
+    both = closure({"", "daemon", "dev", "train", "lora", "cluster"})
     locks = {
         "requirements.lock": ("hosts, their daemon, and the tests", hosts),
         "requirements-train.lock": (

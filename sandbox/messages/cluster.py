@@ -79,6 +79,7 @@ class Moved(Brief, kw_only=True, omit_defaults=True):
     host: str
     pause_ms: float  # for which calls on it waited
     copied_bytes: int = 0  # while it ran, and after
+    parts_ms: dict[str, float] = {}  # of the pause
 
 
 class CopyInfo(Brief, kw_only=True, omit_defaults=True):
@@ -127,3 +128,34 @@ class PlaceInfo(Brief, kw_only=True, omit_defaults=True):
 
     sandbox: str
     host: str
+
+
+Needs = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")], Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+    ],
+    msgspec.Meta(min_length=1, max_length=16),
+]
+
+
+class JobRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """CLI -> coordinator: POST /v1/cluster/jobs. A run folder with its plan, which every machine of Ray can read."""
+
+    run: str  # an absolute path
+    needs: Needs  # resources of Ray, all of one machine: CPU, GPU, memory, or names that its machines were given
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
+
+
+class JobInfo(Brief, kw_only=True, omit_defaults=True):
+    """coordinator -> CLI: a job, as listed."""
+
+    id: str
+    run: str
+    owner: str = ""
+    state: Literal["queued", "starting", "running", "done", "failed", "cancelled"] = "queued"
+    reason: str = ""  # why it waits, or failed
+    needs: dict[str, float] = {}
+    priority: int = 0
+    submitted_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None

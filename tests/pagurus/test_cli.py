@@ -130,7 +130,7 @@ def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
 VERBS = {
     *("doctor", "daemon", "run", "ls", "top", "exec", "shell", "cp", "port-forward", "rm", "restore", "fork"),
     *("tree", "diff", "net", "train", "export", "roles", "attach", "bench", "play", "eval", "serve"),
-    *("migrate", "simulate"),
+    *("migrate", "simulate", "submit", "jobs", "logs", "cancel"),
 }
 GROUPS = {
     "image": {"ls", "import", "docker", "debootstrap", "upload", "build", "commit", "rm", "steps", "prune", "pull"},
@@ -155,7 +155,7 @@ def test_the_table_of_verbs() -> None:
 LISTINGS = ("ls", "top", "tree", "diff", "net", "doctor", "bench ls", "image ls", "image steps", "checkpoint ls")
 
 
-@pytest.mark.parametrize("listing", [*LISTINGS, "checkpoint verify", "token ls", "gateway ls", "gateway log"])
+@pytest.mark.parametrize("listing", [*LISTINGS, "checkpoint verify", "token ls", "gateway ls", "gateway log", "jobs"])
 def test_every_listing_takes_json(listing: str) -> None:
     if listing != "bench ls":  # which passes its words on
         first, *rest = listing.split()

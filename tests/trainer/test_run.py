@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import sqlite3
 import subprocess
 import sys
 import time
@@ -26,7 +24,8 @@ from rollout.weights.export import export
 from rollout.weights.store import VersionStore
 from sandbox.errors import Conflict
 from tests.support.daemon_host import Daemon
-from trainer.config import Config, open_run
+from tests.support.small_run import EXAMPLE, rows, small
+from trainer.config import open_run
 from trainer.distributed.watch import read
 from trainer.metrics import read_lines
 from trainer.report import Totals
@@ -34,36 +33,15 @@ from trainer.resume import State, saves_in
 from trainer.run import main
 from trainer.split import PARTS
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "fix_the_service"
 FIELDS = {
     *("reward_before", "reward_after", "wall_s", "verdicts", "checkpoints", "stored_bytes", "full_bytes"),
     *("hidden_share", "killed", "recovered_equal", "trajectories_lost", "engine"),
 }
 
 
-def small(out: Path, **changes: Any) -> Config:
-    options: dict[str, Any] = {
-        "task": EXAMPLE, "steps": 2, "groups": 2, "size": 2, "concurrency": 4, "held_out": 2, "faults": 2,
-        "pace": 0.0, "out": out,
-    }  # fmt: skip
-    return Config(**{**options, **changes})
-
-
 def begin(run: Path) -> subprocess.Popen[bytes]:
     """The supervisor of a run."""
     return subprocess.Popen([sys.executable, "-m", "coordinator.local", str(run)], cwd=EXAMPLE.parent.parent)
-
-
-def rows(folder: Path, file: str, query: str) -> int:
-    """A count in a database that another process writes."""
-    path = folder / "rollout" / file
-    if not path.exists():
-        return 0
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as db:
-        try:
-            return int(db.execute(query).fetchone()[0])
-        except sqlite3.OperationalError:  # its tables are being made
-            return 0
 
 
 def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_path: Path) -> None:

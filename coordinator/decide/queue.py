@@ -1,0 +1,110 @@
+"""Which of the jobs that wait begins next.
+
+Jobs are taken by priority, then in the order in which they came. A job for which there is no room now holds back all
+behind it, so that a large one is not overtaken for ever by small ones. Two kinds do not hold back others: one whose
+owner uses what may be used at once, and one that no machine of the cluster could ever take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+EVERYBODY = ""  # whose quota is that of owners who have none of their own
+SLACK = 1e-6  # of a resource: sums of fractions are not exact
+
+Amounts = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A job that waits, or that has begun."""
+
+    job: str
+    needs: Amounts
+    owner: str = ""
+    priority: int = 0
+    number: int = 0  # the order in which they came
+
+
+@dataclass(frozen=True)
+class View:
+    """`machines`: what each has in all. `begun`: jobs that were started and have not ended."""
+
+    waiting: Sequence[Queued]
+    begun: Sequence[Queued] = ()
+    machines: Sequence[Amounts] = ()
+    quotas: Mapping[str, Amounts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Start:
+    job: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    job: str
+    reason: str
+
+
+def decide(view: View) -> list[Start | Wait]:
+    """One action for each job that waits, in the order in which they are looked at."""
+    free = total(view.machines)
+    used: dict[str, dict[str, float]] = {}
+    for each in view.begun:
+        _take(each, free, used)
+    actions: list[Start | Wait] = []
+    ahead = ""
+    for each in sorted(view.waiting, key=lambda each: (-each.priority, each.number)):
+        reason = _never(each, view.machines) or _beyond(each, view.quotas, used.get(each.owner, {}))
+        if not reason and ahead:
+            reason = f"{ahead} comes first"
+        elif not reason and (missing := _missing(each.needs, free)):
+            reason, ahead = f"{missing} are in use", each.job
+        if reason:
+            actions.append(Wait(each.job, reason))
+        else:
+            actions.append(Start(each.job))
+            _take(each, free, used)
+    return actions
+
+
+def total(machines: Iterable[Amounts]) -> dict[str, float]:
+    """What they have together."""
+    found: dict[str, float] = {}
+    for machine in machines:
+        for name, amount in machine.items():
+            found[name] = found.get(name, 0.0) + amount
+    return found
+
+
+def _take(each: Queued, free: dict[str, float], used: dict[str, dict[str, float]]) -> None:
+    mine = used.setdefault(each.owner, {})
+    for name, amount in each.needs.items():
+        free[name] = free.get(name, 0.0) - amount
+        mine[name] = mine.get(name, 0.0) + amount
+
+
+def _never(each: Queued, machines: Sequence[Amounts]) -> str:
+    """Why no machine can take it even when nothing runs; "" when one can."""
+    if not machines:
+        return "no machine is there"
+    lacks = [_missing(each.needs, machine) for machine in machines]
+    return f"no machine has what it needs: {min(lacks, key=len)}" if all(lacks) else ""
+
+
+def _beyond(each: Queued, quotas: Mapping[str, Amounts], mine: Amounts) -> str:
+    quota = quotas.get(each.owner, quotas.get(EVERYBODY, {}))
+    over = [
+        f"{name}={limit:g}"
+        for name, limit in sorted(quota.items())
+        if name in each.needs and mine.get(name, 0.0) + each.needs[name] > limit + SLACK
+    ]
+    return f"its owner may use {', '.join(over)} at once" if over else ""
+
+
+def _missing(needs: Amounts, free: Amounts) -> str:
+    return ", ".join(
+        f"{name}={amount:g}" for name, amount in sorted(needs.items()) if amount > free.get(name, 0.0) + SLACK
+    )

@@ -1,0 +1,118 @@
+"""The jobs of a coordinator: what callers ask of them, and the head that does it, kept alive.
+
+Owns: the head's process while jobs have not ended, and the API's answers. Does not own: what the head does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from coordinator.jobs import tied
+from coordinator.jobs.store import JobStore
+from sandbox.errors import Invalid, NotFound, Unsupported
+from sandbox.messages.cluster import JobInfo, JobRequest
+
+AGAIN = 1.0  # seconds before a head that died is started again
+PART = 1 << 20  # bytes of a log in one answer
+log = logging.getLogger("pagurus.jobs")
+
+Quotas = Mapping[str, Mapping[str, float]]
+
+
+def parse_quotas(given: list[str]) -> dict[str, dict[str, float]]:
+    """``["CPU=8,GPU=1", "alice:GPU=4"]``: what owners may use at once; without a name, each of the others.
+
+    >>> parse_quotas(["CPU=8,GPU=1", "alice:GPU=4"])
+    {'': {'CPU': 8.0, 'GPU': 1.0}, 'alice': {'GPU': 4.0}}
+    """
+    found = {}
+    for each in given:
+        owner, _, amounts = each.rpartition(":")
+        found[owner] = parse_needs(amounts)
+    return found
+
+
+def parse_needs(text: str) -> dict[str, float]:
+    """``CPU=2,GPU=1``: amounts of resources, by Ray's names. Raises Invalid."""
+    try:
+        return {name: float(amount) for name, _, amount in (each.partition("=") for each in text.split(","))}
+    except ValueError:
+        raise Invalid(f"{text!r} are no amounts", remedy="write them like CPU=2,GPU=1") from None
+
+
+class Jobs:
+    """See the module."""
+
+    def __init__(self, folder: Path, *, ray: str = "", quotas: Quotas | None = None) -> None:
+        self._folder, self._ray, self._quotas = folder, ray, quotas or {}
+        self._store = JobStore(folder)
+        self._lock = asyncio.Lock()  # one thread at a time
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """For as long as the coordinator lives. The head ends with it; jobs go on, and the next head adopts them."""
+        while True:
+            async with self._lock:
+                left = await asyncio.to_thread(self._store.unfinished)
+            if not left:
+                await self._wake.wait()
+                self._wake.clear()
+                continue
+            status = await self._head()
+            if status:
+                log.warning("the head of the jobs ended with %d: it is started again", status)
+                await asyncio.sleep(AGAIN)
+
+    async def _head(self) -> int:
+        argv = [sys.executable, "-m", "coordinator.jobs.head", str(self._folder), "--quotas", json.dumps(self._quotas)]
+        process = tied.begin([*argv, "--ray", self._ray])
+        try:
+            return await asyncio.to_thread(process.wait)
+        finally:  # also when this is cancelled: the thread ends with the process
+            process.terminate()
+
+    async def submit(self, request: JobRequest, owner: str) -> JobInfo:
+        if importlib.util.find_spec("ray") is None:
+            raise Unsupported("jobs need Ray, which is not installed", remedy='pip install "pagurus[cluster]"')
+        if not request.run.startswith("/") or not await asyncio.to_thread((Path(request.run) / "plan.json").exists):
+            raise NotFound(f"{request.run} is no run folder here", remedy="`pagurus submit` makes one; share its disk")
+        async with self._lock:
+            made = await asyncio.to_thread(self._store.submit, request, owner)
+        self._wake.set()
+        return made
+
+    async def all(self) -> list[JobInfo]:
+        async with self._lock:
+            return await asyncio.to_thread(self._store.all)
+
+    async def job(self, id: str) -> JobInfo:
+        async with self._lock:
+            return (await asyncio.to_thread(self._store.job, id)).told()
+
+    async def cancel(self, id: str) -> JobInfo:
+        async with self._lock:
+            return await asyncio.to_thread(self._store.cancel, id)
+
+    async def said(self, id: str, begin: int) -> bytes:
+        """A part of what the run says, from that byte on; nothing at its end."""
+        path = Path((await self.job(id)).run) / "run.log"
+
+        def read() -> bytes:
+            try:
+                with path.open("rb") as file:
+                    file.seek(begin)
+                    return file.read(PART)
+            except FileNotFoundError:
+                return b""
+
+        return await asyncio.to_thread(read)
+
+    async def close(self) -> None:
+        async with self._lock:
+            self._store.close()

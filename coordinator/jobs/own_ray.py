@@ -1,0 +1,67 @@
+"""A cluster of Ray on this machine alone, for jobs of a coordinator that was given no other.
+
+Owns: its process, which is started when there are jobs, outlives the head and the coordinator, and is ended when there
+are none. Does not own: what runs in it. It listens on the loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rollout.engine import adopted
+from rollout.engine.adopted import Named
+
+NAME = "ray"
+PATIENCE = 60.0  # seconds for it to end
+
+
+def start(folder: Path) -> str:
+    """The address of the one that runs, or of a new one; it may take a while until it answers."""
+    known = adopted.read(folder, NAME)
+    descriptor = None if known is None else adopted.hold(known)
+    if known is not None and descriptor is not None:
+        os.close(descriptor)
+        return known.url
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = folder / "ray.log"
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
+                *("--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    address = f"127.0.0.1:{port}"
+    at = adopted.started(process.pid) or 0
+    adopted.write(folder, Named(name=NAME, pid=process.pid, started=at, at=time.time(), url=address, log=str(log)))
+    return address
+
+
+def stop(folder: Path) -> None:
+    """End it, with all its processes. Idempotent."""
+    known = adopted.read(folder, NAME)
+    descriptor = None if known is None else adopted.hold(known)
+    if descriptor is None:
+        return
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
+            if select.select([descriptor], [], [], PATIENCE)[0]:
+                return
+    finally:
+        os.close(descriptor)

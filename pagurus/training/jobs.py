@@ -1,0 +1,129 @@
+"""``pagurus submit``, ``jobs``, ``logs`` and ``cancel``: training runs that wait for room in the cluster.
+
+Owns: names, arguments, what is printed, the run folder of a new job. Does not own: behaviour (:mod:`coordinator.jobs`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pagurus import output
+from pagurus.common import AUTHORITY, HOST, TOKEN, Json, call, each, needs_training
+
+if TYPE_CHECKING:
+    from sandbox import Client
+    from sandbox.messages.cluster import JobInfo
+
+verbs = typer.Typer()
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its id or how that begins.")]
+FOLLOW_EVERY = 0.5  # seconds
+
+
+@verbs.command()
+def submit(
+    what: Annotated[Path, typer.Argument(help="A .toml file, or a folder such as examples/fix_the_service.")] = Path(),
+    needs: Annotated[str, typer.Option(help="Resources of one machine, by Ray's names: CPU=2,GPU=1.")] = "CPU=2",
+    priority: Annotated[int, typer.Option(help="Higher ones come first.")] = 0,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    fresh: Annotated[
+        bool, typer.Option(help="Begin anew, also where the last run of this plan has not ended.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Queue a training run at the cluster. Its sandboxes are made where PAGURUS_HOST says.
+
+    The run folder must be readable and writable under the same path on every machine of Ray.
+    """
+    with needs_training():
+        from coordinator.jobs.keeper import parse_needs
+        from coordinator.local import roles_of
+        from trainer import config as configuration
+        from trainer.prepare import prepare
+    from sandbox.messages.cluster import JobInfo, JobRequest
+
+    amounts = parse_needs(needs)
+    content = configuration.read(what) if what.suffix == ".toml" else {"task": what}
+    run = prepare(configuration.make(content | ({"resume": resume} if resume else {})), fresh=fresh)
+    if run is None:
+        raise typer.Exit(1)
+    _remember_where(roles_of(run.resolve()))
+    request = JobRequest(run=str(run.resolve()), needs=amounts, priority=priority)
+    made = call(lambda cluster: cluster.call("POST", "/v1/cluster/jobs", JobInfo, request, keyed=True))
+    if json:
+        output.as_json(made)
+    else:
+        print(f"{made.id}  {made.run}\nlook at it with: pagurus logs --follow {made.id}")
+
+
+def _remember_where(roles: Path) -> None:
+    """How its processes reach the sandboxes: as this command does. With a token, so for its owner's eyes."""
+    from coordinator.jobs.tied import ENVIRONMENT, remember
+
+    roles.mkdir(exist_ok=True)
+    remember(roles / ENVIRONMENT, {name: os.environ[name] for name in (HOST, TOKEN, AUTHORITY) if name in os.environ})
+
+
+@verbs.command("jobs")
+def list_jobs(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that have ended.")] = False,
+    json: Json = False,
+) -> None:
+    """The jobs of the cluster."""
+    from sandbox.messages.cluster import JobInfo
+
+    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/jobs", list[JobInfo]))
+    found = [each for each in found if everything or each.ended_at is None]
+    if json:
+        output.as_json(found)
+    else:
+        output.table(("job", "state", "priority", "needs", "owner", "age", "run", ""), map(_row, found))
+
+
+def _row(job: JobInfo) -> tuple[object, ...]:
+    needs = ",".join(f"{name}={amount:g}" for name, amount in job.needs.items())
+    age = f"{time.time() - job.submitted_at:.0f} s"
+    return job.id, job.state, job.priority, needs, job.owner, age, job.run, job.reason
+
+
+@verbs.command()
+def logs(
+    job: JobName, follow: Annotated[bool, typer.Option("--follow", "-f", help="Until it has ended.")] = False
+) -> None:
+    """What a job says."""
+
+    async def work(cluster: Client) -> None:
+        import asyncio
+
+        from sandbox.messages.cluster import JobInfo
+
+        begin = 0
+        while True:
+            over = (await cluster.call("GET", f"/v1/cluster/jobs/{job}", JobInfo)).ended_at is not None
+            while said := await cluster.raw("GET", f"/v1/cluster/jobs/{job}/log?from={begin}", None, ""):
+                sys.stdout.buffer.write(said)
+                sys.stdout.buffer.flush()
+                begin += len(said)
+            if over or not follow:
+                return
+            await asyncio.sleep(FOLLOW_EVERY)
+
+    call(work)
+
+
+@verbs.command()
+def cancel(jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids or how they begin.")]) -> None:
+    """End jobs, or take them out of the queue. `pagurus submit --resume RUN` goes on."""
+
+    async def act(cluster: Client, job: str) -> None:
+        from sandbox.messages.cluster import JobInfo
+
+        print((await cluster.call("DELETE", f"/v1/cluster/jobs/{job}", JobInfo)).id)
+
+    each(jobs, act)

@@ -1,0 +1,94 @@
+"""Which job begins next: priorities, quotas, no overtaking, nothing handed out twice."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.decide.queue import Queued, Start, View, Wait, decide, total
+
+MACHINES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}]
+
+
+def started(view: View) -> list[str]:
+    return [each.job for each in decide(view) if isinstance(each, Start)]
+
+
+def reasons(view: View) -> dict[str, str]:
+    return {each.job: each.reason for each in decide(view) if isinstance(each, Wait)}
+
+
+def test_the_higher_priority_comes_first_then_the_older() -> None:
+    waiting = [
+        Queued("new", {"GPU": 1}, number=3),
+        Queued("old", {"GPU": 1}, number=1),
+        Queued("low", {"GPU": 1}, "", -1),
+    ]
+    assert started(View(waiting, machines=MACHINES)) == ["old", "new"]
+    assert reasons(View(waiting, machines=MACHINES)) == {"low": "GPU=1 are in use"}
+
+
+def test_a_large_job_is_not_overtaken_by_small_ones() -> None:
+    view = View(
+        waiting=[Queued("large", {"GPU": 2}, number=2), Queued("small", {"CPU": 1}, number=3)],
+        begun=[Queued("first", {"GPU": 1}, number=1)],
+        machines=MACHINES,
+    )
+    assert reasons(view) == {"large": "GPU=2 are in use", "small": "large comes first"}
+
+
+def test_who_can_never_run_or_has_used_his_quota_holds_back_nobody() -> None:
+    view = View(
+        waiting=[
+            Queued("huge", {"CPU": 12}, number=1),  # as much as all machines have, but no single one
+            Queued("odd", {"tpu": 1}, number=2),
+            Queued("second", {"GPU": 1}, "alice", number=3),
+            Queued("other", {"GPU": 1}, "bob", number=4),
+        ],
+        begun=[Queued("hers", {"GPU": 1}, "alice")],
+        machines=MACHINES,
+        quotas={"alice": {"GPU": 1}, "": {"GPU": 8}},
+    )
+    assert started(view) == ["other"]
+    assert reasons(view) == {
+        "huge": "no machine has what it needs: CPU=12",
+        "odd": "no machine has what it needs: tpu=1",
+        "second": "its owner may use GPU=1 at once",
+    }
+
+
+needs = st.dictionaries(st.sampled_from(["CPU", "GPU", "slot"]), st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1)
+jobs = st.lists(
+    st.builds(
+        Queued,
+        job=st.uuids().map(str),
+        needs=needs,
+        owner=st.sampled_from(["a", "b"]),
+        priority=st.integers(-1, 1),
+        number=st.integers(),
+    ),
+    max_size=8,
+    unique_by=lambda each: each.job,
+)
+
+
+@given(jobs, jobs, st.lists(needs, max_size=3), st.dictionaries(st.sampled_from(["a", ""]), needs))
+def test_never_more_is_given_than_there_is_and_every_job_is_told_something(
+    waiting: list[Queued], begun: list[Queued], machines: list[dict[str, float]], quotas: dict[str, dict[str, float]]
+) -> None:
+    view = View(waiting, begun, machines, quotas)
+    actions = decide(view)
+    assert sorted(each.job for each in actions) == sorted(each.job for each in waiting)
+    named = {each.job: each for each in waiting}
+    for owner in ("a", "b"):
+        given_out = total(named[job].needs for job in started(view) if named[job].owner == owner)
+        before = total(each.needs for each in begun if each.owner == owner)
+        for name, limit in quotas.get(owner, quotas.get("", {})).items():
+            assert not given_out.get(name) or given_out[name] + before.get(name, 0.0) <= limit
+    given_out, before, all_of = (
+        total(named[job].needs for job in started(view)),
+        total(e.needs for e in begun),
+        total(machines),
+    )
+    for name, amount in given_out.items():
+        assert amount + before.get(name, 0.0) <= all_of[name]

@@ -1,0 +1,237 @@
+"""Jobs on a real cluster of Ray: a whole run goes on whoever is killed; the queue and the head's order of acts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from ray.cluster_utils import Cluster as Machines
+
+from coordinator import local
+from coordinator.jobs import own_ray
+from coordinator.jobs.head import Head
+from coordinator.jobs.keeper import parse_quotas
+from coordinator.jobs.store import JobStore
+from coordinator.jobs.tied import ENVIRONMENT, remember
+from rollout.engine import adopted
+from rollout.store.samples import SampleStore
+from sandbox.errors import Conflict, Invalid, NotFound
+from sandbox.messages.cluster import JobInfo, JobRequest
+from tests.support.cluster import Cluster
+from tests.support.daemon_host import Daemon
+from tests.support.small_run import rows, small
+from trainer.config import open_run
+
+LONG = 400.0  # seconds; other tests run beside this one
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+class Jobs:
+    """The jobs of a coordinator as its callers see them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def submit(self, run: Path, host: Path, **needs: float) -> JobInfo:
+        local.roles_of(run).mkdir(exist_ok=True)
+        remember(local.roles_of(run) / ENVIRONMENT, {"PAGURUS_HOST": str(host)})
+        return self._call("POST", "", JobInfo, JobRequest(run=str(run), needs=needs))
+
+    def all(self) -> dict[str, JobInfo]:
+        return {each.id: each for each in self._call("GET", "", list[JobInfo])}
+
+    def cancel(self, job: str) -> JobInfo:
+        return self._call("DELETE", f"/{job}", JobInfo)
+
+    def said(self, job: str) -> bytes:
+        async def work() -> bytes:
+            async with self.cluster.client() as client:
+                return await client.raw("GET", f"/v1/cluster/jobs/{job}/log", None, "")
+
+        return asyncio.run(work())
+
+    def _call(self, method: str, path: str, kind: type, body: object = None):  # type: ignore[no-untyped-def]
+        async def work():  # type: ignore[no-untyped-def]
+            async with self.cluster.client() as client:
+                return await client.call(method, f"/v1/cluster/jobs{path}", kind, body)
+
+        return asyncio.run(work())
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    """A cluster of Ray: one node that has nothing, two with a slot each. To Ray a node is an error that takes 30 s to
+    start: it is tried again."""
+    made = Machines()
+    try:
+        for slots in (0, 1, 1):
+            for last in (False, False, True):
+                try:
+                    made.add_node(num_cpus=0, resources={"slot": slots} if slots else {}, include_dashboard=False)
+                    break
+                except Exception as error:  # Ray has no class for it
+                    if last or "timed out during startup" not in str(error):
+                        raise
+        yield made
+    finally:
+        made.shutdown()
+
+
+def lineage(pid: int) -> list[int]:
+    """A process, its parent, and so on."""
+    found = []
+    while pid > 1:
+        found.append(pid)
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+@pytest.mark.alone  # Ray gives up where it has to wait
+def test_a_job_goes_on_whoever_is_killed(machines: Machines, own: Daemon, tmp_path: Path) -> None:
+    """kill -9 of the head, then of the coordinator, then of all that runs on the machine of the job."""
+    folder, _ = open_run(small(tmp_path / "runs", steps=3, pace=0.2, held_out=1, faults=0))
+    other, _ = open_run(small(tmp_path / "runs"))
+    cluster = Cluster(tmp_path, "--ray", machines.address, "--quota", "slot=1").start()
+    try:
+        jobs = Jobs(cluster)
+        job = jobs.submit(folder, own.socket, slot=1).id
+        waits = jobs.submit(other, own.socket, slot=1).id
+        until(
+            lambda: rows(folder, "samples.sqlite", "select count(*) from prompts where state='handed'") > 0, "no batch"
+        )
+        assert jobs.all()[job].state == "running"
+        until(lambda: "may use slot=1" in jobs.all()[waits].reason, "the quota is not told")
+        supervisor = local.written(folder)["supervisor"]
+
+        os.kill(int((tmp_path / "state" / "head.lock").read_text()), signal.SIGKILL)
+        cluster.kill()
+        cluster.start()
+        assert jobs.cancel(waits).state == "cancelled"
+        with pytest.raises(Conflict, match=job):
+            jobs.submit(folder, own.socket, slot=1)
+        assert local.written(folder)["supervisor"] == supervisor  # nobody has ended it
+
+        raylets = {node.all_processes["raylet"][0].process.pid: node for node in machines.list_all_nodes()}
+        above = lineage(supervisor.pid)
+        (where,) = raylets.keys() & set(above)
+        raylets[where].kill_raylet()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(above[1], signal.SIGKILL)  # the actor
+        for role in ("supervisor", "rollout", "trainer", "engine"):
+            local.restart(folder, role)
+        until(lambda: jobs.all()[job].ended_at is not None, "the job does not end")
+        assert (jobs.all()[job].state, jobs.all()[job].reason) == ("done", "")
+        assert local.written(folder)["supervisor"].generation > supervisor.generation
+        assert b"held-out reward after GRPO" in jobs.said(job)
+    finally:
+        cluster.clean()
+    store = SampleStore(folder / "rollout")
+    account, batches = store.account(), [store.batch(step) for step in range(3)]
+    store.close()
+    prompts = [group.prompt for batch in batches if batch is not None for group in batch.groups]
+    assert account.consumed == len(prompts) == len(set(prompts)) == 6 and account.given_up == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["trajectories_lost"]) == (3, 0)
+
+
+@pytest.mark.alone
+def test_a_cluster_of_this_machine_lives_while_there_are_jobs(tmp_path: Path) -> None:
+    """No cluster is named: one begins with the first job, and ends with the last. That one fails, and says why."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "plan.json").write_text("{}")
+    cluster = Cluster(tmp_path).start()
+    try:
+        jobs = Jobs(cluster)
+        job = jobs.submit(run, tmp_path, CPU=1).id
+        until(lambda: jobs.all()[job].ended_at is not None, "the job does not end")
+        ended = jobs.all()[job]
+        assert ended.state == "failed" and ended.reason
+        assert ended.reason.encode() in jobs.said(job)
+        known = adopted.read(tmp_path / "state", own_ray.NAME)
+        assert known is not None
+        until(lambda: adopted.hold(known) is None, "Ray is still there")
+    finally:
+        cluster.clean()
+
+
+class OneMachine:
+    """Ray's part, by hand: has room for `room` jobs, which end when they are told."""
+
+    def __init__(self) -> None:
+        self.placed: list[str] = []
+        self.removed: list[str] = []
+        self.room = 1
+        self.ends: list[End] = []
+
+    def machines(self) -> Sequence[Mapping[str, float]]:
+        return [{"CPU": 2.0}]
+
+    def place(self, job: str, run: str, needs: Mapping[str, float]) -> bool:
+        if job not in self.placed:
+            self.placed.append(job)
+        return self.placed.index(job) < self.room
+
+    def ended(self, patience: float) -> Sequence[End]:
+        found, self.ends = [each for each in self.ends if each.job in self.placed], []
+        return found
+
+    def remove(self, job: str) -> None:
+        self.removed.append(job)
+
+
+class End(msgspec.Struct):
+    job: str
+    status: int = local.DONE
+    reason: str = ""
+
+
+def test_a_head_adopts_what_began_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.jobs.head.LOOK", 0.0)
+    store = JobStore(tmp_path)
+    first, second, third = (
+        store.submit(JobRequest(run=f"/runs/{n}", needs={"CPU": 1.0}), "").id for n in ("one", "two", "three")
+    )
+    store.change(first, state="running", started_at=5.0)
+    store.change(second, state="starting")
+    store.cancel(second)
+    machine = OneMachine()
+    machine.ends = [End(first), End(third, local.SAID, "no disk")]
+    sight: list[dict[str, str]] = []
+
+    def place(job: str, run: str, needs: Mapping[str, float]) -> bool:
+        sight.append({each.id: each.state for each in store.all()})
+        machine.ends = machine.ends or [End(third, local.SAID, "no disk")]
+        return OneMachine.place(machine, job, run, needs)
+
+    monkeypatch.setattr(machine, "place", place)
+    machine.room = 2
+    Head(store, machine, {}).run()
+    told = {each.id: each for each in store.all()}
+    assert [told[each].state for each in (first, second, third)] == ["done", "cancelled", "failed"]
+    assert (told[first].started_at, told[third].reason) == (5.0, "no disk")
+    assert machine.placed == [first, third] and machine.removed == [second, first, third]
+    assert store.change(first, state="failed").state == "done"  # a job that has ended stays as it is
+    with pytest.raises(NotFound):
+        store.job("j-nothing")
+    store.close()
+
+
+def test_quotas_are_of_one_owner_or_of_each_of_the_others() -> None:
+    assert parse_quotas(["CPU=8,GPU=1", "alice:GPU=4"]) == {"": {"CPU": 8, "GPU": 1}, "alice": {"GPU": 4}}
+    with pytest.raises(Invalid, match="write them like"):
+        parse_quotas(["alice:GPU"])
