@@ -189,15 +189,15 @@ class Container:
         await asyncio.to_thread(quota.count, self.tree, self.spec.id)
         await self.call("mount", str(self.tree), str(self.spec.image))
 
-    async def _limit(self) -> None:
-        """Set all limits. Not before a restore: bringing a full sandbox back takes a little more than it may have."""
+    async def limit(self) -> None:
+        """Set all limits. Of a restored sandbox once it is complete: until then a full one takes more than it may."""
         self.cgroup.apply(self.spec.limits)
         disk = self.spec.limits.disk
         await asyncio.to_thread(quota.limit, self.tree, self.spec.id, None if disk is None else parse_bytes(disk))
 
     async def start(self) -> int:
         """Start a fresh pid 1 in a prepared or killed sandbox; returns its host pid."""
-        await self._limit()
+        await self.limit()
         try:
             (pid,), (pidfd,) = await self.call("start")
         except Refused as error:
@@ -206,10 +206,9 @@ class Container:
         return int(pid)
 
     async def attach(self, init_pid: int) -> None:
-        """A restore made `init_pid` (its host pid) the sandbox's pid 1. Sets the limits."""
+        """A restore made `init_pid` (its host pid) the sandbox's pid 1. It has no limits yet."""
         (pid,), (pidfd,) = await self.call("attach", init_pid)
         self._adopt_init(int(pid), pidfd)
-        await self._limit()
 
     def _adopt_init(self, pid: int, pidfd: int) -> None:
         self._drop_init()

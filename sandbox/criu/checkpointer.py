@@ -337,6 +337,7 @@ class Checkpointer:
                 await self._verify(container, *verify, hold, adapted.made_anew)
             if adapted.stopped:
                 await asyncio.to_thread(amend.stop, container, adapted.stopped)
+            await container.limit()
             if before_run is not None:
                 await asyncio.to_thread(before_run)
             hold.release()

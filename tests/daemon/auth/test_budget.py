@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,8 @@ from daemon.auth.budget import SMALL, UNSAID, bounded, excess, overfull, reserve
 from sandbox import Client, Limits, TooMany
 from sandbox.container.cgroup import process_budget
 from sandbox.messages import Mount
-from tests.support.daemon_host import IMAGE
+from sandbox.tree import btrfs
+from tests.support.daemon_host import IMAGE, Daemon, asleep
 
 
 def limits(processes: int | None) -> Limits:
@@ -88,3 +91,24 @@ async def test_no_restore_and_no_scratch_adds_to_the_disk_limit(host: Client) ->
         await made.restore(full, verify=True)  # which a full sandbox can be brought back to
         await made.exec("rm /scratch/a /c")
         assert (await made.exec(write % ("/scratch/a", 4))).text == "0\n"
+
+
+async def test_a_full_sandbox_is_brought_back_whenever_the_file_system_commits(host: Client, daemon: Daemon) -> None:
+    """A deleted file that is held is made again, and the times of its directory, before the limit counts."""
+    held = "(exec 5>/held; head -c 8000000 /dev/urandom >&5; rm /held; exec sleep 1000) >/dev/null 2>&1 &"
+    full = "dd if=/dev/urandom of=/fill bs=1M; while echo $((n += 1)) > /root/$n; do :; done"
+    restored = asyncio.Event()
+
+    async def commit() -> None:
+        while not restored.is_set():
+            await asyncio.to_thread(btrfs.sync, daemon.state / "pool")
+
+    async with host.create(IMAGE, limits=Limits(disk="24MiB")) as made, asyncio.TaskGroup() as beside:
+        await made.exec(f"{held} {asleep('sleep')}; {full}")
+        before = await made.captured(await made.checkpoint())
+        beside.create_task(commit())
+        try:
+            for _ in range(4):
+                await made.restore(before, verify=True)
+        finally:
+            restored.set()
