@@ -143,7 +143,7 @@ class Container:
             await container.call(
                 "setup", str(container.root), layer, spec.uid_base, spec.hostname[:64], files, machine_id(spec.id)
             )
-            await container.outside.hold_network()
+            await container.outside.hold()
             await container._bind()
             await container._mount()
         except BaseException as error:
@@ -163,7 +163,7 @@ class Container:
             container._shim = await Shim.connect(spec.run_dir)
             (pid, init, _), fds = await container.call("hello")
             container.shim_pid = int(pid)
-            await container.outside.hold_network()
+            await container.outside.hold()
         except (ShimGone, FileNotFoundError) as error:
             raise SandboxDead("its shim is gone", remedy=f"pagurus restore {spec.id}", sandbox=spec.id) from error
         if int(init):
@@ -176,8 +176,8 @@ class Container:
         return [(bind.target, self.spec.run_dir / "mounts" / str(n)) for n, bind in enumerate(self.spec.binds)]
 
     def trees(self) -> tuple[Path, dict[str, Path]]:
-        """Where the shim has the root of the sandbox, and the source of each bind by its target."""
-        own = f"/proc/{self.shim_pid}/root"
+        """Where the shim has the root of the sandbox, and the source of each bind by its target. Raises SandboxDead."""
+        own = self.outside.root
         return Path(f"{own}{self.root}"), {target: Path(f"{own}{place}") for target, place in self.binds}
 
     async def _bind(self) -> None:
@@ -315,7 +315,7 @@ class Container:
     async def move_network(self, pid: int) -> None:
         """Take the network namespace of `pid` (host pid) for this sandbox's own: a restore has made a new one."""
         await self.call("network", pid)
-        await self.outside.hold_network()
+        await self.outside.hold()
 
     # ---------------------------------------------------------------- commands
 

@@ -1,8 +1,9 @@
 """What belongs to a sandbox and is none of its processes: programs of the host, its network, and what its shim keeps.
 
-Owns: starting such a program (CRIU) in the shim's mount namespace, sinks, descriptors for the next daemon, the
-descriptor of the network namespace. Does not own: what the program does. Guarantee: `netns` is the namespace of this
-sandbox, or nothing, though its shim may die and somebody else's process get its number.
+Owns: starting such a program (CRIU) in the shim's mount namespace, sinks, descriptors for the next daemon, those of
+the network namespace and of the directory that the shim has as its root. Does not own: what the program does.
+Guarantee: `netns` and `root` are of this sandbox, or nothing, though its shim may die and somebody else's process get
+its number.
 """
 
 from __future__ import annotations
@@ -26,35 +27,42 @@ class Outside:
 
     def __init__(self, container: Container) -> None:
         self._container = container
-        self._network = -1
+        self._network = self._root = -1
 
     @property
     def netns(self) -> Path:
         """Where we have the network namespace. Raises SandboxDead when it holds none."""
-        if self._network < 0:
-            raise self._container.dead("no network namespace")
-        return Path(f"/proc/{os.getpid()}/fd/{self._network}")
+        return self._held(self._network, "no network namespace")
 
-    async def hold_network(self) -> None:
-        """Hold the namespace in which the shim is now that it has answered something. The descriptor stays the same:
-        others may be at it."""
-        found = os.open(f"/proc/{self._container.shim_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _, given = await self._container.call("hello")  # it lives: the number was its own when that was opened
+    @property
+    def root(self) -> Path:
+        """Where we have the root directory of the shim. Raises SandboxDead when it holds none."""
+        return self._held(self._root, "no mount namespace")
+
+    def _held(self, descriptor: int, why: str) -> Path:
+        if descriptor < 0:
+            raise self._container.dead(why)
+        return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+    async def hold(self) -> None:
+        """Hold the namespaces in which the shim is now that it has answered something. The descriptors stay the same:
+        others may be at them."""
+        with contextlib.ExitStack() as opened:
+            found = []
+            for name, flags in (("ns/net", os.O_RDONLY), ("root", os.O_PATH | os.O_DIRECTORY)):
+                found.append(os.open(f"/proc/{self._container.shim_pid}/{name}", flags | os.O_CLOEXEC))
+                opened.callback(os.close, found[-1])
+            _, given = await self._container.call("hello")  # it lives: the number was its own when these were opened
             for fd in given:
                 os.close(fd)
-            if self._network < 0:
-                self._network = os.dup(found)
-            else:
-                os.dup2(found, self._network, inheritable=False)
-        finally:
-            os.close(found)
+            self._network, self._root = _kept(found[0], self._network), _kept(found[1], self._root)
 
     def close(self) -> None:
-        """Let go of the namespace. Idempotent."""
-        if self._network >= 0:
-            os.close(self._network)
-            self._network = -1
+        """Let go of the namespaces. Idempotent."""
+        for descriptor in (self._network, self._root):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._network = self._root = -1
 
     async def start(
         self,
@@ -110,3 +118,8 @@ class Outside:
         except (Refused, ShimGone):
             return []
         return fds
+
+
+def _kept(found: int, number: int) -> int:
+    """A copy of the descriptor `found`: `number`, or a new one where that is none."""
+    return os.dup(found) if number < 0 else os.dup2(found, number, inheritable=False)

@@ -81,8 +81,7 @@ class Waiting:
                 len(pipes) <= self.sinks
                 and self.worker.alive()
                 and os.path.samestat(os.stat(own + rpc.IMAGES), os.stat(images))
-                and os.stat(own + rpc.SANDBOX).st_dev
-                == os.stat(f"/proc/{container.shim_pid}/root{container.root}").st_dev
+                and os.stat(own + rpc.SANDBOX).st_dev == os.stat(container.trees()[0]).st_dev
             )
         return False
 

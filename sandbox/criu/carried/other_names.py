@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sandbox.criu import image_files
-from sandbox.errors import RestoreFailed
+from sandbox.errors import RestoreFailed, SandboxDead
 from sandbox.tree import hashing, safe_path
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def drop(container: Container, images: Path) -> None:
     owed = _owed(images)
     if not owed:
         return
-    with contextlib.suppress(OSError), safe_path.directory(container.trees()[0]) as root:
+    with contextlib.suppress(OSError, SandboxDead), safe_path.directory(container.trees()[0]) as root:
         for path, other in owed:
             with contextlib.suppress(OSError), _parent(root, path) as (parent, name):
                 if _same(root, path, other):
