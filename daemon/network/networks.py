@@ -199,7 +199,7 @@ class Networks:
             return
         self._follow(row, container)
         async with self._lock(row.id):
-            await self._fit(row.id, container, compile_policy(row.network))
+            await self._fit(row, container, compile_policy(row.network))
 
     async def detach(self, row: SandboxRow, container: Container) -> None:
         """See :class:`daemon.host.attachments.Attachment`."""
@@ -218,7 +218,7 @@ class Networks:
                 await publish()
                 if container is not None:
                     self._follow(row, container)
-                    await self._fit(row.id, container, policy)
+                    await self._fit(row, container, policy)
             except BaseException:  # refused, failed or cancelled half-way: one policy is in force, the former
                 row.network = former
                 await asyncio.shield(self._return(row, container, publish))
@@ -229,7 +229,7 @@ class Networks:
         await publish()
         if container is not None:
             try:
-                await self._fit(row.id, container, compile_policy(row.network))
+                await self._fit(row, container, compile_policy(row.network))
             except PagurusError as error:
                 log.error("cut off, its network cannot be put back: %s", error, extra={"sandbox": row.id})
                 await self._take_away(row.id)
@@ -244,37 +244,38 @@ class Networks:
     async def moved(self, row: SandboxRow, container: Container, namespace: Path) -> None:
         """The sandbox's processes will run in this namespace, not in the one that we knew."""
         async with self._lock(row.id):
-            await self._fit(row.id, container, compile_policy(row.network), namespace)
+            await self._fit(row, container, compile_policy(row.network), namespace)
 
-    async def _fit(self, sandbox: str, container: Container, policy: Policy, namespace: Path | None = None) -> None:
+    async def _fit(self, row: SandboxRow, container: Container, policy: Policy, namespace: Path | None = None) -> None:
         """Bring a sandbox's network to what its policy asks for."""
         try:
-            await self._adjust(sandbox, container, policy, namespace)
+            await self._adjust(row, container, policy, namespace)
         except OSError as error:
             raise Unsupported(
-                f"cannot give it its network: {error}", remedy="see `pagurus doctor`", sandbox=sandbox
+                f"cannot give it its network: {error}", remedy="see `pagurus doctor`", sandbox=row.id
             ) from error
 
-    async def _adjust(self, sandbox: str, container: Container, policy: Policy, namespace: Path | None) -> None:
+    async def _adjust(self, row: SandboxRow, container: Container, policy: Policy, namespace: Path | None) -> None:
         where = namespace or container.netns
-        attached = self._attached.get(sandbox)
+        attached = self._attached.get(row.id)
         if policy.mode == "none":
-            await self._take_away(sandbox)
+            await self._take_away(row.id)
             container.address = None
             await container.outside.keep(KEPT, ())
             return
         await self._ensure()
         if attached is not None and await self._move(lambda: links.address_inside(where)) != attached.address:
             former = attached.address
-            await self._take_away(sandbox, forget=False)
-            attached = await self._connect(sandbox, where, policy, former, attached)
+            await self._take_away(row.id, forget=False)
+            attached = await self._connect(row.id, where, policy, former, attached)
         elif attached is None:
-            attached = await self._connect(sandbox, where, policy, None, None)
+            attached = await self._connect(row.id, where, policy, None, None)
         else:
             await self._enforce(attached, policy)
             if policy.segments:
                 await self._move(lambda: links.open_devices([each.network for each in policy.segments]))
         container.address = str(attached.address)
+        attached.resolver.sharer = row.owner or row.id
         if not attached.resolver.listening:
             kept = await container.outside.kept(KEPT)
             await container.outside.keep(KEPT, await attached.resolver.listen(where, kept))

@@ -21,6 +21,7 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import dns.asyncquery
 import dns.exception
@@ -44,6 +45,7 @@ STREAMS = 8  # TCP connections of one sandbox
 STREAM_IDLE = 5.0  # seconds
 UPSTREAM_TIMEOUT = 2.0  # seconds for each of the host's resolvers
 UPSTREAM_AT_ONCE = 256  # questions of all sandboxes under way
+UPSTREAM_SHARE = UPSTREAM_AT_ONCE // 2  # those of one owner
 
 #: Opens addresses to a sandbox for some seconds: (name, addresses, ports, seconds).
 Opener = Callable[[str, Sequence[IPv4Address], Sequence[tuple[int, int]], int], Awaitable[None]]
@@ -57,6 +59,7 @@ class Upstream:
         self._seen = 0.0
         self._servers: list[tuple[str, int]] = []
         self._limit = asyncio.Semaphore(UPSTREAM_AT_ONCE)
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while somebody has one
 
     def servers(self) -> list[tuple[str, int]]:
         named = os.environ.get("PAGURUS_RESOLVERS")
@@ -68,11 +71,12 @@ class Upstream:
                 self._servers, self._seen = parse_servers(self._configuration.read_text()), changed
         return self._servers
 
-    async def ask(self, name: str) -> dns.message.Message:
+    async def ask(self, name: str, sharer: str) -> dns.message.Message:
         """The answer of the first resolver that gives one. Raises OSError or DNSException."""
         question = names.ask(name)
         failure: Exception = OSError("the host has no resolver")
-        async with self._limit:
+        share = self._shares.setdefault(sharer, asyncio.Semaphore(UPSTREAM_SHARE))
+        async with share, self._limit:  # in this order: who waits for his share takes no place
             for host, port in self.servers():
                 try:
                     answer, _ = await dns.asyncquery.udp_with_fallback(
@@ -102,6 +106,7 @@ class Resolver:
 
     def __init__(self, upstream: Upstream, opener: Opener, refused: Callable[[str, str], None]) -> None:
         self.policy = Policy()
+        self.sharer = ""  # with whose questions to the host's resolvers those of this sandbox count
         self.allowed = 0
         self.refused = 0
         self._upstream = upstream
@@ -174,7 +179,7 @@ class Resolver:
         if not question.addresses:
             return names.nothing(question)
         try:
-            found = names.read_answer(name, await self._upstream.ask(name))
+            found = names.read_answer(name, await self._upstream.ask(name, self.sharer))
         except (dns.exception.DNSException, OSError, ValueError) as error:
             log.debug("no answer for %s: %s", name, error)
             return names.nothing(question, dns.rcode.SERVFAIL)

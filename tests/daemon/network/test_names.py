@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -13,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.network import links, names, refusals
-from daemon.network.resolver import Resolver, parse_servers
+from daemon.network import links, names, refusals, resolver
+from daemon.network.resolver import UPSTREAM_AT_ONCE, UPSTREAM_SHARE, Resolver, parse_servers
 from sandbox.messages import Network
 
 
@@ -109,7 +111,7 @@ class _Upstream:
         self.answers = answers
         self.asked: list[str] = []
 
-    async def ask(self, name: str) -> dns.message.Message:
+    async def ask(self, name: str, sharer: str) -> dns.message.Message:
         self.asked.append(name)
         return self.answers[name]
 
@@ -205,3 +207,28 @@ def test_garbage_is_no_packet(data: bytes) -> None:
 def test_resolv_conf_of_the_runtime_layer() -> None:
     build = Path(__file__).resolve().parents[3] / "sandbox" / "native" / "build.sh"
     assert "nameserver 127.0.0.53" in build.read_text()
+
+
+async def test_no_owner_takes_all_questions_to_the_hosts_resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's resolver answers nothing but fine.test: who asks for more waits for ever, and others do not."""
+    silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    with silent:
+        silent.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PAGURUS_RESOLVERS", f"127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(resolver, "UPSTREAM_TIMEOUT", 3600.0)
+        upstream, loop = resolver.Upstream(), asyncio.get_running_loop()
+        greedy = [asyncio.create_task(upstream.ask("never.test", "greedy")) for _ in range(UPSTREAM_AT_ONCE + 1)]
+        other = asyncio.create_task(upstream.ask("fine.test", "modest"))
+        asked = 0
+        while True:
+            data, asker = await loop.sock_recvfrom(silent, 4096)
+            question = dns.message.from_wire(data)
+            if str(question.question[0].name) == "fine.test.":
+                break
+            asked += 1
+        silent.sendto(dns.message.make_response(question).to_wire(), asker)
+        assert (await other).rcode() == dns.rcode.NOERROR
+        assert asked <= UPSTREAM_SHARE and not any(each.done() for each in greedy)
+        for each in greedy:
+            each.cancel()
+        await asyncio.gather(*greedy, return_exceptions=True)
