@@ -53,6 +53,14 @@ def overfull(limits: Limits, mine: int, owners: int, room: int) -> str:
     return ""
 
 
+def crowds(held: int, wanted: int, room: int) -> bool:
+    """Whether a capture of `wanted` bytes has to wait until others of its owner, `held` bytes, are stored.
+
+    `room`: bytes of the memory for captures. Nobody takes more than half of it from others, but for a single capture.
+    """
+    return held > 0 and held + wanted > room // 2
+
+
 def excess(wanted: Limits, others: Iterable[Limits], budget: int) -> str:
     """Why a sandbox with the limits `wanted` has no room beside `others`, in words; "" when it has."""
     taken = sum(map(reserved, others))

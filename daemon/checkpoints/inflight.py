@@ -116,16 +116,30 @@ class Services:
                 turn=sandbox.turn,
             )
 
+    async def need_memory(self, coming: InFlight) -> None:
+        """Return once the captures of this owner that are not stored yet leave memory for those of other owners."""
+        room = shutil.disk_usage(self.capturer.places.dumps).total
+        while True:
+            mine = [each for each in self.inflights.values() if _sharer(each.row) == _sharer(coming.row)]
+            held = {each: size for each in mine if each is not coming and (size := each.in_memory())}
+            if not budget.crowds(sum(held.values()), coming.parent.dump_bytes, room):
+                return
+            await asyncio.shield(next(iter(held)).durable)
+
     def count_images(self, row: CheckpointRow) -> None:
         """Add what the process images of `row` took of the disk to the sums of its sandbox and its owner."""
         if row.images_bytes:
-            for name in {row.sandbox, f"owner {row.owner or row.sandbox}", ""}:
+            for name in {row.sandbox, f"owner {_sharer(row)}", ""}:
                 self._images[name] += row.images_bytes
 
     def _overfull(self, sandbox: SandboxRow) -> str:
         mine, owners = self._images[sandbox.id], self._images[f"owner {sandbox.owner or sandbox.id}"]
         room = self._images[""] + shutil.disk_usage(self.capturer.places.stored).free
         return budget.overfull(sandbox.limits, mine, owners, room)
+
+
+def _sharer(row: CheckpointRow) -> str:
+    return row.owner or row.sandbox
 
 
 class InFlight:
@@ -144,6 +158,14 @@ class InFlight:
         self.error: PagurusError | None = None  # why it was not captured
         self.unstored: PagurusError | None = None  # why it is not durable
         self.before: InFlight | None = None  # the one that has to be durable first
+
+    def in_memory(self) -> int:
+        """Bytes that its process images take of the memory for captures, or will once they are there."""
+        if self.ticket is None or not self.row.verdict.processes:
+            return 0
+        if not self.captured.done():
+            return self.parent.dump_bytes
+        return self.row.dump_bytes if self.row.dump == self.row.id else 0
 
     def promote(self) -> None:
         """Somebody waits for this checkpoint."""

@@ -138,6 +138,7 @@ class Captures:
         while True:
             if stage is Stage.DUMP:
                 services.need_room(self._of.row)
+                await services.need_memory(inflight)
             await need_stoppable(self._of.container)  # before there is a slot to hold
             inflight.ticket = services.queue.submit(
                 stage,

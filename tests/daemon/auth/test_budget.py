@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.auth.budget import SMALL, UNSAID, bounded, excess, overfull, reserved
+from daemon.auth.budget import SMALL, UNSAID, bounded, crowds, excess, overfull, reserved
 from sandbox import Client, Limits, TooMany
 from sandbox.container.cgroup import process_budget
 from sandbox.messages import Mount
@@ -52,6 +52,19 @@ def test_who_has_room(wanted: int | None, others: list[int], said: str) -> None:
 def test_memory_in_checkpoints(limit: str | None, mine: int, owners: int, said: str) -> None:
     found = overfull(Limits(checkpoints=limit), mine << 20, owners << 20, 100 << 20)
     assert said in found and bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "waits"),
+    [
+        pytest.param(0, 90, False, id="a single one, however large"),
+        pytest.param(30, 20, False, id="half of the room"),
+        pytest.param(30, 21, True, id="more"),
+        pytest.param(51, 0, True, id="of which nothing is known"),
+    ],
+)
+def test_memory_for_captures(held: int, wanted: int, waits: bool) -> None:
+    assert crowds(held, wanted, 100) is waits
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(1, 1 << 22))), st.integers(1, 1 << 22))

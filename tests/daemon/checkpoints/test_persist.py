@@ -82,6 +82,31 @@ def stored(tmp_path: Path) -> dict[str, CheckpointRow]:
     return {each.id: each for each in (msgspec.msgpack.decode(blob, type=CheckpointRow) for blob in blobs)}
 
 
+def flight(these: Services, name: str, **fields) -> InFlight:
+    """A captured checkpoint of which all of the memory for captures is full, on its way to durable."""
+    made = these.inflights[name] = InFlight(row(name, dump_bytes=1 << 60, **fields), row("c-1"))
+    made.ticket = SimpleNamespace()  # type: ignore[assignment]
+    made.captured.set_result(None)
+    return made
+
+
+async def test_captures_of_one_owner_wait_for_each_other_and_not_those_of_another(tmp_path: Path) -> None:
+    capturer = Capturer(tmp_path)
+    capturer.places.dumps = tmp_path
+    async with services(tmp_path, capturer) as these:
+        older = flight(these, "c-2", sandbox="s-2", owner="t-a"), flight(these, "c-3", sandbox="s-3", owner="t-a")
+        await these.need_memory(InFlight(row("c-4", owner="t-b"), row("c-1")))
+        waiting = asyncio.create_task(these.need_memory(coming := InFlight(row("c-5", owner="t-a"), row("c-1"))))
+        coming.ticket = older[0].ticket  # itself is not waited for
+        these.inflights["c-5"] = coming
+        for each in older:
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            each.finish()
+            del these.inflights[each.row.id]
+        await waiting
+
+
 async def test_who_writes_a_row_while_it_becomes_durable_does_not_take_that_back(tmp_path: Path) -> None:
     capturer = Capturer(tmp_path)
     async with services(tmp_path, capturer) as these:
