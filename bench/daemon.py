@@ -186,7 +186,7 @@ def _sizes(host: BenchHost, sandboxes: list[str], available: int, kernel: int) -
     fell = available - meminfo("MemAvailable")
     parts = {
         "daemon": pss([pid]),
-        "shims": pss(shims(host)),
+        "shims": pss(shims(host.run)),
         "inits": pss(tasks(sandboxes)),
         "kernel": meminfo(*KERNEL) - kernel,
     }

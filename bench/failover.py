@@ -33,6 +33,7 @@ from typing import Any
 from bench.harness import command
 from bench.harness.many_hosts import Hosts, NetHost
 from bench.harness.own_daemon import IMAGE, image
+from bench.harness.whole_host import lose
 from sandbox import Client, Sandbox
 from sandbox.errors import PagurusError
 from sandbox.messages.cluster import HostInfo, Moved, MoveRequest, PlaceInfo
@@ -108,7 +109,7 @@ async def strike(client: Client, players: list[Player], host: NetHost, kind: str
     hit = [player for player in players if there.get(player.sandbox.id) == host.name and not player.lost]
     at = time.monotonic()
     if kind == "kill":
-        await asyncio.to_thread(host.lose)
+        await asyncio.to_thread(lose, host)
     else:
         await asyncio.to_thread(host.cut, True)
     deadline = at + lease + 120

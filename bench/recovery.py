@@ -118,7 +118,7 @@ class Trials:
             with contextlib.suppress(OSError):
                 Cgroup(self.name).kill()
         if kind in ("shim", "lot"):
-            for pid in await asyncio.to_thread(shims, self.host):
+            for pid in await asyncio.to_thread(shims, self.host.run):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         if kind in ("daemon", "lot"):
@@ -209,7 +209,7 @@ class Trials:
                     await (await self.client.get(info.id)).remove()
 
     def note_namespaces(self) -> None:
-        for pid in [*tasks(sorted(self.names)), *shims(self.host)]:
+        for pid in [*tasks(sorted(self.names)), *shims(self.host.run)]:
             self.namespaces |= _namespaces(pid)
 
     async def leaks(self, before: Census) -> list[str]:

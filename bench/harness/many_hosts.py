@@ -17,13 +17,12 @@ import subprocess
 from pathlib import Path
 
 from bench.harness.daemon_in_netns import WHERE
-from bench.harness.own_daemon import BenchHost, launch, shims
+from bench.harness.own_daemon import BenchHost, launch
+from bench.harness.whole_host import GROUPS, group, remove_groups
 from sandbox import Client
-from sandbox.container.cgroup import hierarchy
 from sandbox.messages.cluster import HostInfo, HostRequest
 from sandbox.messages.tokens import NewToken, TokenRequest
 
-GROUPS = "PAGURUS_CGROUP"
 PORT = 8700
 
 
@@ -64,31 +63,13 @@ class NetHost(BenchHost):
         found = re.findall(r"fingerprint (sha256:\w+)", self.log.read_text())
         return HostRequest(address=f"https://{self.address}:{PORT}", token=token.text, ca=found[-1])
 
-    def group(self, sandbox: str) -> Path:
-        return hierarchy().unified / self.environment[GROUPS] / sandbox
-
     def acts(self, sandbox: str) -> bool:
         """Whether processes of the sandbox run here now."""
         try:
-            events = (self.group(sandbox) / "cgroup.events").read_text()
+            events = (group(self, sandbox) / "cgroup.events").read_text()
         except OSError:
             return False
         return "populated 1" in events and "frozen 0" in events
-
-    def lose(self) -> None:
-        """The host is gone as a whole. Blocks."""
-        doomed = shims(self)
-        self.kill()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    inside = f"/{self.environment[GROUPS]}/" in (entry / "cgroup").read_text()
-                    command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                    if inside or ("daemon.fence" in command and str(self.run) in command):
-                        doomed.append(int(entry.name))
-        for pid in doomed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def cut(self, off: bool) -> None:
         ip("link", "set", self.link, "down" if off else "up")
@@ -96,14 +77,7 @@ class NetHost(BenchHost):
     def disconnect(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):
             ip("netns", "del", self.namespace)
-        for root in {hierarchy().unified, *hierarchy().v1.values()}:
-            top = root / self.environment[GROUPS]
-            for path in sorted(top.rglob("*"), reverse=True) if top.is_dir() else []:
-                if path.is_dir():
-                    with contextlib.suppress(OSError):
-                        path.rmdir()
-            with contextlib.suppress(OSError):
-                top.rmdir()
+        remove_groups(self)
 
 
 class Hosts:

@@ -140,7 +140,7 @@ class Census:
         left += [f"tree {path.name}" for path in _entries(host.state / "pool/sandboxes")]
         left += [f"snapshot {path.name}" for path in _entries(host.state / "pool/checkpoints")]
         left += [f"run directory {path.name}" for path in _entries(host.run / "sandboxes") if path.name != "empty"]
-        left += [f"process {pid}" for pid in shims(host)]
+        left += [f"process {pid}" for pid in shims(host.run)]
         for line in Path("/proc/self/mounts").read_text().splitlines():
             point = line.split()[1]
             if point.startswith(f"{host.run}/sandboxes/"):
@@ -162,13 +162,13 @@ def _entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def shims(host: BenchHost) -> list[int]:
-    """Pids of the shims whose log lies below this host's run directory."""
+def shims(run: Path) -> list[int]:
+    """Pids of the shims whose log lies below this run directory of a host."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if os.readlink(entry / "fd/1").startswith(str(host.run / "sandboxes")):
+                if os.readlink(entry / "fd/1").startswith(str(run / "sandboxes")):
                     found.append(int(entry.name))
     return found
 

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from bench.harness.whole_host import group, lose, remove_groups
 from sandbox import Client, Sandbox
 from sandbox.messages import SandboxState
 from sandbox.messages.cluster import CopyInfo, HostInfo, Moved, MoveRequest, PlaceInfo
-from tests.support.cluster import Cluster, apart, frozen, group, lose, remove_groups
+from tests.support.cluster import Cluster, apart, frozen
 from tests.support.daemon_host import ASLEEP, Daemon, missing, until
 
 LEASE = "8"  # seconds: longer than a busy machine keeps a daemon from answering

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import shutil
@@ -13,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.harness.own_daemon import launch
+from bench.harness.whole_host import GROUPS, group
 from sandbox import Client
-from sandbox.container.cgroup import hierarchy
 from sandbox.messages.cluster import HostInfo, HostRequest
 from tests.support.daemon_host import Daemon
 
@@ -67,55 +66,11 @@ class Cluster:
         shutil.rmtree(self.run, ignore_errors=True)
 
 
-GROUPS = "PAGURUS_CGROUP"
-
-
 def apart(daemon: Daemon) -> Daemon:
     """Its sandboxes have control groups of their own, as on a machine of their own: another host may have the same."""
     daemon.environment[GROUPS] = f"pagurus-{daemon.run.name}"
     return daemon
 
 
-def group(daemon: Daemon, sandbox: str) -> Path:
-    return hierarchy().unified / daemon.environment[GROUPS] / sandbox
-
-
 def frozen(daemon: Daemon, sandbox: str) -> bool:
     return "frozen 1" in (group(daemon, sandbox) / "cgroup.events").read_text()
-
-
-def lose(daemon: Daemon) -> None:
-    """The host is gone as a whole: its daemon, what watches its lease, its sandboxes and their shims."""
-    daemon.kill()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes().decode().split("\0")
-                inside = f"/{daemon.environment[GROUPS]}/" in (entry / "cgroup").read_text()
-                if inside or (str(daemon.run) in command and "daemon.fence" in command):
-                    os.kill(int(entry.name), signal.SIGKILL)
-    for each in shims_of(daemon):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
-
-
-def shims_of(daemon: Daemon) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.readlink(entry / "fd/1").startswith(str(daemon.run / "sandboxes")):
-                    found.append(int(entry.name))
-    return found
-
-
-def remove_groups(daemon: Daemon) -> None:
-    """What a host leaves of control groups when it is cleaned up."""
-    for root in {hierarchy().unified, *hierarchy().v1.values()}:
-        top = root / daemon.environment[GROUPS]
-        for path in sorted(top.rglob("*"), reverse=True) if top.is_dir() else []:
-            if path.is_dir():
-                with contextlib.suppress(OSError):
-                    path.rmdir()
-        with contextlib.suppress(OSError):
-            top.rmdir()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.harness.own_daemon import launch
-from sandbox import Client, paths
+from sandbox import Client, NotFound, Sandbox, paths
 from sandbox.tree.pool import Pool
 
 IMAGE = "debian"
@@ -50,6 +50,13 @@ def missing() -> str:
     if shutil.which("mkfs.btrfs") is None:
         absent.append("mkfs.btrfs")
     return f"missing: {', '.join(absent)}; run `make setup`" if absent else ""
+
+
+async def exists(sandbox: Sandbox, path: str) -> bool:
+    """Whether there is this file."""
+    with contextlib.suppress(NotFound):
+        return (await sandbox.files.stat(path)).kind == "file"
+    return False
 
 
 def asleep(program: str) -> str:

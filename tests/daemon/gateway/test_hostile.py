@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,25 +13,11 @@ from daemon.gateway.listener import CONNECTIONS_MOST
 from daemon.gateway.wire import ANSWER_MOST, BODY_MOST
 from sandbox import Client, Sandbox
 from sandbox.messages import Gateway
-from sandbox.messages import Upstream as Address
 from tests.daemon.gateway.test_inside import _ask
 from tests.support.daemon_host import IMAGE, Daemon, init_of, until
 from tests.support.gateway_upstream import Upstream, broken, endless
 
 GATEWAY = Gateway(upstream="scripted")
-
-
-@pytest.fixture
-async def upstream(host: Client) -> AsyncIterator[Upstream]:
-    async with Upstream() as upstream:
-        await host.gateway.put("scripted", Address(url=upstream.url))
-        yield upstream
-
-
-@pytest.fixture
-async def hostile(host: Client, upstream: Upstream) -> AsyncIterator[Sandbox]:
-    async with host.create(IMAGE, gateway=GATEWAY) as sandbox:
-        yield sandbox
 
 
 SAY = r"""
@@ -87,17 +72,17 @@ def post(body: bytes, *headers: str, path: str = "/v1/chat/completions") -> byte
     ],
 )  # fmt: skip
 async def test_hostile_requests_are_refused_and_reach_nobody(
-    hostile: Sandbox, upstream: Upstream, said: bytes, status: bytes
+    inside: Sandbox, upstream: Upstream, said: bytes, status: bytes
 ) -> None:
-    heard = await say(hostile, said)
+    heard = await say(inside, said)
     assert heard.split(b" ")[1].startswith(status), heard[:200]
     assert upstream.asked == []
-    assert await hostile.turns() == []
-    assert (await _ask(hostile, "/v1/models"))[0] == 200  # it still serves
+    assert await inside.turns() == []
+    assert (await _ask(inside, "/v1/models"))[0] == 200  # it still serves
 
 
 async def test_what_fails_and_what_is_beside_the_main_loop_counts(
-    host: Client, hostile: Sandbox, upstream: Upstream
+    host: Client, inside: Sandbox, upstream: Upstream
 ) -> None:
     async def recorded() -> int:
         return (await host.gateway.statistics()).journal_bytes
@@ -110,12 +95,12 @@ async def test_what_fails_and_what_is_beside_the_main_loop_counts(
             body = {
                 "messages": [{"role": "user", "content": text[at : at + 10_000]} for at in range(0, 100_000, 10_000)]
             }
-            assert b" 500 " in (await say(hostile, post(json.dumps({**body, **fields}).encode())))[:20]
+            assert b" 500 " in (await say(inside, post(json.dumps({**body, **fields}).encode())))[:20]
         assert await recorded() - before > number * 50_000
         before = await recorded()
 
 
-async def test_a_body_without_end_is_cut_off(hostile: Sandbox, upstream: Upstream) -> None:
+async def test_a_body_without_end_is_cut_off(inside: Sandbox, upstream: Upstream) -> None:
     script = r"""
 import socket
 peer = socket.create_connection(("127.0.0.1", 7000))
@@ -129,25 +114,25 @@ except OSError:
     pass
 print(sent)
 """
-    result = await hostile.exec(["python3", "-c", script], ends_turn=False, timeout=240)
+    result = await inside.exec(["python3", "-c", script], ends_turn=False, timeout=240)
     assert BODY_MOST <= int(result.text) < 64 << 30
     assert upstream.asked == []
 
 
-async def test_an_answer_without_end_is_cut_off(hostile: Sandbox, upstream: Upstream) -> None:
+async def test_an_answer_without_end_is_cut_off(inside: Sandbox, upstream: Upstream) -> None:
     upstream.reply = lambda _: endless
-    heard = await say(hostile, post(b'{"messages": [], "stream": true}'))
+    heard = await say(inside, post(b'{"messages": [], "stream": true}'))
     assert b"HTTP/1.1 200" in heard[:40]
     assert not heard.endswith(b"0\r\n\r\n")  # it never looks whole
     assert ANSWER_MOST - (2 << 20) < upstream.sent < ANSWER_MOST + (64 << 20)
-    await until(lambda: _failed(hostile), "it is recorded")
+    await until(lambda: _failed(inside), "it is recorded")
 
 
-async def test_an_answer_that_breaks_off_never_looks_whole(hostile: Sandbox, upstream: Upstream) -> None:
+async def test_an_answer_that_breaks_off_never_looks_whole(inside: Sandbox, upstream: Upstream) -> None:
     upstream.reply = lambda _: broken
-    heard = await say(hostile, post(b'{"messages": [], "stream": true}'))
+    heard = await say(inside, post(b'{"messages": [], "stream": true}'))
     assert not heard.endswith(b"0\r\n\r\n")
-    await until(lambda: _failed(hostile), "it is recorded")
+    await until(lambda: _failed(inside), "it is recorded")
 
 
 SLOW = r"""
@@ -169,7 +154,7 @@ print(total)
 """
 
 
-async def test_a_slow_reader_slows_the_upstream_down(hostile: Sandbox, upstream: Upstream) -> None:
+async def test_a_slow_reader_slows_the_upstream_down(inside: Sandbox, upstream: Upstream) -> None:
     total = 24 << 20
 
     async def much(upstream: Upstream, request: object) -> object:
@@ -185,15 +170,15 @@ async def test_a_slow_reader_slows_the_upstream_down(hostile: Sandbox, upstream:
         return response
 
     upstream.reply = lambda _: much
-    running = asyncio.create_task(hostile.exec(["python3", "-c", SLOW], ends_turn=False, timeout=240))
+    running = asyncio.create_task(inside.exec(["python3", "-c", SLOW], ends_turn=False, timeout=240))
     sent = -1
     while sent != upstream.sent or not sent:  # until it moves no more
         sent = upstream.sent
         await asyncio.sleep(1.0)
     assert sent < total  # the window and what the kernel holds, not the whole
-    await hostile.files.write("/go", b"")
+    await inside.files.write("/go", b"")
     assert int((await running).text) >= total - 4096
-    assert (await hostile.gateway.exchanges())[0].state == "answered"
+    assert (await inside.gateway.exchanges())[0].state == "answered"
 
 
 FLOOD = r"""
@@ -214,13 +199,13 @@ print(len(peers), refused)
 
 
 async def test_a_flood_slows_only_itself_down(
-    host: Client, hostile: Sandbox, upstream: Upstream, daemon: Daemon
+    host: Client, inside: Sandbox, upstream: Upstream, daemon: Daemon
 ) -> None:
     assert daemon.process is not None
     descriptors = Path(f"/proc/{daemon.process.pid}/fd")
     async with host.create(IMAGE, gateway=GATEWAY) as other:
         before = len(os.listdir(descriptors))
-        flood = asyncio.create_task(hostile.exec(["python3", "-c", FLOOD, "6"], ends_turn=False, timeout=240))
+        flood = asyncio.create_task(inside.exec(["python3", "-c", FLOOD, "6"], ends_turn=False, timeout=240))
         worst = 0
         for number in range(5):
             status, answer = await _ask(other, "/v1/chat/completions", {"messages": [number]})
@@ -231,16 +216,16 @@ async def test_a_flood_slows_only_itself_down(
         await flood
 
     async def served() -> bool:  # what it had sent before is worked off first
-        status, _ = await _ask(hostile, "/v1/models")
+        status, _ = await _ask(inside, "/v1/models")
         assert status in (200, 429)
         return status == 200
 
     await until(served, "the flood is worked off")
     assert upstream.asked  # the neighbour's
-    assert await hostile.turns() == []
+    assert await inside.turns() == []
 
 
-async def test_a_sandbox_cannot_speak_for_another(host: Client, hostile: Sandbox, upstream: Upstream) -> None:
+async def test_a_sandbox_cannot_speak_for_another(host: Client, inside: Sandbox, upstream: Upstream) -> None:
     """Its socket says who it is. Tokens, headers and addresses change nothing, and no other socket is in reach."""
     async with host.create(IMAGE, gateway=Gateway(upstream="scripted", agent="outside")) as victim:
         token = (await victim.gateway.token()).token
@@ -251,12 +236,12 @@ async def test_a_sandbox_cannot_speak_for_another(host: Client, hostile: Sandbox
             "X-Forwarded-For": "127.0.0.1",
             "Host": victim.id,
         }
-        assert (await _ask(hostile, "/v1/chat/completions", {"messages": []}, forged))[0] == 200
+        assert (await _ask(inside, "/v1/chat/completions", {"messages": []}, forged))[0] == 200
         assert await victim.gateway.exchanges() == []
-        assert len(await hostile.gateway.exchanges()) == 1
+        assert len(await inside.gateway.exchanges()) == 1
         assert token not in json.dumps(upstream.headers)
     reach = "import socket; s = socket.socket(); s.settimeout(1); s.connect(('127.0.0.1', %d))"
-    result = await hostile.exec(["python3", "-c", reach % upstream.port], ends_turn=False)
+    result = await inside.exec(["python3", "-c", reach % upstream.port], ends_turn=False)
     assert result.exit_code == 1  # the host's loopback is another one
     assert b"refused" in result.stderr
 

@@ -8,7 +8,6 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,19 +20,6 @@ from tests.support.gateway_agent import done, start
 from tests.support.gateway_upstream import Upstream
 
 GATEWAY = Gateway(upstream="scripted")
-
-
-@pytest.fixture
-async def upstream(host: Client) -> AsyncIterator[Upstream]:
-    async with Upstream() as upstream:
-        await host.gateway.put("scripted", Address(url=upstream.url))
-        yield upstream
-
-
-@pytest.fixture
-async def inside(host: Client, upstream: Upstream) -> AsyncIterator[Sandbox]:
-    async with host.create(IMAGE, gateway=GATEWAY) as sandbox:
-        yield sandbox
 
 
 def texts(entries: list[dict[str, object]]) -> list[object]:

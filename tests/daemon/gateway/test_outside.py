@@ -37,13 +37,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
             daemon.clean()
 
 
-@pytest.fixture
-async def upstream(host: Client) -> AsyncIterator[Upstream]:
-    async with Upstream() as upstream:
-        await host.gateway.put("scripted", Address(url=upstream.url))
-        yield upstream
-
-
 class Agent:
     """An agent outside: a conversation, and commands of its own. It asks again when its connection breaks."""
 

@@ -8,10 +8,10 @@ import secrets
 
 import pytest
 
-from sandbox import Client, Sandbox
+from sandbox import Client, Sandbox, Session
 from sandbox.errors import Closed, Conflict, Invalid, NotFound
 from sandbox.messages import Verdict
-from tests.support.daemon_host import IMAGE, Daemon, until
+from tests.support.daemon_host import IMAGE, Daemon, exists, until
 
 SHELLS = ["/bin/bash", "/bin/sh"]
 
@@ -66,6 +66,14 @@ async def test_a_deadline_interrupts_the_command_and_spares_the_session(sb: Sand
     assert after.text == "kept\njob\n"
 
 
+async def interrupted(session: Session) -> bool:
+    """Whether the session has a command, which was sent SIGINT."""
+    with contextlib.suppress(NotFound):
+        await session.signal("INT")
+        return True
+    return False
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("command", ["sleep 1000; echo no", "while :; do :; done", "sleep 1000 | cat; echo no"])
 async def test_a_command_takes_signals_and_the_session_lives_on(sb: Sandbox, shell: str, command: str) -> None:
@@ -74,14 +82,7 @@ async def test_a_command_takes_signals_and_the_session_lives_on(sb: Sandbox, she
     with pytest.raises(NotFound):
         await session.signal()
     running = asyncio.ensure_future(session.exec(command, timeout=None))
-
-    async def sent() -> bool:
-        with contextlib.suppress(NotFound):  # not begun
-            await session.signal("INT")
-            return True
-        return False
-
-    await until(sent)
+    await until(lambda: interrupted(session))
     done = await running
     assert done.exit_code == 130 and not done.timed_out
     assert done.stdout == b""
@@ -93,23 +94,10 @@ async def test_a_command_that_was_begun_under_a_daemon_that_died_can_be_interrup
         session = await sb.sessions.open()
         await session.exec("sleep 1000 & J=$!")
         running = asyncio.ensure_future(session.exec("touch /begun; sleep 1000", timeout=20))
-
-        async def begun() -> bool:
-            with contextlib.suppress(NotFound):
-                return (await sb.files.stat("/begun")).kind == "file"
-            return False
-
-        await until(begun)
+        await until(lambda: exists(sb, "/begun"))
         daemon.kill()
         await asyncio.to_thread(daemon.start)
-
-        async def sent() -> bool:
-            with contextlib.suppress(NotFound):  # the call has not been sent again
-                await session.signal("INT")
-                return True
-            return False
-
-        await until(sent)
+        await until(lambda: interrupted(session))
         assert (await running).exit_code == 130
         assert (await session.exec("kill -0 $J && echo job")).text == "job\n"
 

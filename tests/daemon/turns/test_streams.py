@@ -13,7 +13,7 @@ from sandbox import Client, Sandbox, SandboxState, sync
 from sandbox.errors import Conflict, Invalid, NotFound, TooMany
 from sandbox.messages import ExecRequest, ExecResult
 from sandbox.sdk.transport import MSGPACK
-from tests.support.daemon_host import IMAGE, Daemon, missing, until
+from tests.support.daemon_host import IMAGE, Daemon, exists, missing, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -76,13 +76,7 @@ async def test_one_key_names_one_command(host: Client, sb: Sandbox) -> None:
 async def test_a_reader_that_leaves_before_there_was_any_output(sb: Sandbox) -> None:
     command = "touch /begun; exec sleep 1000000"
     reading = asyncio.ensure_future(anext(aiter(sb.stream(command))))
-
-    async def begun() -> bool:
-        with contextlib.suppress(NotFound):
-            return (await sb.files.stat("/begun")).kind == "file"
-        return False
-
-    await until(begun)
+    await until(lambda: exists(sb, "/begun"))
     reading.cancel()
     assert await ended(sb, command) == 143
 

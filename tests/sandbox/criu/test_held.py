@@ -1,4 +1,4 @@
-"""Processes whose state hangs on names, locks and stops: dump, kill, restore, compare, ask them from inside."""
+"""Processes whose state hangs on names, locks and stops; test_processes.py dumps and restores them as all others."""
 
 from __future__ import annotations
 
@@ -13,18 +13,6 @@ from sandbox.errors import CheckpointFailed, RestoreFailed
 from tests.support.checkpoint_programs import CHECK, UNIX
 from tests.support.checkpoint_programs_held import ALL, UNIX_LISTENERS
 from tests.support.checkpoint_support import Bench, shell
-
-
-@pytest.mark.parametrize("name", list(ALL))
-async def test_what_is_restored_equals_and_goes_on(bench: Bench, name: str) -> None:
-    start, check = ALL[name]
-    sb = await bench.maker.create()
-    await shell(sb, start)
-    saved = await bench.save(sb)
-    assert await shell(sb, check) == "good\n"  # left running
-    for source in (saved.capture.dir, saved.dump):
-        await bench.kill_and_restore(sb, saved, source)
-        assert await shell(sb, check) == "good\n"
 
 
 @pytest.mark.parametrize("name", ["locks", "sqlite", "stopped"])

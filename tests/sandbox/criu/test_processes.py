@@ -18,14 +18,17 @@ from sandbox.content import dumpfile
 from sandbox.criu import dump, equality
 from sandbox.criu.open_files import held_files
 from sandbox.errors import CheckpointFailed, NotEqual, RestoreFailed
+from tests.support import checkpoint_programs_held
 from tests.support.checkpoint_programs import ALL, CHECK, LISTENER, MEMORY, SHELL, python_program
 from tests.support.checkpoint_support import Bench, shell
 from tests.support.daemon_host import ASLEEP
 
+PROGRAMS = ALL | checkpoint_programs_held.ALL
 
-@pytest.mark.parametrize("name", list(ALL))
+
+@pytest.mark.parametrize("name", list(PROGRAMS))
 async def test_what_is_restored_equals_and_goes_on(bench: Bench, name: str) -> None:
-    start, check = ALL[name]
+    start, check = PROGRAMS[name]
     sb = await bench.maker.create()
     await shell(sb, start)
     saved = await bench.save(sb)
