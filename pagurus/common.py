@@ -134,11 +134,12 @@ def sources(incomplete: str) -> list[str]:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SandboxName = Annotated[
-    str, typer.Argument(help="Its name, its id or how that begins.", metavar="SANDBOX", autocompletion=sandbox_names)
+    str,
+    typer.Argument(help="Its name, its id, or a beginning of the id.", metavar="SANDBOX", autocompletion=sandbox_names),
 ]
 SandboxNames = Annotated[
     list[str] | None,
-    typer.Argument(help="Names, ids or how their ids begin.", metavar="[SANDBOX...]", autocompletion=sandbox_names),
+    typer.Argument(help="Names, ids, or beginnings of ids.", metavar="[SANDBOX...]", autocompletion=sandbox_names),
 ]
 WhoOption = Annotated[
     str | None,

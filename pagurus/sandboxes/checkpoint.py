@@ -39,7 +39,7 @@ class _TakeByDefault(TyperGroup):
 application = typer.Typer(
     name="checkpoint",
     cls=_TakeByDefault,
-    help="Capture a sandbox: checkpoint SANDBOX [LABEL]. The commands below work with checkpoints that there are.",
+    help="Capture a sandbox: checkpoint SANDBOX [LABEL]. The commands below work with existing checkpoints.",
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )

@@ -64,8 +64,8 @@ def placed(source: str, target: str, *, tree: bool, found: str | None) -> Copy:
 def copy(source: Place, target: Place) -> None:
     """Copy a file or a directory, as cp -r does.
 
-    A file goes into TARGET where that is a directory, else it becomes TARGET. A directory becomes TARGET where there is
-    none yet, else it goes into it; DIR/. means its content.
+    If TARGET is a directory, a file goes into it; else the file becomes TARGET. A directory becomes TARGET if there is
+    none yet; else it goes into it. DIR/. means its content.
     """
     (origin, taken), (sandbox, into) = _place(source), _place(target)
     if (origin is None) == (sandbox is None):

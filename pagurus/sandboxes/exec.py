@@ -41,7 +41,7 @@ StdinOption = Annotated[
     typer.Option("--stdin", "-i", help="Read stdin to its end and give it to the command, whatever stdin is."),
 ]
 TerminalOption = Annotated[
-    bool, typer.Option("--tty", "-t", help="At a terminal, as `pagurus shell` has it; for `-it`.", show_default=False)
+    bool, typer.Option("--tty", "-t", help="At a terminal, as with `pagurus shell`; use `-it`.", show_default=False)
 ]
 EnvOption = Annotated[
     list[str] | None,

@@ -20,7 +20,7 @@ def shell(
     sandbox: SandboxName,
     command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell.")] = None,
     user: WhoOption = None,
-    attach: Annotated[str | None, typer.Option(help="Sit down at a terminal that is there already.")] = None,
+    attach: Annotated[str | None, typer.Option(help="Return to a terminal that is open already.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the terminal and its log after its end.")] = False,
 ) -> None:
     """A terminal in a sandbox. Exits with the code of the shell; what was done is a turn."""

@@ -53,7 +53,7 @@ def fork(
     verify: Annotated[bool, typer.Option("--verify", help="Compare each with the checkpoint before it runs.")] = False,
     json: Json = False,
 ) -> None:
-    """Start sandboxes that continue from a checkpoint. Named a sandbox, they continue from its present state."""
+    """Start sandboxes that continue from a checkpoint. If SOURCE is a sandbox, they continue from its present state."""
 
     async def work(host: Client) -> list[Any]:
         return [

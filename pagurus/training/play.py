@@ -64,7 +64,7 @@ def play(
     length: Length = 1024,
     json: Json = False,
 ) -> None:
-    """Play one episode of an environment, turn by turn. Exits with 1 where it could not be played."""
+    """Play one episode of an environment, turn by turn. Exits with 1 if it could not be played."""
     import asyncio
 
     from rollout.engine.client import Sampling

@@ -37,21 +37,19 @@ def train(
     ] = None,
     lora: Annotated[int | None, typer.Option(help="Rank of adapters that are trained instead of the weights.")] = None,
     faults: Annotated[int | None, typer.Option(help="Sandboxes killed on purpose in the second half.")] = None,
-    pace: Annotated[float | None, typer.Option(help="Seconds per answer, at least; 0 is flat out.")] = None,
+    pace: Annotated[float | None, typer.Option(help="Seconds per answer, at least; 0: no pace.")] = None,
     image: Annotated[str | None, typer.Option(help="Instead of the environment's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where run folders go.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and what it takes, start nothing.")
     ] = False,
-    fresh: Annotated[
-        bool, typer.Option(help="Begin anew, also where the last run of this plan has not ended.")
-    ] = False,
-    detach: Annotated[bool, typer.Option(help="Leave it to itself; `pagurus attach` shows what it says.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Begin anew, even if the last run of this plan has not ended.")] = False,
+    detach: Annotated[bool, typer.Option(help="Run in the background; `pagurus attach` shows the output.")] = False,
 ) -> None:
     """Train a policy in the sandboxes of this host. Options here overrule the file.
 
-    A run of the same plan that has not ended is gone on with.
+    If a run of the same plan has not ended, it continues.
     """
     with needs_training():
         from coordinator import local
@@ -96,10 +94,10 @@ def export(
 @verbs.command()
 def roles(
     run: Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.")],
-    restart: Annotated[str | None, typer.Option(help="Kill this one; who watches it starts it again.")] = None,
+    restart: Annotated[str | None, typer.Option(help="Kill this one; its supervisor starts it again.")] = None,
     json: Json = False,
 ) -> None:
-    """The processes of a run: which live, since when, where."""
+    """The processes of a run: which live, since when and where."""
     from coordinator import local
 
     if restart is not None and not local.restart(run, restart):
@@ -114,7 +112,7 @@ def roles(
 
 @verbs.command()
 def attach(run: Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.")]) -> None:
-    """What a detached run says, until it has ended. Ctrl-C ends the looking, not the run."""
+    """Show the output of a detached run until it ends. Ctrl-C leaves the run alone."""
     from coordinator import local
 
     with contextlib.suppress(KeyboardInterrupt):
