@@ -124,6 +124,15 @@ class WaitingServer:
             )
 
 
+async def _strike(servers: list[WaitingServer]) -> None:
+    """Each dies for two seconds, one after the other."""
+    for server in servers:
+        await asyncio.sleep(6)
+        server.alive = False
+        await asyncio.sleep(2)
+        server.alive = True
+
+
 async def synthetic(live: int) -> dict[str, Any]:
     """`live` trajectories of four turns that grow from a prompt which eight of them share; two servers die."""
     servers = {f"s{n}": WaitingServer(live // SERVERS * 5 // 4) for n in range(SERVERS)}
@@ -152,19 +161,12 @@ async def synthetic(live: int) -> dict[str, Any]:
                 ids += [*generation.token_ids, *os.urandom(60)]
             return kept
 
-        async def strike() -> None:
-            for name in ("s1", "s5"):
-                await asyncio.sleep(6)
-                servers[name].alive = False
-                await asyncio.sleep(2)
-                servers[name].alive = True
-
         quiet = asyncio.create_task(lag())  # what the machine itself does to a loop
         await asyncio.sleep(5)
         quiet.cancel()
         idle_lag, lags[:], busy[:] = _p99(lags), [], []
         used = time.process_time()
-        watching, striking = asyncio.create_task(lag()), asyncio.create_task(strike())
+        watching, striking = asyncio.create_task(lag()), asyncio.create_task(_strike([servers["s1"], servers["s5"]]))
         began = time.monotonic()
         kept = await asyncio.gather(*(play(number) for number in range(live)))
         seconds = time.monotonic() - began
