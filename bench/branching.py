@@ -9,7 +9,8 @@ asks the service and hashes all that the reset wrote.
 core per sandbox would save. `setup_wall_ratio`: the same with the whole group at once, on the cores that are here.
 `fork_group_equal`: members whose first action said what all others said. `fork_s`: from nothing to the first token in a
 state that is there already, which is what a second epoch pays. `tree_saving`: see :mod:`bench.harness.trees`. What
-scoring in forks saves: see :mod:`bench.harness.scoring`.
+scoring in forks saves: see :mod:`bench.harness.scoring`. `--part learning`, which is not in `all`, needs no
+sandboxes: see :mod:`bench.harness.tree_learning`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command, scoring, trees
+from bench.harness import command, scoring, tree_learning, trees
 from bench.harness.own_daemon import IMAGE, BenchHost, image
 from rollout.engine.chat import END, Characters
 from rollout.engine.client import Generation, Sampling, Span
@@ -168,6 +169,24 @@ async def measure_trees(bench: BenchHost, folder: Path, options: argparse.Namesp
         return await trees.measure(host, folder, image=IMAGE, leaves=options.size, rounds=options.rounds)
 
 
+def _in_sandboxes(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The parts that need a daemon."""
+    result: dict[str, Any] = {}
+    bench = BenchHost(folder / "host", image("debian"))
+    try:
+        bench.start()
+        if options.part in ("setup", "all"):
+            result |= asyncio.run(measure(bench, folder, options))
+        if options.part in ("trees", "all"):
+            result |= asyncio.run(measure_trees(bench, folder, options))
+        if options.part in ("scoring", "all"):
+            result |= asyncio.run(scoring.forks(bench, folder, options.scored, options.suite))
+            result |= asyncio.run(scoring.unruly(folder, options.scorings))
+    finally:
+        bench.clean()
+    return result
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
     parser.add_argument("--size", type=int, default=8, help="members of a group (default: 8)")
@@ -176,22 +195,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--suite", type=float, default=2.0, help="seconds of their tests (default: 2)")
     parser.add_argument("--scorings", type=int, default=1000, help="by unruly functions (default: 1000)")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--part", choices=("setup", "trees", "scoring", "all"), default="all")
+    parser.add_argument("--part", choices=("setup", "trees", "scoring", "learning", "all"), default="all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of --part learning (default: 0)")
+    parser.add_argument("--steps", type=int, default=15, help="of --part learning (default: 15)")
+    parser.add_argument("--held-out", type=int, default=256, help="episodes, of --part learning (default: 256)")
+    parser.add_argument("--example", default="finish_the_migration", help="of --part learning")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
     with tempfile.TemporaryDirectory(prefix="pagurus-branching-", dir="/var/tmp") as folder:
-        bench = BenchHost(Path(folder) / "host", image("debian"))
-        try:
-            bench.start()
-            if options.part in ("setup", "all"):
-                result |= asyncio.run(measure(bench, Path(folder), options))
-            if options.part in ("trees", "all"):
-                result |= asyncio.run(measure_trees(bench, Path(folder), options))
-            if options.part in ("scoring", "all"):
-                result |= asyncio.run(scoring.forks(bench, Path(folder), options.scored, options.suite))
-                result |= asyncio.run(scoring.unruly(Path(folder), options.scorings))
-        finally:
-            bench.clean()
+        if options.part == "learning":
+            result |= asyncio.run(tree_learning.measure(Path(folder), options))
+        else:
+            result |= _in_sandboxes(Path(folder), options)
     result["load"].append(round(os.getloadavg()[0], 1))
     command.show(result, options)
     return 0

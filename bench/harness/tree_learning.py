@@ -1,0 +1,258 @@
+"""Do trees of rollouts learn what independent ones learn, for less of the environment? A part of ``pagurus bench
+branching``.
+
+Owns: a host whose sandboxes are an example's twin, an engine in this process, the two ways of learning, the counts.
+Does not own: the controller, where branches begin, what a token is told, the trainer: those are the real ones.
+
+Both ways begin with the policy in the tree and take as many steps, on as many groups of as many leaves. `commands`:
+those that were executed to learn, of turns and resets: they stand for seconds, which a twin does not take.
+`share`: of trees over independent ones. `share_to_reach`: the same until trees first reach the last held-out reward of
+the independent ones; None where they do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples.fit import Example
+from rollout.config import RolloutConfig
+from rollout.controller import RolloutController
+from rollout.decide.view import Branching
+from rollout.engine.client import Generation, Sampling, Span
+from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.model import load_model
+from rollout.engine.embedded.server import EngineThread
+from rollout.environments.mixture import HELD_OUT
+from rollout.environments.shell import TwinShell
+from rollout.episode.spec import Limits
+from rollout.messages import Batch
+from rollout.tokenizer import load as load_tokenizer
+from sandbox.errors import NotFound, SandboxDead
+from sandbox.messages import CheckpointInfo, CheckpointState, ExecResult, SandboxInfo, SandboxState, Verdict
+from trainer.config import Config
+from trainer.learner import Learner, Settings, learning_rate
+from trainer.models.policy import END_ID
+from trainer.models.scorer import Scorer
+from trainer.objectives import named
+from trainer.run import samples
+
+LONGEST = 512  # tokens of an episode
+SLOTS = 64
+EVERY = 3  # steps between evaluations
+
+
+class TwinSandbox:
+    """A twin with checkpoints: copies of its files."""
+
+    numbers = itertools.count()
+
+    def __init__(self, host: TwinHost, twin: TwinShell):
+        self.id, self._host, self._twin, self._alive = f"s-twin{next(self.numbers)}", host, twin, True
+        self._tree: list[CheckpointInfo] = []
+        self._capture()
+
+    async def exec(self, command: Any, *, ends_turn: bool = True, **_: Any) -> ExecResult:
+        if not self._alive:
+            raise SandboxDead("nothing runs in it", sandbox=self.id)
+        result = await self._twin.exec(command)
+        if ends_turn:
+            self._host.commands += 1
+            result.verdict, result.checkpoint = Verdict.FILES, self._capture().id
+        return result
+
+    def _capture(self) -> CheckpointInfo:
+        info = CheckpointInfo(
+            id=f"c-{self.id}-{len(self._tree)}",
+            sandbox=self.id,
+            state=CheckpointState.DURABLE,
+            verdict=Verdict.FILES,
+            started_at=1.0,
+            captured_at=1.0,
+        )
+        self._tree.append(info)
+        self._host.states[info.id] = dict(self._twin.files)
+        return info
+
+    async def captured(self, of: ExecResult) -> CheckpointInfo:
+        return next(info for info in self._tree if info.id == of.checkpoint)
+
+    async def checkpoint(self, label: str | None = None) -> CheckpointInfo:
+        return self._capture()
+
+    async def tree(self) -> list[CheckpointInfo]:
+        return self._tree
+
+    async def kill(self) -> None:
+        self._alive = False
+
+    async def remove(self) -> None:
+        for info in self._tree:
+            self._host.states.pop(info.id, None)
+        self._host.sandboxes.pop(self.id, None)
+
+    @property
+    def info(self) -> SandboxInfo:
+        return SandboxInfo(id=self.id, image="twin", state=SandboxState.RUNNING, created_at=0.0)
+
+
+class TwinHost:
+    """What the rollout needs of a host, of an example's twins."""
+
+    def __init__(self, twin: type[TwinShell]):
+        self._twin = twin
+        self.sandboxes: dict[str, TwinSandbox] = {}
+        self.states: dict[str, dict[str, str]] = {}  # files by checkpoint
+        self.commands = 0
+
+    async def create(self, image: str, **_: Any) -> TwinSandbox:
+        return self._add(self._twin())
+
+    def _add(self, twin: TwinShell) -> TwinSandbox:
+        sandbox = TwinSandbox(self, twin)
+        self.sandboxes[sandbox.id] = sandbox
+        return sandbox
+
+    async def fork(self, checkpoint: str) -> TwinSandbox:
+        if checkpoint not in self.states:
+            raise NotFound(f"no checkpoint {checkpoint}")
+        twin = self._twin()
+        twin.files = dict(self.states[checkpoint])
+        return self._add(twin)
+
+    async def get(self, sandbox: str) -> TwinSandbox:
+        if sandbox not in self.sandboxes:
+            raise NotFound(f"no sandbox {sandbox}")
+        return self.sandboxes[sandbox]
+
+    async def keep(self, sandbox: TwinSandbox) -> None:
+        """All stay until they are removed."""
+
+    async def remove(self, left: Collection[str]) -> int:
+        for name in left:
+            if name in self.sandboxes:
+                await self.sandboxes[name].remove()
+        return len(left)
+
+
+class Engine:
+    """The embedded engine, in a thread of this process."""
+
+    def __init__(self, folder: Path):
+        core = Core(folder, version="0", slots=SLOTS, length=LONGEST)
+        self._thread = EngineThread(core, asyncio.get_running_loop(), _fatal)
+        self._names = itertools.count()
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        request = Request(
+            id=str(next(self._names)),
+            tokens=list(prompt_ids),
+            max_tokens=sampling.max_tokens,
+            stops=frozenset(sampling.stop_token_ids),
+            seed=sampling.seed,
+        )
+        done = await self._thread.run(request)
+        spans = [Span(int(span.version), span.start, span.end) for span in done.spans]
+        return Generation(
+            token_ids=done.output,
+            logprobs=done.logprobs,
+            spans=spans,
+            finish_reason="stop" if done.finish == "stop" else "length",
+        )
+
+    async def take(self, weights: dict[str, torch.Tensor], version: int) -> None:
+        def change(core: Core) -> None:
+            core.model.load_state_dict(weights)
+            core.scheduler.invalidate()
+            core.label(str(version))
+
+        await self._thread.call(change)
+
+    def close(self) -> None:
+        self._thread.close()
+
+
+def _fatal(error: BaseException) -> None:
+    raise SystemExit(f"the engine has failed: {error}")
+
+
+async def learn(
+    example: Example, folder: Path, seed: int, options: argparse.Namespace, branching: Branching | None
+) -> dict[str, Any]:
+    """One run: held-out rewards and what they cost, by step."""
+    torch.manual_seed(seed)
+    steps, held_out = options.steps, options.held_out
+    config = Config(task=Path(), seed=seed, steps=steps)
+    assert issubclass(example.twin, TwinShell), "it has no sandbox to fork"
+    model, host, engine = load_model(example.start), TwinHost(example.twin), Engine(example.start)
+    learner = Learner(Scorer(model), named(config.objective), Settings(rate=config.rate))
+    rollout = RolloutController(
+        environment=example.environment,
+        host=host,
+        engine=engine,
+        tokenizer=load_tokenizer(example.start),
+        config=RolloutConfig(
+            groups=config.groups,
+            size=config.size,
+            staleness=0,
+            sampling=Sampling(max_tokens=config.max_tokens, stop_token_ids=[END_ID], seed=seed),
+            limits=Limits(max_length=LONGEST),
+            seed=seed,
+            branching=branching,
+        ),
+        folder=folder,
+    )
+
+    async def evaluated() -> float:
+        spent = host.commands  # which learning does not need
+        played = await rollout.evaluate(range(HELD_OUT, HELD_OUT + held_out))
+        host.commands = spent
+        return sum(each.reward for each in played) / held_out
+
+    rewards, commands, tokens = {0: await evaluated()}, {0: 0}, 0
+    async with rollout:
+        for step in range(1, steps + 1):
+            batch: Batch = await rollout.next_batch()
+            learned = samples(batch)
+            tokens += sum(sum(sample.mask) for sample in learned)
+            await asyncio.to_thread(learner.step, learned, rate=learning_rate(config.rate, step - 1, steps))
+            await engine.take(model.state_dict(), step)
+            await rollout.consumed(batch)
+            if step % EVERY == 0 or step == steps:  # before the next batch is begun
+                rewards[step], commands[step] = await evaluated(), host.commands
+                print(f"seed {seed}, {'trees' if branching else 'independent'}: {rewards}", file=sys.stderr, flush=True)
+            await rollout.published(step)
+    engine.close()
+    return {"reward": rewards, "commands": commands, "tokens": tokens}
+
+
+def compared(trees: dict[str, Any], independent: dict[str, Any]) -> dict[str, Any]:
+    last = max(independent["reward"])
+    wanted, spent = independent["reward"][last], independent["commands"][last]
+    reached = [step for step in trees["reward"] if step and trees["reward"][step] >= wanted]
+    return {
+        "independent_reward": round(wanted, 4),
+        "trees_reward": round(trees["reward"][last], 4),
+        "share": round(trees["commands"][last] / spent, 3),
+        "token_share": round(trees["tokens"] / independent["tokens"], 3),
+        "share_to_reach": round(trees["commands"][min(reached)] / spent, 3) if reached else None,
+    }
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Both ways, for each seed."""
+    torch.set_num_threads(1)
+    example, runs = Example.of(options.example), []
+    for seed in options.seeds:
+        found = {}
+        for way, branching in (("independent", None), ("trees", Branching(roots=2, by="turns", every=1))):
+            found[way] = await learn(example, folder / f"{way}-{seed}", seed, options, branching)
+        runs.append({"seed": seed, **found, **compared(found["trees"], found["independent"])})
+    return {"tree_learning": runs}
