@@ -198,6 +198,7 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
         "move_mb": options.move_mb,
         "moves_pause_ms": [round(each.pause_ms, 1) for each in moves],
         "moves_pause_ms_p50": round(statistics.median([each.pause_ms for each in moves] or [0.0]), 1),
+        "moves_parts_ms": [{name: round(ms, 1) for name, ms in each.parts_ms.items()} for each in moves],
         "moves_copied_bytes": [each.copied_bytes for each in moves],
         "lease_s": options.lease,
         "rate": options.rate,

@@ -49,7 +49,8 @@ from sandbox.messages.cluster import HostedSandbox
 from sandbox.sdk.transport import MSGPACK, part
 
 PATIENCE = 60.0  # seconds for which a call that may be sent again waits for its host
-LOOK = 0.2  # seconds between two looks whether the host is back
+LOOK = 0.2  # seconds between two tries to reach a host
+SILENT_LOOK = 0.05  # seconds between two looks whether a silent one is back, or the sandbox elsewhere
 TRIES = 3  # hosts that a new sandbox is offered to
 KEY = "Idempotency-Key"
 LEASE_OVER = 503  # an answer of a host whose lease is over: nothing was carried out
@@ -156,6 +157,10 @@ class Calls:
         deadline = time.monotonic() + PATIENCE
         while True:
             member = holder()
+            if KEY in request.headers and not member.alive() and time.monotonic() < deadline:
+                async with while_there(request):
+                    await asyncio.sleep(SILENT_LOOK)  # a host that is gone may not even refuse
+                continue
             try:
                 async with while_there(request):
                     answer = await self._whole(member, request.method, path, passed_on(request.headers), raw or None)

@@ -18,7 +18,7 @@ import time
 import msgspec
 
 from coordinator.copies import Copies
-from coordinator.decide import failover, lease
+from coordinator.decide import failover, lease, replicate
 from coordinator.decide.failover import Lost, Revive
 from coordinator.decide.replicate import Copy
 from coordinator.members import Members, Place
@@ -53,6 +53,8 @@ class Failover:
                 hosts = {each.source for each in revived}
                 log.warning("hosts are lost: %s; %d sandboxes go on elsewhere", ", ".join(hosts), len(revived))
                 self.members.withheld |= hosts
+                for host in hosts:
+                    await self.members.member(host).upstream.drop()
                 try:
                     await asyncio.gather(*(self._revive(each) for each in revived))
                 finally:
@@ -86,12 +88,15 @@ class Failover:
             finally:
                 self.members.moving.discard(wanted.sandbox)
 
-    async def _arrive(self, sandbox: str, row: HostedSandbox, checkpoint: str, host: str) -> None:
+    async def _arrive(
+        self, sandbox: str, row: HostedSandbox, checkpoint: str, host: str, *, verify: bool = True
+    ) -> None:
         """It belongs there from now on, and runs."""
         member = self.members.member(host)
         await self.members.state.put_home(sandbox, host)
         copy = self.members.state.copies.get(sandbox)
         wanted = ArriveRequest(id=sandbox, name=row.name, owner=row.owner, created_at=row.created_at)
+        wanted.verify = verify
         wanted.programs = {} if copy is None else copy.programs
         path = f"/v1/checkpoints/{part(checkpoint)}/arrive"
         info = await member.upstream.call("POST", path, SandboxInfo, wanted, timeout=PATIENCE)
@@ -118,27 +123,47 @@ class Failover:
         source = known.host
         self.members.moving.add(sandbox)
         try:
-            before = await self._checkpoint(sandbox, source)
-            size = await self.copies.make(Copy(sandbox, before.id, source, host))
-            began = time.monotonic()
-            size += await self._switch(sandbox, known, before.id, host)
+            before, size = await self._ahead(sandbox, source, host)
+            clock = _Clock()
+            size += await self._switch(sandbox, known, before, host, clock)
         finally:
             self.members.moving.discard(sandbox)
-        pause = 1000 * (time.monotonic() - began)
         with contextlib.suppress(PagurusError):  # it is removed with the next report, which finds it there
             await self._source(source, "DELETE", f"/v1/sandboxes/{sandbox}")
-        return Moved(sandbox=sandbox, host=host, pause_ms=pause, copied_bytes=size)
+        pause = sum(clock.parts_ms.values())
+        return Moved(sandbox=sandbox, host=host, pause_ms=pause, copied_bytes=size, parts_ms=clock.parts_ms)
 
-    async def _switch(self, sandbox: str, known: Place, before: str, host: str) -> int:
+    async def _ahead(self, sandbox: str, source: str, host: str) -> tuple[str, int]:
+        """Copy it while it runs, until the rest is small. (the last copy, bytes)"""
+        row = self.members.state.copies.get(sandbox)
+        base, size = (row.checkpoint if row is not None and row.host == host else ""), 0
+        took: list[float] = []
+        while replicate.again(took):
+            checkpoint = await self._checkpoint(sandbox, source)
+            if checkpoint.id == base:
+                break
+            began = time.monotonic()
+            size += await self.copies.make(Copy(sandbox, checkpoint.id, source, host, base=base))
+            took.append(time.monotonic() - began)
+            base = checkpoint.id
+        return base, size
+
+    async def _switch(self, sandbox: str, known: Place, before: str, host: str, clock: _Clock) -> int:
         """From one host to the other while calls on it wait; the bytes that were copied meanwhile."""
         source, size = known.host, 0
         self._moving[sandbox] = asyncio.Event()
         try:
             last = await self._checkpoint(sandbox, source)
-            await self._source(source, "POST", f"/v1/sandboxes/{sandbox}/kill")
-            if last.id != before:
-                size = await self.copies.make(Copy(sandbox, last.id, source, host, base=before))
-            await self._arrive(sandbox, known.row, last.id, host)
+            clock.passed("checkpoint")
+            ending = asyncio.create_task(self._source(source, "POST", f"/v1/sandboxes/{sandbox}/kill"))
+            try:
+                if last.id != before:
+                    size = await self.copies.make(Copy(sandbox, last.id, source, host, base=before))
+            finally:
+                await ending
+            clock.passed("copy")
+            await self._arrive(sandbox, known.row, last.id, host, verify=False)  # as restores and forks
+            clock.passed("arrive")
         except BaseException:
             await asyncio.shield(self._back(sandbox, source, host))
             raise
@@ -168,3 +193,15 @@ class Failover:
             await self._source(source, "POST", f"/v1/sandboxes/{sandbox}/restore")
         except PagurusError as error:
             log.error("cannot be restored at %s: %s", source, error, extra={"sandbox": sandbox})
+
+
+class _Clock:
+    """Milliseconds of each part of a pause."""
+
+    def __init__(self) -> None:
+        self.parts_ms: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def passed(self, part: str) -> None:
+        now = time.monotonic()
+        self.parts_ms[part], self._since = 1000 * (now - self._since), now

@@ -87,6 +87,12 @@ class Upstream(Transport):
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise broken(method, path, error) from None
 
+    async def drop(self) -> None:
+        """Break what is under way: of a host that is gone nobody hears, and calls would wait for minutes."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
     async def joined(self, path: str, token: str | None) -> aiohttp.ClientWebSocketResponse | None:
         """A socket to the host; None: it refused, and says why when it is asked without the upgrade."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -7,11 +7,15 @@ sandboxes the one comes first whose answer waits for it, then the one that waits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.decide import place
 from coordinator.decide.place import HostView, Wanted
+
+ROUNDS = 5  # copies of a sandbox that is about to move, at most, while it runs
+SHORT = 0.1  # seconds of a copy after which the rest is small enough to be waited for
+GAIN = 0.7  # part of the time of the copy before that the next one must have taken to be worth another
 
 
 @dataclass(frozen=True)
@@ -65,3 +69,11 @@ def _target(views: Mapping[str, HostView], subject: Subject) -> str | None:
         return holder.name
     others = [host for name, host in views.items() if name != subject.host]
     return next(iter(place.ranked(others, wanted)), None)
+
+
+def again(took: Sequence[float]) -> bool:
+    """Whether a sandbox that is about to move is copied once more while it runs. `took`: seconds of each copy."""
+    if not took:
+        return True
+    shrinks = len(took) == 1 or took[-1] < GAIN * took[-2]
+    return len(took) < ROUNDS and took[-1] > SHORT and shrinks

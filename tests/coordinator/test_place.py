@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -191,3 +192,11 @@ def test_a_sandbox_goes_on_only_where_its_copy_is_and_its_own_host_acts_no_more(
         assert each.target in alive and each.source in over - alive and each.source != each.target
     able = [x for x in lost if x.host in over - alive and x.holder in alive and x.holder != x.host]
     assert len(revived) == len(able)
+
+
+@pytest.mark.parametrize(
+    ("took", "more"),
+    [([], True), ([0.8], True), ([0.8, 0.3], True), ([0.8, 0.7], False), ([0.05], False), ([9, 5, 3, 2, 1], False)],
+)
+def test_what_is_about_to_move_is_copied_while_that_makes_the_rest_smaller(took: list[float], more: bool) -> None:
+    assert replicate.again(took) is more
