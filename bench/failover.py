@@ -3,7 +3,7 @@
 ::
 
     pagurus bench failover [--json] [--hosts N] [--sandboxes N] [--kills N] [--cuts N] [--moves N] [--lease S]
-                           [--rate 1gbit] [--image NAME] [--seed N]
+                           [--rate 1gbit] [--image NAME] [--seed N] [--overhead TURNS]
 
 Hosts are daemons in network namespaces, each with a pool and control groups of its own, behind a link of `--rate`; a
 coordinator copies the state of their sandboxes. Every sandbox is made with `replicated_answers` and works without end:
@@ -14,7 +14,10 @@ both. At random instants a host is killed as a whole (`--kills`) or its link goe
 were told before, and its own, once. `recovery_s_*`: from the end of the lease (the kill or cut, and `--lease` seconds)
 to the next answer of each sandbox that was on the host. `double_actors`: how often processes of one sandbox were seen
 running on two hosts, looked at every 10 ms. `answer_ms_*`: of a turn when nothing is lost. `moves_pause_ms`: of
-`pagurus migrate`, with `--move-mb` of memory that does not compress.
+`pagurus migrate`, with `--move-mb` of memory that does not compress. `replicated_bytes`: of copies while the sandboxes
+worked, as a part of as many whole ones. `replication_overhead`: the median turn of sandboxes whose answers do not wait
+for copies, while copies are made, to one where none are made; of `--overhead` turns of each sandbox with and
+without, twice in turn.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from sandbox.errors import PagurusError
 from sandbox.messages.cluster import HostInfo, Moved, MoveRequest, PlaceInfo
 from trainer.machine import processor
 
+WARM_UP = 5  # turns
 LOOK = 0.01  # seconds between two looks for double actors
 PAUSE = (0.2, 1.0)  # seconds in which a model would think
 # Keeps what it is told in memory, and tells all of it.
@@ -145,6 +149,42 @@ async def move(client: Client, count: int, megabytes: int) -> list[Moved]:
     return moves
 
 
+async def counters(client: Client) -> dict[str, float]:
+    """What the coordinator itself counts."""
+    text = (await client.raw("GET", "/metrics", None, "")).decode()
+    lines = [line.split() for line in text.splitlines() if line.startswith("pagurus_cluster_")]
+    return {line[0].removeprefix("pagurus_cluster_").removesuffix("_total"): float(line[1]) for line in lines}
+
+
+async def _turns(options: argparse.Namespace, tree: Path, words: list[str]) -> list[float]:
+    """Seconds of turns at a cluster of its own, but for the first ones of each sandbox, whose first copy is whole."""
+    with tempfile.TemporaryDirectory(prefix="pagurus-bench-") as folder:
+        made = Hosts(Path(folder), tree, 2, rate=options.rate, options=words)
+        async with made as hosts, hosts.client() as client:
+
+            async def play(number: int) -> list[float]:
+                player = Player(await client.create(IMAGE))
+                await player.sandbox.exec(KEEPER)
+                stop, most = asyncio.Event(), options.overhead + WARM_UP
+                playing = asyncio.create_task(player.play(stop, random.Random(number)))
+                while player.turns < most and not playing.done():  # noqa: ASYNC110 - counts what another task does
+                    await asyncio.sleep(0.05)
+                stop.set()
+                await playing
+                return player.durations[WARM_UP:most]
+
+            played = await asyncio.gather(*(play(number) for number in range(max(1, options.sandboxes))))
+            return [duration for durations in played for duration in durations]
+
+
+async def overhead(options: argparse.Namespace, tree: Path) -> float:
+    durations: dict[bool, list[float]] = {False: [], True: []}
+    for copied in (False, True, True, False):
+        words = ["--replicate", "--lease", str(options.lease)] if copied else []
+        durations[copied] += await _turns(options, tree, words)
+    return statistics.median(durations[True]) / statistics.median(durations[False])
+
+
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     chance = random.Random(options.seed)
     words = ["--replicate", "--lease", str(options.lease)]
@@ -152,7 +192,10 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         tree = image(options.image)
         made = Hosts(Path(folder), tree, options.hosts, rate=options.rate, options=words)
         async with made as hosts, hosts.client() as client:
-            return await _measured(options, hosts, client, chance)
+            found = await _measured(options, hosts, client, chance)
+    if options.overhead:
+        found["replication_overhead"] = round(await overhead(options, tree), 4)
+    return found
 
 
 async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, chance: random.Random) -> dict[str, Any]:
@@ -178,6 +221,7 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
     stop.set()
     await asyncio.gather(*playing)
     watching.cancel()
+    counted = await counters(client)
     moves = await move(client, options.moves, options.move_mb) if options.moves else []
     return {
         "hosts": options.hosts,
@@ -195,6 +239,8 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
         "looks": watch.looks,
         "answer_ms_p50": round(1000 * _at(calm, 0.5), 1),
         "answer_ms_p95": round(1000 * _at(calm, 0.95), 1),
+        "copies": int(counted["copies"]),
+        "replicated_bytes": round(counted["copied_bytes"] / max(1.0, counted["whole_bytes"]), 4),
         "move_mb": options.move_mb,
         "moves_pause_ms": [round(each.pause_ms, 1) for each in moves],
         "moves_pause_ms_p50": round(statistics.median([each.pause_ms for each in moves] or [0.0]), 1),
@@ -221,6 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--move-mb", type=int, default=16)
     parser.add_argument("--calm", type=float, default=5.0, help="seconds before the first host is lost")
     parser.add_argument("--lease", type=float, default=5.0)
+    parser.add_argument("--overhead", type=int, default=0, metavar="TURNS", help="also measure what copies cost turns")
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--image", default="debian")
     parser.add_argument("--seed", type=int, default=1)

@@ -60,7 +60,8 @@ class Copies:
     def __init__(self, members: Members, *, rate: float | None = None) -> None:
         self.members = members
         self.state = members.state
-        self.copied_bytes = 0
+        self.copies = self.copied_bytes = self.whole_bytes = 0
+        self._whole: dict[str, int] = {}  # bytes of the last copy of each sandbox that travelled whole
         self._pace = Pace(rate)
         self._since: dict[str, float] = {}
         self._waited: Counter[str] = Counter()
@@ -137,7 +138,7 @@ class Copies:
             size = await self._stream(source, target, copy.checkpoint, "")
         path = f"/v1/checkpoints/{part(copy.checkpoint)}/programs"
         programs = await source.upstream.call("GET", path, dict[str, Any])
-        self.copied_bytes += size
+        self._count(copy, size)
         known = self.members.places.get(copy.sandbox)
         if known is None:  # removed meanwhile
             await self._discard(target, copy.checkpoint)
@@ -151,6 +152,24 @@ class Copies:
         if former is not None and former.checkpoint != copy.checkpoint and former.host in self.members.hosts:
             await self._discard(self.members.member(former.host), former.checkpoint)
         return size
+
+    def _count(self, copy: Copy, size: int) -> None:
+        self.copies += 1
+        self.copied_bytes += size
+        if not copy.base:
+            self._whole[copy.sandbox] = size
+        self.whole_bytes += max(size, self._whole.get(copy.sandbox, 0))
+
+    def counters(self) -> dict[str, tuple[str, float]]:
+        """For Prometheus."""
+        return {
+            "pagurus_cluster_copies": ("Copies of checkpoints that were made.", self.copies),
+            "pagurus_cluster_copied_bytes": ("Bytes of checkpoints that travelled.", self.copied_bytes),
+            "pagurus_cluster_whole_bytes": (
+                "Bytes that had travelled if each copy were whole, as large as the last one that was.",
+                self.whole_bytes,
+            ),
+        }
 
     async def _stream(self, source: Member, target: Member, checkpoint: str, base: str) -> int:
         size = 0
@@ -238,6 +257,7 @@ class Copies:
     async def forget(self, sandbox: str) -> None:
         """It was removed: its copies go."""
         self._locks.pop(sandbox, None)
+        self._whole.pop(sandbox, None)
         row = self.state.copies.get(sandbox)
         if row is not None:
             await self.state.drop_copy(sandbox)

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -23,7 +24,7 @@ from coordinator.decide.failover import Lost, Revive
 from coordinator.decide.replicate import Copy
 from coordinator.members import Members, Place
 from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError, Timeout
-from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo
+from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo, TurnInfo
 from sandbox.messages.cluster import ArriveRequest, HostedSandbox, Moved
 from sandbox.sdk.transport import part
 
@@ -32,6 +33,7 @@ log = logging.getLogger("pagurus.cluster")
 LOOK = 0.1  # seconds between two looks at the leases
 UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what it was asked, or may do it yet
 PATIENCE = 120.0  # seconds for a sandbox to come back
+TURNS_MOST = 256 << 10  # bytes of the record of turns that moves
 AT_ONCE = 4  # sandboxes that come back at a time
 
 
@@ -89,14 +91,21 @@ class Failover:
                 self.members.moving.discard(wanted.sandbox)
 
     async def _arrive(
-        self, sandbox: str, row: HostedSandbox, checkpoint: str, host: str, *, verify: bool = True
+        self,
+        sandbox: str,
+        row: HostedSandbox,
+        checkpoint: str,
+        host: str,
+        *,
+        verify: bool = True,
+        turns: Sequence[TurnInfo] = (),
     ) -> None:
         """It belongs there from now on, and runs."""
         member = self.members.member(host)
         await self.members.state.put_home(sandbox, host)
         copy = self.members.state.copies.get(sandbox)
         wanted = ArriveRequest(id=sandbox, name=row.name, owner=row.owner, created_at=row.created_at)
-        wanted.verify = verify
+        wanted.verify, wanted.turns = verify, list(turns)
         wanted.programs = {} if copy is None else copy.programs
         path = f"/v1/checkpoints/{part(checkpoint)}/arrive"
         info = await member.upstream.call("POST", path, SandboxInfo, wanted, timeout=PATIENCE)
@@ -159,10 +168,11 @@ class Failover:
             try:
                 if last.id != before:
                     size = await self.copies.make(Copy(sandbox, last.id, source, host, base=before))
+                turns = await self._turns(sandbox, source)
             finally:
                 await ending
             clock.passed("copy")
-            await self._arrive(sandbox, known.row, last.id, host, verify=False)  # as restores and forks
+            await self._arrive(sandbox, known.row, last.id, host, verify=False, turns=turns)  # as restores and forks
             clock.passed("arrive")
         except BaseException:
             await asyncio.shield(self._back(sandbox, source, host))
@@ -170,6 +180,16 @@ class Failover:
         finally:
             self._moving.pop(sandbox).set()
         return size
+
+    async def _turns(self, sandbox: str, host: str) -> list[TurnInfo]:
+        """The record of its turns, the newest as far as they fit into a request."""
+        path = f"/v1/sandboxes/{sandbox}/turns"
+        found, size = await self.members.member(host).upstream.call("GET", path, list[TurnInfo]), 0
+        for number, each in enumerate(reversed(found)):
+            size += len(msgspec.msgpack.encode(each))
+            if size > TURNS_MOST:
+                return found[len(found) - number :]
+        return found
 
     async def _checkpoint(self, sandbox: str, host: str) -> CheckpointInfo:
         upstream = self.members.member(host).upstream

@@ -39,10 +39,10 @@ def joined(answers: Iterable[Iterable[Mapping[str, Any]]], key: str, order: str 
     return sorted(found.values(), key=lambda each: (each.get(order or key, 0), str(each[key])))
 
 
-def exposition(texts: Mapping[str, str]) -> bytes:
-    """Prometheus' texts of hosts, each sample with its host as a label."""
+def exposition(texts: Mapping[str, str], counters: Mapping[str, tuple[str, float]]) -> bytes:
+    """Prometheus' texts of hosts, each sample with its host as a label; and `counters` by name."""
     from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import Metric
+    from prometheus_client.core import CounterMetricFamily, Metric
     from prometheus_client.parser import text_string_to_metric_families
 
     families: dict[str, Metric] = {}
@@ -52,6 +52,8 @@ def exposition(texts: Mapping[str, str]) -> bytes:
             for sample in family.samples:
                 labels = {**sample.labels, "host": host}
                 one.add_sample(sample.name, labels, sample.value, sample.timestamp, sample.exemplar)
+    for name, (what, count) in counters.items():
+        families[name] = CounterMetricFamily(name, what, value=count)
 
     class Collected:
         def collect(self) -> Iterable[Metric]:

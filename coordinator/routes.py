@@ -40,6 +40,7 @@ class Routes:
 
     def __init__(self, members: Members, callers: Callers, copies: Copies, failover: Failover, jobs: Jobs) -> None:
         self.members = members
+        self.copies = copies
         self.jobs = jobs
         self.callers = callers
         self.failover = failover
@@ -157,7 +158,8 @@ class Routes:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         answers = await self._ask_all(request)
-        text = merge.exposition({name: answer.body.decode() for name, answer in answers.items()})
+        texts = {name: answer.body.decode() for name, answer in answers.items()}
+        text = merge.exposition(texts, self.copies.counters())
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     # ----------------------------------------------------------------- of one host

@@ -4,7 +4,7 @@ Owns: what of it stays as it was. Does not own: how its state came (:mod:`daemon
 (:mod:`daemon.host.restore`), that the other host no longer runs it, which the coordinator answers for.
 
 Guarantee: it is the same sandbox: id, name, owner, host name and machine id, limits and settings, sessions
-and processes; no fork hooks run.
+and processes, and the record of its turns as far as it is told; no fork hooks run.
 Asked again for the same, it answers the same.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from daemon.catalogue import ProgramRow
+from daemon.catalogue import ProgramRow, put_turn
 from daemon.host.host import Host
 from sandbox.errors import Conflict, Invalid
 from sandbox.messages import SandboxInfo
@@ -40,5 +40,7 @@ async def arrive(host: Host, checkpoint: str, request: ArriveRequest) -> Sandbox
         row.turn, row.created_at = origin.turn, request.created_at or row.created_at
         with host.made(row):
             await host.make(row, host.restorer.tree_below(row), origin, verify=request.verify)
+    turns = [each for each in request.turns if each.sandbox == request.id and each.turn <= origin.turn]
+    host.services.catalogue.later([put_turn(each) for each in turns])
     origin.owner = request.owner  # whoever sees the sandbox sees what it came from
     return row.info()

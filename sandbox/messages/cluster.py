@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from sandbox.messages.brief import Brief
+from sandbox.messages.commands import TurnInfo
 from sandbox.messages.sandboxes import Limits
 
 HostName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -62,6 +63,7 @@ class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     owner: str = ""
     created_at: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
     programs: dict[str, Any] = {}  # its sessions, processes and terminals, as the other host told them
+    turns: Annotated[list[TurnInfo], msgspec.Meta(max_length=1000)] = []  # its record of them, as far as it is known
     verify: bool = True
 
 

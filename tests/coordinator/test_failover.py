@@ -146,7 +146,9 @@ async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -
     await sandbox.exec("dd if=/dev/urandom of=/data bs=1M count=8 2> /dev/null")
     target = next(name for name in pair.daemons if name != host)
     wanted = MoveRequest(sandbox="mine", host=target)
+    turns = await sandbox.turns()
     moved = await client.call("POST", "/v1/cluster/moves", Moved, wanted)
+    assert await sandbox.turns() == turns and len(turns) == 2
     assert (moved.sandbox, moved.host) == (sandbox.id, target) and moved.pause_ms > 0
     assert await where(client, sandbox) == target
     assert (await session.exec("echo $((count + 1))")).text == "42\n"
