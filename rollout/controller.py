@@ -101,8 +101,7 @@ class RolloutController:
         """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved; None: those
         acknowledged. `seeds`: of the prompts, the same at every start; None: all from ``config.seed`` million on.
         `draw`: the seeds that come after those that the store has, instead."""
-        self.config, self.host = config, host
-        self.folder = Path(folder)
+        self.config, self.host, self.folder = config, host, Path(folder)
         self._disk = DiskThread()
         self.store, self.journal = store.SampleStore(self.folder), Journal(self.folder)
         self.fence = self.store.acquire("rollout")
