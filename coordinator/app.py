@@ -29,7 +29,7 @@ from daemon.auth.tokens import Tokens
 from daemon.config import address_of, is_loopback
 from daemon.listener import Listeners
 from daemon.notify import notify
-from sandbox import paths, private
+from sandbox import paths, private, structs
 from sandbox.container.cgroup import parse_bytes
 from sandbox.errors import Invalid, PagurusError
 
@@ -124,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     logs.to_stderr(options.log_level)
     os.umask(0o077)
+    structs.learn()
     try:
         asyncio.run(serve(options))
     except PagurusError as error:

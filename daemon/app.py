@@ -30,7 +30,7 @@ from daemon.host.host import Host
 from daemon.listener import Listeners
 from daemon.notify import notify
 from daemon.precedence import hurry, ordinary
-from sandbox import private
+from sandbox import private, structs
 from sandbox.container.shim import short_slice
 from sandbox.errors import Invalid, PagurusError
 from sandbox.tree.pool import OURS
@@ -188,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     logs.to_stderr(options.log_level)
     log.info("begins")
+    structs.learn()
     _allow_descriptors()
     _raise_limits()
     sys.setswitchinterval(SWITCH)

@@ -25,7 +25,7 @@ from rollout.service.role import RolloutRole
 from rollout.service.server import Door
 from rollout.store import stages
 from rollout.store.lock import own
-from sandbox import Client
+from sandbox import Client, structs
 from sandbox.errors import Conflict, PagurusError
 
 LOCK = "rollout.lock"
@@ -81,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.wait and not sys.stdin.buffer.readline():
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    structs.learn()
     tls = None
     try:
         if options.certificate is not None:

@@ -49,6 +49,7 @@ from rollout.store import stages
 from rollout.store.lock import own
 from rollout.weights.adapter import CONFIG
 from rollout.weights.store import VersionStore
+from sandbox import structs
 from sandbox.errors import Conflict, EngineFailed, PagurusError
 from trainer import machine, report, resume
 from trainer.batches.branches import branched, segment_advantages
@@ -75,6 +76,7 @@ class Owned(Exception):
 
 def main(config: Config, *, client: RolloutClient | None = None) -> int:
     """Runs to the end; the exit status. Errors are one line each, with the command that goes on from there."""
+    structs.learn()
     console = Console()
     run: Run | None = None
     try:

@@ -27,6 +27,7 @@ from coordinator.jobs import own_ray, tied
 from coordinator.jobs.store import JobRow, JobStore
 from daemon import logs
 from rollout.store.lock import own
+from sandbox import structs
 from sandbox.errors import Conflict, PagurusError
 
 LOOK = 0.5  # seconds between two looks at the queue
@@ -133,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     tied.tie()
     logs.to_stderr("info")
+    structs.learn()
     try:
         with own(options.folder, "head.lock"):
             store = JobStore(options.folder)

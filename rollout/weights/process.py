@@ -30,6 +30,7 @@ import numpy as np
 from rollout.weights.mirror import Mirror, Write
 from rollout.weights.puller import Pulled, Puller, Spent
 from rollout.weights.source import source_of
+from sandbox import structs
 from sandbox.errors import Conflict, EngineFailed, Invalid, NotEqual, NotFound, PagurusError, Unauthorized
 from sandbox.paths import CHECKOUT
 
@@ -250,6 +251,7 @@ def main() -> None:
     parser.add_argument("--no-changes", dest="changes", action="store_false", help="the engine reads the mirror alone")
     options = parser.parse_args()
     options.mirror.mkdir(parents=True, exist_ok=True)
+    structs.learn()
     try:
         asyncio.run(_child(options))
     except PagurusError as error:

@@ -34,6 +34,7 @@ from aiohttp.abc import AbstractStreamWriter
 from rollout.weights.source import FolderSource, Source, source_of
 from rollout.weights.store import Lease, VersionStore
 from rollout.weights.versions import Ref
+from sandbox import structs
 from sandbox.errors import Invalid, NotFound, PagurusError, TooMany, Unauthorized
 
 log = logging.getLogger("pagurus.relay")
@@ -212,6 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     trusted = ssl.create_default_context(cafile=options.authority) if options.authority else None
     upstream = source_of(options.upstream, token=token, tls=trusted, rate=options.rate) if options.upstream else None
     relay = Relay(VersionStore(options.folder), upstream, token=token, most=options.cache)
+    structs.learn()
     asyncio.run(
         serve(
             relay,

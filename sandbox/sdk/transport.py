@@ -23,7 +23,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from sandbox import paths
+from sandbox import paths, structs
 from sandbox.errors import (
     Closed,
     ConnectionBroken,
@@ -78,6 +78,7 @@ class Transport:
         self._connections = connections
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        structs.learn()  # a program may have clients in several threads
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._url or self._socket}>"

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 
 from rollout.engine import adopted
 from rollout.engine.adopted import Named
-from sandbox import durable
+from sandbox import durable, structs
 from sandbox.errors import Invalid, PagurusError
 from trainer.batches.sample import Sample, SampleLog
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
@@ -244,6 +244,7 @@ def main(argv: list[str]) -> int:
     """``python -m trainer.distributed.worker PLAN``, as one rank of torchrun's, or alone."""
     if len(argv) != 1:
         raise Invalid("one argument: the plan", remedy="plan.json of a run")
+    structs.learn()
     plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WorkPlan)
     torch.set_num_threads(plan.threads)
     return_freed_memory()

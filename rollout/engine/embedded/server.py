@@ -35,6 +35,7 @@ from rollout.engine import spare
 from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.weights import PulledWeights
 from rollout.weights.process import PullerProcess
+from sandbox import structs
 from sandbox.errors import EngineFailed, Invalid, PagurusError
 
 T = TypeVar("T")
@@ -478,6 +479,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     options = parser.parse_args(told)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    structs.learn()
     asyncio.run(run(options))
 
 
