@@ -23,6 +23,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     tail: float = 0.0  # tail batching, for example 1.25: see rollout.decide.tail
     concurrency: int = 64  # trajectories at once
     staleness: int = 1  # trainer version minus oldest policy version, at most
+    adaptive: bool = False  # how much of that is used is chosen while it runs: see rollout.decide.bound
     over_stale: OverStale = "wait"  # see rollout.decide.staleness
     sampling: Sampling = Sampling()
     limits: Limits = Limits()

@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from rollout import groups, held_out
+from rollout.ahead import Ahead
 from rollout.asked import Asked
 from rollout.attempts import Attempts
 from rollout.chaos import Faults
@@ -122,20 +123,8 @@ class RolloutController:
         self._buffer: dict[str, Buffered] = {}
         self._asked = Asked()
         self._training = self.store.unpublished(version)
-        self._counts = Counts()
-        self.attempts = Attempts(
-            episodes=self.episodes,
-            store=self.store,
-            journal=self.journal,
-            fence=self.fence,
-            do=self._do,
-            trees=self.trees,
-            refusals=self._refusals,
-            counts=self._counts,
-            config=config,
-            faults=faults,
-            on_change=self._changed.set,
-        )
+        self._counts, self.ahead = Counts(), Ahead(config)
+        self.attempts = self._attempts(faults)
         self._waits: list[Wait] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pump: asyncio.Task[None] | None = None
@@ -173,6 +162,21 @@ class RolloutController:
             kept=self.trees.kept if self.trees.kept.wanted else None,
             visitable=config.visit.trajectories > 0,
             effects=config.effects,
+        )
+
+    def _attempts(self, faults: Faults | None) -> Attempts:
+        return Attempts(
+            episodes=self.episodes,
+            store=self.store,
+            journal=self.journal,
+            fence=self.fence,
+            do=self._do,
+            trees=self.trees,
+            refusals=self._refusals,
+            counts=self._counts,
+            config=self.config,
+            faults=faults,
+            on_change=self._changed.set,
         )
 
     def _load(self) -> None:
@@ -248,9 +252,10 @@ class RolloutController:
         found = await self._do(lambda: self.store.whole(prompts, size))
         return Batch(version=self.version, groups=found, step=self.step, oldest=self.version - self.config.staleness)
 
-    async def consumed(self, batch: Batch) -> None:
-        """The step on this batch is saved: its prompts are consumed for good."""
+    async def consumed(self, batch: Batch, *, ess: float | None = None) -> None:
+        """The step on this batch is saved: its prompts are consumed for good. `ess`: see `Ahead.trained`."""
         await self._do(self.store.ack, batch.step, self.fence)
+        self.ahead.trained(ess)
         self.step = batch.step + 1
 
     async def published(self, version: int) -> None:
@@ -284,6 +289,7 @@ class RolloutController:
             "active": len(running),
             "groups_running": len(self._groups),
             "groups_buffered": len(self._buffer),
+            "bound": self.config.staleness if self.ahead.bound is None else self.ahead.bound,
             "prompts": msgspec.to_builtins(self.store.account()) if not self._stopped else {},
             **self._counts.figures(),
             "staleness": [staleness(self.version, member.trajectory.oldest) for member in running],
@@ -322,6 +328,7 @@ class RolloutController:
             parts=self._refusals.views,
             draining=self._draining,
             deferred=self._deferred,
+            bound=self.ahead.bound,
         )
 
     async def _execute(self, action: Action) -> None:
@@ -431,8 +438,9 @@ class RolloutController:
         batch = await self._do(
             lambda: take(self.step, prompts, self.fence, version=self.version, oldest=oldest, members=size)
         )
-        for prompt in prompts:
-            del self._buffer[prompt]
+        taken = [self._buffer.pop(prompt) for prompt in prompts]
+        lags = [staleness(self.version, oldest) for each in taken for oldest in each.oldest]
+        self.ahead.handed(lags, self._asked.since)
         self._training = True
         self._asked.give(batch)
 

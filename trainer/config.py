@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -54,7 +54,7 @@ class Config:
     rate: float = 2e-4  # of AdamW, falling linearly to a twentieth
     objective: str = "pooled"  # a row of trainer.objectives
     corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
-    staleness: int = 1  # trainer version minus oldest policy version of a trajectory, at most
+    staleness: int | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
     extra: int = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
     tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
     max_tokens: int = 16  # of an answer
@@ -94,6 +94,7 @@ POSITIVE = (
     "ranks",
     "scorers",
 )
+STALEST = 4  # versions, where the bound is chosen while the run goes on
 ENGINES = ("embedded", "vllm")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
@@ -280,7 +281,8 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
             groups=config.groups,
             size=config.size,
             concurrency=fitting.concurrency,
-            staleness=config.staleness,
+            staleness=STALEST if config.staleness == "auto" else config.staleness,
+            adaptive=config.staleness == "auto",
             extra=config.extra,
             tail=config.tail,
             sampling=Sampling(

@@ -235,7 +235,7 @@ class Run:
             self.step, self.version = state.step, state.version
             await asyncio.to_thread(self._encode)
             await asyncio.to_thread(self.recorder.turns, self.step, batch.trajectories)
-            await self.rollout.consumed(batch)
+            await self.rollout.consumed(batch, ess=stats.get("ess"))
             await self._publish()
             self._reached(stages.WORKED)
             took = time.monotonic() - began

@@ -7,6 +7,7 @@ Guarantee: every view goes through `RolloutPolicy.decide`, as in a live run; a w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,6 +16,7 @@ from coordinator.simulate.clock import Clock
 from coordinator.simulate.engines import Engine, Rates, Request
 from rollout.decide import tail
 from rollout.decide.affinity import Profiles
+from rollout.decide.bound import Bound, Stepped
 from rollout.decide.measuring import Measured
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.routing import Ask, RouteView, RoutingRules, ServerView, route
@@ -59,6 +61,8 @@ class Plan:
     kind: Callable[[int], str] = lambda prompt: ""  # of environment, by the prompt
     prompts: int
     trainer: float = 0.0  # seconds of a step
+    drift: Callable[[int], float] = lambda step: 0.0  # what a version of lag costs: a sample weighs exp(-drift * lag)
+    bound: Bound | None = None  # chooses how far rollouts run ahead; `rules.staleness` is how far they may
     barrier: Barrier = "none"
     """`turn`: all trajectories of a batch take their turns in step, as engines with one call for a whole batch do.
     `group`: all members of a group are one request to one engine, which keeps their slots until the last has ended."""
@@ -76,6 +80,8 @@ class Came:
     sampled: float = 0.0  # by the engines, also for trajectories that were ended
     accepted: list[float] = field(default_factory=list)  # tokens of each trained trajectory
     busy_share: float = 0.0  # of the engines' time
+    effective: float = 0.0  # trajectories that were trained, each by its weight
+    bounds: list[int] = field(default_factory=list)  # under which each batch was handed out
 
 
 @dataclass(eq=False)
@@ -85,6 +91,7 @@ class Running:
     prompt: int
     index: int
     turns: list[Turn]
+    version: int = 0  # when it began
     at: int = 0
     ended: bool = False
     engine: Engine | None = None
@@ -113,6 +120,7 @@ class Simulated:
         hardware = plan.hardware or [""] * len(plan.engines)
         self.engines = [Engine(self.clock, *each) for each in zip(plan.engines, hardware, strict=True)]
         self.profiles = Profiles()
+        self.trained_at = 0.0
         self.came = Came()
         self.groups: dict[int, Together] = {}
         self.whole: dict[int, Together] = {}
@@ -150,15 +158,19 @@ class Simulated:
                 GroupView(
                     str(group.number),
                     group.number,
-                    [Member(n, state(member), self.version if member else None) for n, member in group.members.items()],
+                    [Member(n, state(each), each.version if each else None) for n, each in group.members.items()],
                     deferred=group.deferred,
                 )
                 for group in self.groups.values()
             ],
-            buffered=[Buffered(str(number), number, [self.version]) for number in self.whole],
+            buffered=[
+                Buffered(str(number), number, [each.version for each in group.members.values() if each])
+                for number, group in self.whole.items()
+            ],
             queued=0,
             more=self.issued < self.plan.prompts,
             deferred=len(self.waiting),
+            bound=None if self.plan.bound is None else self.plan.bound.now,
         )
 
     def _decide(self) -> None:
@@ -206,14 +218,24 @@ class Simulated:
     def _train(self, groups: list[Together]) -> None:
         assert self.asked_at is not None
         self.came.batches.append([group.number for group in groups])
-        self.came.rollout_seconds.append(self.clock.now - self.asked_at)
-        for group in groups:
-            for member in list(group.members.values())[: self.plan.rules.size]:
-                assert member is not None
-                self.came.accepted.append(sum(turn.tokens for turn in member.turns))
+        waited = self.clock.now - self.asked_at
+        self.came.rollout_seconds.append(waited)
+        taken = [each for group in groups for each in list(group.members.values())[: self.plan.rules.size] if each]
+        self.came.accepted += [sum(turn.tokens for turn in member.turns) for member in taken]
         self.came.tokens = sum(self.came.accepted)
+        self._weigh([self.version - member.version for member in taken], waited)
         self.asked_at, self.training = None, True
         self.clock.after(self.plan.trainer, self._trained)
+
+    def _weigh(self, lags: list[int], waited: float) -> None:
+        """What the batch is worth, and what the bound learns of it."""
+        weights = [math.exp(-self.plan.drift(self.version) * lag) for lag in lags]
+        self.came.effective += sum(weights)
+        seconds, self.trained_at = self.clock.now - self.trained_at, self.clock.now
+        if self.plan.bound is not None:
+            self.came.bounds.append(self.plan.bound.now)
+            lag, ess = sum(lags) / len(lags), sum(weights) / len(weights)
+            self.plan.bound.see(Stepped(lag=lag, ess=ess, seconds=max(seconds, 1e-9), waited=waited))
 
     def _trained(self) -> None:
         self.version, self.training, self.asked_at = self.version + 1, False, self.clock.now
@@ -222,7 +244,7 @@ class Simulated:
     # ----------------------------------------------------------------- trajectories
 
     def _start(self, group: Together, index: int) -> None:
-        member = Running(group.number, index, self.plan.workload(group.number, index))
+        member = Running(group.number, index, self.plan.workload(group.number, index), self.version)
         group.members[index] = member
         if self.plan.barrier == "group":
             if group.home is None:

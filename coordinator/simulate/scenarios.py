@@ -17,6 +17,7 @@ from coordinator.decide.slack import Budget, StepCost
 from coordinator.simulate import jobs, serving
 from coordinator.simulate.engines import Rates
 from coordinator.simulate.rollouts import Came, Plan, Simulated, Turn, Workload
+from rollout.decide.bound import Bound
 from rollout.decide.view import Rules
 
 ALL_AT_ONCE = 1_000_000  # trajectories
@@ -196,6 +197,46 @@ def affinity(seed: int) -> dict[str, Any]:
     }
 
 
+STALEST = 4  # versions
+
+
+def staleness(seed: int, steps: int = 300) -> dict[str, Any]:
+    """The bound on staleness chosen while a run goes on, against each bound that is held: effective samples a second.
+
+    Held are also bounds on running ahead alone (`ahead`), under which stragglers of up to four versions are used.
+    """
+
+    def worth(work: Workload, drift: Callable[[int], float], stalest: int, bound: Bound | None) -> float:
+        came = simulated(
+            rules=Rules(groups=4, size=2, staleness=stalest, concurrency=64),
+            engines=[Rates(base=0.01, slots=64)],
+            workload=work,
+            prompts=4 * steps,
+            trainer=10.0,
+            drift=drift,
+            bound=bound,
+        )
+        return came.effective / came.seconds
+
+    def ratio(work: Workload, drift: Callable[[int], float]) -> dict[str, float]:
+        held = [worth(work, drift, bound, None) for bound in range(STALEST + 1)]
+        ahead = [worth(work, drift, STALEST, Bound(STALEST, first=n, hold=1 << 30)) for n in range(STALEST)]
+        chosen = worth(work, drift, STALEST, Bound(STALEST))
+        return {"over_best_held": round(chosen / max(held), 3), "over_best_ahead": round(chosen / max(ahead), 3)}
+
+    short, long = (lengths(seed, mean=mean, spread=0.6) for mean in (300.0, 2500.0))
+    even = lengths(seed, mean=1000, spread=0.8)
+    same = lengths(seed, mean=100, spread=0.0)
+    return {
+        "slower_drift": ratio(even, lambda step: 0.7 if step < steps / 2 else 0.03),
+        "longer_answers": ratio(lambda n, member: (short if n < 2 * steps else long)(n, member), lambda step: 0.15),
+        "steady": ratio(even, lambda step: 0.1),
+        "control": round(worth(same, lambda step: 0.0, 1, None) / worth(same, lambda step: 0.0, STALEST, Bound(4)), 3),
+        "inputs": "four groups of two, a training step takes 10 s; a sample weighs exp(-drift x lag); drift 0.7, from "
+        "the middle on 0.03; 0.15 while answers become eight times longer; 0.1; control: answers of a second, no drift",
+    }
+
+
 # --------------------------------------------------------------------------- RollPacker (arXiv:2509.21009)
 
 PACKER = {  # model: longest answer, seconds of a decoding step, their rollout times without and with tail batching
@@ -364,6 +405,7 @@ SCENARIOS: dict[str, Callable[[int], dict[str, Any]]] = {
     "redundancy": redundancy,
     "asynchrony": asynchrony,
     "affinity": affinity,
+    "staleness": staleness,
     "tail": tail,
     "mux": mux,
     "harvest": harvest,

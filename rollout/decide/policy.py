@@ -60,10 +60,11 @@ class RolloutPolicy:
         """New groups first. While a part refuses, one group more is taken only where else nobody would try again: a
         part works again when somebody was served, so somebody has to ask."""
         rules = self.rules
+        bound = rules.staleness if view.bound is None else view.bound
         if rules.tail:
-            leases = tail.next_round(view, rules)
+            leases = tail.next_round(view, rules, bound=bound)
         else:
-            leases = admission.admit(view, batch=rules.groups, bound=rules.staleness)
+            leases = admission.admit(view, batch=rules.groups, bound=bound)
         if leases and not view.parts:
             return list(leases)
         active = [member for group in view.running for member in group.members if member.state == "running"]

@@ -36,13 +36,13 @@ def put_off(view: View, rules: Rules) -> list[Defer]:
     return [Defer(group.prompt) for group in view.running if not group.deferred]
 
 
-def next_round(view: View, rules: Rules) -> list[Lease]:
+def next_round(view: View, rules: Rules, *, bound: int) -> list[Lease]:
     """The groups of the next round, when none is on its way and a batch is wanted within the staleness bound.
 
     The last prompts of all are played in rounds of what there is.
     """
     missing = rules.groups - len(view.buffered)
-    if view.running or missing <= 0 or (view.training and rules.staleness < 1):
+    if view.running or missing <= 0 or (view.training and bound < 1):
         return []
     fresh = view.more or view.queued > 0
     if (view.deferred >= rules.groups and not view.buffered) or (view.deferred and not fresh):

@@ -113,6 +113,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[PartView] = []
     draining: bool = False  # nothing new starts
     deferred: int = 0  # prompts that were put off and wait; not among `queued`
+    bound: int | None = None  # versions by which rollouts may run ahead now; None: as the rules say
 
 
 # --------------------------------------------------------------------------- answers

@@ -81,9 +81,9 @@ class RolloutClient(Transport):
         """Groups that wait for the next batch, but `without`."""
         return await self._fetched(await self._ask(wire.Whole(fence=self.fence, without=list(without)), wire.Taken))
 
-    async def consumed(self, batch: Batch) -> None:
-        """The step on this batch is saved."""
-        await self._ask(wire.Ack(fence=self.fence, step=batch.step), wire.Done)
+    async def consumed(self, batch: Batch, *, ess: float | None = None) -> None:
+        """The step on this batch is saved. `ess`: effective sample size, as a share, where it is known."""
+        await self._ask(wire.Ack(fence=self.fence, step=batch.step, ess=ess), wire.Done)
         self.step = batch.step + 1
 
     async def evaluate(self, seeds: Sequence[int], *, last: bool = False) -> list[Trajectory]:

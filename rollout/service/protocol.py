@@ -59,6 +59,7 @@ class Ack(msgspec.Struct, kw_only=True):
 
     fence: Fence
     step: int
+    ess: float | None = None  # effective sample size of its batch, as a share
 
 
 class Evaluate(msgspec.Struct, kw_only=True):

@@ -148,6 +148,7 @@ class RolloutRole:
         await asyncio.to_thread(self.store.ack, ask.step, ask.fence)
         if self.controller is not None:
             self.controller.step = max(self.controller.step, ask.step + 1)
+            self.controller.ahead.trained(ask.ess)
         return wire.Done()
 
     async def evaluate(self, ask: wire.Evaluate) -> wire.Evaluated:

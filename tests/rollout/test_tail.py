@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,11 +70,11 @@ def whole(count: int) -> list[Buffered]:
     ],
 )
 def test_the_next_round(changes: dict[str, object], expected: list[Lease]) -> None:
-    assert tail.next_round(view(**changes), RULES) == expected
+    assert tail.next_round(view(**changes), RULES, bound=0) == expected
 
 
 def test_a_round_may_begin_while_the_trainer_works_if_staleness_allows_it() -> None:
-    assert tail.next_round(view(training=True), msgspec.structs.replace(RULES, staleness=1)) == [Lease(10)]
+    assert tail.next_round(view(training=True), RULES, bound=1) == [Lease(10)]
 
 
 def test_what_is_late_is_put_off_once_a_batch_is_whole() -> None:

@@ -1,0 +1,107 @@
+"""How far rollouts may run ahead of the trainer, chosen while the run goes on (`staleness = "auto"`). Pure.
+
+Owns: the bound that admission keeps. Does not own: what is over-stale (rollout.decide.staleness): tokens older than the
+largest bound bear no gradient, whatever is chosen here, so that lowering the bound throws nothing away.
+Guarantee: the bound is between 0 and `most`; what was measured decides, and a bound that was tried in vain is not tried
+again for twice as many steps each time, unless the run has become another.
+
+A larger bound hides rollouts behind the training and the other way round; but what is learned from is older, and weighs
+less. What counts is both: the worth of a bound is ``effective sample size / seconds of a step``. A neighbour is tried
+only if it can be better at best: one more can save no more than the trainer's waiting, one less can gain no more than
+what the lag of a version costs now.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+import msgspec
+
+
+class Stepped(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the trainer, as the rollout saw it."""
+
+    lag: float  # versions that its samples were behind, in the mean
+    ess: float  # effective sample size, as a share
+    seconds: float  # since the step before
+    waited: float  # of these, that the trainer waited for its batch
+
+
+@dataclass
+class _Known:
+    """Of a bound that was measured."""
+
+    worth: float
+    at: int  # step
+    patience: int
+
+
+class Bound:
+    """``bound.see(step)`` after each step, then ``bound.now``"""
+
+    def __init__(self, most: int, *, first: int = 1, hold: int = 8, again: int = 16, margin: float = 0.05):
+        """`hold` steps are measured at a bound; a neighbour is tried again after `again` steps, if it can be better by
+        `margin`."""
+        self.now, self.most = min(first, most), most
+        self._hold, self._again, self._margin = hold, again, margin
+        self._seen: list[Stepped] = []
+        self._skip = 0  # steps that began before the bound was changed
+        self._step = 0
+        self._known: dict[int, _Known] = {}
+        self._from: int | None = None  # where a trial comes from
+        self._first: Stepped | None = None  # how steps were when this bound was first measured, since it was chosen
+
+    def see(self, step: Stepped) -> None:
+        self._step += 1
+        if self._skip:
+            self._skip -= 1
+            return
+        self._seen = [*self._seen, step][-3 * self._hold :]
+        if len(self._seen) < self._hold:
+            return
+        self._forget_if_changed()
+        worth = fmean(each.ess for each in self._seen) / fmean(each.seconds for each in self._seen)
+        before = self._known.get(self.now)
+        self._known[self.now] = _Known(worth, self._step, self._again if before is None else before.patience)
+        self._choose(worth)
+
+    def _forget_if_changed(self) -> None:
+        """Another run than the one that was measured: what other bounds were worth says nothing any more."""
+        last = self._seen[-self._hold :]
+        ess, seconds = fmean(each.ess for each in last), fmean(each.seconds for each in last)
+        mean = Stepped(lag=0.0, ess=ess, seconds=seconds, waited=0.0)
+        first = self._first = self._first or mean
+        if not (0.75 * first.ess <= ess <= first.ess / 0.75 and 0.6 * first.seconds <= seconds <= first.seconds / 0.6):
+            self._known, self._from, self._seen, self._first = {}, None, last, mean
+
+    def _choose(self, worth: float) -> None:
+        if self._from is not None and worth < self._known[self._from].worth:
+            failed, back = self._known[self.now], self._from
+            failed.patience = min(2 * failed.patience, 8 * self._again)
+            self._go(back)
+            return
+        self._from = None
+        hopes = {bound: self._hope(bound) for bound in (self.now + 1, self.now - 1) if 0 <= bound <= self.most}
+        best = max(hopes, key=lambda bound: hopes[bound], default=self.now)
+        if hopes and hopes[best] > (1 + self._margin) * worth:
+            trial = self.now
+            self._go(best)
+            self._from = trial
+
+    def _hope(self, bound: int) -> float:
+        """What a neighbour is worth at best, or was found to be worth lately."""
+        known = self._known.get(bound)
+        if known is not None and self._step - known.at < known.patience:
+            return known.worth
+        ess, lag = fmean(each.ess for each in self._seen), fmean(each.lag for each in self._seen)
+        seconds, waited = fmean(each.seconds for each in self._seen), fmean(each.waited for each in self._seen)
+        if bound < self.now:  # as if a version less were behind, and nothing slower
+            return ess ** (max(0.0, lag - 1) / lag if lag else 1.0) / seconds
+        older = math.log(max(ess, 1e-6)) / max(lag, 1.0) / 2  # half a version more, and nobody waits
+        return ess * math.exp(older) / max(seconds - waited, 1e-3 * seconds)
+
+    def _go(self, bound: int) -> None:
+        self._skip, self.now, self._from = max(self.now, bound) + 1, bound, None
+        self._seen, self._first = [], None
