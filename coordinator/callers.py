@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 
 import msgspec
-from aiohttp import web
 
 from coordinator.members import Member, Members
-from daemon.auth import access
-from daemon.auth.access import CALLER, Caller
+from daemon.auth.access import CALLER
 from daemon.auth.tokens import Tokens
 from sandbox.errors import PagurusError
 from sandbox.messages.tokens import NewToken, TokenRequest
@@ -32,13 +29,6 @@ class Callers:
         self.tokens = tokens
         self._members = members
         self._making = asyncio.Lock()
-
-    def identify(self, request: web.Request) -> Caller:
-        """Raises Unauthorized."""
-        token = access.bearer(request.headers.get("Authorization"))
-        if token is not None:
-            return self.tokens.identify(token)
-        return access.LOCAL if _over_unix(request) else access.NOBODY
 
     async def token(self, member: Member) -> str | None:
         """What the call under way shows to a host; None: nothing, on a socket that is root's alone."""
@@ -63,9 +53,3 @@ class Callers:
                 with contextlib.suppress(PagurusError):  # away: nobody but the coordinator ever had it
                     await member.upstream.call("DELETE", f"/v1/tokens/{number}", msgspec.Raw)
                 await state.drop_token(caller, host)
-
-
-def _over_unix(request: web.Request) -> bool:
-    """Whether it came over the socket that only the coordinator's own user can open."""
-    connection = None if request.transport is None else request.transport.get_extra_info("socket")
-    return connection is not None and connection.family == socket.AF_UNIX

@@ -109,7 +109,7 @@ class Routes:
         try:
             CALLER.set(access.NOBODY)
             if request.path not in ("/v1/health", "/v1/openapi.json"):
-                caller = self.callers.identify(request)
+                caller = self.callers.tokens.caller(request)
                 own = request.path.startswith(("/v1/cluster/", "/v1/tokens"))
                 if (refused := access.refusal(caller, "admin" if own else "read")) is not None:
                     raise refused

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -75,7 +74,7 @@ class Gate:
     async def _admit(self, request: web.Request, route: Route) -> web.StreamResponse:
         CALLER.set(access.NOBODY)
         SUBJECT.set(None)
-        caller = access.NOBODY if route.scope == "open" else self._caller(request)
+        caller = access.NOBODY if route.scope == "open" else self.tokens.caller(request)
         if (refused := access.refusal(caller, route.scope)) is not None:
             raise refused
         CALLER.set(caller)
@@ -93,12 +92,6 @@ class Gate:
             return await self._once(request, route, caller, self._answers)
 
     # ----------------------------------------------------------------- who, and how often
-
-    def _caller(self, request: web.Request) -> Caller:
-        token = access.bearer(request.headers.get("Authorization"))
-        if token is not None:
-            return self.tokens.identify(token)
-        return access.LOCAL if _over_unix(request) else access.NOBODY
 
     def _need_rate(self, caller: Caller) -> None:
         rate = caller.quota.requests_per_s
@@ -178,12 +171,6 @@ def _broken_off(request: web.Request, error: Exception) -> web.StreamResponse:
     if request.transport is not None:
         request.transport.abort()
     return request[STARTED]
-
-
-def _over_unix(request: web.Request) -> bool:
-    """Whether it came over the socket that only the daemon's own user can open."""
-    connection = None if request.transport is None else request.transport.get_extra_info("socket")
-    return connection is not None and connection.family == socket.AF_UNIX
 
 
 @web.middleware

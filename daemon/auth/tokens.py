@@ -9,12 +9,14 @@ holds what all before it did.
 from __future__ import annotations
 
 import secrets
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+from aiohttp import web
 
 from daemon.auth import access
 from daemon.auth.access import Caller, Grant
@@ -94,6 +96,14 @@ class Tokens:
         """Who shows this token. Raises Unauthorized."""
         number, secret = access.split(text) or ("", "")
         return access.identify(secret, self._grants.get(number), self._clock())
+
+    def caller(self, request: web.Request) -> Caller:
+        """Who calls: by a token, else by the socket that only the server's own user can open. Raises Unauthorized."""
+        token = access.bearer(request.headers.get("Authorization"))
+        if token is not None:
+            return self.identify(token)
+        connection = None if request.transport is None else request.transport.get_extra_info("socket")
+        return access.LOCAL if connection is not None and connection.family == socket.AF_UNIX else access.NOBODY
 
     def _write(self, grants: dict[str, Grant]) -> None:
         """Under the lock: of two writers the later one has the later list."""

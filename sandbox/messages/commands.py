@@ -68,8 +68,8 @@ class TurnInfo(Brief, kw_only=True, omit_defaults=True):
     sandbox: str
     turn: int
     command: str  # its beginning
-    started_at: float
-    duration: float
+    started_at: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    duration: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     exit_code: int
     verdict: Verdict
     reason: str
