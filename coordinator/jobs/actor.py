@@ -37,7 +37,9 @@ class RunActor:
         try:
             while True:
                 with (self._run / "run.log").open("ab") as out:
-                    self._process = tied.begin([sys.executable, "-m", "coordinator.jobs.tied", str(self._run)], out)
+                    self._process = tied.begin(
+                        [sys.executable, "-m", "coordinator.jobs.supervisor", str(self._run)], out
+                    )
                 status = self._process.wait()
                 if status in (local.DONE, local.SAID):
                     self._status.set_result(status)

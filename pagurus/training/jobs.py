@@ -43,7 +43,7 @@ def submit(
     """
     with needs_training():
         from coordinator.jobs.keeper import parse_needs
-        from coordinator.local import roles_of
+        from coordinator.jobs.supervisor import remember
         from trainer import config as configuration
         from trainer.prepare import prepare
     from sandbox.messages.cluster import JobInfo, JobRequest
@@ -53,21 +53,14 @@ def submit(
     run = prepare(configuration.make(content | ({"resume": resume} if resume else {})), fresh=fresh)
     if run is None:
         raise typer.Exit(1)
-    _remember_where(roles_of(run.resolve()))
+    # How its processes reach the sandboxes: as this command does.
+    remember(run.resolve(), {name: os.environ[name] for name in (HOST, TOKEN, AUTHORITY) if name in os.environ})
     request = JobRequest(run=str(run.resolve()), needs=amounts, priority=priority)
     made = call(lambda cluster: cluster.call("POST", "/v1/cluster/jobs", JobInfo, request, keyed=True))
     if json:
         output.as_json(made)
     else:
         print(f"{made.id}  {made.run}\nlook at it with: pagurus logs --follow {made.id}")
-
-
-def _remember_where(roles: Path) -> None:
-    """How its processes reach the sandboxes: as this command does. With a token, so for its owner's eyes."""
-    from coordinator.jobs.tied import ENVIRONMENT, remember
-
-    roles.mkdir(exist_ok=True)
-    remember(roles / ENVIRONMENT, {name: os.environ[name] for name in (HOST, TOKEN, AUTHORITY) if name in os.environ})
 
 
 @verbs.command("jobs")

@@ -20,7 +20,7 @@ from coordinator.jobs import own_ray
 from coordinator.jobs.head import Head
 from coordinator.jobs.keeper import parse_quotas
 from coordinator.jobs.store import JobStore
-from coordinator.jobs.tied import ENVIRONMENT, remember
+from coordinator.jobs.supervisor import remember
 from rollout.engine import adopted
 from rollout.store.samples import SampleStore
 from sandbox.errors import Conflict, Invalid, NotFound
@@ -47,8 +47,7 @@ class Jobs:
         self.cluster = cluster
 
     def submit(self, run: Path, host: Path, **needs: float) -> JobInfo:
-        local.roles_of(run).mkdir(exist_ok=True)
-        remember(local.roles_of(run) / ENVIRONMENT, {"PAGURUS_HOST": str(host)})
+        remember(run, {"PAGURUS_HOST": str(host)})
         return self._call("POST", "", JobInfo, JobRequest(run=str(run), needs=needs))
 
     def all(self) -> dict[str, JobInfo]:
