@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from daemon.checkpoints.schedule import Job, Schedule, Stage
+from daemon.checkpoints.schedule import LEAST, Job, Schedule, Stage
 
 RECENT = 2048  # waits of each stage that the statistics look back on
 
@@ -107,11 +107,12 @@ class CheckpointQueue:
         waited: bool = False,
         cost: float = 1.0,
         owner: str = "",
+        expected: float = LEAST,
     ) -> Ticket:
         """Queue `work`. It starts at once when a slot of its stage is free that its owner may take."""
         if self._closed:
             raise RuntimeError("the checkpoint engine is closed")
-        job = Job(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited, owner)
+        job = Job(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited, owner, expected)
         ticket = Ticket(self, job, work)
         self._tickets[job.id] = ticket
         self._schedule.submit(job)

@@ -17,11 +17,14 @@ overdue ones, which start at once and are paid for afterwards. In each stage the
 A slot is held until its job has ended, so nobody may hold all of them. Of a stage's slots (where it has more than
 one) all but one are the most that jobs of one sharer take at a time. The sharer of a job is the owner of the token
 that its sandbox belongs to, or else its sandbox. In DUMP and SNAPSHOT all sandboxes of which it is not known that
-they hold slots for a moment only are one sharer together. A moment is up to QUICK, or up to a third of what the slots
-are mostly held for, which a busy host makes longer for all, but never more than HEAVY; a sandbox that was struck lately
-is not known to be quick. A sandbox whose processes did not stop is struck: its next job waits for a while that doubles
-with each strike. One whose dumps are refused again and again, which cost the host their work all the same, has one a
-second.
+they hold slots for a moment only are one sharer together: new ones, those with more to dump than takes QUICK seconds
+on a host that does nothing else (:func:`expected`), and those that held slots for longer than that. How slow the host
+is now is taken into account: a sandbox may take as many times QUICK as every other one took of what was expected of
+it. So a busy host does not make a small sandbox one of the slow, and a slow one makes no other look quick. A sandbox
+that was struck lately is not known to be quick.
+
+A sandbox whose processes did not stop is struck: its next job waits for a while that doubles with each strike. One
+whose dumps are refused again and again, which cost the host their work all the same, has one a second.
 
 Guarantees: no stage runs more jobs than its limit; a stage with a free slot, no debt and a queued job whose sharer
 has a part left and which waits for no strike starts one; among the jobs that may start, one whose deadline has passed
@@ -33,6 +36,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,16 +52,25 @@ class Stage(enum.StrEnum):
 
 PROVING = (Stage.DUMP, Stage.SNAPSHOT)  # stages whose jobs take a moment, or else are in others' way
 BURST = 1.0  # seconds of its share that an idle stage may save up
-QUICK, HEAVY = 0.2, 2.0  # seconds in a slot that are a moment in any case, and in none
-SLOWER = 3  # how many times as long slots are mostly held as what is a moment
-LOOKED_BACK = 3.0  # seconds of slots after which what they were held for before counts little
+QUICK = 0.2  # seconds in a slot that are a moment
+LEAST, OF_TASK, OF_BYTE = 0.015, 0.001, 0.6e-9  # seconds for the dump of an idle sandbox, of each task more, of memory
+KNOWN = 16  # sandboxes, those that held slots last, by which the host's slowness is known
 STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
 REFUSED_FREE, REFUSED = (
     3,
     1.0,
 )  # dumps refused in a row that cost a sandbox nothing; seconds that each further one waits
-_UNPROVEN = "\0unproven"  # the sharer that all other sandboxes are
+UNPROVEN = "\0unproven"  # the sharer that all other sandboxes are
+
+
+def expected(tasks: int, size: int) -> float:
+    """Seconds for a dump of so many processes and threads with `size` bytes of images, on a host without other work.
+
+    >>> expected(3, 1 << 20) < QUICK < expected(400, 1 << 20)
+    True
+    """
+    return LEAST + OF_TASK * tasks + OF_BYTE * size
 
 
 @dataclass(slots=True)
@@ -71,6 +84,7 @@ class Job:
     cost: float = 1.0  # what it uses of the share: bytes, or any unit that is the same within a stage
     waited: bool = False  # somebody waits for it now
     owner: str = ""  # of the token that the sandbox belongs to; "": the host's own
+    expected: float = LEAST  # seconds in its slot on a host without other work
     sharer: str = field(default="", init=False)  # whose part of the slots it takes
     tag: float = field(default=0.0, init=False)  # start tag of fair queueing
     order: int = field(default=0, init=False)  # arrival
@@ -102,7 +116,7 @@ class _Lane:
             str, dict[str, None]
         ] = {}  # jobs of sharers that have their part, in the order in which they came
         self.usual: dict[str, float] = {}  # sandbox -> seconds that it holds a slot, the latest time counting half
-        self.mostly = 0.0  # seconds of a job to which, of late, most of the time in slots belonged
+        self.slowness: dict[str, float] = {}  # sandbox -> how many times as long as expected; the latest one last
         self.queued: dict[str, Job] = {}
         self.urgent: list[tuple[float, int, str]] = []
         self.fair: list[tuple[float, float, int, str]] = []
@@ -111,14 +125,21 @@ class _Lane:
         self.finish_tags: dict[str, float] = {}
 
     def add(self, job: Job) -> None:
-        moment = min(HEAVY, max(QUICK, self.mostly / SLOWER))
-        unproven = self.proving and self.usual.get(job.sandbox, HEAVY + 1) > moment
-        job.sharer = _UNPROVEN if unproven else job.owner or job.sandbox
+        unproven = self.proving and not self._is_quick(job)
+        job.sharer = UNPROVEN if unproven else job.owner or job.sandbox
         job.tag = max(self.virtual, self.finish_tags.get(job.sandbox, 0.0))
         self.finish_tags[job.sandbox] = job.tag + job.cost
         self.queued[job.id] = job
         heapq.heappush(self.due, (job.deadline, job.order, job.id))
         self._enter(job)
+
+    def _is_quick(self, job: Job) -> bool:
+        """Whether it is known to hold its slot for a moment only, as slow as the host is now."""
+        usual = self.usual.get(job.sandbox)
+        if usual is None or job.expected > QUICK:
+            return False
+        others = (times for sandbox, times in self.slowness.items() if sandbox != job.sandbox)
+        return usual <= QUICK * max(1.0, min(others, default=math.inf))
 
     def _enter(self, job: Job) -> None:
         heapq.heappush(self.fair, (job.tag, job.deadline, job.order, job.id))
@@ -179,8 +200,11 @@ class _Lane:
         if not self.taken[job.sharer]:
             del self.taken[job.sharer]
         if self.proving and took is not None:
-            self.usual[job.sandbox] = (took + self.usual.get(job.sandbox, took)) / 2
-            self.mostly += (took - self.mostly) * min(1.0, took / LOOKED_BACK)
+            self.usual[job.sandbox] = usual = (took + self.usual.get(job.sandbox, took)) / 2
+            self.slowness.pop(job.sandbox, None)
+            self.slowness[job.sandbox] = usual / job.expected
+            if len(self.slowness) > KNOWN:
+                del self.slowness[next(iter(self.slowness))]
         for name in self.parked.pop(job.sharer, ()):
             if (waiting := self.queued.get(name)) is not None:
                 self._enter(waiting)
@@ -252,6 +276,7 @@ class Schedule:
         self._refused.pop(sandbox, None)
         for lane in self._lanes.values():
             lane.usual.pop(sandbox, None)
+            lane.slowness.pop(sandbox, None)
 
     def promote(self, name: str) -> None:
         """Somebody waits for this job. Unknown, running or promoted already: no effect."""

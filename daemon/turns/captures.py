@@ -17,7 +17,7 @@ from daemon.catalogue import CheckpointRow, SandboxRow, put_checkpoint, put_sand
 from daemon.checkpoints.capture import NeedsDump, failure
 from daemon.checkpoints.inflight import InFlight, Services
 from daemon.checkpoints.persist import store
-from daemon.checkpoints.schedule import Stage
+from daemon.checkpoints.schedule import LEAST, Stage, expected
 from daemon.turns import excluded
 from daemon.verdict.ignore import checked
 from sandbox.container.unstoppable import Unstoppable, need_stoppable
@@ -154,6 +154,9 @@ class Captures:
                     rules=checked(self._of.row.ignore),
                 ),
                 waited=inflight.waited,
+                expected=expected(self._of.container.cgroup.tasks(), inflight.parent.dump_bytes)
+                if stage is Stage.DUMP
+                else LEAST,
             )
             try:
                 await asyncio.shield(inflight.ticket.done)

@@ -321,6 +321,14 @@ class Cgroup:
                 continue
         return found
 
+    def tasks(self) -> int:
+        """How many processes and threads it has, its shim included; 0 where the kernel does not count them."""
+        path = self.path if self.pure else self.v1.get("pids", self.path)
+        try:
+            return int((path / "pids.current").read_text())
+        except OSError:  # no such controller, or the sandbox is gone
+            return 0
+
     def stragglers(self) -> list[int]:
         """Host pids of what joined on behalf of the sandbox: its shim, and what that started outside the v2 group."""
         found: set[int] = set()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.checkpoints.schedule import Job, Schedule, Stage
+from daemon.checkpoints.schedule import KNOWN, LEAST, UNPROVEN, Job, Schedule, Stage, expected
 
 WIDE = dict.fromkeys(Stage, 1)
 
@@ -225,7 +225,7 @@ def test_nothing_starves_under_a_stream_of_urgent_jobs(limit: int, rounds: int, 
 
 # ---------------------------------------------------------------------- shares of the slots
 
-TWO = {Stage.DUMP: 2}
+TWO, SIX = {Stage.DUMP: 2}, {Stage.DUMP: 6}
 
 
 def started(schedule: Schedule, now: float = 0.0) -> list[str]:
@@ -240,6 +240,25 @@ def proven(*sandboxes: str) -> Schedule:
         schedule.start(0.0)
         schedule.finish(name, took=0.1)
     return schedule
+
+
+def held(schedule: Schedule, times: dict[str, float], size: float = LEAST) -> None:
+    """Each of these sandboxes held a slot for so long, one after another."""
+    for name, took in times.items():
+        schedule.submit(Job(name, Stage.DUMP, name, 0.0, expected=size))
+        assert started(schedule) == [name]
+        schedule.finish(name, took)
+
+
+def is_quick(schedule: Schedule, *sandboxes: str) -> list[bool]:
+    """Whether each of these would take a part of the slots that it does not share with new ones."""
+    jobs = [Job(f"again {name}", Stage.DUMP, name, 1.0) for name in sandboxes]
+    for job in jobs:
+        schedule.submit(job)
+    found = [job.sharer != UNPROVEN for job in jobs]
+    for job in jobs:
+        schedule.finish(job.id)
+    return found
 
 
 def test_no_owner_takes_the_last_slot() -> None:
@@ -278,28 +297,54 @@ def test_long_work_has_nothing_to_prove() -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "moment"),
+    ("times", "quick"),
     [
-        pytest.param([0.05] * 9, 0.2, id="what is short anyway"),
-        pytest.param([0.9] * 9, 0.3, id="a third of what slots are mostly held for"),
-        pytest.param([1.5, *[0.05] * 9] * 9, 0.37, id="jobs that are many and short say little"),
-        pytest.param([20.0], 2.0, id="whatever the slowest take"),
-        pytest.param([20.0, *[0.3] * 99], 0.2, id="what was long ago is forgotten"),
+        pytest.param({"a": 0.2}, "a", id="a moment"),
+        pytest.param({"a": 0.3, "b": 0.01}, "b", id="longer, on a host that is not slow"),
+        pytest.param({"a": 3.0, "b": 0.3, "c": 9.0}, "ab", id="on one that is twenty times as slow for all"),
+        pytest.param(
+            {"a": 0.1, "b": 5.0, "c": 5.0, "d": 5.0}, "a", id="most are slow, and one shows that the host is not"
+        ),
+        pytest.param({"a": 9.0}, "a", id="nobody else to compare with"),
     ],
 )
-def test_what_holds_a_slot_long_shares_with_its_like(others: list[float], moment: float) -> None:
-    schedule = Schedule(TWO)
-    for name, took in [("short", 0.9 * moment), ("long", 1.2 * moment), *(("other", each) for each in others)]:
-        schedule.submit(Job(name, Stage.DUMP, name, 1.0))
-        assert started(schedule) == [name]
-        schedule.finish(name, took)
-    for name in ("new", "long", "short"):
-        schedule.submit(Job(name, Stage.DUMP, name, 1.0, waited=True))
-    assert started(schedule) == ["new", "short"]
+def test_what_holds_a_slot_long_shares_with_its_like_but_for_what_the_host_is_slow(
+    times: dict[str, float], quick: str
+) -> None:
+    schedule = Schedule(SIX)
+    held(schedule, times)
+    assert is_quick(schedule, *times) == [name in quick for name in times]
+
+
+def test_what_has_much_to_dump_is_not_quick_before_and_after_it_was_dumped() -> None:
+    schedule = Schedule(SIX)
+    large = expected(400, 0)
+    held(schedule, {"large": 0.1}, large)
+    schedule.submit(Job("again", Stage.DUMP, "large", 1.0, expected=large))
+    schedule.submit(Job("other", Stage.DUMP, "new", 1.0))
+    assert {job.sharer for job in schedule.start(0.0)} == {UNPROVEN}
+
+
+@given(st.lists(st.floats(0.015, 5), min_size=2, max_size=KNOWN), st.floats(1, 100))
+def test_a_host_that_slows_all_down_makes_none_slow(times: list[float], slower: float) -> None:
+    before, after = Schedule(SIX), Schedule(SIX)
+    named = {f"s{number}": took for number, took in enumerate(times)}
+    held(before, named)
+    held(after, {name: slower * took for name, took in named.items()})
+    for was, now in zip(is_quick(before, *named), is_quick(after, *named), strict=True):
+        assert now or not was
+
+
+def test_who_held_a_slot_long_ago_says_nothing_of_the_host_of_now() -> None:
+    schedule = Schedule(SIX)
+    held(schedule, {"old": 0.01})
+    held(schedule, {f"s{number}": 2.0 for number in range(KNOWN)})
+    assert is_quick(schedule, "s0", "s1") == [True, True]
 
 
 def test_half_of_what_a_sandbox_was_like_is_forgotten_each_time() -> None:
     schedule = Schedule(TWO)
+    held(schedule, {"quick": LEAST})
     for took, quick in ((0.2, False), (0.4, True), (0.2, False), (0.1, False), (0.1, True)):
         schedule.submit(Job("new", Stage.DUMP, "new", 0.0, waited=True))
         schedule.submit(Job("a", Stage.DUMP, "a", 1.0, waited=True))
