@@ -145,16 +145,10 @@ def test_the_walls_are_seen() -> None:
     [
         ("from sandbox import *", "torch ebpf daemon rollout trainer numpy google pycriu docker pyroute2"),
         ("import rollout, rollout.engine.supervisor", "torch daemon ebpf"),
+        ("import coordinator.app", "torch transformers tokenizers ray rollout trainer"),  # runs where hosts are, too
     ],
 )
 def test_imports_stay_light(imported: str, heavy: str) -> None:
     program = f"{imported}; import sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not set(heavy.split()) & set(ran.stdout.split())
-
-
-def test_a_coordinator_needs_nothing_of_training() -> None:
-    """It runs on machines that have only what hosts need; its jobs are processes of their own."""
-    program = "import coordinator.app, sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {"torch", "transformers", "tokenizers", "ray", "rollout", "trainer"} & set(ran.stdout.split()) == set()
