@@ -92,6 +92,20 @@ def replay(run: Run, json: Json = False) -> None:
     raise typer.Exit(0 if found.identical == found.decisions else 1)
 
 
+@application.command("gantt")
+def gantt(
+    run: Run,
+    seconds: Annotated[float, typer.Option(help="So much of its newest time.")] = 600.0,
+    out: Annotated[Path | None, typer.Option(help="The page; RUN/gantt.html when left out.")] = None,
+) -> None:
+    """Write a page that shows what the trainer and each trajectory did when, and what shares of the time that took."""
+    from rollout.gantt import chart
+
+    page = out or run / "gantt.html"
+    page.write_text(chart(rollout_of(run), run.resolve().name, seconds))
+    output.say(str(page))
+
+
 @application.command("show")
 def show(
     run: Run,
