@@ -17,6 +17,8 @@ from pathlib import Path
 from coordinator import local
 from coordinator.jobs import tied
 
+# Not our child but our child's: Ray kills the children of a worker that ends, and the supervisor ends its roles first.
+BEGIN = ("setsid", "--fork", "--wait", sys.executable, "-m", "coordinator.jobs.supervisor")
 AGAIN = 1.0  # seconds before a supervisor that did not end by its own will is started again
 
 
@@ -37,9 +39,7 @@ class RunActor:
         try:
             while True:
                 with (self._run / "run.log").open("ab") as out:
-                    self._process = tied.begin(
-                        [sys.executable, "-m", "coordinator.jobs.supervisor", str(self._run)], out
-                    )
+                    self._process = tied.begin([*BEGIN, str(self._run)], out)
                 status = self._process.wait()
                 if status in (local.DONE, local.SAID):
                     self._status.set_result(status)

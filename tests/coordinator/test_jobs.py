@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from rollout.engine import adopted
 from rollout.store.samples import SampleStore
 from sandbox.errors import Conflict, Invalid, NotFound
 from sandbox.messages.cluster import JobInfo, JobRequest
+from sandbox.paths import CHECKOUT
 from tests.support.cluster import Cluster
 from tests.support.daemon_host import Daemon
 from tests.support.small_run import rows, small
@@ -234,3 +237,35 @@ def test_quotas_are_of_one_owner_or_of_each_of_the_others() -> None:
     assert parse_quotas(["CPU=8,GPU=1", "alice:GPU=4"]) == {"": {"CPU": 8, "GPU": 1}, "alice": {"GPU": 4}}
     with pytest.raises(Invalid, match="write them like"):
         parse_quotas(["alice:GPU"])
+
+
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from coordinator import local
+from coordinator.jobs.tied import tie
+tie()
+local.supervise(Path(sys.argv[1]), {"trainer": [sys.executable, "-c", "import time; time.sleep(600)"]})
+"""
+ACTOR = """
+import sys, time
+from coordinator.jobs import actor
+actor.BEGIN = (*actor.BEGIN[:-2], "-c", sys.argv[2])
+made = actor.RunActor(sys.argv[1])
+while made._process is None:
+    time.sleep(0.01)
+print(made._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_run_ends_with_its_actor_though_ray_kills_the_actors_children(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", ACTOR, str(tmp_path), SUPERVISOR]
+    actor = subprocess.Popen(program, cwd=CHECKOUT, stdout=subprocess.PIPE)
+    assert actor.stdout is not None
+    child = int(actor.stdout.readline())
+    until(lambda: "trainer" in local.written(tmp_path), "the trainer does not begin")
+    os.kill(child, signal.SIGKILL)
+    actor.kill()
+    actor.communicate()
+    until(lambda: not any(each.alive for each in local.states(tmp_path)), "its roles live on")
