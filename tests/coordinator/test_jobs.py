@@ -245,7 +245,8 @@ from pathlib import Path
 from coordinator import local
 from coordinator.jobs.tied import tie
 tie()
-local.supervise(Path(sys.argv[1]), {"trainer": [sys.executable, "-c", "import time; time.sleep(600)"]})
+begun = "import sys, time; open(sys.argv[1], 'w'); time.sleep(600)"  # from then on SIGINT ends it
+local.supervise(Path(sys.argv[1]), {"trainer": [sys.executable, "-c", begun, sys.argv[1] + "/begun"]})
 """
 ACTOR = """
 import sys, time
@@ -264,7 +265,7 @@ def test_a_run_ends_with_its_actor_though_ray_kills_the_actors_children(tmp_path
     actor = subprocess.Popen(program, cwd=CHECKOUT, stdout=subprocess.PIPE)
     assert actor.stdout is not None
     child = int(actor.stdout.readline())
-    until(lambda: "trainer" in local.written(tmp_path), "the trainer does not begin")
+    until((tmp_path / "begun").exists, "the trainer does not begin")
     os.kill(child, signal.SIGKILL)
     actor.kill()
     actor.communicate()
