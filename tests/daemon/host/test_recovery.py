@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import PagurusError, SandboxDead, SandboxState, Verdict
+from sandbox import CheckpointFailed, PagurusError, SandboxDead, SandboxState, Verdict
 from sandbox.container.cgroup import Cgroup
 from sandbox.container.shim import SOCKET_NAME, Shim
 from sandbox.messages import CheckpointState
@@ -142,14 +142,15 @@ async def test_killed_under_load_nothing_is_lost_and_nothing_left(daemon: Daemon
         with contextlib.suppress(PagurusError):  # the daemon dies in the middle of it
             sandbox = await host.create(IMAGE, name=f"n{number}")
             while True:
-                result = await sandbox.exec(f"echo {answers} >> /log; cat /log")
-                answers += 1
-                if answers >= (3, 7, 13, 29)[round_]:
-                    enough.set()
-                if answers % 5 == 0:
-                    await sandbox.exec(SERVICE)
-                info = await sandbox.durable(result)
-                durable[sandbox.id] = (info.id, result.stdout)
+                with contextlib.suppress(CheckpointFailed):  # too busy a machine: its next turn captures that as well
+                    result = await sandbox.exec(f"echo {answers} >> /log; cat /log")
+                    answers += 1
+                    if answers >= (3, 7, 13, 29)[round_]:
+                        enough.set()
+                    if answers % 5 == 0:
+                        await sandbox.exec(SERVICE)
+                    info = await sandbox.durable(result)
+                    durable[sandbox.id] = (info.id, result.stdout)
 
     async with daemon.client(patience=0) as host:
         tasks = [asyncio.ensure_future(work(host, number)) for number in range(4)]
