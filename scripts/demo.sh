@@ -35,7 +35,7 @@ main() {
     shift
     cd "$ROOT"
     if answers; then say "use the daemon that runs on this host"; else start_daemon; fi
-    "$VENV/bin/pagurus" train examples/fix_the_service --seed "$seed" "$@"
+    "$VENV/bin/pagurus" train examples/fix_the_service --faults 16 --seed "$seed" "$@"
 }
 
 main "$@"

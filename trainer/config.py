@@ -73,7 +73,7 @@ class Config:
     offload: bool = False  # keep shards and the optimiser's state in the host's memory
     pace: float | None = None  # seconds per answer, at least: see rollout.engine.pace; 0 is as fast as the engine can
     trackers: tuple[str, ...] = ("tensorboard",)  # also wandb and mlflow, where they are installed
-    faults: int = 16  # sandboxes killed on purpose in the second half, about
+    faults: int = 0  # sandboxes killed on purpose in the second half, about
     scorers: int = 2  # reward functions that run at once
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
