@@ -137,7 +137,7 @@ GROUPS = {
     "checkpoint": {"take", "ls", "verify", "label", "rm", "collect", "have", "export", "import", "pull"},
     "token": {"create", "ls", "revoke"},
     "gateway": {"ls", "set", "rm", "token", "log"},
-    "rollouts": {"why", "account", "replay", "rescore", "show", "effects", "resample", "shell"},
+    "rollouts": {"why", "gantt", "account", "replay", "rescore", "show", "effects", "resample", "shell"},
     "env": {"check"},
     "cluster": {"up", "ls", "add", "rm", "drain", "resume", "label", "where"},
     "weights": {"ls", "verify", "diff", "rollback", "gc"},
