@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -132,6 +133,10 @@ def sources(incomplete: str) -> list[str]:
     return sandbox_names(incomplete) + checkpoint_ids(incomplete)
 
 
+Env = Annotated[
+    Path,
+    typer.Argument(help="Its .py file or folder, or a folder of Harbor tasks.", metavar="ENVIRONMENT"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SandboxName = Annotated[
     str,

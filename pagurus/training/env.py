@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pagurus import output
-from pagurus.common import Json, client
-from pagurus.training.play import Env
+from pagurus.common import Env, Json, client
 
 if TYPE_CHECKING:
     from rollout.environments.check import Checked

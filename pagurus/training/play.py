@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pagurus import output
-from pagurus.common import Json, client, needs_training
+from pagurus.common import Env, Json, client, needs_training
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 verbs = typer.Typer()
 
-Env = Annotated[
-    Path,
-    typer.Argument(help="Its .py file or folder, or a folder of Harbor tasks.", metavar="ENVIRONMENT"),
-]
 Model = Annotated[
     str,
     typer.Option(
