@@ -18,7 +18,6 @@ OWNER = "sandbox.tree.safe_path"
 #: Roots of the host's own programs, of which nothing below a sandbox's root is resolved, by who names them.
 MOUNTS = {
     "sandbox.criu.restore": "where a waiting CRIU has its images and the sandbox's mount: the device is asked for",
-    "sandbox.container.container": "where the shim has the sandbox's mounts, as sources of other mounts",
 }
 #: Trees that no sandbox writes: ours, the user's on the other side of the SDK.
 OWN_TREES = {
