@@ -31,6 +31,7 @@ from sandbox.errors import Unsupported
 
 _PIDFD_GET_INFO = 0xC040FF0B
 _INFO_EXIT = 1 << 3
+_TO_GROUP = 1 << 2  # of pidfd_send_signal(2): to the process group that the process leads; from Linux 6.9 on
 _PIPE_SIZE = 1 << 20
 _READ_SIZE = 1 << 18
 _GRACE = 1.0  # seconds that a command has to end by itself after its deadline
@@ -349,7 +350,11 @@ def signal_started(root: int, pids: Callable[[], list[int]], number: int, *, gro
     Whether any of them got it.
     """
     tasks = readers_first(root, started_by(root, pids()))
-    return any([_signal(task, number) for task in tasks if group or task.pid == root])
+    if not group:
+        return any([_signal(task, number) for task in tasks if task.pid == root])
+    # At once, as a terminal does: a process that is being forked gets it too; who looks for them one by one misses it.
+    at_once = any([_signal(task, number, _TO_GROUP) for task in tasks if task.pid == root])
+    return any([at_once, *(_signal(task, number) for task in tasks if not at_once or task.group != root)])
 
 
 def interrupt(
@@ -402,15 +407,18 @@ def _ignores(pid: int, number: signal.Signals) -> bool:
     return mask is not None and bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def _signal(task: Task, number: int) -> bool:
-    """Whether it got the signal: False when it is gone."""
+def _signal(task: Task, number: int, flags: int = 0) -> bool:
+    """Whether it got the signal: False when it is gone, or when the kernel does not know the flag."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(task.pid)
         try:
             now = task_of(task.pid)
             if now is not None and now.started == task.started:
-                signal.pidfd_send_signal(pidfd, number)
+                signal.pidfd_send_signal(pidfd, number, None, flags)
                 return True
+        except OSError as error:
+            if not flags or error.errno != errno.EINVAL:
+                raise
         finally:
             os.close(pidfd)
     return False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-STATE, PARENT, SESSION, FLAGS, STARTED, PENDING = 0, 1, 3, 6, 19, 28  # of the fields of `stat`
+STATE, PARENT, GROUP, SESSION, FLAGS, STARTED, PENDING = 0, 1, 2, 3, 6, 19, 28  # of the fields of `stat`
 ENDED = (b"Z", b"X")  # states
 _EXITING = 0x4  # of the flags: PF_EXITING
 
@@ -27,6 +27,7 @@ class Task:
 
     pid: int
     parent: int
+    group: int
     session: int
     started: int  # clock ticks since boot: tells a process from a later one of the same number
 
@@ -70,7 +71,7 @@ def task_of(pid: int) -> Task | None:
         return None
     if fields[STATE] in ENDED:
         return None
-    return Task(pid, int(fields[PARENT]), int(fields[SESSION]), int(fields[STARTED]))
+    return Task(pid, int(fields[PARENT]), int(fields[GROUP]), int(fields[SESSION]), int(fields[STARTED]))
 
 
 def is_doomed(pid: int) -> bool:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from sandbox.container import procfs
-from sandbox.container.process import Command, pidfd_tells_exit, readers_first
+from sandbox.container.process import Command, pidfd_tells_exit, readers_first, signal_started
 from sandbox.container.procfs import Task
 from sandbox.errors import CommandNotFound, Conflict, Invalid
 from sandbox.messages import Limits
@@ -172,6 +172,19 @@ async def test_a_signal_that_ends_the_command_at_once_has_reached_it(maker: Make
     assert not await command.signal(signal.SIGTERM, group=True)
 
 
+async def test_a_signal_reaches_a_child_that_is_being_forked(maker: Maker) -> None:
+    """Whoever looks for processes one by one misses what was forked since; here none of them was seen."""
+    sb = await maker.create()
+    started: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+    running = asyncio.ensure_future(sb.exec(["sh", "-c", "sleep 1000; echo after"], on_start=started.set_result))
+    await started
+    await until(lambda: len(sb.tasks()) == 3, "pid 1, the shell and its child")
+    shell, _ = sorted(task for task in sb.tasks() if task != sb.init_pid)
+    assert await asyncio.to_thread(signal_started, shell, lambda: [shell], signal.SIGINT, group=True)
+    assert (await running).exit_code == 130
+    await until(lambda: sb.tasks() == [sb.init_pid], "the child gone too")
+
+
 async def test_many_at_once(maker: Maker) -> None:
     sb = await maker.create()
     done = await asyncio.gather(*(sb.exec(["sh", "-c", f"echo {n}; exit {n}"]) for n in range(40)))
@@ -209,7 +222,7 @@ async def test_who_stops_new_processes_keeps_nobody_waiting_and_leaves_no_half_o
 
 def test_who_reads_is_signalled_before_who_writes_and_parents_before_children() -> None:
     def task(pid: int, parent: int, started: int = 5) -> Task:
-        return Task(pid, parent, session=10, started=started)
+        return Task(pid, parent, group=10, session=10, started=started)
 
     shell, writer, reader, inner = task(10, 1), task(11, 10), task(12, 10), task(13, 12)
     wrapped = task(9, 10, started=6)  # numbers begin anew
