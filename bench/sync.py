@@ -3,6 +3,7 @@
 ::
 
     pagurus bench sync [--json] [--parts delta,slices,link,engine,versions,kills] [--model FOLDER]
+    pagurus bench sync --parts large [--device cuda] [--parameters 1.2]
 
 delta     SmolLM2-135M (``make setup-models``) under real optimiser steps, published in bfloat16. By optimiser and rate:
           `changed_share` of the 16-bit words, `bytes_ratio` of a step to all bytes; `encode_mb_s` of weights compared,
@@ -22,6 +23,9 @@ versions  200 versions of a small model by HTTP, with skipped versions, readers,
           killed, and flipped bytes in the relay's cache: `bit_identical`.
 kills     200 times a publisher, a relay or a reader is killed at a random instant: after each the store lists whole
           versions, and the reader has one of them bit for bit: `torn` is 0.
+large     only when named: random weights of a billion and more on a device, of which 0.7 % of the words change,
+          published and applied. `compare_gb_s` (finding and picking out changes) and `apply_gb_s` (writing them) count
+          the bytes of all weights; `copy_gb_s` is what the device's memory gives in the same run.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ from rollout.weights.source import FolderSource, HttpSource
 from rollout.weights.store import VersionStore
 from rollout.weights.versions import VersionRef
 from sandbox.paths import prefix
-from trainer.weights import Publisher
+from trainer.weights import Publisher, picked_out
 
 MODEL = prefix() / "models" / "SmolLM2-135M-Instruct"
 READERS, BITS, DELAY = 8, 1e9, 0.020
@@ -400,11 +404,84 @@ async def _window(client: EngineClient, version: int | None) -> tuple[float, lis
     return tokens / (time.monotonic() - began), taken
 
 
+# ---------------------------------------------------------------------- large
+
+
+def transformer(parameters: float, device: torch.device) -> dict[str, Tensor]:
+    """Random weights in bfloat16, in the shapes of Qwen3-1.7B with as many layers as make so many billions."""
+    width, inner = 2048, 6144
+    layer = {"q": (width, width), "k": (1024, width), "v": (1024, width), "o": (width, width)}
+    layer |= {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    shapes = {"embed": (151_936, width)} if parameters >= 0.5 else {}
+    left = parameters * 1e9 - sum(rows * columns for rows, columns in shapes.values())
+    layers = max(1, round(left / sum(rows * columns for rows, columns in layer.values())))
+    shapes |= {f"layers.{number}.{name}": shape for number in range(layers) for name, shape in layer.items()}
+    return {name: torch.randn(shape, dtype=torch.bfloat16, device=device) * 0.02 for name, shape in shapes.items()}
+
+
+async def large(root: Path, device: torch.device, parameters: float, rounds: int) -> Figures:
+    weights = transformer(parameters, device)
+    size = sum(tensor.numel() for tensor in weights.values()) * 2 / 1e9
+    store = VersionStore(root / "large")
+    publisher, puller = Publisher(store, whole_every=1000), sealed(store, root / "large-mirror")
+    publisher.publish(0, weights, FILES)
+    await puller.pull()
+    engine = {name: tensor.clone() for name, tensor in weights.items()}
+    rows: list[Figures] = []
+    for version in range(1, rounds + 1):
+        pairs = [(tensor.clone(), tensor) for tensor in weights.values()]
+        for tensor in weights.values():
+            words = tensor.view(torch.int16).view(-1)
+            words[torch.rand(len(words), device=device) < 0.007] ^= 1
+        began = _now(device)
+        for old, new in pairs:
+            old.copy_(new)
+        copied = _now(device) - began
+        for old, _ in pairs:  # something else again
+            old.view(torch.int16).view(-1)[::143] ^= 1
+        began = _now(device)
+        for old, new in pairs:
+            picked_out(new, old)
+        compared = _now(device) - began
+        publisher.publish(version, weights, FILES)
+        writes = (await puller.pull()).writes
+        assert writes is not None
+        ready = prepare(engine, dict.fromkeys(engine, "BF16"), writes)
+        began = _now(device)
+        ready.apply()
+        applied = _now(device) - began
+        if any(not torch.equal(engine[name].view(torch.int16), weights[name].view(torch.int16)) for name in weights):
+            raise SystemExit("the engine's weights differ from the published ones")
+        spent = publisher.seconds
+        rows.append(
+            {
+                "copy_gb_s": 2 * size / copied,  # read and written
+                "compare_gb_s": 2 * size / compared,  # both versions are read
+                "encode_gb_s": size / spent.encode_s,  # compared, compressed, hashed on the host and stored
+                "apply_gb_s": size / applied,
+                "apply_ms": applied * 1000,
+                "bytes_ratio": spent.bytes / size / 1e9,
+            }
+        )
+    await puller.close()
+    publisher.close()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    medians = {key: rounded(statistics.median(row[key] for row in rows)) for key in rows[0]}
+    return {"device": name, "parameters": rounded(size / 2), **medians}
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, once the device has done all that it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-PARTS = ("delta", "slices", "link", "engine", "versions", "kills")
+PARTS = ("delta", "slices", "link", "engine", "versions", "kills")  # unasked
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -414,6 +491,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="measured optimiser steps of each kind")
     parser.add_argument("--versions", type=int, default=200)
     parser.add_argument("--windows", type=int, default=20, help="pairs of windows of the engine part")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="of the large part")
+    parser.add_argument("--parameters", type=float, default=1.2, help="of the large part, in billions")
     parser.add_argument("--trials", type=int, default=200, help="kills")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -432,6 +511,7 @@ def main(arguments: list[str] | None = None) -> int:
             "link": lambda: link(options.model, root),
             "engine": lambda: engine(root, options.windows),
             "delta": lambda: delta(options.model, root, options.rounds),
+            "large": lambda: large(root, options.device, options.parameters, options.rounds),
         }
         for part, act in acts.items():  # those that fork come before torch has made threads
             if part in chosen:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout.weights.codec import Words, changed, encode_changes, encode_whole, pays
+from rollout.weights.codec import Positions, Words, changed, encode_changes, encode_whole, pays
 from rollout.weights.layout import Layout, Segment, TensorSpec, cut, rank_rows
 from rollout.weights.store import VersionStore
 from rollout.weights.versions import PIECE_DIGEST, Manifest, Ref, VersionRef, piece_digest, ref_of
@@ -272,14 +272,9 @@ class Publisher:
         return result
 
     def _step(self, new: Tensor, old: Tensor) -> bytes | None:
-        """Changes from `old` to `new`, found and picked out where they lie."""
-        if new.is_cuda:
-            positions = torch.nonzero(new != old).squeeze(1)
-            count, values = len(positions), _host(new[positions])
-            where = positions.cpu().numpy()
-        else:
-            where = changed(_host(new), _host(old))
-            count, values = len(where), _host(new)[where]
+        """Changes from `old` to `new`, or all of it, whatever is shorter; None when nothing changed."""
+        where, values = picked_out(new, old)
+        count = len(where)
         self.seconds.changed += count
         if not count:
             return None
@@ -319,6 +314,16 @@ class Publisher:
         told = [what]
         dist.broadcast_object_list(told, group=self._group)
         return told[0]
+
+
+def picked_out(new: Tensor, old: Tensor) -> tuple[Positions, Words]:
+    """Positions at which words differ and the new ones there, found where the weights lie: a GPU hands these over."""
+    new, old = new.view(torch.int16).view(-1), old.view(torch.int16).view(-1)
+    if new.is_cuda:
+        positions = torch.nonzero(new != old).squeeze(1)
+        return positions.cpu().numpy(), _host(new[positions])
+    where = changed(_host(new), _host(old))
+    return where, _host(new)[where]
 
 
 def need_finite(tensors: Mapping[str, Tensor]) -> None:
