@@ -283,7 +283,10 @@ class Programs:
                             break
                         continue
                     self._note(program, state.exit_status)
-        return await self.info(program)
+        found = await self.info(program)
+        if found.state is ProgramState.LOST:
+            self._live.need_alive()  # else not it alone was lost
+        return found
 
     async def _comes_back(self) -> bool:
         """Whether an attendant that was lost may be there again, since the sandbox was being restored."""

@@ -412,10 +412,13 @@ class Container:
     # ---------------------------------------------------------------- ending
 
     def strike(self) -> None:
-        """SIGKILL to all processes, without waiting for their end."""
+        """SIGKILL to all processes, without waiting for their end. None of them sees another's."""
         if self.cgroup.exists():
-            self.cgroup.thaw()
-            self.cgroup.kill()
+            self.cgroup.freeze()
+            try:
+                self.cgroup.kill()
+            finally:
+                self.cgroup.thaw()
 
     async def kill(self) -> None:
         """SIGKILL to all processes; returns when all are gone. The shim stays."""

@@ -109,7 +109,8 @@ class Process:
     async def wait(self, timeout: float | None = None) -> int | None:
         """Its exit code (128 + signal number when killed by one) once it has ended; None after `timeout` seconds.
 
-        Raises Closed when it was lost: killed together with what held its outputs.
+        Raises SandboxDead when all of its sandbox was killed, now or before; Closed when it was lost without: killed
+        together with what held its outputs.
         """
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while True:

@@ -102,11 +102,11 @@ class LongLived:
         return reply({})
 
     async def _wait_program(self, request: web.Request) -> web.Response:
-        if self._known(request).info.exit_code is None:
-            self._alive(request)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(float(request.query.get("timeout", "60"))):
                 await self._known(request).ended.wait()
+        if self._known(request).info.exit_code is None:
+            self._alive(request)
         return self._told(request)
 
     async def _logs(self, request: web.Request) -> web.Response:
