@@ -8,13 +8,19 @@ and the weights that it is sampled by are there, a step when the trainer is free
 Sampling and steps are measured one after the other, in seconds of a processor, so that nothing disturbs them.
 `--plot FILE.svg` draws the curves: mean over seeds, band from the least to the greatest.
 
+With `--real` the same is asked of whole runs in real sandboxes, one after another (bench.harness.real_training):
+`pagurus bench recipe --real --seeds 0 --staleness 0 1 2 --corrections decoupled --json`. Held-out episodes are then
+played before and after a run only, and the curves are those of the batches' mean rewards.
+
 Owns: a lockstep sampler over many twins, and the figures of docs/training.md. Does not own: the recipe (trainer).
-What it does not cover: sandboxes, the engine's process, versions that change within an episode.
+What the twin does not cover: sandboxes, the engine's process, versions that change within an episode.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -27,7 +33,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench.harness import command
+from bench.harness import command, real_training
+from bench.harness.own_daemon import IMAGE
 from examples import fit
 from examples.fit import Example
 from rollout.engine.embedded.model import KVCache, Qwen3, load_model
@@ -41,6 +48,7 @@ from trainer.models.scorer import Scorer
 from trainer.objectives import named, with_corrections
 
 LONGEST = 256  # tokens of an episode
+SANDBOXES = 16  # at once
 ACTION_TOKENS = Config(task=Path()).max_tokens
 
 
@@ -199,30 +207,34 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The runs of a file with what this printed: JSON makes names of steps."""
     runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
     for run in runs:
-        for name in ("reward", "wall_s"):
+        for name in run.keys() & {"reward", "batch", "wall_s"}:
             run[name] = {int(step): value for step, value in run[name].items()}
     return runs
 
 
 def plot(runs: Sequence[dict[str, Any]], path: Path) -> None:
-    """Held-out reward over wall time, one curve for each staleness."""
+    """Held-out reward over wall time, or that of batches where they were recorded, one curve for each staleness."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    name = "batch" if all("batch" in run for run in runs) else "reward"
     for staleness in sorted({run["staleness"] for run in runs}):
         mine = [run for run in runs if run["staleness"] == staleness]
-        steps = sorted(mine[0]["reward"])
-        rewards = [[run["reward"][step] for run in mine] for step in steps]
+        steps = sorted(mine[0][name])
+        rewards = [[run[name][step] for run in mine] for step in steps]
         walls = [sum(run["wall_s"][step] for run in mine) / len(mine) for step in steps]
         means = [sum(each) / len(each) for each in rewards]
         (line,) = axes.plot(walls, means, marker=".", label=f"staleness {staleness}, {len(mine)} seeds")
         axes.fill_between(
             walls, [min(each) for each in rewards], [max(each) for each in rewards], color=line.get_color(), alpha=0.12
         )
-    axes.set(xlabel="seconds, with a machine each for sampler and trainer", ylabel="held-out reward", ylim=(0, 1))
+    if name == "batch":
+        axes.set(xlabel="seconds since the run began", ylabel="mean reward of a batch", ylim=(0, 1))
+    else:
+        axes.set(xlabel="seconds, with a machine each for sampler and trainer", ylabel="held-out reward", ylim=(0, 1))
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
@@ -258,21 +270,8 @@ def evaluate(example: Example, model: Qwen3, tokenizer: Tokenizer, episodes: int
     return sum(episode.reward for episode in done) / len(done)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = command.parser(__name__, __doc__)
-    parser.add_argument("--example", choices=fit.EXAMPLES, default=fit.EXAMPLES[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=Config(task=Path()).steps)
-    parser.add_argument("--held-out", type=int, default=256)
-    parser.add_argument("--staleness", type=int, nargs="+", default=[1], help="steps between sampling and training")
-    parser.add_argument("--corrections", nargs="+", default=[], help="for data of other policies: decoupled, tis, ...")
-    parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
-    parser.add_argument("--plot", type=Path, help="draw the curves to this file (.svg or .png)")
-    parser.add_argument("--again", type=Path, nargs="+", help="figures that this printed before, instead of learning")
-    parser.add_argument("--fit", action="store_true", help="fit a policy anew for each seed, which takes minutes")
-    options = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    runs = [run for path in options.again or () for run in read(path)] or [
+def on_twins(options: argparse.Namespace) -> list[dict[str, Any]]:
+    return [
         learn(
             Example.of(options.example),
             seed,
@@ -286,6 +285,47 @@ def main(argv: list[str] | None = None) -> int:
         for seed in options.seeds
         for staleness in options.staleness
     ]
+
+
+def in_sandboxes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All with the same number of sandboxes at once, which a run else chooses by the load that it finds."""
+    with real_training.host(options.image) as host:
+        return [
+            real_training.learn(
+                host,
+                Config(
+                    task=fit.FOLDER / options.example, seed=seed, steps=options.steps, held_out=options.held_out,
+                    staleness=staleness, corrections=tuple(options.corrections), image=IMAGE, pace=options.pace,
+                    concurrency=SANDBOXES,
+                ),
+            )
+            for seed in options.seeds
+            for staleness in options.staleness
+        ]  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = command.parser(__name__, __doc__)
+    parser.add_argument("--example", choices=fit.EXAMPLES, default=fit.EXAMPLES[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=Config(task=Path()).steps)
+    parser.add_argument("--held-out", type=int, default=256)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[1], help="steps between sampling and training")
+    parser.add_argument("--corrections", nargs="+", default=[], help="for data of other policies: decoupled, tis, ...")
+    parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
+    parser.add_argument("--plot", type=Path, help="draw the curves to this file (.svg or .png)")
+    parser.add_argument("--again", type=Path, nargs="+", help="figures that this printed before, instead of learning")
+    parser.add_argument("--fit", action="store_true", help="fit a policy anew for each seed, which takes minutes")
+    parser.add_argument("--real", action="store_true", help="in real sandboxes, whole runs of `pagurus train`")
+    parser.add_argument("--image", default="debian", help="an image of this host, for real sandboxes")
+    parser.add_argument("--pace", type=float, help="seconds of an answer, at least, in real sandboxes")
+    options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also a bench that is ended leaves nothing behind
+    torch.set_num_threads(1)
+    if options.again:
+        runs = [run for path in options.again for run in read(path)]
+    else:
+        runs = (in_sandboxes if options.real else on_twins)(options)
     result = {
         "runs": runs,
         "before_max": max(run["before"] for run in runs),

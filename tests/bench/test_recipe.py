@@ -29,3 +29,13 @@ def test_figures_that_were_printed_are_read_again_and_drawn(tmp_path: Path) -> N
     assert read(printed) == RUNS
     plot(read(printed)[:4], tmp_path / "curves.svg")
     assert (tmp_path / "curves.svg").read_text().startswith("<?xml")
+
+
+def test_runs_in_sandboxes_are_drawn_by_the_rewards_of_their_batches(tmp_path: Path) -> None:
+    real = [each | {"batch": {1: 0.4, 2: 0.6}} for each in RUNS[:4]]
+    printed = tmp_path / "runs.json"
+    printed.write_text(json.dumps({"runs": real}))
+    assert read(printed) == real
+    plot(real, tmp_path / "batches.svg")
+    plot(RUNS[:4], tmp_path / "held-out.svg")
+    assert (tmp_path / "batches.svg").read_text() != (tmp_path / "held-out.svg").read_text()

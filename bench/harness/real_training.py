@@ -1,0 +1,84 @@
+"""Whole runs of `pagurus train` in real sandboxes, on a daemon of the bench's own, in the form of bench.recipe's runs.
+
+Owns: starting runs, one after another, and looking at their clocks. Does not own: the figures that they are compared by
+(bench.recipe), what a run does (trainer.run).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.harness.own_daemon import BenchHost, image
+from coordinator import local
+from sandbox.paths import CHECKOUT
+from trainer.config import Config, open_run
+from trainer.metrics import read_lines
+
+LOOK = 0.1  # seconds between two looks at what a run has written
+
+
+@contextlib.contextmanager
+def host(name: str) -> Iterator[BenchHost]:
+    """A daemon with this image of the machine's; nothing is left of it."""
+    with tempfile.TemporaryDirectory(prefix="pagurus-recipe-") as folder:
+        made = BenchHost(Path(folder, "host"), image(name))
+        try:
+            made.start()
+            yield made
+        finally:
+            made.clean()
+
+
+def learn(host: BenchHost, config: Config) -> dict[str, Any]:
+    """One run to its end. `wall_s` is counted from its start, the evaluation before the first step included, until each
+    step was recorded; `batch` are the mean rewards of what the steps were taken on."""
+    with tempfile.TemporaryDirectory(prefix="pagurus-recipe-runs-") as folder:
+        run, config = open_run(dataclasses.replace(config, out=Path(folder)))
+        log = Path(folder, "log")
+        try:
+            walls = _watch(host, run, log)
+        finally:
+            for role in ("rollout", "trainer", "engine"):  # of a run that ended before its end
+                local.restart(run, role)
+        steps = {line["step"]: line for line in read_lines(run / "metrics.jsonl") if "wall" in line}
+        print(f"seed {config.seed}, staleness {config.staleness}: {walls}", file=sys.stderr, flush=True)
+        before, *_, after = [line for line in read_lines(run / "metrics.jsonl") if "reward_held_out" in line]
+    return {
+        "example": config.task.name,
+        "seed": config.seed,
+        "staleness": config.staleness,
+        "reward": {0: before["reward_held_out"], config.steps: after["reward_held_out"]},
+        "batch": {step: line["reward"] for step, line in steps.items()},
+        "wall_s": {0: 0.0, **{step: walls[step] for step in steps}},
+        "before": before["reward_held_out"],
+        "after": after["reward_held_out"],
+    }
+
+
+def _watch(host: BenchHost, run: Path, log: Path) -> dict[int, float]:
+    """Goes with a run to its end; seconds from its start until each step was recorded."""
+    argv = [sys.executable, "-m", "pagurus", "train", "--resume", str(run)]
+    environment = {**os.environ, "PAGURUS_STATE": str(host.state), "PAGURUS_RUN": str(host.run)}
+    walls: dict[int, float] = {}
+    began = time.monotonic()
+    with log.open("wb") as said, subprocess.Popen(argv, cwd=CHECKOUT, env=environment, stdout=said, stderr=said) as ran:
+        try:
+            while ran.poll() is None:
+                time.sleep(LOOK)
+                for line in read_lines(run / "metrics.jsonl"):
+                    if "wall" in line:
+                        walls.setdefault(line["step"], round(time.monotonic() - began, 1))
+        finally:
+            ran.kill()
+    if ran.returncode:
+        raise RuntimeError(f"the run ended with status {ran.returncode}:\n{log.read_text(errors='replace')[-2000:]}")
+    return walls
