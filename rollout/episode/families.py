@@ -38,6 +38,7 @@ TOLD = """You may call functions. They are described in JSON, one per line:
 {tools}
 To call one, answer with its name and arguments as JSON between <tool_call> and </tool_call>, like
 <tool_call>{{"name": "NAME", "arguments": {{}}}}</tool_call>"""
+CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
 
 class Family:
@@ -62,7 +63,6 @@ class Tagged:
     """Reads ``<think>`` and ``<tool_call>`` out of the text: what most models without a format of their own write."""
 
     name = "tagged"
-    CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
     def __init__(self, encoder: Any):
         self._encoder, self.stops = encoder, list[int]()
@@ -72,15 +72,24 @@ class Tagged:
         reasoning = ""
         if text.lstrip().startswith("<think>"):
             reasoning, _, text = text.lstrip().removeprefix("<think>").partition("</think>")
-        calls, broken = [], []
-        for found in self.CALL.finditer(text):
-            try:
-                body = json.loads(found[1])
-                calls.append((str(body["name"]), _text(body.get("arguments", {}))))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                broken.append(found[0])
-        content = self.CALL.sub("", text).strip() if calls else text
+        content, calls, broken = calls_in(text)
         return content, reasoning, calls, broken
+
+
+def calls_in(text: str) -> tuple[str, list[tuple[str, str]], list[str]]:
+    """What a text says beside its calls, the calls (name, arguments as JSON), and those that cannot be read.
+
+    >>> calls_in('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    ('', [('add', '{"a": 1}')], [])
+    """
+    calls, broken = [], []
+    for found in CALL.finditer(text):
+        try:
+            body = json.loads(found[1])
+            calls.append((str(body["name"]), _text(body.get("arguments", {}))))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            broken.append(found[0])
+    return CALL.sub("", text).strip() if calls else text, calls, broken
 
 
 def detect(tokenizer: Any) -> Family | Tagged:

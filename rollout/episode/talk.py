@@ -1,7 +1,7 @@
 """How an episode's texts become tokens and its answers texts: by the environment's own layout, or as a chat.
 
-Owns: `Plain` (text after text, as `Environment.encode_observation` lays it out) and `Chat` (messages, by the model's
-own template). Does not own: the turn loop, engines.
+Owns: `Plain` (text after text, as `Environment.encode_observation` lays it out), `Served` (the same for a model behind
+an address) and `Chat` (messages, by the model's own template). Does not own: the turn loop, engines.
 Guarantee (I8): sampled tokens are never tokenised again. Where a template rewrites history, the trajectory has a break:
 a new sample begins there, with its whole prompt.
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from rollout.engine.chat import Characters
 from rollout.environments.base import Environment, Observation, Tokenizer
+from rollout.episode.families import calls_in, tell_tools
 from rollout.episode.renderer import Message, Renderer
 from rollout.messages import Trajectory
 
@@ -28,6 +30,12 @@ class Talk(Protocol):
 
     def recall(self, trajectory: Trajectory, *, heard: bool) -> None:
         """Become what another was that had this trajectory; `heard`: also what followed its last answer."""
+
+
+def talk_of(env: Environment, tokenizer: Tokenizer, renderer: Renderer | None) -> Talk:
+    if renderer is not None:
+        return Chat(env, renderer)
+    return Served(env, tokenizer) if isinstance(tokenizer, Characters) else Plain(env, tokenizer)
 
 
 class Plain:
@@ -47,6 +55,25 @@ class Plain:
 
     def recall(self, trajectory: Trajectory, *, heard: bool) -> None:
         """Nothing is kept here."""
+
+
+class Served(Plain):
+    """Texts for a model behind an address: first what the environment tells its model, with its tools."""
+
+    def __init__(self, env: Environment, tokenizer: Characters):
+        super().__init__(env, tokenizer)
+        self._characters = tokenizer
+
+    def open(self, trajectory: Trajectory, first: Observation) -> None:
+        words: list[Message] = [{"role": "system", "content": self.env.system}] if self.env.system else []
+        for message in tell_tools(words, self.env.tools):
+            trajectory.put(self._characters.tell(message["content"]))
+        super().open(trajectory, first)
+
+    def read(self, ids: list[int], prompt: list[int], *, whole: bool) -> str:
+        action = super().read(ids, prompt, whole=whole)
+        content, calls, _ = calls_in(action) if self.env.tools else (action, [], [])
+        return self.env.read_action(content, calls) if calls else action
 
 
 class Chat:

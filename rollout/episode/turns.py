@@ -37,7 +37,7 @@ from rollout.episode.origin import Origin
 from rollout.episode.prepared import Prepared
 from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeSpec, Limits, sampling_seed
-from rollout.episode.talk import Chat, Plain
+from rollout.episode.talk import talk_of
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards.messages import Scoring
 from rollout.store.journal import Key, TurnEntry
@@ -111,7 +111,7 @@ class Episode:
         self.guarded = GuardedSandbox(sandbox, meter=parts.meter, epoch=last.epoch if last is not None else None)
         self.guarded.on_epoch = self._on_epoch
         self.clock = Clock(env.seconds or self.limits.step_s, used=last.own_s if last is not None else 0.0)
-        self.talk = Plain(env, parts.tokenizer) if parts.renderer is None else Chat(env, parts.renderer)
+        self.talk = talk_of(env, parts.tokenizer, parts.renderer)
         self.phase = Phase.RESET
         self.visits: list[Visit] = []  # states that it was in and that can be forked
         self._answer_at = 0  # tokens before the answer of the turn at hand

@@ -24,6 +24,8 @@ from rollout.decide.passed import at_least_one, interval
 from rollout.engine import chat
 from rollout.engine.chat import END, WRITTEN, Characters, ChatEngine, action, conversation
 from rollout.engine.client import Sampling
+from rollout.environments.base import Environment, Observation
+from rollout.episode.talk import talk_of
 from rollout.evaluate import scored
 from rollout.messages import Trajectory
 from sandbox.errors import EngineFailed
@@ -172,6 +174,31 @@ def test_a_conversation_is_what_was_said(parts: list[tuple[bool, str]]) -> None:
     assert "".join(message["content"] for message in told) == "".join(said for _, said in parts)
     roles = [message["role"] for message in told]
     assert all(left != right for left, right in itertools.pairwise(roles))
+
+
+class Shelves(Environment):
+    """Tells its model a rule and a tool."""
+
+    image, system = "", "Keep order."
+    tools = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        return Observation("go")
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        return Observation(action, done=True)
+
+
+def test_a_served_model_is_told_what_its_environment_says_and_its_calls_are_read() -> None:
+    talk, trajectory = talk_of(Shelves(), Characters(), None), Trajectory()
+    talk.open(trajectory, Observation("go"))
+    first, second = conversation(trajectory.tokens, None)
+    assert first["content"].startswith("Keep order.\n") and '"name": "look"' in first["content"]
+    assert second == {"role": "user", "content": "go"}
+    assert conversation(trajectory.tokens, "Mine.")[0] == {"role": "system", "content": "Mine."}
+    assert conversation(Characters().encode("go"), None)[0]["content"] == chat.SYSTEM
+    said = 'Hm. <tool_call>{"name": "look", "arguments": {"shelf": "top"}}</tool_call>'
+    assert talk.read([*(WRITTEN + ord(char) for char in said), END], trajectory.tokens, whole=True) == "top"
 
 
 def test_an_action_is_without_its_fence() -> None:

@@ -1,4 +1,4 @@
-"""The package `verifiers` through the loop of episodes, in the environment that `make setup-verifiers` makes for it."""
+"""The package `verifiers` through the loop of episodes, in environments that `make setup-verifiers` makes for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from sandbox import paths
 
 ROOT = Path(__file__).parents[2]
-PYTHON = paths.prefix() / "verifiers" / "bin" / "python"
+PYTHON, CLASSIC = (paths.prefix() / name / "bin" / "python" for name in ("verifiers", "verifiers-classic"))
 PLAYED = """
 import asyncio, json, sys
 sys.path += sys.argv[1:3]
@@ -56,3 +56,58 @@ def test_a_taskset_is_played_scored_by_its_own_rewards_and_refused_where_it_need
     assert told["right"] and told["distinct"] == 5 and told["system"] == "Answer with a number."
     assert told["oracle"] == "reward 1.000 over 5 seeds" and told["null"] == "reward 0.250 over 5 seeds"
     assert "a runtime for its rewards" in told["refused"]
+
+
+SPOKEN = """
+import asyncio, json, sys
+sys.path += sys.argv[1:3]
+from pathlib import Path
+from rollout.environments.check import NULL, ORACLE, check
+from rollout.environments.code import load as load_code
+from rollout.environments.verifiers_classic import classic_environment, tool_call
+from sandbox.errors import Unsupported
+import verifiers as vf
+
+made = load_code("errands", Path(sys.argv[3]))
+told = {}
+for name in ("STATEFUL", "GUESSED"):
+    found = asyncio.run(check(getattr(made, name), None, range(3)))
+    seen = {each.what: each.seen for each in found.findings}
+    told[name] = [found.right, seen[ORACLE], seen[NULL]]
+
+async def turns():
+    env = made.STATEFUL()
+    first = await env.reset(None, 1)
+    both = env.read_action("I look.", [("look", '{"shelf": 0}'), ("look", '{"shelf": 1}')])
+    said = [first.text, (await env.step(None, both)).text]
+    said.append((await env.step(None, tool_call("move", item="cat", shelf=9))).text)
+    cut = await env.cut(None, "I thi")
+    return said, env.system, [tool["function"]["name"] for tool in env.tools], env.tools[0], cut.done, cut.reward
+
+def grouped(states):
+    return [0.0 for _ in states]
+
+try:
+    classic_environment(made.HigherLower(dataset=made.GUESSED.rows, rubric=vf.Rubric(funcs=[grouped])))
+    told["refused"] = ""
+except Unsupported as error:
+    told["refused"] = str(error)
+told["turns"] = asyncio.run(turns())
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(not CLASSIC.exists(), reason="no verifiers-classic; run `make setup-verifiers`")
+def test_environments_of_several_turns_and_tools_are_played_by_their_own_rules() -> None:
+    places = [str(ROOT), str(Path(msgspec.__file__).parents[1]), str(ROOT / "tests/support/errands_of_verifiers.py")]
+    done = subprocess.run([CLASSIC, "-c", SPOKEN, *places], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    for name in ("STATEFUL", "GUESSED"):
+        right, oracle, null = told[name]
+        assert right and oracle == "reward 1.000 over 3 seeds" and null == "reward 0.000 over 3 seeds"
+    said, system, tools, look, ended, reward = told["turns"]
+    assert said == ["Bring the rope to shelf 9.", "lamp\nrope", "there is no cat"]
+    assert (system, tools, ended, reward) == ("You mind a stockroom.", ["look", "move"], True, 0.0)
+    assert "store" not in look["function"]["parameters"]["properties"]
+    assert "whole groups" in told["refused"]
