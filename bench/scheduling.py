@@ -12,6 +12,10 @@ environments, one that reads much and one that writes much. Trajectories a secon
 cheapest, against each assignment of environments to hardware; trajectories until it has learned that the two have
 changed places; `control`: one environment, equal servers, against a pool that is told of no hardware. Time passes there
 while the event loop has nothing to do, so that the machine's load does not matter.
+`turns`: runs of `pagurus train` on two machines, a processor for rollouts and one for training: one alone, two that
+take turns, three that do while their coordinator is killed `--kills` times. Machine-seconds per step; seconds from one
+run's rollout to the first trajectory of the next (`warm_switch_s`), and until roles that are started work
+(`cold_start_s`).
 `place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs.
 Sandboxes are those of `sandbox.testing`: what is measured is the engine and the rollout.
 """
@@ -31,7 +35,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.harness import command
+from bench.harness import command, shared_runs
 from bench.harness.cheapest_groups import cheapest
 from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive
 from coordinator.decide import multiplex, packing
@@ -208,6 +212,7 @@ KINDS = {"reads": Kind(2000, 30, 0.5), "writes": Kind(100, 200, 0.5)}
 CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
 EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5)}
 WINDOW = 20  # trajectories
+BALANCED = {"groups": 4, "size": 8, "recompute": True, "updates": 2}  # training takes nearly as long as rolling out
 
 
 def learned_after(came: Driven) -> int | None:
@@ -271,10 +276,13 @@ def place(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
-    parser.add_argument("--part", choices=["tail", "affinity", "place", "all"], default="all")
+    parser.add_argument("--part", choices=["tail", "affinity", "place", "turns", "all"], default="all")
     parser.add_argument("--rounds", type=int, default=4, help="drawn workloads, each with and without")
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument("--instances", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=6, help="of each run that takes turns")
+    parser.add_argument("--kills", type=int, default=20, help="of the coordinator of three runs that take turns")
+    parser.add_argument("--image", default="debian", help="of the runs that take turns")
     options = parser.parse_args(arguments)
     figures: dict[str, Any] = {}
     if options.part in ("tail", "all"):
@@ -284,5 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
             figures["affinity"] = runner.run(affinity(options))
     if options.part in ("place", "all"):
         figures["place"] = place(options)
+    if options.part in ("turns", "all"):
+        figures["turns"] = shared_runs.turns(options.image, steps=options.steps, kills=options.kills, **BALANCED)
     command.show(figures, options)
     return 0

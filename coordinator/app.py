@@ -21,6 +21,7 @@ from coordinator.copies import Copies
 from coordinator.failover import Failover
 from coordinator.jobs.keeper import Jobs, parse_quotas
 from coordinator.members import TTL, Members
+from coordinator.phases import Phases, parse_share
 from coordinator.routes import Routes
 from coordinator.state import State
 from daemon import listener, logs
@@ -56,6 +57,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="[OWNER:]NAME=N",
         help="what jobs of an owner may use at once",
     )
+    parser.add_argument("--share", metavar="AMOUNTS", help="machines that jobs take turns on: rollout=1,train=1")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser.parse_args(arguments)
 
@@ -75,8 +77,11 @@ async def serve(options: argparse.Namespace) -> None:
     failover = Failover(members, copies)
     members.removing = copies.forget
     jobs = Jobs(options.state, ray=options.ray, quotas=parse_quotas(options.quota))
+    phases = Phases(state, parse_share(options.share))
     callers = Callers(Tokens(options.state / "tokens.json", clock=time.time), members)
-    listeners = Listeners(Routes(members, callers, copies, failover, jobs).application(), connections=CONNECTIONS)
+    listeners = Listeners(
+        Routes(members, callers, copies, failover, jobs, phases).application(), connections=CONNECTIONS
+    )
     working: list[asyncio.Task[None]] = []
     await listeners.open()
     await members.open()
@@ -85,7 +90,7 @@ async def serve(options: argparse.Namespace) -> None:
         if options.listen is not None:
             await _serve_tcp(listeners, options)
         notify("READY=1")
-        working = [asyncio.create_task(jobs.run())]
+        working = [asyncio.create_task(jobs.run()), asyncio.create_task(phases.run())]
         if options.replicate:
             working += [asyncio.create_task(copies.run()), asyncio.create_task(failover.run())]
         await asyncio.wait([asyncio.ensure_future(stop.wait()), *working], return_when=asyncio.FIRST_COMPLETED)

@@ -23,12 +23,23 @@ from coordinator.failover import Failover
 from coordinator.forward import Answer, passed_on, relay, while_there
 from coordinator.jobs.keeper import Jobs
 from coordinator.members import Member, Members
+from coordinator.phases import Phases
 from coordinator.state import HostRow
 from coordinator.wire import body, refusal, reply
 from daemon.auth import access
 from daemon.auth.access import CALLER
 from sandbox.errors import Invalid, NoSpace, PagurusError, Unsupported
-from sandbox.messages.cluster import CopyInfo, HostChange, HostName, HostRequest, JobRequest, MoveRequest, PlaceInfo
+from sandbox.messages.cluster import (
+    CopyInfo,
+    HostChange,
+    HostName,
+    HostRequest,
+    JobRequest,
+    MoveRequest,
+    PhaseAsk,
+    PhaseLeave,
+    PlaceInfo,
+)
 from sandbox.messages.tokens import ApiToken, NewToken, TokenRequest
 from sandbox.sdk.transport import MSGPACK, decoded_error
 
@@ -38,10 +49,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Routes:
     """Handlers of one coordinator."""
 
-    def __init__(self, members: Members, callers: Callers, copies: Copies, failover: Failover, jobs: Jobs) -> None:
+    def __init__(
+        self, members: Members, callers: Callers, copies: Copies, failover: Failover, jobs: Jobs, phases: Phases
+    ) -> None:
         self.members = members
         self.copies = copies
         self.jobs = jobs
+        self.phases = phases
         self.callers = callers
         self.failover = failover
         self.calls = Calls(members, callers, copies, failover)
@@ -96,6 +110,9 @@ class Routes:
             ("GET", "/v1/cluster/places", self._places),
             ("GET", "/v1/cluster/copies", self._copies),
             ("POST", "/v1/cluster/moves", self._move),
+            ("GET", "/v1/cluster/phases", self._phases),
+            ("POST", "/v1/phases", self._ask_phase),
+            ("POST", "/v1/phases/leave", self._leave_phases),
             ("POST", "/v1/cluster/jobs", self._submit),
             ("GET", "/v1/cluster/jobs", self._jobs),
             ("GET", "/v1/cluster/jobs/{job}", self._job),
@@ -111,7 +128,8 @@ class Routes:
             if request.path not in ("/v1/health", "/v1/openapi.json"):
                 caller = self.callers.tokens.caller(request)
                 own = request.path.startswith(("/v1/cluster/", "/v1/tokens"))
-                if (refused := access.refusal(caller, "admin" if own else "read")) is not None:
+                scope: access.Scope = "exec" if request.path.startswith("/v1/phases") else "admin" if own else "read"
+                if (refused := access.refusal(caller, scope)) is not None:
                     raise refused
                 CALLER.set(caller)
             return await handler(request)
@@ -279,6 +297,17 @@ class Routes:
 
     # ----------------------------------------------------------------- jobs
 
+    async def _phases(self, request: web.Request) -> web.StreamResponse:
+        return reply(request, self.phases.all())
+
+    async def _ask_phase(self, request: web.Request) -> web.StreamResponse:
+        ask = await body(request, PhaseAsk)
+        return reply(request, await self.phases.ask(msgspec.structs.replace(ask, job=_owned(ask.job))))
+
+    async def _leave_phases(self, request: web.Request) -> web.StreamResponse:
+        await self.phases.leave(_owned((await body(request, PhaseLeave)).job))
+        return reply(request, {})
+
     async def _submit(self, request: web.Request) -> web.StreamResponse:
         return reply(request, await self.jobs.submit(await body(request, JobRequest), CALLER.get().owner), 201)
 
@@ -296,3 +325,9 @@ class Routes:
         if not begin.isascii() or not begin.isdigit():
             raise Invalid(f"from={begin} is no position", remedy="give the number of bytes that were read")
         return web.Response(body=await self.jobs.said(request.match_info["job"], int(begin[:18])))
+
+
+def _owned(job: str) -> str:
+    """A job's name among those of all owners."""
+    owner = CALLER.get().owner
+    return f"{owner}:{job}" if owner else job

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,14 @@ CREATE TABLE homes (sandbox TEXT PRIMARY KEY, host TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE answers (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, at REAL NOT NULL, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE decisions (number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, row BLOB NOT NULL);
 """
+SHARED = """
+CREATE TABLE IF NOT EXISTS seats (job TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS phases (job TEXT, phase INTEGER, asked REAL NOT NULL, begun REAL NOT NULL, ended REAL,
+    PRIMARY KEY (job, phase)) WITHOUT ROWID;
+"""  # of jobs that take turns, also in files that were made before
 FORGET_DECISIONS = "DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?"
 CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
+PHASE_AGE = 30 * CALL_AGE  # seconds for which it is known when a phase began and ended
 DECISIONS = 10_000  # kept, at most a tenth more
 
 
@@ -58,6 +65,7 @@ class State:
         private.directory(path.parent, ours=(path.name,))
         private.file(path)
         database = connect(path, SCHEMA, version=VERSION)
+        database.executescript(SHARED)
         self._forget_old(database)
         rows = database.execute("SELECT name, row FROM hosts").fetchall()
         self.hosts = {name: msgspec.msgpack.decode(row, type=HostRow) for name, row in rows}
@@ -66,6 +74,7 @@ class State:
         self.tokens = {(caller, host): (number, text) for caller, host, number, text in found}
         rows = database.execute("SELECT sandbox, row FROM copies").fetchall()
         self.copies = {name: msgspec.msgpack.decode(row, type=CopyRow) for name, row in rows}
+        self.seats: dict[str, bytes] = dict(database.execute("SELECT job, row FROM seats").fetchall())
         self.homes: dict[str, str] = dict(database.execute("SELECT sandbox, host FROM homes").fetchall())
         self._until_pruned = 0
         self._writer = Writer(database, "the coordinator's state")
@@ -73,6 +82,7 @@ class State:
     @staticmethod
     def _forget_old(database: sqlite3.Connection) -> None:
         database.execute("DELETE FROM calls WHERE at < ?", (time.time() - CALL_AGE,))
+        database.execute("DELETE FROM phases WHERE ended < ?", (time.time() - PHASE_AGE,))
         database.execute("DELETE FROM answers WHERE at < ?", (time.time() - CALL_AGE,))
 
     async def put_host(self, name: str, row: HostRow) -> None:
@@ -138,6 +148,15 @@ class State:
             self._until_pruned = DECISIONS // 10
             await self._do(FORGET_DECISIONS, (DECISIONS,))
         await self._do("INSERT INTO decisions (at, kind, row) VALUES (?, ?, ?)", (time.time(), kind, row))
+
+    async def all_or_none(self, changes: Sequence[tuple[str, tuple[object, ...]]]) -> None:
+        """These statements, in one durable transaction."""
+
+        def work(database: sqlite3.Connection) -> None:
+            for statement, values in changes:
+                database.execute(statement, values)
+
+        await self._writer.do(work, durable=True)
 
     async def _do(self, statement: str, values: tuple[object, ...], *, durable: bool = False) -> None:
         await self._writer.do(lambda database: database.execute(statement, values).rowcount, durable=durable)

@@ -13,6 +13,7 @@ import msgspec
 from rollout.config import RolloutConfig
 from rollout.environments.mixture import Mixture, Part
 from sandbox.errors import Invalid, NotFound
+from sandbox.messages.cluster import JobShape
 
 NAME = "plan.json"
 
@@ -33,6 +34,12 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"`hardware` is of each of `urls`: {len(self.hardware)} for {len(self.urls)}")
 
 
+class SharePlan(JobShape, frozen=True, kw_only=True):
+    """The table ``[share]`` of a run that takes turns with others. Example: ``SharePlan(rollout=60, train=40)``"""
+
+    at: str = ""  # socket or URL of the coordinator; else that of PAGURUS_HOST
+
+
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Example: ``RolloutPlan(task="examples/fix_the_service", config=RolloutConfig(groups=8))``"""
 
@@ -48,6 +55,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0  # of the trainer
     nice: int = 5  # of rollout, engine and trainer: sandboxes and their checkpoints come first
     sizing: str = ""  # why so many sandboxes at once, such a pace, so nice
+    share: SharePlan | None = None  # whom it takes turns with on the same machines: see rollout.service.phases
     scorers: Annotated[int, msgspec.Meta(ge=1)] = 2  # reward functions that run at once
     faults: int = 0  # sandboxes killed on purpose in the second half of the steps, about
 

@@ -28,7 +28,7 @@ from rollout.environments import folder as task
 from rollout.environments.base import Environment
 from rollout.environments.mixture import Mixture, Part, load_curriculum
 from rollout.episode.spec import Limits
-from rollout.plan import NAME, PoolPlan, RolloutPlan, read_plan
+from rollout.plan import NAME, PoolPlan, RolloutPlan, SharePlan, read_plan
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
@@ -56,6 +56,7 @@ class Config:
     corrections: tuple[str, ...] = ()  # for data of other policies: tis, icepop, ...
     staleness: int | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
     extra: int = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
+    share: SharePlan | None = None  # table [share]: take turns with other runs on the same machines
     tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
     max_tokens: int = 16  # of an answer
     max_length: int = 1024  # tokens of a trajectory
@@ -159,6 +160,11 @@ def _agreeing(config: Config) -> Config:
             raise Invalid(f"no tracker {tracker!r}", remedy=f"there are: {', '.join(TRACKERS)}")
     if config.curriculum is not None and not config.mixture:
         raise Invalid("a curriculum chooses among the parts of a mixture", remedy="name them: [[mixture]]")
+    if config.share is not None and (config.staleness != 0 or config.stream):
+        raise Invalid(
+            "a run that takes turns with others rolls out, then trains: never both",
+            remedy="set staleness = 0 and leave out stream, or leave out [share]",
+        )
     if config.branching is not None and config.tail:
         raise Invalid("[branching] and tail choose the members of a group", remedy="leave out one of them")
     if config.branching is not None and config.branching.roots >= config.size:
@@ -304,6 +310,7 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
         nice=fitting.nice,
         sizing=fitting.reason,
         steps=config.steps,
+        share=config.share,
         scorers=config.scorers,
         faults=config.faults,
     )

@@ -44,6 +44,7 @@ from rollout.environments import folder as task
 from rollout.messages import Group
 from rollout.plan import read_plan
 from rollout.service.client import RolloutClient
+from rollout.service.phases import Phases
 from rollout.service.protocol import Counts, VersionRef
 from rollout.store import stages
 from rollout.store.lock import own
@@ -121,6 +122,7 @@ class Run:
         self.wall_before = 0.0
         self.last_turns = 0
         self.client = client
+        self.phases = None if self.config.share is None else Phases(self.config.share, self.folder)
         self.steps: Steps
         self.stream: Stream | None = None
         self._stages: set[str] = set()
@@ -158,6 +160,8 @@ class Run:
                     content = await self._finish()
             finally:
                 self.steps.close()
+                if self.phases is not None:
+                    await self.phases.close()
         self.console.print(report.table(content, self.folder))
         print(report.line(content), flush=True)
 
@@ -227,8 +231,11 @@ class Run:
         while self.step < self.config.steps:
             began = time.monotonic()
             batch = await (self.stream or self.rollout).next_batch()
-            waited, taken = time.monotonic() - began, self.rollout.last
+            taken = self.rollout.last
             assert taken is not None
+            if self.phases is not None:
+                await self.phases.begin("train", self.step)
+            waited = time.monotonic() - began
             self.totals.add(batch.trajectories)
             state = self._state(self.step + 1, [group.prompt for group in batch.groups])
             stats = await asyncio.to_thread(self._train, batch, state)

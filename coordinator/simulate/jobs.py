@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.decide.multiplex import Group, Job
+from coordinator.decide.turns import Turn, due
 from coordinator.simulate.clock import Clock
 
 Durations = Callable[[Job, int], tuple[float, float]]  # of a job's step: seconds of rollout, seconds of training
@@ -38,35 +39,33 @@ class Course:
 
 
 class Machines:
-    """Each for one job at a time, in turns that are fixed beforehand: round robin over those who use it.
+    """Machines of one kind, in turns (coordinator.decide.turns)."""
 
-    The same order on every machine is what makes a cycle as short as the guarantee of a group says; who comes first, as
-    it happens, may make others wait for two phases of each job.
-    """
+    def __init__(self, wanted: Sequence[tuple[str, tuple[int, ...]]], steps: int):
+        """`wanted`: of each job, in the order of their seats, the machines that it uses in each of its steps."""
+        self.wanted, self.steps = wanted, steps
+        self.rounds = {name: 0 for name, _ in wanted}
+        self.busy: set[int] = set()
+        self.waiting: dict[str, Callable[[], None]] = {}
 
-    def __init__(self, turns: Sequence[Sequence[str]], steps: int):
-        """`turns`: of each machine, the jobs that use it, in order."""
-        self.next = [[name for _ in range(steps) for name in names][::-1] for names in turns]
-        self.free = [True] * len(turns)
-        self.waiting: dict[str, tuple[tuple[int, ...], Callable[[], None]]] = {}
-
-    def ask(self, name: str, wanted: tuple[int, ...], begin: Callable[[], None]) -> None:
-        self.waiting[name] = (wanted, begin)
+    def ask(self, name: str, begin: Callable[[], None]) -> None:
+        self.waiting[name] = begin
         self._serve()
 
     def give(self, held: Sequence[int]) -> None:
-        for machine in held:
-            self.free[machine] = True
+        self.busy -= set(held)
         self._serve()
 
     def _serve(self) -> None:
-        for name, (wanted, begin) in list(self.waiting.items()):
-            if all(self.free[n] and self.next[n][-1] == name for n in wanted):
-                del self.waiting[name]
-                for machine in wanted:
-                    self.free[machine] = False
-                    self.next[machine].pop()
-                begin()
+        turns = [
+            Turn(name, self.rounds[name], seat, machines, name in self.waiting)
+            for seat, (name, machines) in enumerate(self.wanted)
+            if self.rounds[name] < self.steps
+        ]
+        for name in due(turns, self.busy):
+            self.busy.update(dict(self.wanted)[name])
+            self.rounds[name] += 1
+            self.waiting.pop(name)()
 
 
 def run(
@@ -90,11 +89,8 @@ class _Turns:
         self.group, self.durations, self.steps = group, durations, steps
         self.switch, self.tail_from = switch, tail_from
         self.clock, self.course = Clock(), Course()
-        users = [
-            [member.job.name for member in group.members if node in member.nodes] for node in range(group.rollout_nodes)
-        ]
-        self.rollout = Machines(users, steps)
-        self.train = Machines([[member.job.name for member in group.members]], steps)
+        self.rollout = Machines([(member.job.name, member.nodes) for member in group.members], steps)
+        self.train = Machines([(member.job.name, (0,)) for member in group.members], steps)
         self.ends: dict[str, list[float]] = {member.job.name: [] for member in group.members}
         self.last: dict[tuple[str, int], str] = {}  # who worked on a machine
 
@@ -121,7 +117,7 @@ class _Turns:
 
         def rolled(held: tuple[int, ...]) -> None:
             self.rollout.give(held)
-            self.train.ask(job.name, (0,), training)
+            self.train.ask(job.name, training)
 
         def training() -> None:
             spent = self._switched("train", (0,), job)
@@ -135,7 +131,7 @@ class _Turns:
             if done < self.steps:
                 self._begin(job, nodes, done)
 
-        self.rollout.ask(job.name, nodes, rolling)
+        self.rollout.ask(job.name, rolling)
 
     def _switched(self, kind: str, machines: Sequence[int], job: Job) -> float:
         changed = [machine for machine in machines if self.last.get((kind, machine), job.name) != job.name]

@@ -106,6 +106,19 @@ def where(json: Json = False) -> None:
         output.table(("sandbox", "host"), [(each.sandbox, each.host) for each in found])
 
 
+@application.command("turns")
+def turns(json: Json = False) -> None:
+    """Jobs that take turns on the machines of `--share`: who works, who waits for what."""
+    from sandbox.messages.cluster import PhaseInfo
+
+    found = call(lambda cluster: cluster.call("GET", "/v1/cluster/phases", list[PhaseInfo]))
+    if json:
+        output.as_json(found)
+        return
+    rows = [(each.job, each.group, f"{each.kind} {each.number}", each.state, each.reason) for each in found]
+    output.table(("job", "group", "phase", "", "because"), rows)
+
+
 def _change(host: str, change: HostChange) -> None:
     from sandbox.messages.cluster import HostInfo
 

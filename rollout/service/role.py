@@ -42,6 +42,7 @@ from rollout.rewards import book
 from rollout.rewards.service import RewardService
 from rollout.service import protocol as wire
 from rollout.service.engines import Engines, Serve, serving
+from rollout.service.phases import Phases
 from rollout.store import stages
 from rollout.store.samples import Fence, SampleStore
 from rollout.weights.store import VersionStore
@@ -73,6 +74,7 @@ class RolloutRole:
         self.controller: RolloutController | None = None
         self.born = time.time()
         self._serve = serve or serving(plan, run)
+        self.phases = None if plan.share is None else Phases(plan.share, run)
         self._ref = _accepted(self.folder)
         self._served: wire.VersionRef | None = None
         self._published: Published | None = None  # the last change of weights
@@ -93,6 +95,8 @@ class RolloutRole:
         assert self._work is not None
         self._work.cancel()
         await asyncio.wait([self._work])
+        if self.phases is not None:
+            await self.phases.close()
         await self.rewards.close()
         self.store.close()
 
@@ -162,6 +166,8 @@ class RolloutRole:
         await controller.stop()
         counts = await self.counts()
         await self.host.sweep()  # what was being created when the rollouts were told to stop
+        if self.phases is not None:
+            await self.phases.leave()
         return counts
 
     async def counts(self) -> wire.Counts:
@@ -177,6 +183,8 @@ class RolloutRole:
             for name in ("killed", "recovered_equal", "trajectories_lost", "trajectories_retried"):
                 setattr(counts, name, ours[name])
             counts.waits = [f"{wait.who} waits: {wait.reason}" for wait in self.controller.waits]
+        if self.phases is not None and self.phases.waits:
+            counts.waits = [f"rollout waits: {self.phases.waits}"]
         return counts
 
     # ----------------------------------------------------------------- versions
@@ -191,12 +199,14 @@ class RolloutRole:
             await self._changed_to(lambda: self._ref is not None)
             assert self._ref is not None
             ref = self._ref
+            await self._turn(ref)
             await asyncio.to_thread(_need_published, ref)
             async with self._serve(ref) as engines, self._playing(engines, ref) as controller:
                 while True:
                     await self._set_served(ref)
                     await self._changed_to(lambda: self._ref != self._served)
                     ref = self._ref
+                    await self._turn(ref)
                     await asyncio.to_thread(_need_published, ref)
                     self._published = await engines.publish(ref.folder, ref.version)
                     await controller.published(ref.version)
@@ -205,6 +215,11 @@ class RolloutRole:
             async with self._changed:
                 self._changed.notify_all()
             raise
+
+    async def _turn(self, ref: wire.VersionRef) -> None:
+        """Where machines are shared: nothing of a version happens on them before it is this run's turn."""
+        if self.phases is not None:
+            await self.phases.begin("rollout", ref.version)
 
     async def _set_served(self, ref: wire.VersionRef) -> None:
         async with self._changed:

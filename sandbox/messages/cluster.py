@@ -161,3 +161,62 @@ class JobInfo(Brief, kw_only=True, omit_defaults=True):
     submitted_at: float = 0.0
     started_at: float | None = None
     ended_at: float | None = None
+
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
+Machines = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Gigabytes = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+class JobShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A run -> coordinator: what a job that takes turns on machines needs. Durations are worst cases."""
+
+    rollout: Seconds
+    train: Seconds
+    rollout_nodes: Machines = 1
+    train_nodes: Machines = 1
+    rollout_gb: Gigabytes = 0.0  # of host memory on each of its rollout machines, while others have their turn
+    train_gb: Gigabytes = 0.0
+    slowdown: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 2.0  # a step may take so many times `rollout + train`
+
+
+JobName = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+PhaseKind = Literal["rollout", "train"]
+
+
+class PhaseAsk(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A run -> coordinator: POST /v1/phases. May this phase begin? It ends the job's phase before.
+
+    Asked again while it goes on, this says that the job lives.
+    """
+
+    job: JobName
+    kind: PhaseKind
+    number: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]  # of the version that is played, or trained on
+    shape: JobShape
+    wait: Annotated[float, msgspec.Meta(ge=0, le=30)] = 0.0  # seconds to wait for the turn before it is answered
+
+
+class PhaseAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """coordinator -> a run. `past`: the job has asked for a later phase since."""
+
+    state: Literal["begun", "waiting", "past"]
+    reason: str = ""  # why it waits
+
+
+class PhaseLeave(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A run -> coordinator: POST /v1/phases/leave. The job is over."""
+
+    job: JobName
+
+
+class PhaseInfo(Brief, kw_only=True, omit_defaults=True):
+    """coordinator -> CLI: GET /v1/cluster/phases. A job that takes turns."""
+
+    job: str
+    kind: PhaseKind
+    number: int
+    state: Literal["begun", "waiting", "silent"]  # silent: not heard of for too long, others have its turns
+    reason: str = ""
+    group: int | None = None
+    since: float = 0.0

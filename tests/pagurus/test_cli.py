@@ -139,7 +139,7 @@ GROUPS = {
     "gateway": {"ls", "set", "rm", "token", "log"},
     "rollouts": {"why", "gantt", "account", "replay", "rescore", "show", "effects", "resample", "shell"},
     "env": {"check"},
-    "cluster": {"up", "ls", "add", "rm", "drain", "resume", "label", "where"},
+    "cluster": {"up", "ls", "add", "rm", "drain", "resume", "label", "where", "turns"},
     "weights": {"ls", "verify", "diff", "rollback", "gc"},
 }
 

@@ -1,0 +1,270 @@
+"""Runs of `pagurus train` that take turns on two machines: a processor for rollouts, another for training.
+
+Owns: the daemon, the coordinator, the runs of a comparison, what is read from their books. Does not own: turns
+(coordinator.phases). ``python -m bench.harness.shared_runs RUN`` is the supervisor of one run, with its roles bound to
+their machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bench.harness.own_daemon import IMAGE, BenchHost, image, launch
+from coordinator import local
+from coordinator.decide.multiplex import Job, Prices, alone, join
+from coordinator.simulate import jobs
+from rollout.decide.view import Lease
+from rollout.plan import SharePlan
+from rollout.store import decisions, stages
+from sandbox.paths import CHECKOUT
+from trainer.config import Config, open_run
+
+ROLLOUT, TRAIN = "0", "1"  # processors
+LONG = 400.0  # seconds of one comparison
+
+
+@dataclass
+class Phase:
+    """As the coordinator's book has it."""
+
+    run: str
+    kind: str
+    number: int
+    asked: float
+    begun: float
+    ended: float
+
+
+@dataclass
+class Seen:
+    """What became of runs that were started together."""
+
+    phases: list[Phase]
+    cold: list[float]  # of each run
+    kills: int
+
+    @property
+    def cycle(self) -> float:
+        """Seconds of a step of one run, but for the first, in which it also starts."""
+        ends: dict[str, list[float]] = {}
+        for each in self.phases:
+            if each.kind == "train":
+                ends.setdefault(each.run, []).append(each.ended)
+        return statistics.mean((max(of) - min(of)) / (len(of) - 1) for of in ends.values())
+
+    @property
+    def machine_seconds(self) -> float:
+        """Of both machines, for one step of one run."""
+        return 2 * self.cycle / len(self.cold)
+
+    def of(self, kind: str) -> list[float]:
+        return [each.ended - each.begun for each in self.phases if each.kind == kind and each.number > 0]
+
+
+class Place:
+    """``with Place(image) as place: place.play(2)``"""
+
+    def __init__(self, base: str, steps: int, **options: Any):
+        self.base, self.steps, self.options = base, steps, options
+
+    def __enter__(self) -> Place:
+        self._folder = tempfile.TemporaryDirectory(prefix="pagurus-turns-")
+        self.folder = Path(self._folder.name)
+        self.host = BenchHost(self.folder / "host", image(self.base))
+        with bound(ROLLOUT):  # sandboxes are part of rolling out
+            self.host.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.host.clean()
+        self._folder.cleanup()
+
+    def play(self, count: int, *, kills: int = 0, shape: Sequence[float] = (100.0, 100.0)) -> Seen:
+        """So many runs at once. `kills` of the coordinator meanwhile. `shape`: what a run says of its phases."""
+        home = self.folder / f"{count}-{kills}-{time.monotonic_ns()}"
+        home.mkdir()
+        socket = self.host.run / home.name / "cluster.sock"
+        start = ("--state", str(home / "state"), "--run", str(socket.parent), "--share", "rollout=1,train=1")
+
+        def coordinator() -> subprocess.Popen[bytes]:
+            return launch(home, home, home / "coordinator.log", *start, module="coordinator")
+
+        share = SharePlan(rollout=shape[0], train=shape[1], slowdown=10.0, at=str(socket))
+        runs = [self._prepare(home / f"run-{n}", n, share) for n in range(count)]
+        process, begun = coordinator(), time.time()
+        known = {**os.environ, "PAGURUS_STATE": str(self.host.state), "PAGURUS_RUN": str(self.host.run)}
+        supervisors = []
+        try:
+            for run in runs:
+                argv = [sys.executable, "-m", "bench.harness.shared_runs", str(run)]
+                with (run / "run.log").open("ab") as log:
+                    supervisors.append(subprocess.Popen(argv, cwd=CHECKOUT, env=known, stdout=log, stderr=log))
+            draw, killed = random.Random(count), 0
+            while any(each.poll() is None for each in supervisors):
+                if time.time() - begun > LONG:
+                    raise RuntimeError(f"the runs take too long: {tails(runs)}")
+                time.sleep(0.1 if killed >= kills else draw.uniform(0.0, 1.0))
+                if killed < kills:
+                    process.kill()
+                    process.wait()
+                    process, killed = coordinator(), killed + 1
+            if any(each.returncode for each in supervisors):
+                raise RuntimeError(f"a run failed: {tails(runs)}")
+            return Seen(read(home / "state" / "cluster.sqlite"), [cold(run) for run in runs], killed)
+        finally:
+            for each in supervisors:
+                if each.poll() is None:
+                    each.send_signal(signal.SIGTERM)
+            for each in supervisors:
+                each.wait()
+            process.kill()
+            process.wait()
+
+    def _prepare(self, out: Path, seed: int, share: SharePlan) -> Path:
+        config = Config(
+            task=CHECKOUT / "examples" / "fix_the_service", steps=self.steps, held_out=1, faults=0, pace=0.0,
+            image=IMAGE, seed=seed, out=out, share=share, staleness=0, trackers=(), **self.options,
+        )  # fmt: skip
+        return open_run(config)[0]
+
+
+@contextlib.contextmanager
+def bound(processor: str) -> Iterator[None]:
+    """What is started within works on this processor."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {int(processor)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def read(path: Path) -> list[Phase]:
+    """The coordinator's book, in the order in which phases began."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        rows = database.execute("SELECT job, phase, asked, begun, ended FROM phases ORDER BY begun").fetchall()
+    return [
+        Phase(job, ("rollout", "train")[phase % 2], phase // 2, asked, begun, ended)
+        for job, phase, asked, begun, ended in rows
+    ]
+
+
+def cold(run: Path) -> float:
+    """Seconds from the start of the roles until the rollout, which waits for the trainer's weights, could work."""
+    noted = stages.read(local.roles_of(run), role="rollout")
+    at = {each.stage: each.at for each in reversed(noted)}
+    return at[stages.READY] - at[stages.BEGUN]
+
+
+def warm(seen: Seen) -> list[float]:
+    """Seconds from the end of a run's rollout to the first trajectory of the next, of runs that waited for that."""
+    leases = {run: begins(Path(run)) for run in {each.run for each in seen.phases}}
+    rollouts = [each for each in seen.phases if each.kind == "rollout"]
+    return [
+        leases[after.run][after.number] - before.ended
+        for before, after in pairwise(rollouts)
+        if before.run != after.run and 0 < after.number in leases[after.run] and after.asked < before.ended
+    ]
+
+
+def begins(run: Path) -> dict[int, float]:
+    """When the first trajectory of each version was begun."""
+    found: dict[int, float] = {}
+    for path in sorted((run / "rollout").glob(decisions.PATTERN)):
+        for _, each in decisions.read(path):
+            if any(isinstance(action, Lease) for action in each.actions):
+                found.setdefault(each.view.version, each.now)
+    return found
+
+
+def faults(seen: Seen, runs: int, steps: int) -> list[str]:
+    """Phases that are missing, out of order or beside another on one machine."""
+    said = []
+    for run in {each.run for each in seen.phases}:
+        course = [(each.number, each.kind) for each in seen.phases if each.run == run]
+        wanted = [(n, kind) for n in range(steps) for kind in ("rollout", "train")] + [(steps, "rollout")]
+        if course != wanted:
+            said.append(f"{run}: {course}")
+    for kind in ("rollout", "train"):
+        there = [each for each in seen.phases if each.kind == kind]
+        said += [
+            f"{after.run} began before {before.run} had ended"
+            for before, after in pairwise(there)
+            if after.begun < before.ended
+        ]
+    return said if len({each.run for each in seen.phases}) == runs else [*said, "a run is missing"]
+
+
+def simulated(rollout: float, train: float, count: int, steps: int) -> float:
+    """Machine-seconds of a step in multiples of those alone, where so many runs of these phases share both machines."""
+    group = alone(Job(name="0", rollout=rollout, train=train, slowdown=10.0))
+    for n in range(1, count):
+        joined = join(group, Job(name=str(n), rollout=rollout, train=train, slowdown=10.0), Prices())
+        assert joined is not None
+        group = joined
+    course = jobs.run(group, lambda job, step: (job.rollout, job.train), steps=steps)
+    return statistics.mean(course.slowdown.values()) / count
+
+
+def turns(base: str, *, steps: int, kills: int, **options: Any) -> dict[str, Any]:
+    """Each run alone, two that share, three that share while their coordinator is killed."""
+    with Place(base, steps, **options) as place:
+        one = place.play(1)
+        two = place.play(2)
+        three = place.play(3, kills=kills)
+    rollout, train = (statistics.median(one.of(kind)) for kind in ("rollout", "train"))
+    found: dict[str, Any] = {
+        "alone": {
+            "rollout_s": round(rollout, 2),
+            "train_s": round(train, 2),
+            "machine_seconds_per_step": round(one.machine_seconds, 2),
+        }
+    }
+    for count, seen in ((2, two), (3, three)):
+        said = simulated(rollout, train, count, steps)
+        share = seen.machine_seconds / one.machine_seconds
+        found[f"{count} runs"] = {
+            "machine_seconds_per_step": round(seen.machine_seconds, 2),
+            "of_alone": round(share, 3),
+            "simulated_of_alone": round(said, 3),
+            "simulated_over_live": round(said / share, 3),
+            "warm_switch_s": round(statistics.median(warm(seen) or [float("nan")]), 3),
+            "faults": faults(seen, count, steps),
+            "kills": seen.kills,
+        }
+    found["cold_start_s"] = round(statistics.median(one.cold), 2)
+    found["warm_over_cold"] = round(found["2 runs"]["warm_switch_s"] / found["cold_start_s"], 3)
+    return found
+
+
+def tails(runs: Sequence[Path]) -> str:
+    return "\n".join(
+        f"{log}: {log.read_text(errors='replace')[-1500:]}"
+        for run in runs
+        for log in (run / "run.log", run / "rollout.log")
+        if log.exists()
+    )
+
+
+def main(run: Path) -> int:
+    programs = local.programs(run)
+    machines = {"rollout": ROLLOUT, "trainer": TRAIN}
+    return local.supervise(run, {name: ["taskset", "-c", machines[name], *argv] for name, argv in programs.items()})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Path(sys.argv[1])))

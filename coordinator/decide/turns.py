@@ -1,0 +1,47 @@
+"""Whose turn it is on machines that jobs share: round robin. Pure.
+
+Owns: the order. Does not own: who shares with whom (coordinator.decide.multiplex), processes, clocks.
+Guarantee: a machine works for one job at a time; nobody overtakes a job whose turn comes first, also while that job
+does not ask yet; among those who are there somebody can always go on.
+
+The same order on every machine is what makes a cycle as short as a group promises: who asks first, as it happens, may
+make others wait for two phases of each job. The order is by round, then by seat, over all machines of a kind, so that
+no two jobs wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """The next turn of a job on machines of one kind. Two jobs of a group have different seats."""
+
+    job: str
+    round: int  # turns that it had
+    seat: int
+    machines: tuple[int, ...]
+    asks: bool  # it could begin now
+
+
+class TurnsView(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the machines of one kind that a group has."""
+
+    turns: list[Turn]
+    busy: list[int]  # machines that work
+
+
+def due(turns: Iterable[Turn], busy: Collection[int]) -> list[str]:
+    """The jobs that begin now.
+
+    >>> due([Turn("a", 1, 0, (0,), True), Turn("b", 0, 1, (0,), False)], ())
+    []
+    """
+    taken, begin = set(busy), []
+    for turn in sorted(turns, key=lambda turn: (turn.round, turn.seat)):
+        if turn.asks and taken.isdisjoint(turn.machines):
+            begin.append(turn.job)
+        taken.update(turn.machines)  # it works there from now on, or they are kept for it
+    return begin

@@ -1,0 +1,78 @@
+"""The turns of a run that shares its machines: its rollout and its trainer ask before they work there.
+
+Owns: asking, and saying that the run lives. Does not own: whose turn it is (coordinator.phases).
+Guarantee: `begin` returns when the machines are this run's, however often the coordinator dies meanwhile; a phase that
+goes on notices nothing of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from pathlib import Path
+
+import msgspec
+
+from rollout.plan import SharePlan
+from sandbox.errors import PagurusError
+from sandbox.messages.cluster import JobShape, PhaseAnswer, PhaseAsk, PhaseKind, PhaseLeave
+from sandbox.sdk.transport import Transport
+
+WAIT = 5.0  # seconds of one call
+BEAT = 5.0  # seconds between two words that a phase goes on
+log = logging.getLogger("pagurus.rollout.phases")
+
+
+class Phases(Transport):
+    """``await phases.begin("rollout", version)``: ends the run's phase before, and waits for its turn."""
+
+    def __init__(self, plan: SharePlan, run: Path):
+        known = os.environ
+        token, ca = (known.get(f"PAGURUS_{name}") or None for name in ("TOKEN", "CA"))
+        super().__init__(plan.at or known.get("PAGURUS_HOST") or None, token=token, ca=ca, patience=math.inf)
+        self._met = True  # there is one: whose address would it be else?
+        self._job, self._shape = str(run), msgspec.convert(plan, JobShape, from_attributes=True)
+        self._beat: asyncio.Task[None] | None = None
+        self.waits = ""  # for what, as long as it waits
+
+    async def begin(self, kind: PhaseKind, number: int) -> None:
+        """Returns at once when a later phase was asked for since: then nothing is left to do in this one."""
+        await self._still()
+        ask = PhaseAsk(job=self._job, kind=kind, number=number, shape=self._shape, wait=WAIT)
+        self.waits = "the coordinator"
+        while (answer := await self._ask(ask)).state == "waiting":
+            self.waits = f"its turn: {answer.reason}"
+        self.waits = ""
+        if answer.state == "begun":
+            ask.wait = 0.0
+            self._beat = asyncio.create_task(self._go_on(ask), name=f"{kind} {number} goes on")
+
+    async def leave(self) -> None:
+        """The run is over."""
+        await self._still()
+        await self.call("POST", "/v1/phases/leave", dict, PhaseLeave(job=self._job), keyed=True)
+
+    async def close(self) -> None:
+        await self._still()
+        await super().close()
+
+    async def _ask(self, ask: PhaseAsk) -> PhaseAnswer:
+        return await self.call("POST", "/v1/phases", PhaseAnswer, ask, keyed=True)
+
+    async def _go_on(self, ask: PhaseAsk) -> None:
+        """Says so until the run's next phase is asked for."""
+        while True:
+            await asyncio.sleep(BEAT)
+            try:
+                if (await self._ask(ask)).state == "past":
+                    return
+            except PagurusError as error:  # of a coordinator that is being replaced by another: the phase goes on
+                log.warning("the coordinator was not told that a phase goes on: %s", error)
+
+    async def _still(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+            await asyncio.wait([self._beat])
+            self._beat = None
