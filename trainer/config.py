@@ -64,6 +64,7 @@ class Config:
     branching: Branching | None = None  # table [branching]: groups as trees, see rollout.decide.branching
     effects: EffectRules | None = None  # table [effects]: what trajectories must not do, see rollout.decide.effects
     visit: KeepPlan = field(default_factory=lambda: KeepPlan(trajectories=16))  # table [visit]: states to visit later
+    versions: int = 3  # of the weights, the newest so many, that stay to be evaluated; 0: all
     ranks: int = 1  # processes that share the steps; with GPUs one for each
     budget: int = 8192  # tokens of a micro-batch
     updates: int = 1  # optimiser steps per batch
@@ -146,6 +147,8 @@ def make(content: Mapping[str, Any]) -> Config:
     for name in POSITIVE:
         if getattr(made, name) <= 0:
             raise Invalid(f"configuration: {name} must be above 0, is {getattr(made, name)}", remedy=f"set {name}")
+    if made.versions < 0:
+        raise Invalid(f"configuration: versions is {made.versions}", remedy="set how many stay, or 0 for all")
     if made.tail and not 1.0 < made.tail <= 4.0:
         raise Invalid(f"configuration: tail is {made.tail}", remedy="set 1.25, or 0 for none")
     return _agreeing(made)

@@ -115,7 +115,7 @@ class Run:
         os.nice(self.plan.nice)  # sandboxes and their checkpoints come first
         self.task = task.load(self.config.task)
         self.environments = self.plan.environments()
-        self.publisher = Publisher(VersionStore(self.folder / "weights"))
+        self.publisher = Publisher(VersionStore(self.folder / "weights"), keep=self.config.versions or sys.maxsize)
         self.base = self.folder / "policy"  # what the run begins with, and its tokenizer
         self.saves = resume.Saves(self.folder / "resume")
         self.totals = report.Totals()

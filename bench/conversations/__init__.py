@@ -1,0 +1,1 @@
+"""What `pagurus bench pools` plays over pools of engine servers."""
