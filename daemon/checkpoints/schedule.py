@@ -21,7 +21,8 @@ they hold slots for a moment only are one sharer together: new ones, those with 
 on a host that does nothing else (:func:`expected`), and those that held slots for longer than that. How slow the host
 is now is taken into account: a sandbox may take as many times QUICK as every other one took of what was expected of
 it. So a busy host does not make a small sandbox one of the slow, and a slow one makes no other look quick. A sandbox
-that was struck lately is not known to be quick.
+that was struck lately is not known to be quick. Of jobs in DUMP and SNAPSHOT those that are expected to take long let
+others go before them, for BEHIND times as long: where slots are short, each waits in proportion to what it takes.
 
 A sandbox whose processes did not stop is struck: its next job waits for a while that doubles with each strike. One
 whose dumps are refused again and again, which cost the host their work all the same, has one a second.
@@ -54,6 +55,7 @@ PROVING = (Stage.DUMP, Stage.SNAPSHOT)  # stages whose jobs take a moment, or el
 BURST = 1.0  # seconds of its share that an idle stage may save up
 QUICK = 0.2  # seconds in a slot that are a moment
 LEAST, OF_TASK, OF_BYTE = 0.015, 0.001, 0.6e-9  # seconds for the dump of an idle sandbox, of each task more, of memory
+BEHIND = 5.0  # seconds by which a job's deadline is later for each second that it is expected to take
 KNOWN = 16  # sandboxes, those that held slots last, by which the host's slowness is known
 STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
@@ -80,7 +82,7 @@ class Job:
     id: str
     stage: Stage
     sandbox: str
-    deadline: float  # when the result is probably needed
+    deadline: float  # when the result is probably needed; of one that takes long, later by what it gives way
     cost: float = 1.0  # what it uses of the share: bytes, or any unit that is the same within a stage
     waited: bool = False  # somebody waits for it now
     owner: str = ""  # of the token that the sandbox belongs to; "": the host's own
@@ -236,6 +238,8 @@ class Schedule:
             raise ValueError(f"job {job.id} is already known")
         self._arrivals += 1
         job.order = self._arrivals
+        if job.stage in PROVING:
+            job.deadline += BEHIND * (job.expected - LEAST)
         self._jobs[job.id] = job
         if (strikes := self._strikes.get(job.sandbox)) is not None:
             self._lanes[job.stage].usual.pop(job.sandbox, None)

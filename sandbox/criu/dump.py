@@ -346,15 +346,16 @@ def _check_complete(container: Container, directory: Path, pids: list[int]) -> i
     while it read them.
     """
     known, alive = set(), 0
+    written = set(os.listdir(directory))
     for entry in rpc.load(directory / "pstree.img"):
         pid = entry["pid"]
         known.add(pid)
-        if not (directory / f"mm-{pid}.img").exists():
+        if f"mm-{pid}.img" not in written:
             continue  # a zombie has no memory
         alive += 1
         needed = [f"core-{thread}" for thread in entry.get("threads", [pid])]
         for name in (*needed, f"pagemap-{pid}", f"fs-{pid}", f"ids-{pid}"):
-            if not (directory / f"{name}.img").exists():
+            if f"{name}.img" not in written:
                 raise _killed_meanwhile(container, f"{name}.img is missing")
     if len(pids) < alive or not alive:
         raise _killed_meanwhile(container, f"{len(pids)} of {alive} lived to the end")

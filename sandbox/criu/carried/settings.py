@@ -224,8 +224,7 @@ class _Usual:
             task.processors = sorted(processors)
         if priority := _called(_IOPRIO_GET, _OF_PROCESS, pid):
             task.io_priority = priority
-        with open(f"/proc/{pid}/timerslack_ns", "rb") as file:
-            slack = int(file.read())
+        slack = int(procfs.read_bytes(f"/proc/{pid}/timerslack_ns"))
         if slack not in (_DEFAULT_SLACK, 0):
             task.slack = slack
         schedule = _schedule(pid)

@@ -27,6 +27,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from sandbox import paths
+from sandbox.content import dumpfile
 from sandbox.criu.gate.image_rules import check, deleted
 from sandbox.criu.gate.images import PAGE, Images, Named, Refusal, Wanted, below, printable
 from sandbox.criu.gate.processes import confined
@@ -55,7 +56,7 @@ def of_directory(directory: Path) -> Images:
             if not stat.S_ISREG(found.st_mode):
                 raise Refusal(f"{entry.name[:80]!r} is no image")
             sizes[entry.name] = found.st_size
-    return Images(sizes, lambda name: (directory / name).read_bytes())
+    return Images(sizes, lambda name: dumpfile.whole(f"{directory}/{name}"))
 
 
 @contextlib.contextmanager

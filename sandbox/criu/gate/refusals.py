@@ -17,6 +17,7 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sandbox.container import procfs
 from sandbox.criu import Record, image_files
 from sandbox.criu.carried import datagrams
 from sandbox.criu.carried.settings import Frozen
@@ -90,13 +91,11 @@ def _sender(descriptor: int) -> bytes:
 
 
 def _exit_signal(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[35])
+    return int(procfs.stat(pid)[35])
 
 
 def _personality(pid: int, thread: int) -> int:
-    with open(f"/proc/{pid}/task/{thread}/personality", "rb") as file:
-        return int(file.read(), 16)
+    return int(procfs.read_bytes(f"/proc/{pid}/task/{thread}/personality"), 16)
 
 
 def _attributes(pid: int, descriptor: int) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.checkpoints.schedule import KNOWN, LEAST, UNPROVEN, Job, Schedule, Stage, expected
+from daemon.checkpoints.schedule import BEHIND, KNOWN, LEAST, UNPROVEN, Job, Schedule, Stage, expected
 
 WIDE = dict.fromkeys(Stage, 1)
 
@@ -333,6 +333,21 @@ def test_a_host_that_slows_all_down_makes_none_slow(times: list[float], slower: 
     held(after, {name: slower * took for name, took in named.items()})
     for was, now in zip(is_quick(before, *named), is_quick(after, *named), strict=True):
         assert now or not was
+
+
+def test_what_takes_long_lets_others_go_first_but_not_for_ever() -> None:
+    schedule = Schedule(WIDE)
+    large = expected(800, 0)
+    schedule.submit(Job("under way", Stage.DUMP, "x", 0.0))
+    assert [job.id for job in schedule.start(0.0)] == ["under way"]
+    schedule.submit(Job("large", Stage.DUMP, "large", 0.1, waited=True, expected=large))
+    for now in range(1, 20):
+        schedule.submit(Job(f"small {now}", Stage.DUMP, "small", now + 0.2, waited=True))
+        schedule.finish("under way" if now == 1 else f"small {now - 1}")
+        (job,) = schedule.start(float(now))
+        if job.id == "large":
+            break
+    assert 2 < now <= 0.1 + BEHIND * large
 
 
 def test_who_held_a_slot_long_ago_says_nothing_of_the_host_of_now() -> None:
