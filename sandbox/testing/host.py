@@ -27,7 +27,7 @@ from sandbox.messages import (
     ForkEntry,
     ForkRequest,
     ImageInfo,
-    Network,
+    LabelsRequest,
     RestoreRequest,
     RestoreResult,
     SandboxInfo,
@@ -39,17 +39,9 @@ from sandbox.messages import (
 from sandbox.sdk.client import Client
 from sandbox.testing.file_routes import FileRoutes
 from sandbox.testing.files import FakeFiles
-from sandbox.testing.network import FakeNetworks, check
-from sandbox.testing.programs import FakePrograms, Program
-from sandbox.testing.routes import LongLived
 from sandbox.testing.wire import body, copy, cut, delete, encoded, errors, reply, streamed
 
-REASONS = {
-    Verdict.NONE: "nothing changed",
-    Verdict.FILES: "the tree changed",
-    Verdict.PROCESSES: "programs started or ended",
-    Verdict.BOTH: "the tree changed, and programs started or ended",
-}
+REASONS = {Verdict.NONE: "nothing changed", Verdict.FILES: "the tree changed"}
 Effect = Callable[[FakeFiles, re.Match[str]], Any]
 
 
@@ -69,13 +61,10 @@ class _Sandbox:
     request: CreateRequest
     files: FakeFiles
     print: dict[str, str]  # of the tree at its head
-    programs: FakePrograms = field(default_factory=FakePrograms)
-    running: dict[str, str] = field(default_factory=dict)  # programs at its head
-    grouped: bool = False  # several acts are one turn now
     turns: list[TurnInfo] = field(default_factory=list)
 
 
-class FakeHost(LongLived, FileRoutes):
+class FakeHost(FileRoutes):
     """A host whose commands are scripted. Enter it, then use :meth:`client`."""
 
     def __init__(self, *, images: tuple[str, ...] = ("debian",)) -> None:
@@ -85,9 +74,7 @@ class FakeHost(LongLived, FileRoutes):
         self._sandboxes: dict[str, _Sandbox] = {}
         self._checkpoints: dict[str, CheckpointInfo] = {}
         self._content: dict[str, str] = {}  # checkpoint -> the one whose copy of the tree it uses
-        self._held: dict[str, list[Program]] = {}  # checkpoint -> the programs in it
         self._tally = Statistics()
-        self._networks = FakeNetworks()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._runner: web.AppRunner | None = None
 
@@ -112,14 +99,12 @@ class FakeHost(LongLived, FileRoutes):
             ("POST", "/v1/sandboxes/{id}/restore"): self._restore,
             ("POST", "/v1/sandboxes/{id}/fork"): self._fork_sandbox,
             ("GET", "/v1/sandboxes/{id}/diff"): self._diff,
-            ("GET", "/v1/sandboxes/{id}/network"): self._network,
-            ("PUT", "/v1/sandboxes/{id}/network"): self._set_network,
-            ("GET", "/v1/network"): self._traffic,
+            ("PATCH", "/v1/sandboxes/{id}/labels"): self._set_labels,
             ("GET", "/v1/checkpoints"): self._checkpoint_list,
             ("GET", "/v1/checkpoints/{id:(?!have$)[^/]+}"): self._wait,
             ("POST", "/v1/checkpoints/{id}/fork"): self._fork,
         }
-        for (method, path), handler in {**routes, **self._long_lived(), **self._of_files()}.items():
+        for (method, path), handler in {**routes, **self._of_files()}.items():
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
@@ -127,8 +112,6 @@ class FakeHost(LongLived, FileRoutes):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for sandbox in self._sandboxes.values():
-            sandbox.programs.stop()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._folder is not None:
@@ -163,10 +146,6 @@ class FakeHost(LongLived, FileRoutes):
     def files(self, sandbox: str) -> FakeFiles:
         """The tree of a sandbox."""
         return self._find(sandbox).files
-
-    def refuse(self, sandbox: str, what: str, why: str = "not on the allow list, or only for other ports") -> None:
-        """Let ``sb.network.status()`` tell that this was refused. ``fake.refuse(sb.id, "tcp 10.0.0.1:80")``"""
-        self._networks.refuse(self._find(sandbox).info.id, what, why)
 
     @property
     def _place(self) -> Path:
@@ -220,7 +199,6 @@ class FakeHost(LongLived, FileRoutes):
             raise ImageNotFound(f"no image {wanted.image!r}; there are: {', '.join(self._images) or 'none'}")
         if wanted.name and any(s.info.name == wanted.name for s in self._sandboxes.values()):
             raise Conflict(f"there is a sandbox named {wanted.name} already", remedy="choose another name")
-        check(wanted.network)
         sandbox = self._new(wanted, None)
         self._save(sandbox, Verdict.NONE, "created")
         return reply(sandbox.info, 201)
@@ -243,11 +221,7 @@ class FakeHost(LongLived, FileRoutes):
             limits=wanted.limits,
         )
         files = FakeFiles(root)
-        sandbox = self._sandboxes[number] = _Sandbox(info, wanted, files, files.print())
-        if origin is not None:
-            sandbox.programs.back(self._held[origin])
-            sandbox.running = sandbox.programs.print()
-        self._networks.follow(number, wanted.network)
+        self._sandboxes[number] = _Sandbox(info, wanted, files, files.print())
         return self._sandboxes[number]
 
     async def _info(self, request: web.Request) -> web.Response:
@@ -255,32 +229,19 @@ class FakeHost(LongLived, FileRoutes):
 
     async def _remove(self, request: web.Request) -> web.Response:
         sandbox = self._find(request.match_info["id"])
-        sandbox.programs.stop()
         del self._sandboxes[sandbox.info.id]
-        self._networks.forget(sandbox.info.id)
         delete(sandbox.files.root)
         return reply({})
 
     async def _kill(self, request: web.Request) -> web.Response:
-        sandbox = self._alive(request)
-        sandbox.info.state = SandboxState.DEAD
-        sandbox.programs.stop()
+        self._alive(request).info.state = SandboxState.DEAD
         return reply({})
 
-    # ----------------------------------------------------------------- networks
-
-    async def _network(self, request: web.Request) -> web.Response:
+    async def _set_labels(self, request: web.Request) -> web.Response:
         sandbox = self._find(request.match_info["id"])
-        return reply(self._networks.status(sandbox.info.id, sandbox.request.network))
-
-    async def _set_network(self, request: web.Request) -> web.Response:
-        sandbox, wanted = self._find(request.match_info["id"]), await body(request, Network)
-        self._networks.follow(sandbox.info.id, wanted)
-        sandbox.request = msgspec.structs.replace(sandbox.request, network=wanted)
-        return await self._network(request)
-
-    async def _traffic(self, request: web.Request) -> web.Response:
-        return reply(self._networks.statistics())
+        merged = {**sandbox.info.labels, **(await body(request, LabelsRequest)).labels}
+        sandbox.info.labels = {name: value for name, value in merged.items() if value is not None}
+        return reply(sandbox.info)
 
     # ----------------------------------------------------------------- commands
 
@@ -294,19 +255,20 @@ class FakeHost(LongLived, FileRoutes):
         self._alive(request)
         raise NotFound("no command of this key runs", remedy="those of this host end at once")
 
-    async def _run(self, sandbox: _Sandbox, wanted: ExecRequest, *, late: int = 143) -> ExecResult:
+    async def _run(self, sandbox: _Sandbox, wanted: ExecRequest) -> ExecResult:
         """Carry out a command; one that is late ends with SIGTERM, as a real one."""
         command = wanted.command if isinstance(wanted.command, str) else " ".join(wanted.command)
         began = time.time()
         result = ExecResult(exit_code=127, stdout=b"", stderr=b"", duration=0.0)
-        delay = self._delay(command)
+        found = self._scripted(command)
+        delay = found[0].delay if found is not None else 0.0
+        self.commands.append(command)
         if wanted.timeout is not None and delay > wanted.timeout:
-            self.commands.append(command)
             await asyncio.sleep(wanted.timeout)
-            result.exit_code, result.timed_out = late, True
+            result.exit_code, result.timed_out = 143, True
         else:
             await asyncio.sleep(delay)
-            self._act(sandbox, command, result)
+            self._act(sandbox, command, found, result)
         result.stdout, result.stdout_dropped = cut(result.stdout, wanted)
         result.stderr, result.stderr_dropped = cut(result.stderr, wanted)
         result.duration = time.time() - began
@@ -320,33 +282,23 @@ class FakeHost(LongLived, FileRoutes):
                 return script, match
         return None
 
-    def _delay(self, command: str) -> float:
-        found = self._scripted(command)
-        return found[0].delay if found is not None else 0.0
-
-    def _act(self, sandbox: _Sandbox, command: str, result: ExecResult) -> float:
-        """What a command does and says; the seconds that it takes."""
-        self.commands.append(command)
-        if (found := self._scripted(command)) is None:
+    @staticmethod
+    def _act(sandbox: _Sandbox, command: str, found: tuple[_Script, re.Match[str]] | None, result: ExecResult) -> None:
+        """What a command does and says."""
+        if found is None:
             result.stderr = f"fake: no script for {command!r}; add one with FakeHost.on()\n".encode()
-            return 0.0
+            return
         script, match = found
         said = script.effect(sandbox.files, match) if script.effect is not None else None
         result.exit_code, result.stderr = script.exit_code, script.stderr
         result.stdout = encoded(said) if isinstance(said, str | bytes) else script.stdout
-        return script.delay
 
     def _changes(self, sandbox: _Sandbox) -> Verdict:
         """What is new since its head."""
-        files, programs = sandbox.files.print() != sandbox.print, sandbox.programs.print() != sandbox.running
-        if files:
-            return Verdict.BOTH if programs else Verdict.FILES
-        return Verdict.PROCESSES if programs else Verdict.NONE
+        return Verdict.FILES if sandbox.files.print() != sandbox.print else Verdict.NONE
 
-    def _end_turn(self, sandbox: _Sandbox, command: str, result: ExecResult, began: float | None = None) -> None:
+    def _end_turn(self, sandbox: _Sandbox, command: str, result: ExecResult, began: float) -> None:
         info = sandbox.info
-        if sandbox.grouped:
-            return
         info.turn += 1
         result.turn, result.verdict = info.turn, self._changes(sandbox)
         result.reason = REASONS[result.verdict]
@@ -358,7 +310,7 @@ class FakeHost(LongLived, FileRoutes):
                 sandbox=info.id,
                 turn=info.turn,
                 command=command,
-                started_at=time.time() if began is None else began,
+                started_at=began,
                 duration=result.duration,
                 exit_code=result.exit_code,
                 verdict=result.verdict,
@@ -387,13 +339,12 @@ class FakeHost(LongLived, FileRoutes):
             captured_at=now,
             durable_at=now,
         )
-        shared = info.head if verdict in (Verdict.NONE, Verdict.PROCESSES) else None
+        shared = info.head if verdict is Verdict.NONE else None
         self._content[saved.id] = self._content[shared] if shared is not None else saved.id
         if shared is None:
             copy(sandbox.files.root, self._copy_of(saved.id))
         self._checkpoints[saved.id] = saved
-        self._held[saved.id] = sandbox.programs.saved()
-        info.head, sandbox.print, sandbox.running = saved.id, sandbox.files.print(), sandbox.programs.print()
+        info.head, sandbox.print = saved.id, sandbox.files.print()
         return saved
 
     async def _checkpoint(self, request: web.Request) -> web.Response:
@@ -420,8 +371,7 @@ class FakeHost(LongLived, FileRoutes):
         delete(sandbox.files.root)
         copy(self._copy_of(saved.id), sandbox.files.root)
         sandbox.info.state, sandbox.info.head = SandboxState.RUNNING, saved.id
-        sandbox.programs.back(self._held[saved.id])
-        sandbox.print, sandbox.running = sandbox.files.print(), sandbox.programs.print()
+        sandbox.print = sandbox.files.print()
         self._tally.restores += 1
         return reply(RestoreResult(sandbox=sandbox.info.id, checkpoint=saved.id, total_ms=0.0, verified=wanted.verify))
 

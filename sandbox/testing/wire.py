@@ -33,26 +33,15 @@ def reply(value: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.msgpack.encode(value), status=status, content_type=MSGPACK)
 
 
-def frame(value: object) -> bytes:
-    """One value of a stream, behind its length."""
-    data = msgspec.msgpack.encode(value)
-    return len(data).to_bytes(4, "big") + data
-
-
-async def begun(request: web.Request) -> web.StreamResponse:
-    """A stream of values."""
+async def streamed(request: web.Request, result: ExecResult) -> web.StreamResponse:
+    """A result as a stream: its outputs, then what is left of it, each behind its length."""
     response = web.StreamResponse(headers={"Content-Type": MSGPACK})
     await response.prepare(request)
-    return response
-
-
-async def streamed(request: web.Request, result: ExecResult) -> web.StreamResponse:
-    """A result as a stream: its outputs, then what is left of it."""
-    response = await begun(request)
     chunks = [Chunk(stream="stdout", data=result.stdout), Chunk(stream="stderr", data=result.stderr)]
     last = Chunk(stream="result", result=msgspec.structs.replace(result, stdout=b"", stderr=b""))
     for chunk in (*(chunk for chunk in chunks if chunk.data), last):
-        await response.write(frame(chunk))
+        data = msgspec.msgpack.encode(chunk)
+        await response.write(len(data).to_bytes(4, "big") + data)
     await response.write_eof()
     return response
 

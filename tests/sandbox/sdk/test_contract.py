@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -15,7 +14,7 @@ from bench.harness import own_internet as world
 from sandbox import Client, Network
 from sandbox.criu.tcp import POOL
 from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, SandboxDead, Unsupported
-from sandbox.messages import LogChunk, NetworkStatistics, ProgramKind, ProgramState, SandboxState, Verdict
+from sandbox.messages import ProgramKind, ProgramState, SandboxState, Verdict
 from sandbox.sdk.brief import BriefClient
 from sandbox.testing import FakeHost
 
@@ -50,6 +49,9 @@ def _script(fake: FakeHost) -> None:
     fake.on(r"rm (\S+)", effect=lambda files, found: files.path(found[1]).unlink())
     fake.on(r"echo no >&2", stderr="no\n")
     fake.on(r"sleep 60", delay=60)
+
+
+REAL = pytest.mark.parametrize("host", ["real", "cluster"], indirect=True)  # what the fake does not have
 
 
 @pytest.fixture(params=["real", "cluster", "fake", "brief"])
@@ -166,8 +168,9 @@ async def test_files(sb) -> None:
         await sb.files.read("/x")
 
 
-async def test_networks(host: Client, request: pytest.FixtureRequest) -> None:
-    if request.node.callspec.params["host"] in ("real", "cluster") and (reason := world.missing()):
+@REAL
+async def test_networks(host: Client) -> None:
+    if reason := world.missing():
         pytest.skip(reason)
     policy = Network.allow(names=["*.example.org:443", "*"], cidrs=["10.2.0.0/16:tcp/80,udp/53,8000-8100", "1.2.3.4"])
     async with host.create("debian") as sandbox:
@@ -194,22 +197,6 @@ async def test_networks(host: Client, request: pytest.FixtureRequest) -> None:
         assert (await sandbox.network.set(Network.none())).address is None
 
 
-async def test_the_fake_tells_of_refusals_as_it_is_told() -> None:
-    async with FakeHost() as fake, fake.client() as host:
-        async with host.create("debian", name="mine", network=Network.open()) as sandbox:
-            fake.refuse("mine", "tcp 10.0.0.1:80", "private")
-            fake.refuse(sandbox.id, "tcp 10.0.0.1:80", "private")
-            fake.refuse(sandbox.id, "name evil.example")
-            status = await sandbox.network.status()
-            assert [(each.what, each.count) for each in status.refusals] == [
-                ("tcp 10.0.0.1:80", 2),
-                ("name evil.example", 1),
-            ]
-            assert (status.counters.packets_refused, status.counters.names_refused) == (2, 1)
-            assert (await host.call("GET", "/v1/network", NetworkStatistics)).packets_refused == 2
-        assert (await host.call("GET", "/v1/network", NetworkStatistics)).attached == 0
-
-
 async def test_the_dead_are_restored(sb) -> None:
     done = await sb.exec("echo a > /a")
     await sb.captured(done)
@@ -222,6 +209,7 @@ async def test_the_dead_are_restored(sb) -> None:
     assert (await sb.exec("cat /a")).text == "a\n"
 
 
+@REAL
 async def test_processes(sb, host: Client) -> None:
     before = (await sb.metrics()).processes
     server = await sb.processes.start("sleep 60")
@@ -256,6 +244,7 @@ async def test_processes(sb, host: Client) -> None:
     assert await sb.processes.list() == []
 
 
+@REAL
 async def test_programs_of_the_dead_are_lost(sb) -> None:
     server = await sb.processes.start("sleep 60")
     session = await sb.sessions.open()
@@ -271,6 +260,7 @@ async def test_programs_of_the_dead_are_lost(sb) -> None:
     assert (await session.exec("echo hello")).text == "hello\n"
 
 
+@REAL
 async def test_who_waits_for_a_process_is_told_of_its_loss(sb) -> None:
     server = await sb.processes.start("sleep 60")
     waiting = asyncio.ensure_future(server.wait())
@@ -280,6 +270,7 @@ async def test_who_waits_for_a_process_is_told_of_its_loss(sb) -> None:
         await waiting
 
 
+@REAL
 async def test_sessions(sb) -> None:
     async with await sb.sessions.open() as session:
         assert (await session.exec("echo hello")).text == "hello\n"
@@ -303,6 +294,7 @@ async def test_sessions(sb) -> None:
         await session.exec("true")
 
 
+@REAL
 async def test_several_acts_are_one_turn(sb) -> None:
     async with sb.turn() as turn:
         assert (await sb.exec("echo a > /a")).turn is None
@@ -362,7 +354,10 @@ async def test_what_the_fake_cannot_do_it_says() -> None:
             sandbox.terminals.open(),
             sandbox.ports.list(),
             sandbox.ports.connect(80),
-            sandbox.processes.start("make", stdin="pipe"),
+            sandbox.processes.start("make"),
+            sandbox.sessions.open(),
+            sandbox.network.status(),
+            sandbox.metrics(),
             sandbox.gateway.exchanges(),
             host.store.have(),
             anext(aiter(sandbox.files.watch())),
@@ -371,16 +366,3 @@ async def test_what_the_fake_cannot_do_it_says() -> None:
             with pytest.raises(Unsupported, match="fake host"):
                 await missing
         assert fake.commands == ["make"]
-
-
-async def test_a_process_of_the_fake_runs_until_it_is_ended() -> None:
-    async with FakeHost() as fake, fake.client() as host, host.create("debian") as sandbox:
-        fake.on("serve", stdout="up\n", delay=math.inf)
-        server = await sandbox.processes.start("serve")
-        assert await anext(aiter(server.stream())) == LogChunk(stream="stdout", data=b"up\n")
-        agent = await sandbox.processes.start("serve", excluded=True)
-        assert agent.info.verdict is Verdict.NONE
-        await server.kill()
-        assert (await sandbox.exec("none")).verdict is Verdict.PROCESSES
-        await sandbox.restore()
-        assert [each.id for each in await sandbox.processes.list()] == [server.id]
