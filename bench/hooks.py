@@ -99,7 +99,6 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 inspector.watch(group.stat().st_ino, contained=False)
                 taken["outside"].append(measure(program, options.folder or folder, None))
                 taken["watched"].append(measure(program, options.folder or folder, group))
-                tier = inspector.tier
         with Inspector.load(path=options.object) as inspector:
             inspector.watch(group.stat().st_ino, contained=False)
             with accounted() as programs:
@@ -120,7 +119,6 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for where in ("idle", "outside", "watched")
     }
     return {
-        "tier": tier,
         "rounds": options.rounds,
         "detached_ns": {name: round(statistics.median(one[name] for one in taken["detached"]), 1) for name in names},
         "added_idle_ns": added["idle"],

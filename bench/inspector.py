@@ -6,9 +6,9 @@
     pagurus bench inspector --only CASE      one case, or all whose names hold CASE, with all that was seen
 
 runs every operation, every call of the matrix (call x outcome x actor x place) and N different random programs in
-real sandboxes and compares each verdict with the truth; repeats a part with absurdly small maps and on every
-other tier that loads; counts 23 events of each kind; measures the verdict beside 30 noisy sandboxes, and a
-syscall-heavy workload with and without the inspector.
+real sandboxes and compares each verdict with the truth; repeats a part with absurdly small maps; counts 23 events
+of each kind; measures the verdict beside 30 noisy sandboxes, and a syscall-heavy workload with and without the
+inspector.
 
 Hypothesis draws the random programs, and makes the first ones that were missed small (`minimal`): it runs smaller and
 smaller ones until nothing more can be left out. What a run that was killed left is removed by the next run.
@@ -27,7 +27,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import inspect
 import os
 import shlex
 import statistics
@@ -44,11 +43,9 @@ from bench.torture.cases import PLACES, WORK, Case, Place
 from bench.torture.programs import PREFIX, Series, Vocabulary, drawn
 from bench.torture.run import Arena, Tally, build, calls, cases, matrix, smallest
 from daemon.verdict.assess import Assessor
-from ebpf import probe
 from ebpf.inspector import Inspector, Sizes
 from sandbox import paths
 from sandbox.container.shim import short_slice
-from sandbox.errors import Unsupported
 from sandbox.messages import Verdict
 from sandbox.tree.pool import Pool
 
@@ -163,28 +160,6 @@ def latencies(taken: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------- tiers
-
-
-def tiers() -> list[str | None]:
-    """Names of the tiers that this kernel takes, the one in use first. [None]: there is only one kind of hooks."""
-    if "tier" not in inspect.signature(Inspector.load).parameters:
-        return [None]
-    with Inspector.load() as best:
-        found: list[str | None] = [best.tier]
-    for name in getattr(probe, "TIERS", ()):
-        if name not in found:
-            with contextlib.suppress(Unsupported), load(name):
-                found.append(name)
-    return found
-
-
-def load(tier: str | None = None, sizes: Sizes | None = None) -> Inspector:
-    """An inspector of this tier; None: of the best one."""
-    options: dict[str, Any] = {} if tier is None else {"tier": tier}
-    return Inspector.load(sizes=sizes, **options)
-
-
 # --------------------------------------------------------------------------- all of it
 
 
@@ -265,11 +240,9 @@ async def measure(bench: Bench) -> dict[str, Any]:
     serieses = sorted((series.cases(n) for n, series in enumerate(bench.programs)), key=lambda each: each[0].place.name)
     random_programs = [case for each in serieses for case in each]
     bench.say(f"{len(random_programs)} random programs drawn in {time.monotonic() - began:.1f} s")
-    tally, tiny, others = Tally(), Tally(), {}
-    first, *more = tiers()
-    with load(first) as inspector:
-        tier, missing = inspector.tier, inspector.missing
-        bench.say(f"tier {tier}")
+    tally, tiny = Tally(), Tally()
+    with Inspector.load() as inspector:
+        missing = inspector.missing
         lost = await bench.tortured(inspector, operations, "operations", tally)
         lost += await bench.tortured(inspector, everything[:: bench.every], "cases of the matrix", tally)
         lost += await bench.tortured(inspector, random_programs, f"random programs of seed {options.seed}", tally)
@@ -279,20 +252,13 @@ async def measure(bench: Bench) -> dict[str, Any]:
             taken = await latency(arena, 99 if options.quick else 999)
     part = [*operations[:: 4 * bench.every], *everything[:: 7 * bench.every]]
     part += [case for each in serieses[::20] for case in each]
-    with load(first, TINY) as inspector:
-        await bench.tortured(
-            inspector, part, "cases with tiny maps", tiny, lanes=TINY.sandboxes, how=f" --tiny --tier {tier}"
-        )
-    for name in more:
-        others[str(name)] = Tally()
-        with load(name) as inspector:
-            await bench.tortured(inspector, part, f"cases on tier {name}", others[str(name)], how=f" --tier {name}")
+    with Inspector.load(sizes=TINY) as inspector:
+        await bench.tortured(inspector, part, "cases with tiny maps", tiny, lanes=TINY.sandboxes, how=" --tiny")
     with tempfile.TemporaryDirectory(prefix=f"bench-{bench.place.tag}-", dir=bench.pool.path) as folder:
-        cost = await asyncio.to_thread(inspector_cost.measure, Path(folder), options.rounds, lambda: load(first))
+        cost = await asyncio.to_thread(inspector_cost.measure, Path(folder), options.rounds, Inspector.load)
     return {
-        "tier": tier,
         "missing": missing,
-        **results(tally, tiny, others),
+        **results(tally, tiny),
         "distinct_cases": len(operations) + len(everything[:: bench.every]),
         "random_programs": len(random_programs),
         "different_programs": len({(case.place, case.way, case.program) for case in random_programs}),
@@ -308,7 +274,7 @@ async def measure(bench: Bench) -> dict[str, Any]:
     }
 
 
-def results(tally: Tally, tiny: Tally, others: dict[str, Tally]) -> dict[str, Any]:
+def results(tally: Tally, tiny: Tally) -> dict[str, Any]:
     """Keys about verdicts."""
     return {
         "cases": tally.cases,
@@ -328,10 +294,7 @@ def results(tally: Tally, tiny: Tally, others: dict[str, Tally]) -> dict[str, An
         "unexpected_truths": tally.unexpected[:100],
         "tiny_cases": tiny.cases,
         "tiny_false_negatives": len(tiny.false_negatives),
-        "other_tiers": {
-            name: {"cases": each.cases, "false_negatives": len(each.false_negatives)} for name, each in others.items()
-        },
-        "missed": [line for each in (tally, tiny, *others.values()) for line in each.false_negatives][:100],
+        "missed": [line for each in (tally, tiny) for line in each.false_negatives][:100],
         "mistaken": tally.false_positives[:100],
     }
 
@@ -360,9 +323,9 @@ async def only(bench: Bench) -> dict[str, Any]:
         exact = [case for case in everything if case.name == wanted]
         chosen = exact or [case for case in everything if wanted in case.name]
     tally = Tally(tell=bench.say)
-    with load(bench.options.tier, TINY if bench.options.tiny else None) as inspector:
+    with Inspector.load(sizes=TINY if bench.options.tiny else None) as inspector:
         await bench.tortured(inspector, chosen, "cases", tally, lanes=1)
-        return {"tier": inspector.tier, **results(tally, Tally(), {})}
+        return results(tally, Tally())
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -386,7 +349,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--only", metavar="CASE", help="the case of this name, or all whose names hold it; or `program in ...`"
     )
-    parser.add_argument("--tier", help="with --only: on this tier")
     parser.add_argument("--tiny", action="store_true", help="with --only: with absurdly small maps")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -394,5 +356,4 @@ def main(arguments: list[str]) -> int:
     result = asyncio.run(run(options))
     command.show(result, options)
     failed = ("false_negatives", "tiny_false_negatives", "miscounted")
-    missed_elsewhere = any(each["false_negatives"] for each in result["other_tiers"].values())
-    return 1 if missed_elsewhere or any(result.get(name) for name in failed) else 0
+    return 1 if any(result.get(name) for name in failed) else 0

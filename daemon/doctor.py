@@ -117,7 +117,7 @@ def _inspector() -> str:
 
     with Inspector.load() as inspector:
         lost = "; ".join(inspector.missing.values())
-        return f"{inspector.tier} tier loaded and attached" + (f" ({lost})" if lost else "")
+        return "loaded and attached" + (f" ({lost})" if lost else "")
 
 
 def _pidfd() -> str:

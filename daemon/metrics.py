@@ -180,9 +180,6 @@ class _Host:
         yield GaugeMetricFamily("pagurus_networks", "Sandboxes with a network.", networks.count)
         asked = dict(zip(("allowed", "refused"), networks.names(), strict=True))
         yield _by("pagurus_names_asked", "Names that sandboxes asked for.", "verdict", asked, counter=True)
-        tier = GaugeMetricFamily("pagurus_inspector_tier", "The inspector's tier; the value is 1.", labels=("tier",))
-        tier.add_metric((str(services.inspector.tier),), 1)
-        yield tier
         for name, value in services.inspector.statistics().items():
             if isinstance(value, int | float):
                 yield GaugeMetricFamily(f"pagurus_inspector_{name}", f"The inspector's {name}.", value)

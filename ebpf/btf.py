@@ -1,7 +1,7 @@
 """The kernel's own types: what a hook is given, by name.
 
 Owns: reading argument types from BTF. Does not own: which hooks are wanted (ebpf/probe.py).
-Guarantee: a function or tracepoint that the running kernel lacks is None; nothing is guessed.
+Guarantee: a tracepoint that the running kernel lacks is None; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,6 @@ def of_tracepoint(name: str) -> tuple[str, ...] | None:
     """Types of the arguments of a tracepoint. Example: ``of_tracepoint("sys_exit")[0] == "struct pt_regs *"``."""
     found = _arguments(f"btf_trace_{name}", _TYPEDEF)
     return None if found is None else found[1:]  # the first one is the kernel's own
-
-
-@functools.cache
-def of_function(name: str) -> tuple[str, ...] | None:
-    """Types of the arguments of a function that is no inline one."""
-    return _arguments(name, _FUNC)
 
 
 def _arguments(name: str, kind: int) -> tuple[str, ...] | None:

@@ -490,21 +490,6 @@ static __always_inline void named(struct sandbox *s, struct task_struct *p)
 		in_memory(s, p, NULL);
 }
 
-/* A path that led to one file, made since the mark: then its end takes the change back. Else the caller counts it. */
-static __always_inline bool of_new_file(struct sandbox *s, struct task *t)
-{
-	struct inode_value *v;
-
-	if (t->targets != 1)
-		return false;
-	v = bpf_map_lookup_elem(&inodes, &t->target);
-	if (!v || v->slot != t->slot || v->epoch != s->files_epoch || !(v->flags & TOUCHED_BORN))
-		return false;
-	if (touch(s, t, &t->target, TOUCHED_METADATA))
-		count(files_of(s)->metadata);
-	return true;
-}
-
 /* To the present: such a time of a directory looks like one that follows from a name made or removed in it. */
 static __always_inline bool to_now(struct pt_regs *regs, u64 nr, u8 kind)
 {
@@ -628,17 +613,14 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 				count(files_of(s)->metadata);
 			return;
 		}
-		if (!of_new_file(s, t))
-			count(files_of(s)->metadata);
+		count(files_of(s)->metadata);
 		break;
 	case K_UTIMES:
 		touched(s, t, regs, nr, kind, NULL);
-		if (!of_new_file(s, t))
-			count(files_of(s)->metadata);
+		count(files_of(s)->metadata);
 		break;
 	case K_META_PATH:
-		if (!of_new_file(s, t))
-			count(files_of(s)->metadata);
+		count(files_of(s)->metadata);
 		break;
 	case K_META_FD:
 		file = file_at(p, ARG0);

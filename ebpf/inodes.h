@@ -216,43 +216,4 @@ int BPF_PROG(on_same_stamp, struct inode *inode)
 	return stamped(inode);
 }
 
-/*
- * The fentry tier: which inode a call about a path changed. With it, attributes of a file that is gone again net out,
- * as those changed through a descriptor do everywhere. Of an overlay, the hooks run for the upper inode last.
- */
-static __always_inline int aimed_at(struct dentry *entry)
-{
-	struct task *t = task_of(bpf_get_current_task_btf());
-	struct inode *inode = entry->d_inode;
-	struct facts f;
-
-	if (!t || !inode)
-		return 0;
-	facts_given(&f, inode);
-	if (f.magic == MAGIC_OVERLAY)
-		return 0;
-	not_quiet(); /* until the call has ended */
-	t->target = key_from(&f);
-	t->targets++;
-	return 0;
-}
-
-SEC("fentry/security_inode_setattr")
-int BPF_PROG(on_setattr, struct mnt_idmap *idmap, struct dentry *entry)
-{
-	return aimed_at(entry);
-}
-
-SEC("fentry/security_inode_setxattr")
-int BPF_PROG(on_setxattr, struct mnt_idmap *idmap, struct dentry *entry)
-{
-	return aimed_at(entry);
-}
-
-SEC("fentry/security_inode_removexattr")
-int BPF_PROG(on_removexattr, struct mnt_idmap *idmap, struct dentry *entry)
-{
-	return aimed_at(entry);
-}
-
 #endif

@@ -105,8 +105,6 @@ static __always_inline int looked_at(struct processor *c, struct task_struct *p,
 		t->birth = 0;
 	if (t->stamped)
 		t->stamped = 0;
-	if (t->targets)
-		t->targets = 0;
 	epoch = s->procs_epoch; /* once: the next mark makes all of this void */
 	c->quiet = is_quiet(s, t, epoch) ? epoch : 0;
 	c->spoke = !(t->apart & APART_AGENT) && t->spoke == epoch;

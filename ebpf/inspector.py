@@ -82,12 +82,9 @@ class SurvivorSeen:
 class Inspector:
     """The kernel half, loaded. One per host daemon; safe to use from several threads."""
 
-    def __init__(
-        self, loaded: libbpf.Object, sizes: Sizes, missing: dict[str, str], tier: str, iterators: dict[str, int]
-    ):
+    def __init__(self, loaded: libbpf.Object, sizes: Sizes, missing: dict[str, str], iterators: dict[str, int]):
         self._object = loaded
         self._sizes = sizes
-        self.tier = tier  # which kind of hooks is active: one of probe.TIERS
         self.missing = missing  # programs that this kernel did not take, with what is lost without them
         self._iterators = iterators
         self._lock = threading.Lock()
@@ -108,16 +105,11 @@ class Inspector:
     # ------------------------------------------------------------------ life
 
     @classmethod
-    def load(cls, *, sizes: Sizes | None = None, tier: str | None = None, path: Path | None = None) -> Inspector:
-        """Load and attach: the best tier of :data:`ebpf.probe.TIERS` that this kernel takes, or the one that is named.
-
-        Raises Unsupported, with the verifier's words, where the kernel refuses.
-        """
+    def load(cls, *, sizes: Sizes | None = None, path: Path | None = None) -> Inspector:
+        """Load, and attach for a moment. Raises Unsupported, with the verifier's words, where the kernel refuses."""
         sizes = sizes or Sizes()
         try:
-            loaded, missing, found = probe.load_best(
-                path or paths.inspector_object(), lambda new: _resize(new, sizes), tier
-            )
+            loaded, missing = probe.load(path or paths.inspector_object(), lambda new: _resize(new, sizes))
         except (OSError, FileNotFoundError) as error:
             raise Unsupported(
                 f"the inspector does not load: {error}",
@@ -130,7 +122,7 @@ class Inspector:
                 f"not {ctypes.sizeof(layout.Sandbox)})",
                 remedy="run `make native` again",
             )
-        inspector = cls(loaded, sizes, missing, found, {name: loaded.attach_iterator(name) for name in _ITERATORS})
+        inspector = cls(loaded, sizes, missing, {name: loaded.attach_iterator(name) for name in _ITERATORS})
         inspector._attach()  # a kernel that refuses says so now
         inspector._detach()
         inspector._sweep()  # notes how deep in pid namespaces we are

@@ -42,8 +42,6 @@ def _open() -> ctypes.CDLL:
         ("bpf_object__next_program", c_void_p, [c_void_p, c_void_p]),
         ("bpf_program__name", c_char_p, [c_void_p]),
         ("bpf_program__set_autoload", c_int, [c_void_p, ctypes.c_bool]),
-        ("bpf_program__set_expected_attach_type", c_int, [c_void_p, c_uint32]),
-        ("bpf_program__set_attach_target", c_int, [c_void_p, c_int, c_char_p]),
         ("bpf_program__attach", c_void_p, [c_void_p]),
         ("bpf_program__attach_iter", c_void_p, [c_void_p, c_void_p]),
         ("bpf_link__fd", c_int, [c_void_p]),
@@ -121,12 +119,6 @@ class Object:
 
     def leave_out(self, program: str) -> None:
         check(self._lib.bpf_program__set_autoload(self.programs.pop(program), False), f"leave out {program}")
-
-    def aim(self, program: str, attach_type: int, target: str) -> None:
-        """Before the load: attach to another target, of this type."""
-        found = self.programs[program]
-        check(self._lib.bpf_program__set_expected_attach_type(found, attach_type), f"aim {program}")
-        check(self._lib.bpf_program__set_attach_target(found, 0, target.encode()), f"aim {program} at {target}")
 
     def load(self) -> None:
         check(self._lib.bpf_object__load(self._object), f"load {self.path}")

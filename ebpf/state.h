@@ -44,8 +44,6 @@ struct task {
 	u64 birth, birth_ino;		/* inode made by the system call that is running */
 	u32 birth_generation;
 	u32 stamped;			/* STAMPED_...: whose times the running call set, by path */
-	u64 targets;			/* inodes whose attributes it changed: known where fentry programs load */
-	struct inode_key target;	/* the last of them */
 };
 
 /*

@@ -97,7 +97,7 @@ static __always_inline struct task *adopt(struct task_struct *p, u32 slot, bool 
 	t->born = s->procs_epoch;
 	t->ran = t->on = t->spoke = 0;
 	t->traced = t->stashed = false;
-	t->birth = t->targets = t->stamped = 0;
+	t->birth = t->stamped = 0;
 	if (apart == APART_INIT)
 		s->ipc_before = IPC_UNKNOWN; /* a new init, a new namespace */
 	if (!apart) {

@@ -168,7 +168,6 @@ class Host:
             stored_bytes=tally.stored_bytes,
             full_bytes=tally.full_bytes,
             restores=tally.restores,
-            inspector_tier=self.services.inspector.tier,
             stages=queue.statistics(),
             exposed_ms_p50=quantile(tally.exposed, 0.5),
             exposed_ms_p99=quantile(tally.exposed, 0.99),

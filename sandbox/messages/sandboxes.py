@@ -143,7 +143,6 @@ class Statistics(Brief, kw_only=True, omit_defaults=True):
     stored_bytes: int = 0
     full_bytes: int = 0
     restores: int = 0
-    inspector_tier: str = ""
     stages: dict[str, dict[str, float]] = {}  # of the checkpoint queue: queued, running, started, wait_ms_p50, _p99
     exposed_ms_p50: float = 0.0  # how long the latest commands waited for the checkpoint before them
     exposed_ms_p99: float = 0.0

@@ -58,7 +58,7 @@ async def test_sandboxes_spread_and_go_where_they_are_told(client: Client) -> No
 async def test_metrics_name_the_host_of_each_sample(client: Client) -> None:
     text = (await client.raw("GET", "/metrics", None, "")).decode()
     assert "\npagurus_cluster_copies_total 0.0\n" in text
-    assert 'pagurus_inspector_tier{host="one"' in text and 'pagurus_inspector_tier{host="two"' in text
+    assert 'pagurus_networks{host="one"' in text and 'pagurus_networks{host="two"' in text
 
 
 async def test_a_name_is_one_sandboxs_over_all_hosts(client: Client) -> None:

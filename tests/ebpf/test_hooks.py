@@ -1,8 +1,4 @@
-"""Each hook of the inspector against the types of the running kernel: its target exists, and gives what it takes.
-
-The fentry tier loads on few kernels. What can be checked everywhere is: its functions exist, with these arguments, and
-the verifier takes the programs where a tracepoint gives them the same.
-"""
+"""Each hook of the inspector against the types of the running kernel: its target exists, and gives what it takes."""
 
 from __future__ import annotations
 
@@ -16,18 +12,13 @@ from ebpf.inspector import Inspector
 from sandbox import paths
 
 SOURCES = Path(probe.__file__).parent
-HOOK = re.compile(r'^SEC\("(tp_btf|fentry)/(\w+)"\)\nint BPF_PROG\((\w+)(?:, ([^)]*))?\)', re.MULTILINE)
+HOOK = re.compile(r'^SEC\("tp_btf/(\w+)"\)\nint BPF_PROG\((\w+)(?:, ([^)]*))?\)', re.MULTILINE)
 HOOKS = [found for path in sorted(SOURCES.glob("*.[ch]")) for found in HOOK.findall(path.read_text())]
-RAW_TRACEPOINT = 23  # BPF_TRACE_RAW_TP
 
 pytestmark = [
     pytest.mark.skipif(not probe.BTF.exists(), reason="this kernel has no BTF"),
     pytest.mark.skipif(not paths.inspector_object().exists(), reason="run `make setup`"),
 ]
-
-
-def of_kernel(kind: str, target: str) -> tuple[str, ...] | None:
-    return btf.of_tracepoint(target) if kind == "tp_btf" else btf.of_function(target)
 
 
 def declared(arguments: str) -> list[str]:
@@ -48,13 +39,12 @@ def test_all_programs_are_checked() -> None:
     candidate = libbpf.Object(paths.inspector_object())
     programs = set(candidate.programs)
     candidate.close()
-    assert {name for _, _, name, _ in HOOKS} == programs - {"sweep", "tell"}
-    assert {target for kind, target, _, _ in HOOKS if kind == "fentry"} == set(probe.FENTRY.values())
+    assert {name for _, name, _ in HOOKS} == programs - {"sweep", "tell"}
 
 
-@pytest.mark.parametrize(("kind", "target", "program", "arguments"), HOOKS, ids=[name for _, _, name, _ in HOOKS])
-def test_the_kernel_gives_what_a_hook_takes(kind: str, target: str, program: str, arguments: str) -> None:
-    given = of_kernel(kind, target)
+@pytest.mark.parametrize(("target", "program", "arguments"), HOOKS, ids=[name for _, name, _ in HOOKS])
+def test_the_kernel_gives_what_a_hook_takes(target: str, program: str, arguments: str) -> None:
+    given = btf.of_tracepoint(target)
     if given is None and program in probe.OPTIONAL:
         pytest.skip(f"this kernel has no {target}: {probe.OPTIONAL[program][1]}")
     assert given is not None, f"there is no {target}"
@@ -65,40 +55,12 @@ def test_the_kernel_gives_what_a_hook_takes(kind: str, target: str, program: str
 
 
 def test_a_hook_that_takes_something_else_would_be_found() -> None:
-    given = of_kernel("tp_btf", "sched_switch")
+    given = btf.of_tracepoint("sched_switch")
     assert given is not None
     assert not agree("struct inode *", given[1])
     assert not agree("int", given[1])
     assert agree("bool", given[0])
-    assert of_kernel("tp_btf", "no_such_tracepoint") is None
-    assert of_kernel("fentry", "no_such_function") is None
-
-
-@pytest.mark.parametrize("program", probe.FENTRY)
-def test_the_verifier_takes_the_fentry_programs(program: str) -> None:
-    """Their code, where a tracepoint gives a directory entry in the same place."""
-    stand_in = "ext4_unlink_enter"
-    given = btf.of_tracepoint(stand_in)
-    if given is None or given[1] != "struct dentry *":
-        pytest.skip(f"this kernel has no tracepoint {stand_in}")
-    candidate = libbpf.Object(paths.inspector_object())
-    try:
-        for other in list(candidate.programs):
-            if other != program:
-                candidate.leave_out(other)
-        candidate.aim(program, RAW_TRACEPOINT, stand_in)
-        candidate.load()
-    finally:
-        candidate.close()
-
-
-def test_another_kernel_whose_functions_take_other_arguments_has_no_fentry_tier(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(btf, "of_function", lambda _: ("struct dentry *", "struct iattr *"))
-    assert "takes other arguments" in probe.why_not_fentry(paths.inspector_object())
-    monkeypatch.setattr(btf, "of_function", lambda _: None)
-    assert "there is no security_inode_setattr" in probe.why_not_fentry(paths.inspector_object())
+    assert btf.of_tracepoint("no_such_tracepoint") is None
 
 
 def hooks() -> int:
@@ -120,7 +82,7 @@ def test_a_host_without_a_sandbox_has_no_hooks() -> None:
         for _ in range(2):
             inspector.watch(1 << 60)
             inspector.watch(2 << 60)
-            assert hooks() - before >= len(HOOKS) - len(probe.OPTIONAL) - len(probe.FENTRY)
+            assert hooks() - before >= len(HOOKS) - len(probe.OPTIONAL)
             inspector.unwatch(1 << 60)
             assert hooks() > before
             inspector.unwatch(2 << 60)

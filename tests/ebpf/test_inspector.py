@@ -14,7 +14,7 @@ from bench import inspector as bench
 from bench.torture.programs import Vocabulary, drawn
 from bench.torture.run import Arena, Case, Tally, build, calls, cases, operations
 from daemon.verdict.judge import judge
-from ebpf import layout, probe
+from ebpf import layout
 from ebpf.inspector import Inspector, Sizes
 from sandbox import paths
 from sandbox.container.container import Container
@@ -32,14 +32,11 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("torture"))
 
 
-@pytest.fixture(scope="module", params=probe.TIERS)
-def inspector(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Inspector]:
-    """One of each tier that this kernel takes."""
+@pytest.fixture(scope="module")
+def inspector(pool: Pool) -> Iterator[Inspector]:
     if not paths.inspector_object().exists():
         pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
-    if request.param == "fentry" and (reason := probe.why_not_fentry(paths.inspector_object())):
-        pytest.skip(f"this kernel does not take the fentry tier: {reason}")
-    with Inspector.load(tier=request.param) as loaded:
+    with Inspector.load() as loaded:
         yield loaded
 
 
@@ -66,19 +63,6 @@ def test_every_operation_is_in_a_case() -> None:
     everything = {name for section in operations().values() for name in section}
     assert everything <= named | counted | {"noise"}
     assert len(list(cases())) >= 200
-
-
-def test_the_best_tier_is_taken_and_what_is_missing_is_said(pool: Pool) -> None:
-    reason = probe.why_not_fentry(paths.inspector_object())
-    with Inspector.load() as best:
-        assert best.tier == ("tracepoint" if reason else "fentry")
-        assert ("fentry" in best.missing) == bool(reason)
-    with pytest.raises(Unsupported, match="there is no tier"):
-        Inspector.load(tier="magic")
-    if reason:
-        assert "Operation not permitted" in reason or "Invalid argument" in reason  # refused, not broken
-        with pytest.raises(Unsupported, match="does not take the fentry tier"):
-            Inspector.load(tier="fentry")
 
 
 def test_the_layout_is_the_one_of_the_header() -> None:

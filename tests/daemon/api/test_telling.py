@@ -77,7 +77,6 @@ async def test_metrics_have_bounded_labels(host: Client, raw: aiohttp.ClientSess
         "pagurus_api_requests",
         "pagurus_stored_bytes",
         "pagurus_inspector_lost_events",
-        "pagurus_inspector_tier",
         "process_open_fds",
     ):
         assert found[name].samples, name
