@@ -6,7 +6,9 @@ Owns: synthetic batches and the figures of docs/training.md. Does not own: sampl
   clip, AdamW) with the same model and the same packed micro-batches, taken in turns within one run.
 - `padding_share`: tokens that a model reads for nothing; beside it what padding to the longest would cost.
 - `stream_hidden_share`: of the seconds of a step, those that were over when a long-tailed batch was complete.
-- `peak_memory`: growth of the resident set of a fresh process over two steps, beside the estimate of `--dry-run`.
+- `peak_memory`: growth of the resident set of a fresh process over two steps, each saved and published as a run does,
+  beside the estimate of `--dry-run`; `peak_memory_of_saves`: the same where micro-batches are so small that a save
+  needs most.
 - `kills`: times that a rank was killed by SIGKILL at a random instant, and whether the weights at the end are those of
   a run that was not (`identical`), bit by bit, from the recorded log of samples. The same for two ranks, of which any
   is killed and which become one in the second half: `ranks_to_one_difference`, the norm of what differs over that of
@@ -18,6 +20,7 @@ What it does not cover: GPUs, several hosts.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import random
@@ -35,6 +38,7 @@ import torch
 
 from bench.harness import command
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+from rollout.weights.store import VersionStore
 from trainer.batches.pack import pack
 from trainer.batches.plan import plan
 from trainer.batches.sample import Sample
@@ -45,9 +49,11 @@ from trainer.errors import RankLost
 from trainer.estimate import estimate, ghostly
 from trainer.learner import Learner, Settings
 from trainer.machine import return_freed_memory
+from trainer.models.load import published
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
-from trainer.resume import saves_in
+from trainer.resume import Saves, State, saves_in
+from trainer.weights import Publisher
 
 CONFIG = ModelConfig(
     vocab_size=2000, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
@@ -58,6 +64,7 @@ LARGER = ModelConfig(
     num_key_value_heads=6, head_dim=64, max_position_embeddings=2048,
 )  # fmt: skip
 BUDGET = 2048
+LITTLE = 64  # tokens of a micro-batch that needs less memory than a save
 PATIENCE = 300.0  # seconds without a sign, on a machine that may be very busy: who is dead is known at once anyway
 LIFE = 5  # steps, about, between two kills
 BENCH = (sys.executable, "-m", "pagurus", "bench", "trainer")
@@ -165,9 +172,14 @@ def streaming() -> dict[str, Any]:
 
 
 def memory(*, keep_freed: bool) -> dict[str, Any]:
-    """In a process of its own, so that its resident set is that of the steps."""
+    """In processes of their own, so that the resident set is that of the steps."""
+    steps, saves = (memory_of(budget, keep_freed=keep_freed) for budget in (BUDGET, LITTLE))
+    return steps | {name.replace("memory", "memory_of_saves"): saves[name] for name in saves if "memory" in name}
+
+
+def memory_of(budget: int, *, keep_freed: bool) -> dict[str, Any]:
     ran = subprocess.run(
-        [*BENCH, "--only-memory", *(["--keep-freed"] if keep_freed else [])],
+        [*BENCH, "--only-memory", str(budget), *(["--keep-freed"] if keep_freed else [])],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
@@ -183,31 +195,41 @@ def resident(name: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
-def measure_memory() -> dict[str, Any]:
-    longest = 512
+def measure_memory(budget: int) -> dict[str, Any]:
+    longest = min(512, budget)
     samples = [
         Sample(tokens=[1 + t % 99 for t in range(longest)], mask=[0] + [1] * (longest - 1),
                logprobs=[-8.0] * longest, reward=float(number % 2), group=str(number // SIZE))
-        for number in range(2 * BUDGET // longest)
+        for number in range(max(SIZE, 2 * budget // longest))
     ]  # fmt: skip
     with ghostly():
         expected = estimate(
-            Qwen3(LARGER), budget=BUDGET, longest=longest, tokens=2 * BUDGET, recompute=False, flops=1e10
+            Qwen3(LARGER), budget=budget, longest=longest, tokens=2 * budget, recompute=False, flops=1e10
         )
-    warm = Learner(Scorer(make_model(CONFIG)), named("dapo"))  # libraries load their code once
-    warm.step(make_samples(0, groups=1, longest=64, vocabulary=CONFIG.vocab_size))
-    del warm
-    before = resident("VmRSS")
-    learner = Learner(Scorer(make_model(LARGER)), named("dapo"), Settings(budget=BUDGET))
-    for _ in range(2):
-        learner.step(samples)
-    grown = resident("VmHWM") - before
+    few = make_samples(0, groups=1, longest=64, vocabulary=CONFIG.vocab_size)
+    with tempfile.TemporaryDirectory() as folder:
+        live(CONFIG, few, budget=BUDGET, folder=Path(folder, "warm"))  # libraries load their code once
+        ctypes.CDLL(None).malloc_trim(0)  # what that has freed is not there for what follows
+        before = resident("VmRSS")
+        live(LARGER, samples, budget=budget, folder=Path(folder, "run"))
+        grown = resident("VmHWM") - before
     return {
         "peak_memory": grown,
         "peak_memory_estimate": expected.peak,
         "peak_memory_ratio": round(grown / expected.peak, 3),
         "parameters": expected.parameters,
     }
+
+
+def live(config: ModelConfig, samples: Sequence[Sample], *, budget: int, folder: Path) -> None:
+    """Two steps as the trainer of a run takes them, at a rate at which few words change in bf16."""
+    learner = Learner(Scorer(make_model(config)), named("dapo"), Settings(budget=budget, rate=1e-6))
+    saves, publisher = Saves(folder / "resume"), Publisher(VersionStore(folder / "weights"))
+    for step in range(2):
+        learner.step(samples)
+        saves.save(learner, State(step=step + 1))
+        publisher.publish(step, published(learner.scorer.model), {})
+    publisher.close()
 
 
 def killing(kills: int) -> dict[str, Any]:
@@ -269,13 +291,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--only", choices=PARTS, help="one part, not all of them")
     parser.add_argument("--keep-freed", action="store_true", help="leave the C library as it is: what that saves")
-    parser.add_argument("--only-memory", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only-memory", type=int, metavar="BUDGET", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     if not options.keep_freed:
         return_freed_memory()  # as a trainer does
     if options.only_memory:
-        print(json.dumps(measure_memory()))
+        print(json.dumps(measure_memory(options.only_memory)))
         return 0
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "efficiency": lambda: efficiency(options.rounds),

@@ -1,6 +1,9 @@
 """How much memory and time a run will take, before it starts: what `--dry-run` prints.
 
 Owns: the sums. Does not own: measuring a run (bench trainer compares the two).
+What is left out: to find what changed since the last version takes up to 26 bytes for each word of a segment (32 MiB of
+weights at most) when most of them changed, as at rates far above those of large models.
+
 Activations are counted, not guessed: the model is made without memory (torch's fake tensors), reads a micro-batch as
 large as the budget allows, and every tensor that autograd keeps for the backward pass is added up.
 """
@@ -19,7 +22,7 @@ from trainer.batches.sample import Sample
 from trainer.models.logprobs import CHUNK
 from trainer.models.scorer import Scorer
 
-FP32 = 4  # bytes
+FP32, BF16 = 4, 2  # bytes
 FLOPS_PER_WEIGHT = 6  # and token: forward 2, backward 4
 RECOMPUTED = 8  # with activations computed again
 
@@ -33,15 +36,18 @@ class Estimate:
     weights: int
     gradients: int
     optimiser: int
+    published: int  # a copy of the version that engines have, with which the next one is compared
+    saved: int  # the copy that a save is written from
     activations: int  # of one micro-batch
     scratch: int  # logits of a chunk and the like
     step_s: float
 
     @property
     def peak(self) -> int:
-        """In a backward pass, or in the update, whose temporary copies are as large as the gradients."""
-        fixed = self.weights + self.gradients + self.optimiser
-        return fixed + max(self.activations + self.scratch, self.gradients)
+        """In a backward pass; or in the update, whose temporary copies are as large as the gradients; or in a save,
+        when there are no gradients."""
+        step = self.gradients + max(self.activations + self.scratch, self.gradients)
+        return self.weights + self.optimiser + self.published + max(step, self.saved)
 
 
 def estimate(
@@ -63,14 +69,17 @@ def estimate(
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     length = min(longest, budget)
     scorer = Scorer(model, recompute=recompute, bf16=bf16)
+    shard = FP32 * trained // ranks
     per_weight = RECOMPUTED if recompute else FLOPS_PER_WEIGHT
     activations = kept(scorer, length=length, count=max(1, budget // length))
     return Estimate(
         parameters=parameters,
         trained=trained,
         weights=FP32 * parameters // ranks + (gathered(scorer, bf16=bf16) if ranks > 1 else 0),
-        gradients=FP32 * trained // ranks,
-        optimiser=2 * FP32 * trained // ranks,
+        gradients=shard,
+        optimiser=2 * shard,
+        published=BF16 * trained if ranks == 1 else 0,
+        saved=3 * shard + (FP32 * parameters if ranks > 1 else 0),
         activations=activations,
         scratch=3 * FP32 * min(CHUNK, budget * scorer.vocabulary),
         step_s=per_weight * parameters * tokens / flops,
@@ -127,6 +136,7 @@ def table(found: Estimate) -> list[tuple[str, str]]:
         ("parameters", f"{found.parameters:,}, trained: {found.trained:,}"),
         ("weights, gradients", f"{size(found.weights)}, {size(found.gradients)}"),
         ("optimiser", size(found.optimiser)),
+        ("copies: published last, for a save", f"{size(found.published)}, {size(found.saved)}"),
         ("activations of a micro-batch", size(found.activations)),
         ("peak memory of a rank", size(found.peak)),
         ("a step, at most", f"{found.step_s:.1f} s"),

@@ -52,7 +52,7 @@ def changed(new: Words, old: Words) -> Positions:
     near = (hot[:, None] * 4 + np.arange(4)).ravel()
     near = near[new[near] != old[near]]
     tail = whole + np.flatnonzero(new[whole:] != old[whole:])
-    return np.concatenate((near, tail)).astype(np.int64)
+    return np.concatenate((near, tail)).astype(np.int64, copy=False)
 
 
 def pays(count: int, words: int) -> bool:

@@ -148,8 +148,11 @@ def test_estimates_add_up() -> None:
     with ghostly():
         model = Qwen3(ModelConfig(vocab_size=300))
         found = estimate(model, budget=1024, longest=256, tokens=10_000, recompute=False, flops=1e10)
+        little = estimate(model, budget=2, longest=2, tokens=2, recompute=False, flops=1e10)
     assert found.weights == found.gradients == found.optimiser / 2 == 4 * found.parameters
     assert found.peak > found.weights + found.gradients + found.optimiser
+    state, published = 12 * found.parameters, 2 * found.parameters
+    assert little.peak == state + published + state  # a save copies weights and moments, and needs most
     assert found.step_s == pytest.approx(6 * found.parameters * 10_000 / 1e10)
 
 
