@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -50,9 +51,8 @@ def learn(host: BenchHost, config: Config) -> dict[str, Any]:
             for role in ("rollout", "trainer", "engine"):  # of a run that ended before its end
                 local.restart(run, role)
         steps = {line["step"]: line for line in read_lines(run / "metrics.jsonl") if "wall" in line}
-        print(f"seed {config.seed}, staleness {config.staleness}: {walls}", file=sys.stderr, flush=True)
         before, *_, after = [line for line in read_lines(run / "metrics.jsonl") if "reward_held_out" in line]
-    return {
+    made = {
         "example": config.task.name,
         "seed": config.seed,
         "staleness": config.staleness,
@@ -62,6 +62,8 @@ def learn(host: BenchHost, config: Config) -> dict[str, Any]:
         "before": before["reward_held_out"],
         "after": after["reward_held_out"],
     }
+    print(json.dumps(made), file=sys.stderr, flush=True)  # what a bench that is ended has come to
+    return made
 
 
 def _watch(host: BenchHost, run: Path, log: Path) -> dict[int, float]:
