@@ -10,7 +10,7 @@ core per sandbox would save. `setup_wall_ratio`: the same with the whole group a
 `fork_group_equal`: members whose first action said what all others said. `fork_s`: from nothing to the first token in a
 state that is there already, which is what a second epoch pays. `tree_saving`: see :mod:`bench.harness.trees`. What
 scoring in forks saves: see :mod:`bench.harness.scoring`. `--part learning`, which is not in `all`, needs no
-sandboxes: see :mod:`bench.harness.tree_learning`.
+sandboxes but with `--real`: see :mod:`bench.harness.tree_learning`.
 """
 
 from __future__ import annotations
@@ -169,12 +169,20 @@ async def measure_trees(bench: BenchHost, folder: Path, options: argparse.Namesp
         return await trees.measure(host, folder, image=IMAGE, leaves=options.size, rounds=options.rounds)
 
 
+async def measure_learning(bench: BenchHost, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    async with bench.client() as client:
+        return await tree_learning.measure(folder / "learning", options, Labelled(client, folder / "learning"))
+
+
 def _in_sandboxes(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The parts that need a daemon."""
     result: dict[str, Any] = {}
     bench = BenchHost(folder / "host", image("debian"))
+    (bench.state / "images" / "debian").symlink_to(image("debian").resolve())  # as an example calls it
     try:
         bench.start()
+        if options.part == "learning":
+            result |= asyncio.run(measure_learning(bench, folder, options))
         if options.part in ("setup", "all"):
             result |= asyncio.run(measure(bench, folder, options))
         if options.part in ("trees", "all"):
@@ -200,10 +208,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=15, help="of --part learning (default: 15)")
     parser.add_argument("--held-out", type=int, default=256, help="episodes, of --part learning (default: 256)")
     parser.add_argument("--example", default="finish_the_migration", help="of --part learning")
+    parser.add_argument("--real", action="store_true", help="--part learning in sandboxes")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}
     with tempfile.TemporaryDirectory(prefix="pagurus-branching-", dir="/var/tmp") as folder:
-        if options.part == "learning":
+        if options.part == "learning" and not options.real:
             result |= asyncio.run(tree_learning.measure(Path(folder), options))
         else:
             result |= _in_sandboxes(Path(folder), options)

@@ -4,10 +4,12 @@ branching``.
 Owns: a host whose sandboxes are an example's twin, an engine in this process, the two ways of learning, the counts.
 Does not own: the controller, where branches begin, what a token is told, the trainer: those are the real ones.
 
-Both ways begin with the policy in the tree and take as many steps, on as many groups of as many leaves. `commands`:
-those that were executed to learn, of turns and resets: they stand for seconds, which a twin does not take.
+Both ways begin with the policy in the tree and take as many steps, on as many groups of as many leaves. `cost`: turns
+that were executed to learn, and resets: they stand for seconds, which a twin does not take. With `--real` the sandboxes
+are real ones and `cost` is the seconds of these turns; held-out episodes are played on the twin all the same.
 `share`: of trees over independent ones. `share_to_reach`: the same until trees first reach the last held-out reward of
-the independent ones; None where they do not.
+the independent ones; None where they do not. `equal_cost_reward`: of independent ones when they had cost what trees
+cost in all, between the two evaluations around it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import argparse
 import asyncio
 import itertools
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +28,17 @@ import torch
 from examples.fit import Example
 from rollout.config import RolloutConfig
 from rollout.controller import RolloutController
-from rollout.decide.view import Branching
+from rollout.decide.blame import Failure
+from rollout.decide.view import Branching, PartView
 from rollout.engine.client import Generation, Sampling, Span
 from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.model import load_model
 from rollout.engine.embedded.server import EngineThread
 from rollout.environments.mixture import HELD_OUT
 from rollout.environments.shell import TwinShell
+from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import Limits
+from rollout.held_out import play_all
 from rollout.messages import Batch
 from rollout.tokenizer import load as load_tokenizer
 from sandbox.errors import NotFound, SandboxDead
@@ -64,7 +70,6 @@ class TwinSandbox:
             raise SandboxDead("nothing runs in it", sandbox=self.id)
         result = await self._twin.exec(command)
         if ends_turn:
-            self._host.commands += 1
             result.verdict, result.checkpoint = Verdict.FILES, self._capture().id
         return result
 
@@ -110,7 +115,6 @@ class TwinHost:
         self._twin = twin
         self.sandboxes: dict[str, TwinSandbox] = {}
         self.states: dict[str, dict[str, str]] = {}  # files by checkpoint
-        self.commands = 0
 
     async def create(self, image: str, **_: Any) -> TwinSandbox:
         return self._add(self._twin())
@@ -183,76 +187,99 @@ def _fatal(error: BaseException) -> None:
     raise SystemExit(f"the engine has failed: {error}")
 
 
+def _refused(failure: Failure) -> PartView:
+    raise SystemExit(f"a twin has failed: {failure}")
+
+
 async def learn(
-    example: Example, folder: Path, seed: int, options: argparse.Namespace, branching: Branching | None
+    example: Example, folder: Path, seed: int, options: argparse.Namespace, branching: Branching | None, real: Any
 ) -> dict[str, Any]:
-    """One run: held-out rewards and what they cost, by step."""
+    """One run: held-out rewards and what they cost, by step. `real`: a host of sandboxes, or None."""
     torch.manual_seed(seed)
     steps, held_out = options.steps, options.held_out
     config = Config(task=Path(), seed=seed, steps=steps)
     assert issubclass(example.twin, TwinShell), "it has no sandbox to fork"
-    model, host, engine = load_model(example.start), TwinHost(example.twin), Engine(example.start)
+    model, engine = load_model(example.start), Engine(example.start)
     learner = Learner(Scorer(model), named(config.objective), Settings(rate=config.rate))
-    rollout = RolloutController(
-        environment=example.environment,
-        host=host,
-        engine=engine,
-        tokenizer=load_tokenizer(example.start),
-        config=RolloutConfig(
-            groups=config.groups,
-            size=config.size,
-            staleness=0,
-            sampling=Sampling(max_tokens=config.max_tokens, stop_token_ids=[END_ID], seed=seed),
-            limits=Limits(max_length=LONGEST),
-            seed=seed,
-            branching=branching,
-        ),
-        folder=folder,
+
+    rollouts = RolloutConfig(
+        groups=config.groups,
+        size=config.size,
+        staleness=0,
+        sampling=Sampling(max_tokens=config.max_tokens, stop_token_ids=[END_ID], seed=seed),
+        limits=Limits(max_length=LONGEST),
+        seed=seed,
+        branching=branching,
     )
+    parts: dict[str, Any] = {
+        "environment": example.environment,
+        "engine": engine,
+        "tokenizer": load_tokenizer(example.start),
+    }
+    judge = EpisodeManager(**parts, host=TwinHost(example.twin), limits=rollouts.limits)
 
     async def evaluated() -> float:
-        spent = host.commands  # which learning does not need
-        played = await rollout.evaluate(range(HELD_OUT, HELD_OUT + held_out))
-        host.commands = spent
+        seeds = range(HELD_OUT, HELD_OUT + held_out)
+        played = await play_all(judge, seeds, rollouts.sampling, rollouts, refused=_refused)
         return sum(each.reward for each in played) / held_out
 
-    rewards, commands, tokens = {0: await evaluated()}, {0: 0}, 0
-    async with rollout:
+    host = TwinHost(example.twin) if real is None else real
+    rewards, cost, spent, tokens = {0: await evaluated()}, {0: 0.0}, 0.0, 0
+    async with RolloutController(**parts, host=host, config=rollouts, folder=folder) as rollout:
         for step in range(1, steps + 1):
             batch: Batch = await rollout.next_batch()
             learned = samples(batch)
             tokens += sum(sum(sample.mask) for sample in learned)
+            spent += _spent(batch, seconds=real is not None)
             await asyncio.to_thread(learner.step, learned, rate=learning_rate(config.rate, step - 1, steps))
             await engine.take(model.state_dict(), step)
             await rollout.consumed(batch)
             if step % EVERY == 0 or step == steps:  # before the next batch is begun
-                rewards[step], commands[step] = await evaluated(), host.commands
+                rewards[step], cost[step] = await evaluated(), round(spent, 1)
                 print(f"seed {seed}, {'trees' if branching else 'independent'}: {rewards}", file=sys.stderr, flush=True)
             await rollout.published(step)
     engine.close()
-    return {"reward": rewards, "commands": commands, "tokens": tokens}
+    return {"reward": rewards, "cost": cost, "tokens": tokens}
+
+
+def _spent(batch: Batch, *, seconds: bool) -> float:
+    """Of the turns that were played for it, those that trajectories share once."""
+    own = [turn for each in batch.trajectories for turn in each.turns[each.inherited :]]
+    if seconds:
+        return sum(turn.exec_end - turn.exec_start for turn in own)
+    return float(len(own) + sum(not each.lineage for each in batch.trajectories))
 
 
 def compared(trees: dict[str, Any], independent: dict[str, Any]) -> dict[str, Any]:
     last = max(independent["reward"])
-    wanted, spent = independent["reward"][last], independent["commands"][last]
+    wanted, spent, whole = independent["reward"][last], independent["cost"][last], trees["cost"][last]
     reached = [step for step in trees["reward"] if step and trees["reward"][step] >= wanted]
     return {
         "independent_reward": round(wanted, 4),
         "trees_reward": round(trees["reward"][last], 4),
-        "share": round(trees["commands"][last] / spent, 3),
+        "equal_cost_reward": round(_at(whole, independent["cost"], independent["reward"]), 4),
+        "share": round(whole / spent, 3),
         "token_share": round(trees["tokens"] / independent["tokens"], 3),
-        "share_to_reach": round(trees["commands"][min(reached)] / spent, 3) if reached else None,
+        "share_to_reach": round(trees["cost"][min(reached)] / spent, 3) if reached else None,
     }
 
 
-async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _at(spent: float, cost: Mapping[int, float], reward: Mapping[int, float]) -> float:
+    """The reward when so much had been spent."""
+    for before, after in pairwise(cost):
+        if spent <= cost[after]:
+            part = (spent - cost[before]) / (cost[after] - cost[before])
+            return reward[before] + part * (reward[after] - reward[before])
+    return reward[max(reward)]
+
+
+async def measure(folder: Path, options: argparse.Namespace, real: Any = None) -> dict[str, Any]:
     """Both ways, for each seed."""
     torch.set_num_threads(1)
     example, runs = Example.of(options.example), []
     for seed in options.seeds:
         found = {}
         for way, branching in (("independent", None), ("trees", Branching(roots=2, by="turns", every=1))):
-            found[way] = await learn(example, folder / f"{way}-{seed}", seed, options, branching)
+            found[way] = await learn(example, folder / f"{way}-{seed}", seed, options, branching, real)
         runs.append({"seed": seed, **found, **compared(found["trees"], found["independent"])})
     return {"tree_learning": runs}

@@ -12,15 +12,16 @@ async def test_trees_spend_less_of_the_environment_on_as_many_leaves(tmp_path: P
     options = argparse.Namespace(seeds=[0], steps=1, held_out=4, example="finish_the_migration")
     (run,) = (await measure(tmp_path, options))["tree_learning"]
     assert run["share"] < 0.9 and run["token_share"] < 0.9
-    assert set(run["trees"]["reward"]) == {0, 1} and run["independent"]["commands"][1] > 64
+    assert set(run["trees"]["reward"]) == {0, 1} and run["independent"]["cost"][1] > 64
 
 
 def test_the_cost_of_reaching_the_same_reward() -> None:
-    independent = {"reward": {0: 0.3, 3: 0.5, 6: 0.7}, "commands": {0: 0, 3: 100, 6: 200}, "tokens": 10}
-    trees = {"reward": {0: 0.8, 3: 0.6, 6: 0.7}, "commands": {0: 0, 3: 50, 6: 100}, "tokens": 6}
+    independent = {"reward": {0: 0.3, 3: 0.5, 6: 0.7}, "cost": {0: 0, 3: 100, 6: 200}, "tokens": 10}
+    trees = {"reward": {0: 0.8, 3: 0.6, 6: 0.7}, "cost": {0: 0, 3: 50, 6: 100}, "tokens": 6}
     assert compared(trees, independent) | {"token_share": 0} == {
         "independent_reward": 0.7,
         "trees_reward": 0.7,
+        "equal_cost_reward": 0.5,
         "share": 0.5,
         "token_share": 0,
         "share_to_reach": 0.5,
