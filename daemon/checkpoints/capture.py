@@ -213,11 +213,12 @@ class Capturer:
             if row.verdict.files:
                 self._snapshot(container, tree, row)
 
+        wanted = max(row.dump_bytes, container.cgroup.anonymous())  # as much as the last one took, or it has grown to
         try:
-            need_space(self.places.dumps, row.dump_bytes)  # as much as the last one took
+            need_space(self.places.dumps, wanted)
         except NoSpace:
             await self._make_room()
-            need_space(self.places.dumps, row.dump_bytes)
+            need_space(self.places.dumps, wanted)
         try:
             captured = await self.checkpointer.capture(container, self.places.dump(row.id), on_frozen=on_frozen)
         except CapturesFull as error:

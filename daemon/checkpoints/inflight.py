@@ -122,7 +122,7 @@ class Services:
         while True:
             mine = [each for each in self.inflights.values() if _sharer(each.row) == _sharer(coming.row)]
             held = {each: size for each in mine if each is not coming and (size := each.in_memory())}
-            if not budget.crowds(sum(held.values()), coming.parent.dump_bytes, room):
+            if not budget.crowds(sum(held.values()), coming.expected_bytes, room):
                 return
             await asyncio.shield(next(iter(held)).durable)
 
@@ -149,6 +149,7 @@ class InFlight:
         loop = asyncio.get_running_loop()
         self.row = row
         self.parent = parent
+        self.expected_bytes = parent.dump_bytes  # of its process images
         self.captured: asyncio.Future[None] = loop.create_future()
         self.durable: asyncio.Future[None] = loop.create_future()
         self.ticket: Ticket | None = None
@@ -164,7 +165,7 @@ class InFlight:
         if self.ticket is None or not self.row.verdict.processes:
             return 0
         if not self.captured.done():
-            return self.parent.dump_bytes
+            return self.expected_bytes
         return self.row.dump_bytes if self.row.dump == self.row.id else 0
 
     def promote(self) -> None:

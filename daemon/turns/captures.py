@@ -138,6 +138,7 @@ class Captures:
         while True:
             if stage is Stage.DUMP:
                 services.need_room(self._of.row)
+                inflight.expected_bytes = max(inflight.parent.dump_bytes, self._of.container.cgroup.anonymous())
                 await services.need_memory(inflight)
             await need_stoppable(self._of.container)  # before there is a slot to hold
             inflight.ticket = services.queue.submit(
@@ -154,7 +155,7 @@ class Captures:
                     rules=checked(self._of.row.ignore),
                 ),
                 waited=inflight.waited,
-                expected=expected(self._of.container.cgroup.tasks(), inflight.parent.dump_bytes)
+                expected=expected(self._of.container.cgroup.tasks(), inflight.expected_bytes)
                 if stage is Stage.DUMP
                 else LEAST,
             )

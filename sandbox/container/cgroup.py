@@ -343,6 +343,14 @@ class Cgroup:
         path = self.v1.get("memory")
         return None if path is None else int((path / "memory.usage_in_bytes").read_text())
 
+    def anonymous(self) -> int:
+        """Bytes that its processes hold and no file has, which a dump has to copy; 0 where that is not counted."""
+        path, name = (self.path, b"anon ") if self.pure else (self.v1.get("memory", self.path), b"total_rss ")
+        with contextlib.suppress(OSError):  # no such controller, or the sandbox is gone
+            found = (b"\n" + procfs.read_bytes(f"{path}/memory.stat")).partition(b"\n" + name)[2]
+            return int(found.split(None, 1)[0]) if found else 0
+        return 0
+
     def oom_kills(self) -> int:
         """Processes that the OOM killer has ended in this sandbox so far."""
         if self.pure:

@@ -154,3 +154,6 @@ def test_pure_host_gets_v2_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert (folder / "cpu.weight").read_text() == "400\n"  # of a host of four processors
     (folder / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
     assert made.oom_kills() == 2
+    assert made.anonymous() == 0
+    (folder / "memory.stat").write_text("anon 4096\nfile 8192\n")
+    assert made.anonymous() == 4096

@@ -28,6 +28,14 @@ async def test_dead_pid_1_is_noticed(maker: Maker) -> None:
         await sb.exec(["true"])
 
 
+async def test_what_a_dump_would_have_to_copy_is_known_before(maker: Maker) -> None:
+    sb = await maker.create()
+    assert sb.cgroup.anonymous() < 1 << 24
+    await shell(sb, "head -c 64M /dev/zero | tail -c 64M | (head -c 1 > /full; sleep 1000) 2>&1 & true")
+    await shell(sb, "while ! [ -s /full ]; do sleep 0.01; done")
+    assert 1 << 26 <= sb.cgroup.anonymous() < 1 << 27
+
+
 async def test_kill_remount_start(maker: Maker) -> None:
     sb = await maker.create()
     await shell(sb, "echo first > /mark; sleep 1000 & true")
