@@ -98,13 +98,6 @@ def _kernel() -> str:
     return f"Linux {platform.release()} on {platform.machine()}, {os.cpu_count()} cores"
 
 
-def _btf() -> str:
-    path = Path("/sys/kernel/btf/vmlinux")
-    if not path.exists():
-        raise _Miss("no kernel type information", "use a kernel built with CONFIG_DEBUG_INFO_BTF=y")
-    return f"{path.stat().st_size >> 20} MiB of type information"
-
-
 def _cgroups() -> str:
     from sandbox.container.cgroup import hierarchy
 
@@ -200,13 +193,17 @@ async def _start_one() -> str:
 
 
 def _criu() -> str:
+    from sandbox.criu import rpc
+
     done = subprocess.run([paths.criu(), "--version"], capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
         raise _Miss(done.stderr.strip()[-200:], "run `make setup`")
     version = done.stdout.split("Version:")[-1].split()[0]
     if tuple(int(part) for part in version.split(".")[:2]) < (4, 2):
         raise _Miss(f"CRIU {version}", "4.2 or newer is needed: run `make setup`")
-    return f"CRIU {version}"
+    rpc.messages()
+    rpc.images()
+    return f"CRIU {version}, with its message classes"
 
 
 _LISTENER = """
@@ -263,14 +260,6 @@ def _run_criu(verb: str, folder: Path, *arguments: str) -> None:
         raise _Miss(f"CRIU {verb} failed: {said[-1].strip() if said else done.returncode}", "run `make setup`")
 
 
-def _pycriu() -> str:
-    from sandbox.criu import rpc
-
-    rpc.messages()
-    rpc.images()
-    return "CRIU's message classes load"
-
-
 # --------------------------------------------------------------------------- around it
 
 
@@ -306,22 +295,6 @@ def _pool() -> str:
         return f"the first daemon makes one of {pool.planned() / (1 << 30):.0f} GiB; {way}"
     usage = pool.usage()
     return f"{usage.free / (1 << 30):.1f} of {usage.total / (1 << 30):.1f} GiB free; {way}"
-
-
-def _docker() -> str:
-    import docker
-    from docker.errors import DockerException
-
-    if "DOCKER_HOST" not in os.environ and not Path("/var/run/docker.sock").exists():
-        raise _Miss("no Docker Engine runs", "only needed to take images from one")
-    try:
-        client = docker.from_env(timeout=3)
-    except DockerException:
-        raise _Miss("no Docker Engine answers", "only needed to take images from one") from None
-    try:
-        return f"Docker Engine {client.version()['Version']}"
-    finally:
-        client.close()
 
 
 def _network() -> str:
@@ -363,19 +336,16 @@ PROBES: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("kernel", True, _kernel),
     ("space", True, _space),
     ("pool", False, _pool),
-    ("btf", True, _btf),
     ("inspector", True, _inspector),
     ("cgroups", True, _cgroups),
     ("btrfs", True, _btrfs),
     ("sandbox", True, _sandbox),
     ("exit codes", False, _pidfd),
     ("criu", True, _criu),
-    ("criu messages", True, _pycriu),
     ("criu tcp", True, _criu_listener),
     ("network", False, _network),
     ("images", True, _images),
     ("registries", False, _registries),
-    ("docker", False, _docker),
     ("gpu", False, _gpu),
     ("vllm", False, _vllm),
 )

@@ -10,10 +10,8 @@ import contextlib
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -168,32 +166,6 @@ def working(what: str, *, quiet: bool = False) -> Iterator[None]:
     with parts.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         bar.add_task(plain(what), total=None)
         yield
-
-
-@contextlib.contextmanager
-def growing(what: str, folder: Path, total: int | None) -> Iterator[None]:
-    """A bar for work that writes `total` bytes (None: unknown) below `folder`: it follows the file system's use."""
-    ended = threading.Event()
-
-    def used() -> int:
-        found = os.statvfs(folder)
-        return (found.f_blocks - found.f_bfree) * found.f_frsize
-
-    with progress(what, total) as advanced:
-        before = used()
-
-        def follow() -> None:
-            while not ended.wait(0.25):
-                done = max(0, used() - before)
-                advanced(done if total is None else min(done, total))
-
-        follower = threading.Thread(target=follow, daemon=True)
-        follower.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            follower.join()
 
 
 def printable(text: str) -> str:

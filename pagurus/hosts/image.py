@@ -81,7 +81,7 @@ def import_image(
     store = _store()
     whole = source.is_dir() and not (source / "index.json").is_file()
     work = store.import_directory if whole else store.import_archive
-    with output.growing(f"import {source}", store.folder, _unpacked(source)):
+    with output.working(f"import {source}"):
         work(name, source, replace=replace)
     _made(store.info(name))
 
@@ -197,16 +197,6 @@ def commit(
 def rm(name: ImageName) -> None:
     """Remove the name of an image. Its tree stays while another name or a sandbox needs it."""
     call(lambda host: host.images.remove(name))
-
-
-def _unpacked(source: Path) -> int | None:
-    """Bytes that an import of this writes; None where that is not known before."""
-    if source.is_dir():
-        found = (os.path.join(place, name) for place, _, names in os.walk(source) for name in names)
-        return sum(os.lstat(path).st_size for path in found)
-    with source.open("rb") as file:
-        plain = file.read(262)[257:] == b"ustar"
-    return source.stat().st_size if plain else None
 
 
 def _secret(text: str) -> tuple[str, bytes]:

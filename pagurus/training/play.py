@@ -7,7 +7,9 @@ Owns: names, arguments, what is printed. Does not own: playing and scoring (:mod
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,8 @@ from pagurus.common import Env, Json, client, needs_training
 from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
+    from rollout.engine.chat import ChatEngine
+    from rollout.episode.manager import EpisodeManager
     from rollout.evaluate import Evaluation
     from rollout.messages import Trajectory, TurnRecord
 
@@ -172,9 +176,12 @@ def _episodes(
 
     made = load(environment).environment
     if model in NAMED:
-        return _named(made)
+        return _untrained(made, None)
     if model.startswith(("http://", "https://")):
-        return _asked(made, model, name, key_file, system)
+        from rollout.engine.chat import ChatEngine
+
+        key = os.environ.get("OPENAI_API_KEY", "") if key_file is None else key_file.read_text().strip()
+        return _untrained(made, ChatEngine(model, name or "", key=key, system=system))
     if not Path(model).is_dir() and "@" not in model:
         raise Invalid(
             f"{model!r} is neither an address nor a folder",
@@ -185,11 +192,9 @@ def _episodes(
     return engine_of(model, made, client, engine=engine, length=length)
 
 
-def _named(made: Any) -> Any:
-    """Who says what the environment says is right, or nothing."""
-    import contextlib
-    from collections.abc import AsyncIterator
-
+@contextlib.asynccontextmanager
+async def _untrained(made: Any, chat: ChatEngine | None) -> AsyncIterator[EpisodeManager]:
+    """With a model behind an address, or with none: who says what the environment says is right, or nothing."""
     from rollout.engine.chat import Characters
     from rollout.engine.script import Script
     from rollout.environments.images import build_missing
@@ -197,50 +202,15 @@ def _named(made: Any) -> Any:
     from rollout.episode.spec import Limits
     from rollout.evaluate import scored_host
 
-    @contextlib.asynccontextmanager
-    async def opened() -> AsyncIterator[EpisodeManager]:
-        async with scored_host(client) as (host, rewards):
-            await build_missing(host.client, made.builds())
-            yield EpisodeManager(
-                environment=made,
-                host=host,
-                rewards=rewards,
-                engine=Script(),
-                tokenizer=Characters(),
-                limits=Limits(max_length=TRANSCRIPT),
-            )
-
-    return opened()
-
-
-def _asked(made: Any, url: str, name: str | None, key_file: Path | None, system: str | None) -> Any:
-    """A model behind an address."""
-    import contextlib
-    from collections.abc import AsyncIterator
-
-    from rollout.engine.chat import Characters, ChatEngine
-    from rollout.environments.images import build_missing
-    from rollout.episode.manager import EpisodeManager
-    from rollout.episode.spec import Limits
-    from rollout.evaluate import scored_host
-
-    key = os.environ.get("OPENAI_API_KEY", "") if key_file is None else key_file.read_text().strip()
-
-    @contextlib.asynccontextmanager
-    async def opened() -> AsyncIterator[EpisodeManager]:
-        async with (
-            ChatEngine(url, name or "", key=key, system=system) as engine,
-            scored_host(client) as (host, rewards),
-        ):
-            engine.model = name or await engine.first_model()
-            await build_missing(host.client, made.builds())
-            yield EpisodeManager(
-                environment=made,
-                host=host,
-                rewards=rewards,
-                engine=engine,
-                tokenizer=Characters(),
-                limits=Limits(max_length=TRANSCRIPT),
-            )
-
-    return opened()
+    async with chat or contextlib.nullcontext(), scored_host(client) as (host, rewards):
+        if chat is not None:
+            chat.model = chat.model or await chat.first_model()
+        await build_missing(host.client, made.builds())
+        yield EpisodeManager(
+            environment=made,
+            host=host,
+            rewards=rewards,
+            engine=chat or Script(),
+            tokenizer=Characters(),
+            limits=Limits(max_length=TRANSCRIPT),
+        )
