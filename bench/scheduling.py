@@ -16,6 +16,8 @@ while the event loop has nothing to do, so that the machine's load does not matt
 take turns, three that do while their coordinator is killed `--kills` times. Machine-seconds per step; seconds from one
 run's rollout to the first trajectory of the next (`warm_switch_s`), and until roles that are started work
 (`cold_start_s`).
+`harvest`: rollouts on an engine that serves users and is its rates, through the real pool, in such a loop: users alone,
+rollouts within the users' slack, rollouts in one queue with them (`naive`); `control`: nobody is served.
 `place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs.
 Sandboxes are those of `sandbox.testing`: what is measured is the engine and the rollout.
 """
@@ -38,10 +40,12 @@ import numpy as np
 from bench.harness import command, shared_runs
 from bench.harness.cheapest_groups import cheapest
 from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive
+from bench.harness.serving_engine import ANSWER, READ, Harvest, harvest
 from coordinator.decide import multiplex, packing
+from coordinator.simulate import serving
 from coordinator.simulate.engines import Rates
 from coordinator.simulate.rollouts import Plan, Simulated, Turn
-from coordinator.simulate.scenarios import H20, H800, PRICES, drawn_jobs
+from coordinator.simulate.scenarios import H20, H800, PRICES, PROMISED, STEP, drawn_jobs
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
 from rollout.engine.client import Generation, Sampling, Span
@@ -211,8 +215,9 @@ PARK = {"H20": (3, H20), "H800": (1, H800)}  # of about equal rent
 KINDS = {"reads": Kind(2000, 30, 0.5), "writes": Kind(100, 200, 0.5)}
 CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
 EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5)}
+MODES: tuple[serving.Mode, ...] = ("alone", "slack", "naive")
 WINDOW = 20  # trajectories
-BALANCED = {"groups": 4, "size": 8, "recompute": True, "updates": 2}  # training takes nearly as long as rolling out
+BALANCED = {"groups": 4, "size": 8, "objective": "grpo"}  # training takes about as long as rolling out
 
 
 def learned_after(came: Driven) -> int | None:
@@ -253,6 +258,40 @@ async def affinity(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def harvested(requests: int) -> dict[str, Any]:
+    """Live against simulated, as `pagurus simulate harvest` has it."""
+    traffic, nobody = (
+        serving.bursty(0, requests=requests, rate=3.5),
+        serving.Traffic(arrivals=[60.0], prompts=[1], answers=[1]),
+    )
+
+    def live(of: serving.Traffic, mode: serving.Mode) -> Harvest:
+        with asyncio.Runner(loop_factory=IdleLoop) as runner:
+            return runner.run(harvest(of, PROMISED, STEP, mode))
+
+    seen = {mode: live(traffic, mode) for mode in MODES}
+    empty = {mode: live(nobody, mode).served for mode in MODES[1:]}
+    most = empty["naive"].rollout_tokens / empty["naive"].seconds
+    found: dict[str, Any] = {}
+    for mode, came in seen.items():
+        served, said = came.served, serving.serve(traffic, PROMISED, STEP, mode, reads=READ / ANSWER, prompt=READ)
+        found[mode] = {
+            "violations": served.violations(PROMISED),
+            "ttft_p99_s": round(float(np.percentile(served.ttft, 99)), 3),
+            "tpot_p99_s": round(float(np.percentile(served.tpot, 99)), 4),
+            "rollout_tokens_per_s": round(served.rollout_tokens / served.seconds),
+            "simulated_rollout_tokens_per_s": round(said.rollout_tokens / said.seconds),
+        }
+    slack = seen["slack"]
+    idle = most * slack.served.seconds - sum(traffic.answers)
+    return found | {
+        "harvested_share_of_idle": round(slack.served.rollout_tokens / idle, 2),
+        "cuts": slack.served.cuts,
+        "routed": {name: count for name, count in slack.counts.items() if name.startswith(("routed_", "moved"))},
+        "control": round(empty["slack"].rollout_tokens / empty["naive"].rollout_tokens, 3),
+    }
+
+
 def place(options: argparse.Namespace) -> dict[str, Any]:
     ours = best = worst = 0.0
     exact = 0
@@ -276,12 +315,13 @@ def place(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
-    parser.add_argument("--part", choices=["tail", "affinity", "place", "turns", "all"], default="all")
+    parser.add_argument("--part", choices=["tail", "affinity", "place", "turns", "harvest", "all"], default="all")
     parser.add_argument("--rounds", type=int, default=4, help="drawn workloads, each with and without")
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--steps", type=int, default=6, help="of each run that takes turns")
     parser.add_argument("--kills", type=int, default=20, help="of the coordinator of three runs that take turns")
+    parser.add_argument("--requests", type=int, default=2000, help="of users, beside rollouts")
     parser.add_argument("--image", default="debian", help="of the runs that take turns")
     options = parser.parse_args(arguments)
     figures: dict[str, Any] = {}
@@ -292,6 +332,8 @@ def main(arguments: list[str] | None = None) -> int:
             figures["affinity"] = runner.run(affinity(options))
     if options.part in ("place", "all"):
         figures["place"] = place(options)
+    if options.part in ("harvest", "all"):
+        figures["harvest"] = harvested(options.requests)
     if options.part in ("turns", "all"):
         figures["turns"] = shared_runs.turns(options.image, steps=options.steps, kills=options.kills, **BALANCED)
     command.show(figures, options)

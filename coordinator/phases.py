@@ -113,19 +113,15 @@ class Phases:
             raise Unsupported("no machines are shared here", remedy="pagurus cluster up --share rollout=1,train=1")
         phase = 2 * ask.number + KINDS.index(ask.kind)
         seat = self._seat(ask, phase)
-        if phase > seat.phase:
-            self._end(seat)
-            seat.phase, seat.state, seat.asked = phase, "waiting", time.time()
-            self._keep(seat)
-        elif phase == seat.phase and seat.state == "lost":
-            self._return(seat)
+        if phase > seat.phase or (phase == seat.phase and seat.state == "lost"):
+            self._next(seat, phase)
         self._begin()
         await self._tell()
         await self._until(lambda: seat.phase != phase or seat.state == "begun", ask.wait)
         await self._save()  # what another call has begun for us may not be on disk yet
-        self._heard[seat.job.name] = self._clock()
         if seat.phase != phase or self.seats.get(ask.job) is not seat:
             return PhaseAnswer(state="past")
+        self._heard[ask.job] = self._clock()
         if seat.state == "begun":
             return PhaseAnswer(state="begun")
         return PhaseAnswer(state="waiting", reason=self._why(seat))
@@ -192,17 +188,23 @@ class Phases:
                 busy += seat.machines(kind)
         return TurnsView(turns=turns, busy=sorted(busy))
 
+    def _next(self, seat: Seat, phase: int) -> None:
+        """It asks for this phase. One that was passed over goes on in the round in which the others are, maybe by
+        another turn for the same phase."""
+        if phase > seat.phase:
+            self._end(seat)
+        else:
+            self._pending.append(("DELETE FROM phases WHERE job = ? AND phase = ?", (seat.job.name, phase)))
+        lost = seat.state == "lost"
+        seat.phase, seat.state, seat.asked = phase, "waiting", time.time()
+        if lost:
+            seat.shift = max(seat.shift, self._round(seat) - phase // 2)
+        self._keep(seat)
+
     def _end(self, seat: Seat) -> None:
         if seat.state != "waiting":
             change = "UPDATE phases SET ended = ? WHERE job = ? AND phase = ?"
             self._pending.append((change, (time.time(), seat.job.name, seat.phase)))
-
-    def _return(self, seat: Seat) -> None:
-        """It was passed over: it goes on in the round in which the others are, by another turn for the same phase."""
-        seat.state, seat.asked = "waiting", time.time()
-        seat.shift = max(seat.shift, self._round(seat) - seat.phase // 2)
-        self._pending.append(("DELETE FROM phases WHERE job = ? AND phase = ?", (seat.job.name, seat.phase)))
-        self._keep(seat)
 
     def _round(self, but: Seat) -> int:
         """Whose end the others of its group have not reached yet: who comes now is the last in it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import statistics
@@ -18,12 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.harness.own_daemon import IMAGE, BenchHost, image, launch
+from bench.harness.own_daemon import BenchHost, image, launch
 from coordinator import local
 from coordinator.decide.multiplex import Job, Prices, alone, join
 from coordinator.simulate import jobs
@@ -34,6 +35,7 @@ from sandbox.paths import CHECKOUT
 from trainer.config import Config, open_run
 
 ROLLOUT, TRAIN = "0", "1"  # processors
+LAKE = CHECKOUT / "examples" / "frozen_lake"  # it needs no sandbox: what takes time is the engine and the trainer
 LONG = 400.0  # seconds of one comparison
 
 
@@ -85,7 +87,8 @@ class Place:
         self._folder = tempfile.TemporaryDirectory(prefix="pagurus-turns-")
         self.folder = Path(self._folder.name)
         self.host = BenchHost(self.folder / "host", image(self.base))
-        with bound(ROLLOUT):  # sandboxes are part of rolling out
+        self.model = wider(self.folder / "model")
+        with bound(ROLLOUT):
             self.host.start()
         return self
 
@@ -136,10 +139,27 @@ class Place:
 
     def _prepare(self, out: Path, seed: int, share: SharePlan) -> Path:
         config = Config(
-            task=CHECKOUT / "examples" / "fix_the_service", steps=self.steps, held_out=1, faults=0, pace=0.0,
-            image=IMAGE, seed=seed, out=out, share=share, staleness=0, trackers=(), **self.options,
+            task=LAKE, model=self.model, steps=self.steps, held_out=1, faults=0, pace=0.0, seed=seed, out=out,
+            share=share, staleness=0, trackers=(), **self.options,
         )  # fmt: skip
         return open_run(config)[0]
+
+
+def wider(folder: Path) -> Path:
+    """A policy that knows nothing, of a million parameters: training it takes about as long as rolling out with it."""
+    from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+
+    start = LAKE / "start"
+    config = replace(
+        ModelConfig.load(start), hidden_size=192, intermediate_size=512, num_attention_heads=6, num_key_value_heads=6
+    )
+    policy = Qwen3(config)
+    policy.initialise(0)
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(start / name, folder)
+    save_model(policy, folder)
+    return folder
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """How much rollout work a serving engine may do in its next step without being late for its own users. Pure.
 
-Owns: the slack of a serving engine, the choice of an engine for a turn of a rollout. Does not own: engines, requests,
-clocks, the price of a step (it is measured; `StepCost`).
+Owns: the slack of a serving engine. Does not own: which engine gets a turn of a rollout (rollout.decide.routing),
+engines, requests, clocks, the price of a step (it is measured; `StepCost`).
 Guarantee: no step is chosen whose predicted time makes the first token of a waiting request, or the next token of a
 running one, later than its budget; rollouts get only what is left.
 
@@ -15,8 +15,6 @@ of the weights, since the cache would have to be built anew then in any case.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import msgspec
 
@@ -104,45 +102,3 @@ def next_step(view: EngineView, budget: Budget, cost: StepCost, now: float) -> S
 
 def _fitting(left: float, each: float, most: int) -> int:
     return most if each * most <= left else max(0, int(left / each))
-
-
-# --------------------------------------------------------------------------- which engine takes a turn
-
-
-class Place(msgspec.Struct, frozen=True, array_like=True):
-    """An engine that could take a turn of a rollout."""
-
-    name: str
-    serving: bool
-    slack: float  # seconds; of an engine of our own: infinite
-    load: int  # rollouts on it
-    slots: int
-    silent: float = 0.0  # seconds since its last token, while it had work
-    frozen: bool = False
-
-
-class Go(msgspec.Struct, frozen=True):
-    name: str | None  # None: it waits
-    why: Literal["cache", "serving", "least", "wait"]
-
-
-STALL = 2.0  # seconds of silence after which a serving engine is left
-
-
-def takes(place: Place) -> bool:
-    return place.load < place.slots and not place.frozen and not (place.serving and place.silent >= STALL)
-
-
-def turn(places: list[Place], home: str | None) -> Go:
-    """The engine that holds the trajectory's cache; else a serving engine within its slack; else the least loaded of
-    our own; else nobody, for now."""
-    able = [place for place in places if takes(place) and (not place.serving or place.slack > 0)]
-    for place in able:
-        if place.name == home:
-            return Go(place.name, "cache")
-    serving = [place for place in able if place.serving]
-    if serving:
-        return Go(max(serving, key=lambda place: (place.slack, -place.load, place.name)).name, "serving")
-    if able:
-        return Go(min(able, key=lambda place: (place.load / place.slots, place.name)).name, "least")
-    return Go(None, "wait")

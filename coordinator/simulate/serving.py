@@ -5,6 +5,7 @@ Owns: the course of requests. Does not own: what a step does (coordinator.decide
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from coordinator.decide.slack import Budget, EngineView, Step, StepCost, Waiting, next_step
+from coordinator.decide.slack import CHUNK, Budget, EngineView, Step, StepCost, Waiting, next_step
 
 Mode = Literal["alone", "slack", "naive"]
 
@@ -74,11 +75,14 @@ def serve(
     cache: int = 400_000,
     context: int = 2_000,
     version_every: float = 120.0,
+    reads: float = 0.0,
+    prompt: float = 1.0,
 ) -> Served:
     """Until every user is answered.
 
     `rollouts`: answers of rollouts that always want a token, each holding `context` tokens of cache out of `cache`.
-    `version_every`: seconds between two versions of the weights. Under `naive` rollouts are served as users are.
+    `version_every`: seconds between two versions of the weights. `reads`: tokens of prompts that a rollout reads for
+    each token that it samples, `prompt` at a time, while it samples none. Under `naive` they are served as users are.
     """
     came, now, number = Served(), 0.0, 0
     waiting: deque[_User] = deque()
@@ -86,6 +90,7 @@ def serve(
     live = 0 if mode == "alone" else min(rollouts, cache // context // 2)
     begun = live
     frozen, version = False, 0
+    owed = live * prompt if reads else 0.0  # tokens of rollouts' prompts
     while number < len(traffic.arrivals) or waiting or running:
         while number < len(traffic.arrivals) and traffic.arrivals[number] <= now:
             prompt = traffic.prompts[number]
@@ -101,8 +106,8 @@ def serve(
         view = EngineView(
             waiting=[Waiting(user.arrival, user.left) for user in list(waiting)[:64]],
             last_tokens=[user.last for user in running],
-            rollouts=live,
-            rollout_prompt=0,
+            rollouts=max(0, live - math.ceil(owed / prompt)),
+            rollout_prompt=int(owed),
             free=free,
             wanted=sum(user.context + user.answer for user in waiting),
             held=held,
@@ -110,10 +115,11 @@ def serve(
         )
         step = next_step(view, budget, cost, now)
         if mode == "naive":
-            step = Step(step.users_prompt, live, 0)
+            step = Step(step.users_prompt, view.rollouts, min(CHUNK - step.users_prompt, int(owed)))
         if step.cut:
-            came.cuts, frozen, live = came.cuts + 1, True, 0
-        now += cost.step(len(running) + step.rollouts, step.users_prompt)
+            came.cuts, frozen, live, owed = came.cuts + 1, True, 0, 0.0
+        now += cost.step(len(running) + step.rollouts, step.users_prompt + step.rollout_prompt)
+        owed += reads * step.rollouts - step.rollout_prompt
         came.rollout_tokens += step.rollouts
         _answer(running, now, came)
         running[:] = [user for user in running if user.answer > 0]

@@ -7,12 +7,14 @@ more requests than its slots; of two requests the one of lower priority number, 
 ================  ====================================================================================
 a request goes    to the server that holds its prefix (`homes`), unless that is overloaded: it has more
                   than `overload` times the load of the least loaded one, and `slack` requests more;
-                  else to the least loaded one; it waits when every server is full or none serves
+                  else to one that is lent, else to the least loaded one; it waits when every server is
+                  full or none serves. One is lent that serves users, and takes what they leave room for
 of servers of     to the one where it adds least to the time of all (rollout.decide.affinity); one that holds
 several classes   its prefix keeps it unless another is cheaper by `hysteresis`; a class that was not
                   measured for `again` answers is tried by `trials` new trajectories at a time
 a server is       `lost` when its process ended; `hung` when it answers neither probes nor requests for
-                  `silence` seconds. A server that takes weights is judged by `update` seconds instead
+                  `silence` seconds, `stall` of one that is lent. A server that takes weights is judged by
+                  `update` seconds instead
 ================  ====================================================================================
 """
 
@@ -31,6 +33,7 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     overload: float = 1.5  # times the least load
     slack: int = 4  # requests
     silence: float = 60.0  # seconds without a sign of life, while something was asked
+    stall: float = 2.0  # the same, of a server that is lent
     update: float = 180.0  # seconds for taking weights
     batch: int = 64  # requests that one decision looks at
     hysteresis: float = 0.25  # of the cost where a trajectory is
@@ -49,6 +52,7 @@ class ServerView(msgspec.Struct, frozen=True, array_like=True):
     hardware: str = ""
     readers: int = 0  # requests that have not got a token yet
     reading: int = 0  # tokens of their prompts
+    lent: bool = False  # its slots are what its users leave
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +76,7 @@ class RouteView(msgspec.Struct, frozen=True, kw_only=True):
 class Send(msgspec.Struct, frozen=True, tag="send"):
     key: int
     server: str
-    why: Literal["prefix", "least", "overloaded", "moved", "cheapest", "dearer", "trial"]
+    why: Literal["prefix", "lent", "least", "overloaded", "moved", "cheapest", "dearer", "trial"]
 
 
 def order(ask: Ask) -> tuple[int, int]:
@@ -101,6 +105,8 @@ def _by_load(ask: Ask, free: list[ServerView], serving: dict[str, ServerView], r
     least, home = by_load[0], next((server for server in by_load if server.name in ask.homes), None)
     if home is not None and home.load <= max(rules.overload * least.load, least.load + rules.slack):
         return Send(ask.key, home.name, "prefix")
+    if (lent := next((server for server in by_load if server.lent), None)) is not None:
+        return Send(ask.key, lent.name, "lent")
     if not ask.homes:
         return Send(ask.key, least.name, "least")
     return Send(ask.key, least.name, "overloaded" if any(name in serving for name in ask.homes) else "moved")
@@ -156,6 +162,7 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     asked_since: float | None = None  # the oldest request or probe that waits for a sign of life
     heard: float = 0.0  # the last sign of life: a token, an answered probe
     updating_since: float | None = None
+    lent: bool = False
 
 
 def judge(signs: Signs, rules: RoutingRules, now: float) -> Literal["well", "lost", "hung"]:
@@ -166,7 +173,8 @@ def judge(signs: Signs, rules: RoutingRules, now: float) -> Literal["well", "los
         return "hung" if now - signs.updating_since > rules.update else "well"
     if signs.asked_since is None:
         return "well"
-    return "hung" if now - max(signs.asked_since, signs.heard) > rules.silence else "well"
+    patience = rules.stall if signs.lent else rules.silence
+    return "hung" if now - max(signs.asked_since, signs.heard) > patience else "well"
 
 
 class Taking(msgspec.Struct, frozen=True, array_like=True):

@@ -77,6 +77,7 @@ class Member:
     name: str
     server: Server
     hardware: str = ""  # servers of one name are alike
+    lent: bool = False  # it serves users; `server.slots` is what they leave room for now
     version: int = -1
     state: State = "starting"
     client: EngineClient | None = None
@@ -102,6 +103,7 @@ class Member:
             self.hardware,
             self.readers,
             self.reading,
+            self.lent,
         )
 
     @property
@@ -118,6 +120,7 @@ class Member:
                 asked_since=oldest,
                 heard=self.heard,
                 updating_since=self.updating_since,
+                lent=self.lent,
             ),
             Signs(name=self.name, state=self.state, asked_since=self.probed, updating_since=self.updating_since),
         ]

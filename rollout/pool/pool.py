@@ -107,12 +107,13 @@ class Pool:
 
     # ----------------------------------------------------------------- servers
 
-    async def join(self, name: str, server: Server, *, hardware: str = "") -> None:
+    async def join(self, name: str, server: Server, *, hardware: str = "", lent: bool = False) -> None:
         """A server more; it takes the pool's version first if it serves another one. Servers of one `hardware` are
-        alike; where there are several, requests go where they cost least (rollout.decide.affinity)."""
+        alike; where there are several, requests go where they cost least (rollout.decide.affinity). `lent`: it serves
+        users, takes requests as its `slots` of the moment say, and may end them when its users need all of it."""
         if name in self.members:
             raise Conflict(f"the pool has a server {name!r}", remedy="choose another name")
-        member = self.members[name] = Member(name, server, hardware)
+        member = self.members[name] = Member(name, server, hardware, lent)
         await self._revive(member)
 
     async def drain(self, name: str) -> Server:
@@ -185,6 +186,8 @@ class Pool:
         while True:
             await asyncio.sleep(TICK)
             now = time.monotonic()
+            if self._waiting and any(member.lent for member in self.members.values()):
+                self._route_soon()  # nobody says when users leave more room
             for member in list(self.members.values()):
                 if member.state not in ("serving", "updating"):
                     continue
@@ -355,7 +358,7 @@ class Pool:
     @property
     def _free(self) -> int:
         """Slots."""
-        return sum(m.server.slots - m.load for m in self.members.values() if m.state == "serving")
+        return sum(max(0, m.server.slots - m.load) for m in self.members.values() if m.state == "serving")
 
     def _route_soon(self) -> None:
         """One decision for all servers that become free in one turn of the event loop."""

@@ -103,6 +103,20 @@ async def test_a_silent_job_is_passed_over_and_comes_back_in_its_turn(tmp_path: 
         assert (await ask(phases, "a", "rollout", 0)).state == "waiting"  # it lives, and b rolls out
         await ask(phases, "b", "train", 0)
         assert (await ask(phases, "a", "rollout", 0)).state == "begun"
+        now = 70.0
+        await ask(phases, "b", "train", 0)
+        for number in range(1, 5):  # while a is silent
+            await ask(phases, "b", "rollout", number)
+            await phases.look()
+            assert (await ask(phases, "b", "rollout", number)).state == "begun"
+            assert (await ask(phases, "b", "train", number)).state == "begun"
+        assert (await ask(phases, "a", "train", 0)).state == "waiting"
+        assert (await ask(phases, "b", "rollout", 5)).state == "waiting"  # a came first into the round
+        assert (await ask(phases, "a", "train", 0)).state == "begun"
+        assert (await ask(phases, "a", "rollout", 1)).state == "begun"  # once, then it is b's turn again
+        await ask(phases, "a", "train", 1)
+        await ask(phases, "a", "rollout", 2)
+        assert (await ask(phases, "b", "rollout", 5)).state == "begun"
 
 
 async def test_who_finds_no_room_waits_for_it(tmp_path: Path) -> None:

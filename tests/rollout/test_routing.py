@@ -62,6 +62,24 @@ ASKS = st.lists(
 )
 
 
+@pytest.mark.parametrize(
+    ("own", "lent", "homes", "wanted"),
+    [
+        (3, 0, ["own"], ("own", "prefix")),  # its cache is there
+        (4, 0, ["own"], ("lent", "lent")),
+        (0, 0, [], ("lent", "lent")),
+        (0, 4, ["lent"], ("own", "overloaded")),  # its users leave no room
+        (4, 4, [], None),
+    ],
+)
+def test_where_a_turn_goes_while_a_serving_engine_is_lent(
+    own: int, lent: int, homes: list[str], wanted: tuple[str, str] | None
+) -> None:
+    servers = [ServerView("own", "serving", 4, own), ServerView("lent", "serving", 4, lent, lent=True)]
+    sends = route(RouteView(servers=servers, waiting=[Ask(0, homes=homes)]), RULES)
+    assert [(send.server, send.why) for send in sends] == ([] if wanted is None else [wanted])
+
+
 @given(SERVERS, ASKS)
 def test_no_server_is_overfilled_and_nobody_is_passed_by(servers: list[ServerView], asks: list[Ask]) -> None:
     view = RouteView(servers=servers, waiting=asks)
@@ -90,6 +108,8 @@ def test_a_logged_view_decides_again_the_same(servers: list[ServerView], asks: l
         (Signs(name="a", state="serving", asked_since=100, heard=0), 161, "hung"),
         (Signs(name="a", state="serving", asked_since=100, heard=130), 161, "well"),
         (Signs(name="a", state="serving", asked_since=100, heard=130), 191, "hung"),
+        (Signs(name="a", state="serving", asked_since=100, heard=130, lent=True), 131, "well"),
+        (Signs(name="a", state="serving", asked_since=100, heard=130, lent=True), 133, "hung"),
         (Signs(name="a", state="updating", asked_since=100, updating_since=110), 200, "well"),
         (Signs(name="a", state="updating", asked_since=100, updating_since=110), 291, "hung"),
     ],

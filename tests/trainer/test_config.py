@@ -178,6 +178,15 @@ def test_a_policy_of_a_run_is_exported(tmp_path: Path) -> None:
         export(run, tmp_path / "out")
 
 
+def test_a_run_that_takes_turns_never_does_both() -> None:
+    share = {"task": "examples/fix_the_service", "share": {"rollout": 60, "train": 40.0}}
+    made = make({**share, "staleness": 0})
+    assert made.share is not None and (made.share.rollout, made.share.slowdown) == (60, 2)
+    for also in ({}, {"staleness": 0, "stream": True}):
+        with pytest.raises(Invalid, match="never both"):
+            make({**share, **also})
+
+
 def test_groups_as_trees_need_something_to_branch_and_a_baseline_of_the_group() -> None:
     from trainer.config import need_objective
 

@@ -1,4 +1,4 @@
-"""Rollouts on serving engines: only what users leave, and where a turn goes."""
+"""Rollouts on serving engines: only what users leave."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from coordinator.decide.slack import (
     CHUNK,
     Budget,
     EngineView,
-    Go,
-    Place,
     Step,
     StepCost,
     Waiting,
     next_step,
     slack,
-    turn,
 )
 from coordinator.simulate import serving
 
@@ -82,23 +79,6 @@ def test_nobody_who_could_be_in_time_is_made_late(
     if slack(seen, BUDGET, COST, now) <= 0:
         assert added == 0
     assert step.users_prompt + step.rollout_prompt <= CHUNK
-
-
-@pytest.mark.parametrize(
-    ("places", "home", "expected"),
-    [
-        ([Place("own", False, 9, 3, 4), Place("user", True, 0.1, 0, 4)], "own", Go("own", "cache")),
-        ([Place("own", False, 9, 4, 4), Place("user", True, 0.1, 0, 4)], "own", Go("user", "serving")),
-        ([Place("own", False, 9, 0, 4), Place("user", True, -0.1, 0, 4)], "user", Go("own", "least")),
-        ([Place("own", False, 9, 0, 4), Place("user", True, 0.1, 0, 4, 2.5)], "user", Go("own", "least")),
-        ([Place("own", False, 9, 0, 4), Place("user", True, 0.1, 0, 4, 0.0, True)], "user", Go("own", "least")),
-        ([Place("a", True, 0.1, 0, 4), Place("b", True, 0.2, 0, 4)], None, Go("b", "serving")),
-        ([Place("a", False, 9, 1, 4), Place("b", False, 9, 1, 8)], None, Go("b", "least")),
-        ([Place("a", False, 9, 4, 4), Place("b", True, -1, 0, 8)], None, Go(None, "wait")),
-    ],
-)
-def test_where_a_turn_goes(places: list[Place], home: str | None, expected: Go) -> None:
-    assert turn(places, home) == expected
 
 
 def test_users_are_served_in_time_beside_rollouts_and_not_in_one_queue_with_them() -> None:
