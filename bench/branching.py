@@ -208,6 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=15, help="of --part learning (default: 15)")
     parser.add_argument("--held-out", type=int, default=256, help="episodes, of --part learning (default: 256)")
     parser.add_argument("--example", default="finish_the_migration", help="of --part learning")
+    parser.add_argument("--by", choices=("turns", "entropy", "spread"), default="turns", help="of --part learning")
     parser.add_argument("--real", action="store_true", help="--part learning in sandboxes")
     options = parser.parse_args(argv)
     result: dict[str, Any] = {"cpu": processor(), "load": [round(os.getloadavg()[0], 1)]}

@@ -279,7 +279,7 @@ async def measure(folder: Path, options: argparse.Namespace, real: Any = None) -
     example, runs = Example.of(options.example), []
     for seed in options.seeds:
         found = {}
-        for way, branching in (("independent", None), ("trees", Branching(roots=2, by="turns", every=1))):
+        for way, branching in (("independent", None), ("trees", Branching(roots=2, by=options.by, every=1))):
             found[way] = await learn(example, folder / f"{way}-{seed}", seed, options, branching, real)
         runs.append({"seed": seed, **found, **compared(found["trees"], found["independent"])})
     return {"tree_learning": runs}

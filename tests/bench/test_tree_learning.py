@@ -9,7 +9,7 @@ from bench.harness.tree_learning import compared, measure
 
 
 async def test_trees_spend_less_of_the_environment_on_as_many_leaves(tmp_path: Path) -> None:
-    options = argparse.Namespace(seeds=[0], steps=1, held_out=4, example="finish_the_migration")
+    options = argparse.Namespace(seeds=[0], steps=1, held_out=4, example="finish_the_migration", by="turns")
     (run,) = (await measure(tmp_path, options))["tree_learning"]
     assert run["share"] < 0.9 and run["token_share"] < 0.9
     assert set(run["trees"]["reward"]) == {0, 1} and run["independent"]["cost"][1] > 64
