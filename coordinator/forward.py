@@ -14,12 +14,13 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from sandbox.errors import NoDaemon, Protocol
+from sandbox.errors import NoDaemon, NotFound, Protocol
 from sandbox.sdk.transport import FRAME_MOST, MSGPACK, Transport, broken, decoded_error
 
 T = TypeVar("T")
@@ -79,13 +80,19 @@ class Upstream(Transport):
         limit = aiohttp.ClientTimeout(total=None, sock_connect=5)
         try:
             async with self._open().request(
-                method, self._base + path, data=data, headers=sent, timeout=limit, skip_auto_headers=("User-Agent",)
+                method, self._at(path), data=data, headers=sent, timeout=limit, skip_auto_headers=("User-Agent",)
             ) as found:
                 yield found
         except aiohttp.ClientConnectorError as error:
             raise NoDaemon(f"the host does not answer: {error.os_error.strerror or error}") from None
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise broken(method, path, error) from None
+
+    def _at(self, path: str) -> str:
+        """Where a path is on the host. Dots in what a caller wrote would lead to what it was not let through for."""
+        if {".", ".."} & set(unquote(path.partition("?")[0]).split("/")):
+            raise NotFound("no such route", remedy="write the path without dots")
+        return self._base + path
 
     async def drop(self) -> None:
         """Break what is under way: of a host that is gone nobody hears, and calls would wait for minutes."""
@@ -97,9 +104,7 @@ class Upstream(Transport):
         """A socket to the host; None: it refused, and says why when it is asked without the upgrade."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            return await self._open().ws_connect(
-                self._base + path, headers=headers, max_msg_size=FRAME_MOST, compress=0
-            )
+            return await self._open().ws_connect(self._at(path), headers=headers, max_msg_size=FRAME_MOST, compress=0)
         except aiohttp.WSServerHandshakeError:
             return None
         except (aiohttp.ClientError, ConnectionError) as error:

@@ -15,6 +15,7 @@ from coordinator.decide import place
 from coordinator.decide.place import HostView, Wanted
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict, Forbidden, Invalid, NoSpace, NotFound, TooMany, Unauthorized
+from sandbox.messages import CreateRequest, SandboxInfo
 from sandbox.messages.cluster import HostChange, HostInfo, HostReport, PlaceInfo
 from sandbox.messages.tokens import ApiToken, NewToken, TokenQuota, TokenRequest
 from tests.support.cluster import Cluster
@@ -102,6 +103,10 @@ async def test_callers_see_their_own_and_hosts_learn_no_token_of_the_cluster(
                 await second.get(mine.id)
             with pytest.raises(TooMany, match="quota"):  # over all hosts, whichever would take it
                 await first.create("debian")
+            for way in ("..%2F..%2Fsandboxes", "%252e%252e/%252e%252e/sandboxes"):  # nor past the cluster to a host
+                with pytest.raises(NotFound):
+                    beyond = f"/v1/sandboxes/{mine.id}/{way}"
+                    await first.call("POST", beyond, SandboxInfo, CreateRequest(image="debian"))
             with pytest.raises(Forbidden):
                 await first.call("GET", "/v1/cluster/hosts", list[HostInfo])
             with pytest.raises(Invalid):  # of one host, not of a cluster
