@@ -78,7 +78,7 @@ async def engine(weights: Path, mirror: Path, *arguments: str) -> AsyncIterator[
     )
     try:
         async with EngineClient(f"http://127.0.0.1:{port}") as client:
-            await asyncio.wait_for(wait_healthy(client), 60)
+            await asyncio.wait_for(wait_healthy(client), 300)
             yield client, process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
