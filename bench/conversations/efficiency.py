@@ -6,13 +6,17 @@ The stack renders messages by the model's template, routes, hears streams, check
 is an HTTP client and no stream: the requests of a conversation, with the token ids that the stack sent, go to one
 server, half of the conversations to each. Each answer has a number of tokens that is known before, so both sides ask
 the same of the engines; their prefix caches are emptied before each run. Who goes first alternates;
-`engine_efficiency` is the median over pairs of the bare time over the stack's.
+`engine_efficiency` is the median over pairs of the bare time over the stack's. `engine_efficiency_cpu` is the same of
+the processor seconds that servers and this process used: other programs of a busy machine disturb it less. vLLM's
+processes also wait for one another with a busy processor, so for them it tells less.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
 import statistics
 import tempfile
 import time
@@ -38,10 +42,36 @@ Trace = list[list[list[int]]]  # the prompts of each conversation
 
 @dataclasses.dataclass
 class Took:
-    """One run: seconds, and seconds of the processor in this process."""
+    """Of one run: seconds, processor seconds of this process, and of the servers too."""
 
     seconds: float
-    cpu: float
+    own: float
+    all: float
+
+
+@dataclasses.dataclass
+class Servers:
+    clients: list[EngineClient]
+    groups: set[int]  # of processes
+
+    async def emptied(self) -> None:
+        for client in self.clients:
+            await client._request("POST", RESET_CACHE)
+
+    def clocks(self) -> Took:
+        """What they show now."""
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # a process that ended meanwhile
+                fields = stat.read_text().rpartition(")")[2].split()
+                if int(fields[2]) in self.groups:
+                    ticks += int(fields[11]) + int(fields[12])
+        own = time.process_time()
+        return Took(time.perf_counter(), own, own + ticks / os.sysconf("SC_CLK_TCK"))
+
+    def took(self, since: Took) -> Took:
+        now = self.clocks()
+        return Took(now.seconds - since.seconds, now.own - since.own, now.all - since.all)
 
 
 def length(number: int, turn: int) -> int:
@@ -69,63 +99,55 @@ async def efficiency(engine: str, *, pairs: int, threads: int) -> dict[str, Any]
             for name, server in servers.items():
                 await pool.join(name, server)
             clients = [await server.wait_serving() for server in servers.values()]
-            stacked, bare = await _pairs(pool, clients, renderer, pairs)
+            groups = {os.getpgid(server.pid) for server in servers.values() if server.pid is not None}
+            stacked, bare = await _pairs(pool, Servers(clients, groups), renderer, pairs)
     ratios = [b.seconds / s.seconds for s, b in zip(stacked, bare, strict=True)]
     return {
         "efficiency_engine": engine,
         "engine_efficiency": round(statistics.median(ratios), 3),
         "efficiency_pairs": [round(ratio, 3) for ratio in ratios],
+        "engine_efficiency_cpu": round(statistics.median(b.all / s.all for s, b in zip(stacked, bare, strict=True)), 3),
         "stack_s": round(statistics.median(each.seconds for each in stacked), 2),
         "bare_s": round(statistics.median(each.seconds for each in bare), 2),
-        "stack_cpu_s": round(statistics.median(each.cpu for each in stacked), 3),
-        "bare_cpu_s": round(statistics.median(each.cpu for each in bare), 3),
+        "stack_cpu_s": round(statistics.median(each.own for each in stacked), 3),
+        "bare_cpu_s": round(statistics.median(each.own for each in bare), 3),
     }
 
 
-async def _pairs(
-    pool: Pool, clients: list[EngineClient], renderer: ChatRenderer, count: int
-) -> tuple[list[Took], list[Took]]:
+async def _pairs(pool: Pool, servers: Servers, renderer: ChatRenderer, count: int) -> tuple[list[Took], list[Took]]:
     stacked, bare = list[Took](), list[Took]()
-    _, trace = await _stacked(pool, clients, renderer)  # both are warmed up
-    await _bare(clients, trace)
+    _, trace = await _stacked(pool, servers, renderer)  # both are warmed up
+    await _bare(servers, trace)
     for number in range(count):
         if number % 2:
-            bare.append(await _bare(clients, trace))
-            took, trace = await _stacked(pool, clients, renderer)
-            stacked.append(took)
-        else:
-            took, trace = await _stacked(pool, clients, renderer)
-            stacked.append(took)
-            bare.append(await _bare(clients, trace))
+            bare.append(await _bare(servers, trace))
+        took, trace = await _stacked(pool, servers, renderer)
+        stacked.append(took)
+        if not number % 2:
+            bare.append(await _bare(servers, trace))
     return stacked, bare
 
 
-async def _stacked(pool: Pool, clients: list[EngineClient], renderer: ChatRenderer) -> tuple[Took, Trace]:
+async def _stacked(pool: Pool, servers: Servers, renderer: ChatRenderer) -> tuple[Took, Trace]:
     played = [Played() for _ in range(CONVERSATIONS)]
-    await _emptied(clients)
-    began, cpu = time.perf_counter(), time.process_time()
+    await servers.emptied()
+    began = servers.clocks()
     await asyncio.gather(
         *(play(pool, renderer, n, each, turns=TURNS, tokens=0, exactly=length) for n, each in enumerate(played))
     )
-    took = Took(time.perf_counter() - began, time.process_time() - cpu)
-    return took, [[each.ids[:at] for at, _ in each.answers] for each in played]
+    return servers.took(began), [[each.ids[:at] for at, _ in each.answers] for each in played]
 
 
-async def _bare(clients: list[EngineClient], trace: Trace) -> Took:
+async def _bare(servers: Servers, trace: Trace) -> Took:
     async def follow(number: int) -> None:
         for turn, ids in enumerate(trace[number]):
             sampling = Sampling(max_tokens=length(number, turn), ignore_eos=True)
-            await clients[number % len(clients)].generate(ids, sampling)
+            await servers.clients[number % len(servers.clients)].generate(ids, sampling)
 
-    await _emptied(clients)
-    began, cpu = time.perf_counter(), time.process_time()
+    await servers.emptied()
+    began = servers.clocks()
     await asyncio.gather(*(follow(number) for number in range(len(trace))))
-    return Took(time.perf_counter() - began, time.process_time() - cpu)
-
-
-async def _emptied(clients: list[EngineClient]) -> None:
-    for client in clients:
-        await client._request("POST", RESET_CACHE)
+    return servers.took(began)
 
 
 def _model_of_its_shape(folder: Path) -> None:
