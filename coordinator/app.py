@@ -21,6 +21,7 @@ from coordinator.copies import Copies
 from coordinator.failover import Failover
 from coordinator.jobs.keeper import Jobs, parse_quotas
 from coordinator.members import TTL, Members
+from coordinator.moves import Moves
 from coordinator.phases import Phases, parse_share
 from coordinator.routes import Routes
 from coordinator.state import State
@@ -75,13 +76,12 @@ async def serve(options: argparse.Namespace) -> None:
     rate = None if options.replicate_rate is None else float(parse_bytes(options.replicate_rate))
     copies = Copies(members, rate=rate)
     failover = Failover(members, copies)
+    moves = Moves(members, copies)
     members.removing = copies.forget
     jobs = Jobs(options.state, ray=options.ray, quotas=parse_quotas(options.quota))
     phases = Phases(state, parse_share(options.share))
     callers = Callers(Tokens(options.state / "tokens.json", clock=time.time), members)
-    listeners = Listeners(
-        Routes(members, callers, copies, failover, jobs, phases).application(), connections=CONNECTIONS
-    )
+    listeners = Listeners(Routes(members, callers, copies, moves, jobs, phases).application(), connections=CONNECTIONS)
     working: list[asyncio.Task[None]] = []
     await listeners.open()
     await members.open()
@@ -90,7 +90,7 @@ async def serve(options: argparse.Namespace) -> None:
         if options.listen is not None:
             await _serve_tcp(listeners, options)
         notify("READY=1")
-        working = [asyncio.create_task(jobs.run()), asyncio.create_task(phases.run())]
+        working = [asyncio.create_task(each.run()) for each in (jobs, phases, moves)]
         if options.replicate:
             working += [asyncio.create_task(copies.run()), asyncio.create_task(failover.run())]
         await asyncio.wait([asyncio.ensure_future(stop.wait()), *working], return_when=asyncio.FIRST_COMPLETED)

@@ -23,9 +23,9 @@ from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.decide import place
 from coordinator.decide.place import Wanted
-from coordinator.failover import Failover
 from coordinator.forward import WHOLE_MOST, Answer, abort, bridge, passed_on, relay, while_there
 from coordinator.members import Member, Members
+from coordinator.moves import Moves
 from coordinator.wire import body as decoded
 from coordinator.wire import reply
 from daemon.auth import visibility
@@ -67,11 +67,11 @@ class _Told(msgspec.Struct):
 class Calls:
     """See the module."""
 
-    def __init__(self, members: Members, callers: Callers, copies: Copies, failover: Failover) -> None:
+    def __init__(self, members: Members, callers: Callers, copies: Copies, moves: Moves) -> None:
         self.members = members
         self.callers = callers
         self.copies = copies
-        self.failover = failover
+        self.moves = moves
         self._making: dict[int, HostedSandbox] = {}
 
     # ----------------------------------------------------------------- on a sandbox
@@ -86,7 +86,7 @@ class Calls:
     async def on_sandbox(self, request: web.Request) -> web.StreamResponse:
         """A call on one sandbox, to the host where it is."""
         id, member = self.find(request.match_info["id"])
-        await self.failover.free(id)
+        await self.moves.free(id)
         member = self.find(id)[1]
         rest = request.match_info.get("rest")
         path = f"/v1/sandboxes/{id}" + (f"/{rest}" if rest else "") + _query(request)

@@ -153,6 +153,15 @@ class Copies:
             await self._discard(self.members.member(former.host), former.checkpoint)
         return size
 
+    async def rest(self, source: str, target: str, checkpoint: str, base: str, sandbox: str) -> int:
+        """The last copy of a sandbox that stands still, to a host that has `base` and has prepared for it; bytes."""
+        there = self.members.member(target)
+        try:
+            return await self._stream(self.members.member(source), there, checkpoint, base, arriving=sandbox)
+        except (NotFound, Conflict) as error:
+            log.info("%s is copied once it is durable: %s", checkpoint, error)
+            return await self._stream(self.members.member(source), there, checkpoint, base)
+
     def _count(self, copy: Copy, size: int) -> None:
         self.copies += 1
         self.copied_bytes += size
@@ -171,9 +180,10 @@ class Copies:
             ),
         }
 
-    async def _stream(self, source: Member, target: Member, checkpoint: str, base: str) -> int:
+    async def _stream(self, source: Member, target: Member, checkpoint: str, base: str, *, arriving: str = "") -> int:
+        """`arriving`: the sandbox that waits for it, there; else it is durable, at both ends."""
         size = 0
-        query = f"?since={part(base)}" if base else ""
+        query = (f"?since={part(base)}" if base else "") + ("&soon=true" if arriving else "")
         path = f"/v1/checkpoints/{part(checkpoint)}/export{query}"
 
         async def paced(parts: Any) -> AsyncIterator[bytes]:
@@ -188,7 +198,7 @@ class Copies:
                 raise decoded_error(found.status, await found.read(), path)
             headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
             data = paced(found.content.iter_any())
-            url = "/v1/checkpoints/import"
+            url = "/v1/checkpoints/import" + (f"?arriving={part(arriving)}" if arriving else "")
             async with target.upstream.answered("POST", url, headers, data, target.row.token) as taken:
                 answer = Answer(taken.status, passed_on(taken.headers), await taken.read())
         if answer.status >= 400:

@@ -19,10 +19,10 @@ from coordinator.calls import Calls
 from coordinator.copies import Copies
 from coordinator.decide import place
 from coordinator.decide.place import Wanted
-from coordinator.failover import Failover
 from coordinator.forward import Answer, passed_on, relay, while_there
 from coordinator.jobs.keeper import Jobs
 from coordinator.members import Member, Members
+from coordinator.moves import Moves
 from coordinator.phases import Phases
 from coordinator.state import HostRow
 from coordinator.wire import body, refusal, reply
@@ -50,15 +50,15 @@ class Routes:
     """Handlers of one coordinator."""
 
     def __init__(
-        self, members: Members, callers: Callers, copies: Copies, failover: Failover, jobs: Jobs, phases: Phases
+        self, members: Members, callers: Callers, copies: Copies, moves: Moves, jobs: Jobs, phases: Phases
     ) -> None:
         self.members = members
         self.copies = copies
         self.jobs = jobs
         self.phases = phases
         self.callers = callers
-        self.failover = failover
-        self.calls = Calls(members, callers, copies, failover)
+        self.moves = moves
+        self.calls = Calls(members, callers, copies, moves)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=256 << 20, middlewares=[self._admitted])
@@ -293,7 +293,7 @@ class Routes:
     async def _move(self, request: web.Request) -> web.StreamResponse:
         wanted = await body(request, MoveRequest)
         id, _ = self.calls.find(wanted.sandbox)
-        return reply(request, await self.failover.move(id, self.members.member(wanted.host).name))
+        return reply(request, await self.moves.move(id, self.members.member(wanted.host).name))
 
     # ----------------------------------------------------------------- jobs
 

@@ -31,11 +31,12 @@ CREATE TABLE homes (sandbox TEXT PRIMARY KEY, host TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE answers (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, at REAL NOT NULL, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE decisions (number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, row BLOB NOT NULL);
 """
-SHARED = """
+ADDED = """
+CREATE TABLE IF NOT EXISTS moves (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS seats (job TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS phases (job TEXT, phase INTEGER, asked REAL NOT NULL, begun REAL NOT NULL, ended REAL,
     PRIMARY KEY (job, phase)) WITHOUT ROWID;
-"""  # of jobs that take turns, also in files that were made before
+"""  # of moves and of jobs that take turns, also in files that were made before
 FORGET_DECISIONS = "DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?"
 CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
 PHASE_AGE = 30 * CALL_AGE  # seconds for which it is known when a phase began and ended
@@ -58,6 +59,13 @@ class CopyRow(msgspec.Struct, kw_only=True):
     programs: dict[str, Any] = {}  # sessions and processes, as its host told them
 
 
+class MoveRow(msgspec.Struct, kw_only=True):
+    """A sandbox between two hosts."""
+
+    source: str
+    target: str
+
+
 class State:
     """The file at `path`. Reads at the start; one coordinator owns it."""
 
@@ -65,7 +73,7 @@ class State:
         private.directory(path.parent, ours=(path.name,))
         private.file(path)
         database = connect(path, SCHEMA, version=VERSION)
-        database.executescript(SHARED)
+        database.executescript(ADDED)
         self._forget_old(database)
         rows = database.execute("SELECT name, row FROM hosts").fetchall()
         self.hosts = {name: msgspec.msgpack.decode(row, type=HostRow) for name, row in rows}
@@ -75,6 +83,8 @@ class State:
         rows = database.execute("SELECT sandbox, row FROM copies").fetchall()
         self.copies = {name: msgspec.msgpack.decode(row, type=CopyRow) for name, row in rows}
         self.seats: dict[str, bytes] = dict(database.execute("SELECT job, row FROM seats").fetchall())
+        rows = database.execute("SELECT sandbox, row FROM moves").fetchall()
+        self.moves = {name: msgspec.msgpack.decode(row, type=MoveRow) for name, row in rows}
         self.homes: dict[str, str] = dict(database.execute("SELECT sandbox, host FROM homes").fetchall())
         self._until_pruned = 0
         self._writer = Writer(database, "the coordinator's state")
@@ -119,6 +129,16 @@ class State:
     async def drop_copy(self, sandbox: str) -> None:
         self.copies.pop(sandbox, None)
         await self._do("DELETE FROM copies WHERE sandbox = ?", (sandbox,))
+
+    async def put_move(self, sandbox: str, row: MoveRow) -> None:
+        """Before a sandbox is held: the next coordinator brings the move to an end."""
+        self.moves[sandbox] = row
+        packed = msgspec.msgpack.encode(row)
+        await self._do("INSERT OR REPLACE INTO moves VALUES (?, ?)", (sandbox, packed), durable=True)
+
+    async def drop_move(self, sandbox: str) -> None:
+        self.moves.pop(sandbox, None)
+        await self._do("DELETE FROM moves WHERE sandbox = ?", (sandbox,))
 
     async def put_home(self, sandbox: str, host: str) -> None:
         """A sandbox that has left its host belongs there from now on, and nowhere else."""

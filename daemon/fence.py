@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from daemon.host.fence import LOCK, MARGIN, clock, read
+from daemon.host.fence import HELD, LOCK, MARGIN, clock, read
 from sandbox.container.cgroup import PARENT, hierarchy
 
 LOOK = 0.02  # seconds between two looks
@@ -21,9 +21,11 @@ URGENT = -15  # nice value: it must run when it is time, on a busy host too
 
 
 def freeze(run: Path, frozen: bool) -> None:
-    """All sandboxes of this host, those included that are only now made or taken over."""
+    """All sandboxes of this host, those that are only now made or taken over too. None goes on that leaves."""
     groups = hierarchy().unified / PARENT
     for name in os.listdir(run / "sandboxes"):
+        if not frozen and (run / "sandboxes" / name / HELD).exists():
+            continue  # it stands still because it is leaving
         with contextlib.suppress(OSError):  # it ends, or has no group yet: looked at again
             switch = groups / name / "cgroup.freeze"
             if switch.read_text().strip() != str(int(frozen)):

@@ -35,7 +35,8 @@ from daemon.checkpoints.queue import CheckpointQueue
 from daemon.checkpoints.schedule import Stage
 from daemon.gateway.service import GatewayService
 from daemon.gateway.upstream import Config
-from daemon.host import mounts
+from daemon.host import leave, mounts
+from daemon.host.arrive import Arrivals
 from daemon.host.attachments import attach_all, detach_all
 from daemon.host.expiry_watch import watch
 from daemon.host.host import Host
@@ -86,6 +87,7 @@ async def open_host(options: config.Config) -> Host:
         capturer = Capturer(pool, places, checkpointer, inspector)
         services = Services(catalogue, queue, capturer, inspector, Aside(queue))
         host = Host(services, places, ImageStore(pool.images), run / "sandboxes")
+        host.arrivals = Arrivals(host)
         STANDSTILL.holds = host.fence.over  # a capture that ends after the lease lets nothing go on
         host.collector.default = Retention() if options.keep_last is None else Retention(last=options.keep_last)
         gateway = GatewayService(host, state / "gateway.sqlite", Config.load(options.gateway_config))
@@ -222,11 +224,13 @@ async def _adopt(host: Host, row: SandboxRow) -> list[Statement]:
     if container is None:
         row.state = SandboxState.DEAD
     row.head = nearest(host.services.checkpoints, row.head)
-    host.admit(row, container)
+    live = host.admit(row, container)
+    live.held = leave.mark(host, live).exists()
     if container is None:
         await detach_all(host.attachments, row, Container(spec))
     else:
-        container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
+        if not live.held:
+            container.cgroup.thaw()  # a checkpoint may have been cut short while it held the sandbox still
         host.services.inspector.watch(container.cgroup.id)
         await asyncio.to_thread(excluded.again, container, host.services.inspector, list(row.programs.values()))
         host.services.capturer.taint(container, "the daemon was restarted", files=True, processes=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from daemon.api.route import Area
 from daemon.catalogue import ProgramRow
-from daemon.host.arrive import arrive
+from daemon.host import leave
 from daemon.host.host import Host
 from daemon.host.report import report
-from sandbox.messages import SandboxInfo
-from sandbox.messages.cluster import ArriveRequest, HostReport, LeaseRequest
+from daemon.turns.turns import LiveSandbox
+from sandbox.messages import CheckpointInfo, SandboxInfo
+from sandbox.messages.cluster import ArriveRequest, HoldRequest, HostReport, LeaseRequest
 
 AREA = Area()
 
@@ -25,8 +26,33 @@ async def _report(host: Host, body: LeaseRequest) -> HostReport:
 
 @AREA("POST", "/v1/checkpoints/{checkpoint}/arrive", status=201, scope="admin")
 async def _arrive(host: Host, checkpoint: str, body: ArriveRequest) -> SandboxInfo:
-    """Let a sandbox of another host go on here from a checkpoint, under its own id."""
-    return await arrive(host, checkpoint, body)
+    """Let a sandbox of another host go on here from a checkpoint, under its own id, or only prepare that."""
+    arrivals = host.arrivals
+    return await (arrivals.prepare(checkpoint, body) if body.ahead else arrivals.arrive(checkpoint, body))
+
+
+@AREA("DELETE", "/v1/arrivals/{arrival}", scope="admin")
+async def _drop(host: Host, arrival: str) -> None:
+    """The sandbox with this id, for which something was prepared here, does not come."""
+    await host.arrivals.drop(arrival)
+
+
+@AREA("PUT", "/v1/sandboxes/{id}/hold", scope="admin")
+async def _prepare(host: Host, live: LiveSandbox, body: HoldRequest) -> None:
+    """Prepare to hold a sandbox that moves to another host."""
+    await leave.prepare(host, live, body.since)
+
+
+@AREA("POST", "/v1/sandboxes/{id}/hold", scope="admin")
+async def _hold(host: Host, live: LiveSandbox) -> CheckpointInfo:
+    """Capture a sandbox; nothing of it runs from then on."""
+    return (await leave.hold(host, live)).row.info()
+
+
+@AREA("DELETE", "/v1/sandboxes/{id}/hold", scope="admin")
+async def _release(host: Host, live: LiveSandbox) -> None:
+    """Let a sandbox go on that was held."""
+    await leave.release(host, live)
 
 
 @AREA("GET", "/v1/checkpoints/{checkpoint}/programs", scope="admin")

@@ -9,7 +9,7 @@ from daemon.api.presence import while_asked
 from daemon.api.route import Area
 from daemon.api.wire import chunks, content
 from daemon.host.host import Host
-from sandbox.errors import Invalid, Protocol
+from sandbox.errors import Conflict, Invalid, Protocol
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.store import CheckpointReport, Imported, LabelRequest, PullRequest, VerifyRequest
 
@@ -23,12 +23,14 @@ class ExportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     since: str | None = None
     manifest: bool = False
+    soon: bool = False  # it need not be durable
 
 
 class ReceiveQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`mounts`: forks of the checkpoint may mount the directories of this host that it names."""
 
     mounts: bool = False
+    arriving: str = ""  # id of the sandbox for which something is prepared: its next checkpoint, durable later
 
 
 @AREA("GET", "/v1/checkpoints", scope="admin")
@@ -71,7 +73,9 @@ async def _have(host: Host) -> web.StreamResponse:
 async def _export(request: web.Request, host: Host, checkpoint: str, query: ExportQuery) -> web.StreamResponse:
     """A checkpoint as one stream. The body, if any, is what the other side has."""
     have = await content(request)
-    async with host.store.exporting(checkpoint, since=query.since, have=have, manifest=query.manifest) as parts:
+    async with host.store.exporting(
+        checkpoint, since=query.since, have=have, manifest=query.manifest, soon=query.soon
+    ) as parts:
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         await response.prepare(request)
         async for part in parts:
@@ -84,7 +88,10 @@ async def _export(request: web.Request, host: Host, checkpoint: str, query: Expo
 async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> Imported:
     """A checkpoint from a stream that an export made. All or nothing."""
     try:
-        return await host.store.receive(chunks(request), host_mounts=query.mounts)
+        former = None
+        if query.arriving and (former := host.arrivals.former(query.arriving)) is None:
+            raise Conflict(f"nothing is prepared for {query.arriving}", remedy="import it once it is durable")
+        return await host.store.receive(chunks(request), host_mounts=query.mounts, former=former)
     except Protocol as error:  # the peer who broke the protocol is the caller
         raise Invalid(error.message, remedy=error.remedy) from error
 

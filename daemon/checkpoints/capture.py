@@ -124,11 +124,13 @@ class Capturer:
         *,
         busy: bool,
         rules: Rules = NOTHING,
+        hold: bool = False,
     ) -> None:
         """Fill `row` with a captured state. On any error the content is gone and the sandbox tainted.
 
         `busy` says that a command is under way, so that pid 1 is not alone even if it looks so. `rules`: what is
-        ignored when a snapshot of the files alone looks again whether processes moved.
+        ignored when a snapshot of the files alone looks again whether processes moved. `hold`: the sandbox stays
+        frozen, unless this raises.
         """
         self.need()
         row.started_at = time.time()
@@ -140,12 +142,17 @@ class Capturer:
         fresh = not busy and not row.ipc and tasks - container.excluded.pids() <= {container.init_pid}
         try:
             if row.verdict.processes and not fresh:
-                await self._dump(container, tree, row)
+                await self._dump(container, tree, row, hold)
             elif alone:
+                if hold:
+                    container.cgroup.freeze()
                 await asyncio.to_thread(self._snapshot_alone, container, tree, row)
             else:
-                await asyncio.to_thread(self._snapshot_frozen, container, tree, row, rules)
+                await asyncio.to_thread(self._snapshot_frozen, container, tree, row, rules, hold)
         except BaseException as error:  # also the caller's cancellation: nothing half taken stays, and it stays owed
+            if hold:
+                with contextlib.suppress(OSError):  # there may be no group any more
+                    container.cgroup.thaw()
             escalates = isinstance(error, NeedsDump)
             processes = row.verdict.processes or escalates
             if not escalates:
@@ -177,7 +184,7 @@ class Capturer:
         if row.verdict.processes:
             _need_life(container)
 
-    def _snapshot_frozen(self, container: Container, tree: str, row: CheckpointRow, rules: Rules) -> None:
+    def _snapshot_frozen(self, container: Container, tree: str, row: CheckpointRow, rules: Rules, hold: bool) -> None:
         """Of the files, while nothing runs. Of processes too, where only such live as are no part of checkpoints."""
         btrfs.flush(self.places.tree(tree))  # takes the flush out of the frozen window
         began = time.monotonic()
@@ -200,10 +207,11 @@ class Capturer:
             if row.verdict.processes:
                 _need_life(container)
         finally:
-            container.cgroup.thaw()
+            if not hold:
+                container.cgroup.thaw()
             row.frozen_ms = 1000 * (time.monotonic() - began)
 
-    async def _dump(self, container: Container, tree: str, row: CheckpointRow) -> None:
+    async def _dump(self, container: Container, tree: str, row: CheckpointRow, hold: bool) -> None:
         row.ipc = row.ipc or self.inspector.read(container.cgroup.id).ipc_changes > 0
 
         def on_frozen() -> None:
@@ -220,7 +228,8 @@ class Capturer:
             await self._make_room()
             need_space(self.places.dumps, wanted)
         try:
-            captured = await self.checkpointer.capture(container, self.places.dump(row.id), on_frozen=on_frozen)
+            into = self.places.dump(row.id)
+            captured = await self.checkpointer.capture(container, into, on_frozen=on_frozen, hold=hold)
         except CapturesFull as error:
             await self._make_room()  # for the next one
             wanted = await asyncio.to_thread(_resident, container.tasks())

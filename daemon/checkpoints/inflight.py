@@ -154,6 +154,7 @@ class InFlight:
         self.durable: asyncio.Future[None] = loop.create_future()
         self.ticket: Ticket | None = None
         self.task: asyncio.Task[None] | None = None  # what moves it on
+        self.hold = False  # the sandbox stays frozen when it is captured
         self.waited = False
         self.durable_waited = False
         self.error: PagurusError | None = None  # why it was not captured

@@ -30,7 +30,7 @@ from daemon.catalogue import CheckpointRow, put_checkpoint
 from daemon.checkpoints.capture import failure
 from daemon.checkpoints.inflight import InFlight, Services
 from daemon.checkpoints.schedule import Stage
-from sandbox.errors import CheckpointFailed, NoSpace, PagurusError
+from sandbox.errors import CheckpointFailed, NoSpace, PagurusError, Protocol
 from sandbox.messages import CheckpointState
 
 log = logging.getLogger("pagurus.storing")
@@ -44,8 +44,17 @@ class Lost(CheckpointFailed):
     """What a captured checkpoint consists of is not there, or is damaged."""
 
 
-async def store(services: Services, inflight: InFlight, *, durable_answers: bool = False) -> None:
-    """From captured to durable, in the order of the line of checkpoints. Never raises for the checkpoint's own sake."""
+async def store(
+    services: Services,
+    inflight: InFlight,
+    *,
+    durable_answers: bool = False,
+    confirm: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """From captured to durable, in the order of the line of checkpoints. Never raises for the checkpoint's own sake.
+
+    `confirm`: of one from elsewhere; raises Protocol when it is not what it should be.
+    """
     row = inflight.row
     where = {"sandbox": row.sandbox, "turn": row.turn}
     try:
@@ -54,6 +63,11 @@ async def store(services: Services, inflight: InFlight, *, durable_answers: bool
             if inflight.durable_waited or (inflight.waited and durable_answers):
                 before.expedite()
             await asyncio.shield(before.durable)
+        if confirm is not None:
+            try:
+                await confirm()
+            except Protocol as error:
+                raise Lost(error.message) from error
         if row.dump == row.id:
             await _store_images(services, inflight, durable_answers)
         await services.capturer.sync_files(row, inflight.parent)

@@ -1,46 +1,189 @@
 """A sandbox of another host goes on here, under its own id.
 
-Owns: what of it stays as it was. Does not own: how its state came (:mod:`daemon.store.imports`), how it comes back
-(:mod:`daemon.host.restore`), that the other host no longer runs it, which the coordinator answers for.
+Owns: what of it stays as it was; what is prepared here before it comes. Does not own: how its state came
+(:mod:`daemon.store.imports`), how it comes back (:mod:`daemon.host.restore`), that the other host no longer runs it,
+which the coordinator answers for.
+
+::
+
+    arrive   = row ▸ tree, container, network ▸ processes ▸ published
+    prepare  = from a former checkpoint: row ▸ tree, container, network ▸ a pid 1 of ours, frozen ▸ raw images unpacked
+               then arrive: tree and processes of the new checkpoint instead ▸ published
 
 Guarantee: it is the same sandbox: id, name, owner, host name and machine id, limits and settings, sessions
-and processes, and the record of its turns as far as it is told; no fork hooks run.
-Asked again for the same, it answers the same.
+and processes, and the record of its turns as far as it is told; no fork hooks run. Nothing of a sandbox runs here
+before it arrives. Asked again for the same, it answers the same. What was prepared and is not used ends after
+`PREPARED_MOST` seconds, and with the daemon.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import secrets
+import shutil
+from dataclasses import dataclass, field
+
 import msgspec
 
-from daemon.catalogue import ProgramRow, put_turn
+from daemon import states
+from daemon.catalogue import CheckpointRow, ProgramRow, SandboxRow, put_turn
 from daemon.host.host import Host
+from daemon.turns.turns import LiveSandbox
+from sandbox.content import dumpfile
+from sandbox.content.renewed import Former
 from sandbox.errors import Conflict, Invalid
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest
 
+PREPARED_MOST = 300.0  # seconds
 
-async def arrive(host: Host, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
-    """It runs when this returns. Raises Conflict where the id is taken by something else."""
-    origin = await host.restorable(checkpoint)
-    if (known := host.live_sandboxes.get(request.id)) is not None:
-        if known.row.origin == origin.id:
-            return known.row.info()
-        raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)
-    if origin.sandbox != request.id:
-        raise Conflict(f"checkpoint {origin.id} is of another sandbox: {origin.sandbox}", remedy="fork it instead")
-    try:
-        programs = msgspec.convert(request.programs, dict[str, ProgramRow])
-    except msgspec.ValidationError as error:
-        raise Invalid(f"the programs of {request.id} cannot be taken: {error}") from None
-    with host.collector.pin(origin):
-        row = host.forked(origin)
+
+@dataclass
+class Prepared:
+    """What waits for a sandbox."""
+
+    live: LiveSandbox
+    former: Former | None  # raw images, for the import of what comes next
+    undo: contextlib.AsyncExitStack  # if it does not come
+    end: contextlib.ExitStack  # in any case
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass
+class Arrivals:
+    """Those of one host. See the module."""
+
+    host: Host
+    _prepared: dict[str, Prepared] = field(default_factory=dict)
+    _arriving: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    async def arrive(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
+        """It runs when this returns. Raises Conflict where the id is taken by something else."""
+        if request.id in self._arriving:
+            raise Conflict(f"{request.id} is arriving already", remedy="ask again", sandbox=request.id)
+        self._arriving[request.id] = asyncio.Event()
+        try:
+            return await self._arrive(checkpoint, request)
+        finally:
+            self._arriving.pop(request.id).set()
+
+    async def _arrive(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
+        host = self.host
+        origin = await host.restorable(checkpoint)
+        if (known := host.live_sandboxes.get(request.id)) is not None:
+            if known.row.origin == origin.id:
+                return known.row.info()
+            raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)
+        prepared = self._take(request.id)
+        try:
+            row = self._row(origin, request) if prepared is None else prepared.live.row
+            row.programs = origin.programs = _programs(request)
+            row.turn = origin.turn
+            with host.collector.pin(origin):
+                if prepared is None:
+                    with host.made(row):
+                        await host.make(row, host.restorer.tree_below(row), origin, verify=request.verify)
+                else:
+                    await self._use(prepared, origin, verify=request.verify)
+        except BaseException:
+            if prepared is not None:
+                await asyncio.shield(_drop(prepared))
+            raise
+        turns = [each for each in request.turns if each.sandbox == request.id and each.turn <= origin.turn]
+        host.services.catalogue.later([put_turn(each) for each in turns])
+        origin.owner = request.owner  # whoever sees the sandbox sees what it came from
+        return row.info()
+
+    def _row(self, origin: CheckpointRow, request: ArriveRequest) -> SandboxRow:
+        if origin.sandbox != request.id:
+            raise Conflict(f"checkpoint {origin.id} is of another sandbox: {origin.sandbox}", remedy="fork it instead")
+        row = self.host.forked(origin)
         row.id, row.hostname = request.id, request.id.removeprefix("s-")
         row.name, row.owner = request.name, request.owner
-        row.programs = origin.programs = programs
-        row.turn, row.created_at = origin.turn, request.created_at or row.created_at
-        with host.made(row):
-            await host.make(row, host.restorer.tree_below(row), origin, verify=request.verify)
-    turns = [each for each in request.turns if each.sandbox == request.id and each.turn <= origin.turn]
-    host.services.catalogue.later([put_turn(each) for each in turns])
-    origin.owner = request.owner  # whoever sees the sandbox sees what it came from
-    return row.info()
+        row.created_at = request.created_at or row.created_at
+        return row
+
+    async def _use(self, prepared: Prepared, origin: CheckpointRow, *, verify: bool) -> None:
+        """As a restore in place, of a sandbox that is published with it."""
+        live = prepared.live
+        live.row.origin = origin.id
+        live.step(states.Event.RESTORE)
+        await self.host.restorer.replace(live, origin, verify=verify)
+        prepared.undo.pop_all()
+        prepared.end.close()
+        self.host.publish(live)
+
+    # ----------------------------------------------------------------- ahead
+
+    async def prepare(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
+        """Make all that takes long, from a former checkpoint of the sandbox."""
+        host = self.host
+        origin = await host.restorable(checkpoint)
+        await self.drop(request.id)
+        if request.id in host.live_sandboxes:
+            raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)
+        row = self._row(origin, request)
+        with contextlib.ExitStack() as end:
+            async with contextlib.AsyncExitStack() as undo:
+                undo.callback(host.give_up, row)
+                end.enter_context(host.making.admitted(row))
+                with host.collector.pin(origin):
+                    container = await host.restorer.room(row, host.restorer.tree_below(row), origin.files, undo)
+                    live = LiveSandbox(row, container, host.services)
+                    live.step(states.Event.START)
+                    await container.start()
+                    await host.services.capturer.checkpointer.warm(container)
+                    undo.push_async_callback(host.services.capturer.checkpointer.forget, container)
+                    container.cgroup.freeze()
+                    former = await asyncio.to_thread(self._unpack, origin, end)
+                self._prepared[row.id] = prepared = Prepared(live, former, undo.pop_all(), end.pop_all())
+        loop = asyncio.get_running_loop()
+        prepared.timer = loop.call_later(PREPARED_MOST, self._expire, row.id)
+        return row.info()
+
+    def _unpack(self, origin: CheckpointRow, end: contextlib.ExitStack) -> Former:
+        capturer = self.host.services.capturer
+        directory = capturer.places.dump(f".coming-{secrets.token_hex(6)}")
+        end.callback(shutil.rmtree, directory, ignore_errors=True)
+        if origin.dump is None:
+            directory.mkdir(mode=0o700)
+        else:
+            dumpfile.unpack(capturer.places.packed(origin.dump), directory, capturer.checkpointer.pages)
+        return Former.at(directory)
+
+    def former(self, sandbox: str) -> Former | None:
+        """The raw images that wait for the sandbox, once: whoever has them changes them."""
+        prepared = self._prepared.get(sandbox)
+        if prepared is None:
+            return None
+        former, prepared.former = prepared.former, None
+        return former
+
+    def _take(self, sandbox: str) -> Prepared | None:
+        prepared = self._prepared.pop(sandbox, None)
+        if prepared is not None and prepared.timer is not None:
+            prepared.timer.cancel()
+        return prepared
+
+    def _expire(self, sandbox: str) -> None:
+        self.host.services.spawn(self.drop(sandbox), f"end of what was prepared for {sandbox}")
+
+    async def drop(self, sandbox: str) -> None:
+        """What was prepared is not needed; one that is arriving has arrived or failed by then. Idempotent."""
+        if (arriving := self._arriving.get(sandbox)) is not None:
+            await arriving.wait()
+        if (prepared := self._take(sandbox)) is not None:
+            await _drop(prepared)
+
+
+async def _drop(prepared: Prepared) -> None:
+    prepared.end.close()
+    await prepared.undo.aclose()
+
+
+def _programs(request: ArriveRequest) -> dict[str, ProgramRow]:
+    try:
+        return msgspec.convert(request.programs, dict[str, ProgramRow])
+    except msgspec.ValidationError as error:
+        raise Invalid(f"the programs of {request.id} cannot be taken: {error}") from None

@@ -42,7 +42,7 @@ from daemon.checkpoints.inflight import Services
 from daemon.checkpoints.queue import quantile
 from daemon.checkpoints.schedule import Stage
 from daemon.host import create, mounts
-from daemon.host.attachments import Attachment, attach_all, detach_all
+from daemon.host.attachments import Attachment, detach_all
 from daemon.host.fence import Fence
 from daemon.host.outcomes import Outcomes
 from daemon.host.restore import Restorer
@@ -76,6 +76,7 @@ from sandbox.tree import diff
 
 if TYPE_CHECKING:
     from daemon.gateway.service import GatewayService
+    from daemon.host.arrive import Arrivals
     from sandbox.image.store import ImageStore
 
 log = logging.getLogger("pagurus.host")
@@ -96,6 +97,7 @@ class Host:
         self._ids = IdRanges()
         self._making = asyncio.Semaphore(FORKS_AT_ONCE)
         self.gateway: GatewayService | None = None  # where the daemon has one
+        self.arrivals: Arrivals  # set at the start
         self.making = Making(self.live_sandboxes)
         self.collector = GarbageCollector(services, self.live_sandboxes)
         self.verifier = Verifier(services, places, self.collector)
@@ -249,18 +251,7 @@ class Host:
         left before the sandbox's own programs run: these take as long as they like.
         """
         async with contextlib.AsyncExitStack() as undo:
-            self.services.capturer.need()
-            row.tree = f"{row.id}.0"
-            undo.push_async_callback(self.restorer.drop_tree, row.tree)
-            undo.push_async_callback(asyncio.to_thread, mounts.drop, row, self.places)
-            await asyncio.to_thread(mounts.make, row, self.places)
-            await asyncio.to_thread(self.services.capturer.writable, origin.files, row.tree)
-            container = await Container.prepare(self.restorer.spec_over(row, image))
-            undo.push_async_callback(container.destroy)
-            self.services.inspector.watch(container.cgroup.id)  # before anything runs in it
-            undo.callback(self.services.inspector.unwatch, container.cgroup.id)
-            await attach_all(self.attachments, row, container)
-            undo.push_async_callback(detach_all, self.attachments, row, container)
+            container = await self.restorer.room(row, image, origin.files, undo)
             await self.restorer.bring_back(container, origin, verify=verify)
             if place is not None:
                 await place.aclose()
@@ -273,7 +264,7 @@ class Host:
             undo.callback(self.services.catalogue.later, gone)
             await self.services.catalogue.write(rows, durable=True)
             undo.pop_all()
-        self._admit(row, container)
+        self.admit(row, container)
         log.info("created from %s", row.image, extra={"sandbox": row.id})
 
     def _new_row(self, template: Template, *, name: str | None = None, owner: str = "") -> SandboxRow:
@@ -298,7 +289,7 @@ class Host:
     def made(self, row: SandboxRow) -> Iterator[None]:
         """`row` is made within: admitted first, its id range free again if it fails."""
         with contextlib.ExitStack() as undo:
-            undo.callback(self._ids.release, row.uid_base)
+            undo.callback(self.give_up, row)
             with self.making.admitted(row):
                 yield
             undo.pop_all()
@@ -331,17 +322,21 @@ class Host:
         rows += [row.template for row in self.services.checkpoints.values() if row.template is not None]
         return collections.Counter(row.image_digest for row in rows)
 
-    def _admit(self, row: SandboxRow, container: Container | None) -> LiveSandbox:
-        live = LiveSandbox(row, container, self.services)
-        self.live_sandboxes[row.id] = live
-        self._ids.claim(row.uid_base)
-        if container is not None:
+    def admit(self, row: SandboxRow, container: Container | None) -> LiveSandbox:
+        """Take over a sandbox that exists. `container` is None for a dead one."""
+        return self.publish(LiveSandbox(row, container, self.services))
+
+    def publish(self, live: LiveSandbox) -> LiveSandbox:
+        """It is one of this host's from now on."""
+        self.live_sandboxes[live.row.id] = live
+        self._ids.claim(live.row.uid_base)
+        if live.container_or_none is not None:
             self._note_death(live)
         return live
 
-    def admit(self, row: SandboxRow, container: Container | None) -> LiveSandbox:
-        """Take over a sandbox that exists already (recovery). `container` is None for a dead one."""
-        return self._admit(row, container)
+    def give_up(self, row: SandboxRow) -> None:
+        """A sandbox is not made after all: its ids are free again."""
+        self._ids.release(row.uid_base)
 
     def _note_death(self, live: LiveSandbox) -> None:
         self.services.spawn(self._await_death(live, live.container), f"death of {live.row.id}", lasting=True)

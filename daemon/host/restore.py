@@ -82,6 +82,22 @@ class Restorer:
             log.error("its image is gone: %s", error, extra={"sandbox": row.id})
             return self.spec_over(row, self.images.trees / (row.image_digest or "gone") / "tree")
 
+    async def room(self, row: SandboxRow, image: Path, files: str | None, undo: contextlib.AsyncExitStack) -> Container:
+        """All of a new sandbox but its processes: tree, container, inspector, attachments. `undo` takes it away."""
+        self.services.capturer.need()
+        row.tree = f"{row.id}.{secrets.token_hex(3)}"
+        undo.push_async_callback(self.drop_tree, row.tree)
+        undo.push_async_callback(asyncio.to_thread, mounts.drop, row, self.places)
+        await asyncio.to_thread(mounts.make, row, self.places)
+        await asyncio.to_thread(self.services.capturer.writable, files, row.tree)
+        container = await Container.prepare(self.spec_over(row, image))
+        undo.push_async_callback(container.destroy)
+        self.services.inspector.watch(container.cgroup.id)  # before anything runs in it
+        undo.callback(self.services.inspector.unwatch, container.cgroup.id)
+        await attach_all(self.attachments, row, container)
+        undo.push_async_callback(detach_all, self.attachments, row, container)
+        return container
+
     # ----------------------------------------------------------------- one state for another
 
     async def replace(self, live: LiveSandbox, target: CheckpointRow, *, verify: bool) -> list[str]:

@@ -17,7 +17,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -26,8 +28,8 @@ from blake3 import blake3
 from daemon.catalogue import CheckpointRow
 from daemon.checkpoints.capture import Places
 from sandbox.content import dumpfile, transfer
-from sandbox.content.dumpfile import DumpFile
-from sandbox.content.pages import HASH, SLOTS, ZERO, PageStore
+from sandbox.content.dumpfile import HashedImages
+from sandbox.content.pages import HASH, PAGE, SLOTS, PageStore
 from sandbox.content.transfer import Entry, Have, Head, ImageFile
 from sandbox.errors import Invalid, PagurusError
 from sandbox.tree import hashing, safe_path, sparse
@@ -44,64 +46,134 @@ KINDS: dict[int, Literal["d", "f", "l", "p", "s"]] = {
 NO_HASH = bytes(HASH)
 
 
+@dataclass(frozen=True)
+class Processes:
+    """The process images of a checkpoint, from wherever they are read."""
+
+    images: dict[str, bytes]
+    hashes: dict[str, np.ndarray]  # of the pages of each file of pages, [n, 32] uint8; zeros for the zero page
+    read: Callable[[np.ndarray], Iterator[bytes]]  # pages, by their place in all lists, SLOTS at a time
+
+    @classmethod
+    def at(cls, source: Path | None, pages: PageStore, base: Base | None = None) -> Processes:
+        """`source` is a dump file, or the directory of raw images, which needs neither index nor unpacking."""
+        if source is None:
+            return cls({}, {}, lambda _: iter(()))
+        if source.is_dir():
+            return cls.of(dumpfile.hashed(source, None if base is None else base.raw))
+        dump = dumpfile.read(source)
+        numbers = {name: dump.numbers(name) for name in sorted(dump.pages)}
+        every = np.concatenate([np.zeros(0, np.uint64), *numbers.values()])
+
+        def read(places: np.ndarray) -> Iterator[bytes]:
+            for first in range(0, len(places), SLOTS):
+                data: list[bytes] = []
+                pages.read(every[places[first : first + SLOTS]], data.append)
+                yield b"".join(data)
+
+        return cls(dump.images, {name: pages.digests(each) for name, each in numbers.items()}, read)
+
+    @classmethod
+    def of(cls, given: HashedImages) -> Processes:
+        """From raw images."""
+        parts = [part for _, each in sorted(given.pages.items()) for part in each]
+        starts = np.cumsum([0, *(len(part.filled) for part in parts)])
+
+        def read(places: np.ndarray) -> Iterator[bytes]:
+            for first in range(0, len(places), SLOTS):
+                some = places[first : first + SLOTS]
+                within = zip(some.tolist(), (np.searchsorted(starts, some, "right") - 1).tolist(), strict=True)
+                at = [(parts[part].data, (place - int(starts[part])) * PAGE) for place, part in within]
+                yield b"".join(data[start : start + PAGE] for data, start in at)
+
+        none = np.zeros((0, HASH), np.uint8)
+        hashes = {name: np.concatenate([none, *(part.hashes for part in each)]) for name, each in given.pages.items()}
+        return cls(given.images, dict(sorted(hashes.items())), read)
+
+    def unsent(self, have: bytes) -> Iterator[bytes]:
+        """The pages that the other side lacks, each once."""
+        every = np.concatenate([np.zeros((0, HASH), np.uint8), *self.hashes.values()])
+        missing = np.flatnonzero(every.any(axis=1) & ~_among(every, have))
+        _, first = np.unique(np.ascontiguousarray(every[missing]).view(f"V{HASH}"), return_index=True)
+        yield from self.read(missing[np.sort(first)])
+
+
+def _among(hashes: np.ndarray, beginnings: bytes) -> np.ndarray:
+    """Which of the hashes [n, 32] begin like one of these, [n] bool."""
+    listed = np.frombuffer(beginnings, np.uint64).reshape(-1, transfer.HAVE_HASH // 8)
+    if not len(listed):
+        return np.zeros(len(hashes), bool)
+    listed = listed[np.argsort(listed[:, 0])]
+    ours = np.ascontiguousarray(hashes[:, : transfer.HAVE_HASH]).view(np.uint64)
+    place = np.minimum(np.searchsorted(listed[:, 0], ours[:, 0]), len(listed) - 1)
+    return np.asarray((listed[place] == ours).all(axis=1))  # of two that begin alike, one is sent once too often
+
+
+@dataclass(frozen=True)
+class Base:
+    """A checkpoint that the other side has: what of it need not be sent."""
+
+    have: Have
+    files: Path | None  # its snapshot
+    digest: hashing.Digest | None
+    raw: HashedImages | None  # its process images, where they are at hand
+
+    @classmethod
+    def of(cls, row: CheckpointRow, places: Places, pages: PageStore, source: Path | None) -> Base:
+        """All of it is here. `source`: see :meth:`Processes.at`. Reads all of it."""
+        raw = dumpfile.hashed(source) if source is not None and source.is_dir() else None
+        processes = Processes.at(source, pages) if raw is None else Processes.of(raw)
+        known = {blake3(content).digest() for content in processes.images.values()}
+        files, digest = None, None
+        if row.files is not None:
+            files = places.snapshot(row.files)
+            try:
+                digest = hashing.Digest.load(places.digest(row.files))
+            except (FileNotFoundError, PagurusError):  # not hashed yet, or damaged
+                digest = hashing.digest(files, None, most=hashing.WHOLE)
+            known |= digest.content_hashes
+        hashes = {each.tobytes() for listed in processes.hashes.values() for each in listed} - {NO_HASH}
+        return cls(Have.of(hashes, known), files, digest, raw)
+
+
 def export(
-    row: CheckpointRow, head: Head, places: Places, pages: PageStore, have: Have | None, *, manifest: bool = False
-) -> Iterator[bytes]:
-    """The stream of a durable checkpoint that is pinned. Blocks between its parts."""
-    with contextlib.ExitStack() as held:
-        yield from _export(row, head, places, pages, have, manifest, held)
-
-
-def _export(
     row: CheckpointRow,
     head: Head,
     places: Places,
     pages: PageStore,
+    source: Path | None,
     have: Have | None,
-    manifest: bool,
-    held: contextlib.ExitStack,
+    base: Base | None,
+    *,
+    manifest: bool = False,
 ) -> Iterator[bytes]:
+    """The stream of a checkpoint that is pinned, less what `have` lists. `source`: see :meth:`Processes.at`. Blocks."""
     writer = transfer.Writer()
-    have_pages, have_contents = (have or Have()).sets()
+    listed = have or Have()
     yield writer.start(head)
-    tree = None
-    if row.files is not None:
-        root = held.enter_context(safe_path.directory(places.snapshot(row.files) / "upper"))
-        tree = _Tree(root, _known_contents(row, places))
-        for batch in _batches(tree.entries(), transfer.ENTRIES_PER_FRAME):
-            yield writer.entries(batch)
-    dump = dumpfile.read(places.packed(row.dump)) if row.dump is not None else DumpFile()
-    images = {blake3(content).digest(): content for content in dump.images.values()}
-    if dump.images:
-        listed = [ImageFile(name, len(c), blake3(c).digest()) for name, c in sorted(dump.images.items())]
-        for batch in _batches(iter(listed), transfer.ENTRIES_PER_FRAME):
+    with contextlib.ExitStack() as held:
+        tree = None
+        if row.files is not None:
+            root = held.enter_context(safe_path.directory(places.snapshot(row.files) / "upper"))
+            tree = _Tree(root, _known_contents(row, places, base))
+            for batch in _batches(tree.entries(), transfer.ENTRIES_PER_FRAME):
+                yield writer.entries(batch)
+        processes = Processes.at(source, pages, base)
+        images = {blake3(content).digest(): content for content in processes.images.values()}
+        names = [ImageFile(name, len(c), blake3(c).digest()) for name, c in sorted(processes.images.items())]
+        for batch in _batches(iter(names), transfer.ENTRIES_PER_FRAME):
             yield writer.images(batch)
-    numbers = {name: dump.numbers(name) for name in sorted(dump.pages)}
-    for name, each in numbers.items():
-        yield from writer.pages_of(name, pages.digests(each).tobytes())
-    if not manifest:
-        for content, data in images.items():
-            if content[: transfer.HAVE_HASH] not in have_contents:
-                yield from _parts(writer, content, _memory(data), len(data))
-        if tree is not None:
-            yield from _files(writer, tree, have_contents)
-        yield from _pages(writer, pages, numbers, have_pages)
-    yield writer.end()
-
-
-def contents(row: CheckpointRow, places: Places, pages: PageStore) -> Have:
-    """What a checkpoint that is here consists of: need not be sent to somebody who has it."""
-    known: set[bytes] = set()
-    hashes: set[bytes] = set()
-    if row.files is not None:
-        with contextlib.suppress(FileNotFoundError, PagurusError):  # not hashed yet, or damaged: then it is sent
-            known |= hashing.Digest.load(places.digest(row.files)).content_hashes
-    if row.dump is not None:
-        dump = dumpfile.read(places.packed(row.dump))
-        known |= {blake3(content).digest() for content in dump.images.values()}
-        for name in dump.pages:
-            hashes |= {each.tobytes() for each in pages.digests(np.unique(dump.numbers(name)))}
-    return Have.of(hashes, known)
+        for name, each in processes.hashes.items():
+            yield from writer.pages_of(name, each.tobytes())
+        if not manifest:
+            have_contents = listed.sets()[1]
+            for content, data in images.items():
+                if content[: transfer.HAVE_HASH] not in have_contents:
+                    yield from _parts(writer, content, _memory(data), len(data))
+            if tree is not None:
+                yield from _files(writer, tree, have_contents)
+            yield from map(writer.pages, processes.unsent(listed.pages))
+        yield writer.end()
 
 
 class _Tree:
@@ -145,12 +217,17 @@ class _Tree:
         return b"/".join(reversed(parts))
 
 
-def _known_contents(row: CheckpointRow, places: Places) -> dict[int, bytes]:
+def _known_contents(row: CheckpointRow, places: Places, base: Base | None) -> dict[int, bytes]:
     """Content hashes by inode, from the digest of the snapshot; what is not there is hashed on the way."""
     try:
         digest = hashing.Digest.load(places.digest(row.files or ""))
     except (FileNotFoundError, PagurusError):
-        return {}
+        if base is None or base.files is None or base.digest is None:
+            return {}
+        try:
+            digest = hashing.digest(places.snapshot(row.files or ""), (base.files, base.digest))
+        except OSError:  # no snapshot of the same line, or removed meanwhile
+            return {}
     return {
         inode: content
         for inode, content in zip(digest.inodes.tolist(), (each.tobytes() for each in digest.contents), strict=True)
@@ -236,24 +313,6 @@ def _parts(writer: transfer.Writer, content: bytes, pieces: Iterator[tuple[int, 
             sent = True
     if size and not sent:
         yield writer.part(content, size - 1, bytes(1))
-
-
-def _pages(
-    writer: transfer.Writer, pages: PageStore, numbers: dict[str, np.ndarray], have: set[bytes]
-) -> Iterator[bytes]:
-    """The pages that the other side lacks, each once, by the block in which they lie."""
-    if not numbers:
-        return
-    unique = np.unique(np.concatenate(list(numbers.values())))
-    unique = unique[unique != ZERO]
-    hashes = pages.digests(unique)
-    missing = [
-        n for n, digest in zip(unique, hashes, strict=True) if digest.tobytes()[: transfer.HAVE_HASH] not in have
-    ]
-    for first in range(0, len(missing), SLOTS):
-        data: list[bytes] = []
-        pages.read(np.array(missing[first : first + SLOTS], dtype=np.uint64), data.append)
-        yield writer.pages(b"".join(data))
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -22,10 +22,10 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +33,14 @@ from blake3 import blake3
 
 from daemon.catalogue import CheckpointRow, Template
 from daemon.checkpoints.capture import Places
+from daemon.store.local import Sources
 from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import DumpFile
 from sandbox.content.pages import HASH, PAGE, ZERO, PageStore
+from sandbox.content.renewed import Former
 from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind
 from sandbox.criu.gate import gate
-from sandbox.errors import Conflict, PagurusError, Protocol
+from sandbox.errors import Conflict, Protocol
 from sandbox.messages import CheckpointState
 from sandbox.tree import btrfs, hashing, safe_path, walk
 from sandbox.tree.pool import TREE_PARTS
@@ -47,65 +49,23 @@ _FICLONE = 0x40049409
 NO_HASH = bytes(HASH)
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ERANGE, errno.E2BIG, errno.ENODATA)
 LINKS = "links"  # beside the tree, while it is made
+SOON_MOST = 512 << 20  # bytes of new memory of a checkpoint that need not be durable
 ASKED_EVERY = 16 << 20  # bytes after which an import asks again whether there is room
-
-
-@dataclass
-class Sources:
-    """Where content that is here already can be taken from: a snapshot and an inode in it, by hash."""
-
-    places: Places
-    found: dict[bytes, tuple[str, int]] = field(default_factory=dict)
-
-    def look(self, needed: set[bytes]) -> None:
-        """Find as much of `needed` as the digests of local snapshots tell."""
-        missing = needed - self.found.keys()
-        for path in sorted(self.places.stored.glob(f"*{hashing.SUFFIX}")):
-            if not missing:
-                return
-            try:
-                digest = hashing.Digest.load(path)
-            except (FileNotFoundError, PagurusError):  # removed meanwhile, or damaged: content from elsewhere then
-                continue
-            name = path.name.removesuffix(hashing.SUFFIX)
-            if not self.places.snapshot(name).is_dir():
-                continue
-            for place, row in enumerate(digest.contents):
-                content = row.tobytes()
-                if content in missing:
-                    self.found[content] = name, int(digest.inodes[place])
-                    missing.discard(content)
-
-    def clone(self, content: bytes, into: int) -> bool:
-        """Make the file `into` share the bytes of a local file with this content. False: there is none after all."""
-        name, inode = self.found.get(content, ("", 0))
-        if not name:
-            return False
-        try:
-            root = os.open(self.places.snapshot(name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            path = hashing.path_of(root, inode)
-            if path is None:
-                return False
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
-            try:
-                fcntl.ioctl(into, _FICLONE, fd)
-            finally:
-                os.close(fd)
-        except OSError:  # the snapshot went meanwhile
-            return False
-        finally:
-            os.close(root)
-        return True
 
 
 class Importer:
     """One stream on its way in. `feed` the bytes, `finish`, then publish the row; or `abandon`. All of it blocks."""
 
-    def __init__(self, places: Places, pages: PageStore, need: Callable[[], None]) -> None:
-        """`need` raises NoSpace while the disks have too little room; it is asked again and again."""
+    def __init__(
+        self, places: Places, pages: PageStore, need: Callable[[], None], former: Former | None = None
+    ) -> None:
+        """`need` raises NoSpace while the disks have too little room; it is asked again and again.
+
+        `former`: the checkpoint is the next one of a sandbox whose raw images are these: they become the new ones, and
+        the checkpoint is captured when it is finished, not durable.
+        """
+        self._former = former
+        self._came_pages: dict[bytes, bytes] = {}  # where there is a former one
         self._places, self._pages, self._need = places, pages, need
         self._unasked = 0  # bytes that came since
         self._reader = transfer.Reader()
@@ -119,7 +79,7 @@ class Importer:
         self._undo = contextlib.ExitStack()
         self._work = places.trees / f"import-{secrets.token_hex(6)}"
         self._spool = self._work.with_suffix(".spool")
-        self._sources = Sources(places)
+        self._sources = Sources(places, former)
         self._inodes: dict[int, int] = {}  # of files with content, by the number of the entry
         self.head: Head | None = None
         self.template: Template | None = None  # the head's, admitted by the caller of `feed` when it has come
@@ -224,17 +184,27 @@ class Importer:
     def _add_pages(self, data: bytes) -> None:
         if len(data) % PAGE:
             raise Protocol("half a page")
-        for first in range(0, len(data), PAGE):
-            if blake3(data[first : first + PAGE]).digest() not in self._listed:
-                raise Protocol("a page that was not announced")
+        pages = (data[first : first + PAGE] for first in range(0, len(data), PAGE))
+        came = {blake3(page).digest(): page for page in pages}
+        if not came.keys() <= self._listed:
+            raise Protocol("a page that was not announced")
         self._open()
         self._room(len(data))
+        if self._former is not None:
+            self._came_pages |= came
+            self.new_pages = len(self._came_pages)
+            if self.new_pages * PAGE > SOON_MOST:
+                raise Conflict("too much has changed", remedy="export it once it is durable")
+            return
         self.new_pages += self._pages.add(data).new_pages
 
     # ----------------------------------------------------------------- making
 
     def finish(self) -> CheckpointRow:
-        """Make everything of it, durably, but for its row, which is returned. Raises and leaves nothing otherwise."""
+        """Make everything of it, durably, but for its row, which is returned. Raises and leaves nothing otherwise.
+
+        With `former`: not durably, and `confirm` is still to be done.
+        """
         self._reader.finish()
         head = self.head
         if head is None:
@@ -250,9 +220,18 @@ class Importer:
                 self._make_files(row)
             if head.processes:
                 self._make_dump(row)
-            btrfs.sync(self._places.snapshots)
+            if self._former is None:
+                self.confirm(row)
+                btrfs.sync(self._places.snapshots)
             undo.pop_all()
         return row
+
+    def confirm(self, row: CheckpointRow) -> None:
+        """Raise unless its files hold what the stream said; keep their hashes. Without `former`, `finish` does it."""
+        if row.files is not None:
+            digest = hashing.digest(self._places.snapshot(row.files), None, most=hashing.WHOLE)
+            self._compare(digest)
+            row.stored_bytes += digest.save(self._places.digest(row.id))
 
     def _row(self, head: Head) -> CheckpointRow:
         if self.template is None:
@@ -262,7 +241,7 @@ class Importer:
             id=head.id,
             sandbox=head.sandbox,
             number=0,
-            state=CheckpointState.DURABLE,
+            state=CheckpointState.DURABLE if self._former is None else CheckpointState.CAPTURED,
             verdict=head.verdict,
             label=head.label,
             turn=head.turn,
@@ -272,7 +251,7 @@ class Importer:
             created_at=head.created_at,
             started_at=now,
             captured_at=now,
-            durable_at=now,
+            durable_at=now if self._former is None else None,
             full_bytes=head.full_bytes,
             dump_bytes=head.raw_bytes,
             template=self.template,
@@ -284,11 +263,7 @@ class Importer:
         with safe_path.directory(self._work / LINKS) as links, safe_path.directory(self._work / "upper") as root:
             self._make_tree(root, links)
         walk.remove_path(self._work / LINKS)
-        snapshot = self._places.snapshot(row.id)
-        btrfs.snapshot(self._work, snapshot, readonly=True)
-        digest = hashing.digest(snapshot, None, most=hashing.WHOLE)
-        self._compare(digest)
-        row.stored_bytes += digest.save(self._places.digest(row.id))
+        btrfs.snapshot(self._work, self._places.snapshot(row.id), readonly=True)
         row.files_bytes = sum(entry.size for entry in self._tree.entries)
 
     def _make_tree(self, root: int, links: int) -> None:
@@ -382,10 +357,13 @@ class Importer:
             if image.content in self._came:
                 content = self._spooled(image.content).read_bytes()
             else:
-                content = self._local_image(image.content)
+                content = self._sources.image(image.content)
             if len(content) != image.size or blake3(content).digest() != image.content or image.name in images:
                 raise Protocol(f"{image.name} does not hold what its hash says")
             images[image.name] = content
+        if self._former is not None:
+            self._make_raw(row, images, self._former)
+            return
         numbers: dict[str, np.ndarray] = {}
         for name, parts in self._lists.items():
             hashes = [each for part in parts for each in _split(part)]
@@ -397,10 +375,7 @@ class Importer:
                     remedy="export it again for what this host has (`pagurus checkpoint have`), or in full",
                 )
             numbers[name] = np.array([known.get(each, ZERO) for each in hashes], dtype=np.uint64)
-        try:
-            gate.imported(images, {name: len(each) for name, each in numbers.items()})
-        except gate.Refusal as refusal:
-            raise Protocol(f"its processes are of no sandbox: {refusal.reason}", remedy=refusal.remedy) from None
+        _pass(images, {name: len(each) for name, each in numbers.items()})
         count = sum(len(each) for each in numbers.values())
         pages = {name: dumpfile.differences(each) for name, each in numbers.items()}
         raw = count * PAGE + sum(len(content) for content in images.values())
@@ -408,13 +383,15 @@ class Importer:
         row.dump_bytes = raw
         row.stored_bytes += dumpfile.publish(self._places.packed(row.id), dump)
 
-    def _local_image(self, content: bytes) -> bytes:
-        for path in sorted(self._places.stored.glob(f"*{dumpfile.SUFFIX}")):
-            with contextlib.suppress(PagurusError, OSError):  # removed meanwhile or damaged: another may have it
-                for image in dumpfile.read(path).images.values():
-                    if blake3(image).digest() == content:
-                        return image
-        raise Conflict("the stream lacks a process image that is not here either", remedy="export it again in full")
+    def _make_raw(self, row: CheckpointRow, images: dict[str, bytes], former: Former) -> None:
+        """As a capture leaves them: they are packed later."""
+        lists = {
+            name: np.frombuffer(b"".join(parts), np.uint8).reshape(-1, HASH) for name, parts in self._lists.items()
+        }
+        _pass(images, {name: len(each) for name, each in lists.items()})
+        former.become(images, lists, self._came_pages)
+        former.directory.rename(self._places.dump(row.id))
+        row.dump_bytes = sum(map(len, lists.values())) // HASH * PAGE + sum(map(len, images.values()))
 
     # ----------------------------------------------------------------- the end
 
@@ -431,7 +408,15 @@ class Importer:
     def _remove(self, checkpoint: str) -> None:
         for path in (self._places.packed(checkpoint), self._places.digest(checkpoint)):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self._places.dump(checkpoint), ignore_errors=True)
         btrfs.delete_subvolume(self._places.snapshot(checkpoint))
+
+
+def _pass(images: dict[str, bytes], pages: dict[str, int]) -> None:
+    try:
+        gate.imported(images, pages)
+    except gate.Refusal as refusal:
+        raise Protocol(f"its processes are of no sandbox: {refusal.reason}", remedy=refusal.remedy) from None
 
 
 def _split(hashes: bytes) -> list[bytes]:

@@ -20,11 +20,14 @@ import msgspec
 
 from daemon.catalogue import CheckpointRow, Template, put_checkpoint
 from daemon.checkpoints.capture import failure
+from daemon.checkpoints.inflight import InFlight
+from daemon.checkpoints.persist import store
 from daemon.store import exports
 from daemon.store.holder import Holder
 from daemon.store.imports import Importer
 from sandbox import paths
 from sandbox.content.pages import PageStore
+from sandbox.content.renewed import Former
 from sandbox.content.transfer import Have, Head, read_have, write_have
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 from sandbox.image import sources
@@ -47,6 +50,7 @@ class Store:
         self._host = host
         self._streams = asyncio.Semaphore(STREAMS)
         self._arriving: set[str] = set()
+        self._remembered: tuple[str, exports.Base] | None = None  # what the next export builds upon
 
     # ----------------------------------------------------------------- small acts
 
@@ -119,21 +123,51 @@ class Store:
 
     @contextlib.asynccontextmanager
     async def exporting(
-        self, checkpoint: str, *, since: str | None = None, have: bytes = b"", manifest: bool = False
+        self,
+        checkpoint: str,
+        *,
+        since: str | None = None,
+        have: bytes = b"",
+        manifest: bool = False,
+        soon: bool = False,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The stream of a checkpoint, less what the other side has: a checkpoint (`since`) or a list (`have`)."""
-        row = await self._durable(checkpoint)
+        """The stream of a checkpoint, less what the other side has: a checkpoint (`since`) or a list (`have`).
+
+        `soon`: it need not be durable yet.
+        """
+        row = await (self._host.restorable(checkpoint) if soon else self._durable(checkpoint))
         known = await _streamed(read_have, have) if have else None
+        base = None
         if since is not None:
-            base = await self._durable(since)
-            with self._host.collector.pin(base):
-                of_base = await _streamed(exports.contents, base, self._host.places, self._pages)
-            known = of_base if known is None else Have(known.pages + of_base.pages, known.contents + of_base.contents)
+            base = await self._base(since)
+            known = base.have if known is None else known.joined(base.have)
         head = await asyncio.to_thread(self._head, row)
         with self._host.collector.pin(row):
-            async with self._streams:
-                parts = exports.export(row, head, self._host.places, self._pages, known, manifest=manifest)
-                yield _threaded(parts)
+            async with self._streams, self._processes(row) as source:
+                self._remembered = None  # it holds much
+                places, pages = self._host.places, self._pages
+                yield _threaded(exports.export(row, head, places, pages, source, known, base, manifest=manifest))
+
+    async def remember(self, checkpoint: str) -> None:
+        """The next export will be for somebody who has this one."""
+        self._remembered = checkpoint, await self._base(checkpoint)
+
+    async def _base(self, checkpoint: str) -> exports.Base:
+        if self._remembered is not None and self._remembered[0] == checkpoint:
+            return self._remembered[1]
+        row = await self._durable(checkpoint)
+        with self._host.collector.pin(row):
+            async with self._processes(row) as source:
+                return await _streamed(exports.Base.of, row, self._host.places, self._pages, source)
+
+    @contextlib.asynccontextmanager
+    async def _processes(self, row: CheckpointRow) -> AsyncIterator[Path | None]:
+        """Where its process images are, for as long as they are read."""
+        if row.dump is None:
+            yield None
+            return
+        async with self._host.services.capturer.reading(row.dump) as source:
+            yield source
 
     async def _durable(self, checkpoint: str) -> CheckpointRow:
         row = self._host.checkpoint(checkpoint)
@@ -185,18 +219,23 @@ class Store:
         contents: set[bytes] = set()
         for row in rows:
             with contextlib.suppress(PagurusError, OSError):  # removed meanwhile, or damaged: it is not had
-                found = await _streamed(exports.contents, row, self._host.places, self._pages)
-                here = found.sets()
+                here = (await self._base(row.id)).have.sets()
                 pages |= here[0]
                 contents |= here[1]
         return await _streamed(lambda: write_have(Have.of(pages, contents)))
 
     # ----------------------------------------------------------------- in
 
-    async def receive(self, stream: AsyncIterator[bytes], *, host_mounts: bool = False) -> Imported:
-        """Import one stream. All or nothing. `host_mounts`: it may name directories of this host for its forks."""
+    async def receive(
+        self, stream: AsyncIterator[bytes], *, host_mounts: bool = False, former: Former | None = None
+    ) -> Imported:
+        """Import one stream. All or nothing. `host_mounts`: it may name directories of this host for its forks.
+
+        `former`: see :class:`Importer`; the checkpoint becomes durable later, unless its files are not what they
+        should be.
+        """
         async with self._streams:
-            importer = Importer(self._host.places, self._pages, self._host.services.capturer.need)
+            importer = Importer(self._host.places, self._pages, self._host.services.capturer.need, former)
             mine: str | None = None
             try:
                 async for part in _gathered(stream):
@@ -274,8 +313,13 @@ class Store:
         if not importer.head.processes:
             row.template.layer = ""  # nothing was started from it
         row.parent = next((name for name in importer.head.ancestors if name in services.checkpoints), None)
-        await services.catalogue.write([put_checkpoint(row)], durable=True)
+        captured = row.state is CheckpointState.CAPTURED
+        if captured and row.parent is None:
+            raise Conflict("none of the checkpoints before it is here", remedy="export it once it is durable")
+        await services.catalogue.write([put_checkpoint(row)], durable=not captured)
         services.checkpoints[row.id] = row
+        if captured:
+            self._store(row, importer)
         log.info("imported %s (%d bytes)", row.id, importer.received)
         return Imported(
             checkpoint=row.info(),
@@ -285,6 +329,22 @@ class Store:
             contents=importer.contents,
             new_contents=importer.new_contents,
         )
+
+    def _store(self, row: CheckpointRow, importer: Importer) -> None:
+        """Let a captured checkpoint become durable, as one of this host does."""
+        services = self._host.services
+        inflight = InFlight(row, services.checkpoints[row.parent or ""])
+        inflight.captured.set_result(None)
+        services.inflights[row.id] = inflight
+
+        async def work() -> None:
+            try:
+                await store(services, inflight, confirm=lambda: _streamed(importer.confirm, row))
+            finally:
+                inflight.finish()
+                services.inflights.pop(row.id, None)
+
+        services.spawn(work(), f"store {row.id}")
 
     async def pull(self, request: PullRequest) -> Imported:
         """Fetch a checkpoint from another daemon, only what is missing here."""

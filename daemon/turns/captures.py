@@ -86,16 +86,17 @@ class Captures:
         self._of.services.spawn(self.store(inflight), f"store {row.id}")
         return inflight
 
-    def begin(self, verdict: Verdict, *, label: str | None = None, ipc: bool = False) -> InFlight:
+    def begin(self, verdict: Verdict, *, label: str | None = None, ipc: bool = False, hold: bool = False) -> InFlight:
         """Begin the checkpoint of a turn. From here on the gate is closed until it is captured."""
         row = self._of.services.new_checkpoint(self._of.row, verdict, label)
         row.ipc = ipc
-        return self.resume(row)
+        return self.resume(row, hold=hold)
 
-    def resume(self, row: CheckpointRow) -> InFlight:
+    def resume(self, row: CheckpointRow, *, hold: bool = False) -> InFlight:
         """Take the checkpoint that `row` describes: begun now, or by a daemon that died."""
         row.programs = excluded.kept(self._of.row.programs)
         inflight = InFlight(row, self._of.services.checkpoints[self._of.row.head])
+        inflight.hold = hold
         self._of.services.checkpoints[row.id] = row
         self._of.services.inflights[row.id] = inflight
         self.inflight = inflight
@@ -153,6 +154,7 @@ class Captures:
                     inflight.parent,
                     busy=self._of.active > 0,
                     rules=checked(self._of.row.ignore),
+                    hold=inflight.hold,
                 ),
                 waited=inflight.waited,
                 expected=expected(self._of.container.cgroup.tasks(), inflight.expected_bytes)

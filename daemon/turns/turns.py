@@ -73,6 +73,7 @@ class LiveSandbox:
         self.container_or_none = container  # none: all its processes are gone
         self.services = services
         self.exclusive = asyncio.Lock()  # restore, removal
+        self.held = False  # it stands still and is leaving this host
         self.active = 0  # commands and writes under way
         self.attached = 0  # terminals, streams and turns of several acts that somebody has open
         self.used_at = time.time()  # when the last call began or ended
@@ -96,6 +97,8 @@ class LiveSandbox:
         self.step(states.Event.USE)
         await self.captures.settled()
         self.step(states.Event.USE)
+        if self.held:
+            raise Conflict("it is leaving this host", remedy="ask the cluster", sandbox=self.row.id)
         self.active += acting
         try:
             yield
@@ -367,6 +370,23 @@ class LiveSandbox:
                 await self.services.catalogue.write([put_checkpoint(inflight.row)])
                 return inflight
             return await self.captures.same_content(label)
+
+    async def hold(self) -> InFlight:
+        """Begin a checkpoint after which nothing of the sandbox runs, and no call acts on it."""
+        async with self.using(acting=False), self._ending:
+            await self.captures.settled()
+            self.need_alive()
+            effects, judgement = await self.judged()
+            verdict, alone = judgement.verdict, set(self.container.tasks()) <= {self.container.init_pid}
+            if not alone:  # what runs may go on until it is frozen, whatever it has done so far
+                verdict = Verdict.of(files=verdict.files, processes=True)
+            self.held = True
+            if verdict is Verdict.NONE:
+                self.container.cgroup.freeze()
+                return await self.captures.same_content(None)
+            inflight = self.captures.begin(verdict, ipc=_ipc(effects), hold=True)
+            await self.services.catalogue.write([put_checkpoint(inflight.row)])
+            return inflight
 
 
 def _ipc(effects: Effects) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import mmap
 import os
 import shutil
@@ -73,8 +74,12 @@ class HashedImages:
     raw_bytes: int
 
 
-def hashed(directory: Path) -> HashedImages:
-    """Hash the pages of an image directory. Blocks, needs a processor and no disk."""
+def hashed(directory: Path, like: HashedImages | None = None) -> HashedImages:
+    """Hash the pages of an image directory. Blocks, needs a processor and no disk.
+
+    `like`: an earlier one of the same sandbox; pages that are the same there are not hashed again.
+    """
+    before = {} if like is None else like.pages
     images: dict[str, bytes] = {}
     pages: dict[str, list[Hashed]] = {}
     raw = 0
@@ -83,7 +88,8 @@ def hashed(directory: Path) -> HashedImages:
     for name in names:
         if name.startswith("pages-"):
             raw += (directory / name).stat().st_size
-            pages[name] = [hash_pages(chunk) for chunk in _chunks(directory / name)]
+            pairs = itertools.zip_longest(list(_chunks(directory / name)), before.get(name, ()))
+            pages[name] = [hash_pages(chunk, known) for chunk, known in pairs if chunk is not None]
         else:
             images[name] = whole(f"{directory}/{name}")
             raw += len(images[name])

@@ -61,6 +61,9 @@ CREATE TABLE IF NOT EXISTS lost (id INTEGER PRIMARY KEY, hash BLOB NOT NULL);
 """
 
 
+COMPARED = 128  # pages that are compared at once
+
+
 @dataclass(frozen=True)
 class Hashed:
     """Pages and their hashes: [n, 32] uint8, meaningless where `filled` [n] bool is false (zero pages)."""
@@ -88,18 +91,40 @@ class Collected:
     pages: int
 
 
-def hash_pages(data: memoryview | bytes) -> Hashed:
-    """Hash the pages of `data` (a multiple of 4096 bytes). Touches no disk and no lock."""
+def hash_pages(data: memoryview | bytes, like: Hashed | None = None) -> Hashed:
+    """Hash the pages of `data` (a multiple of 4096 bytes). Touches no disk and no lock.
+
+    Of pages that are the same at the same place in `like` the hash is taken from there: comparing is quicker.
+    """
     view = memoryview(data)
     if len(view) % PAGE:
         raise CheckpointFailed(f"page data of {len(view)} bytes is not a multiple of {PAGE}")
     count = len(view) // PAGE
-    filled = np.asarray(np.frombuffer(view, dtype=np.uint64).reshape(count, PAGE // 8).any(axis=1))
-    hashes = np.zeros((count, HASH), dtype=np.uint8)
-    if filled.any():
-        digests = [blake3(view[i * PAGE : (i + 1) * PAGE]).digest() for i in np.flatnonzero(filled).tolist()]
-        hashes[filled] = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, HASH)
+    words = np.frombuffer(view, dtype=np.uint64).reshape(count, PAGE // 8)
+    filled, hashes = np.zeros(count, dtype=bool), np.zeros((count, HASH), dtype=np.uint8)
+    fresh = np.ones(count, dtype=bool)
+    if like is not None:
+        both = min(count, len(like.filled))
+        fresh[:both] = _differ(words[:both], np.frombuffer(like.data, dtype=np.uint64).reshape(-1, PAGE // 8)[:both])
+        same = np.flatnonzero(~fresh)
+        filled[same], hashes[same] = like.filled[same], like.hashes[same]
+    fresh = np.flatnonzero(fresh)
+    filled[fresh] = words[fresh].any(axis=1) if len(fresh) < count else words.any(axis=1)
+    fresh = fresh[filled[fresh]]
+    if len(fresh):
+        digests = [blake3(view[i * PAGE : (i + 1) * PAGE]).digest() for i in fresh.tolist()]
+        hashes[fresh] = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, HASH)
     return Hashed(view, hashes, filled)
+
+
+def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Which rows differ, [n] bool: in parts that stay in the processor's cache, most of which are the same."""
+    found = np.zeros(len(one), dtype=bool)
+    for first in range(0, len(one), COMPARED):
+        a, b = one[first : first + COMPARED], other[first : first + COMPARED]
+        if not np.array_equal(a, b):
+            found[first : first + COMPARED] = (a != b).any(axis=1)
+    return found
 
 
 class PageStore:

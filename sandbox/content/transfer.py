@@ -452,6 +452,9 @@ class Have(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     def of(cls, pages: Iterable[bytes], contents: Iterable[bytes]) -> Have:
         return cls(*(b"".join(sorted({each[:HAVE_HASH] for each in side})) for side in (pages, contents)))
 
+    def joined(self, other: Have) -> Have:
+        return Have(self.pages + other.pages, self.contents + other.contents)
+
     def sets(self) -> tuple[set[bytes], set[bytes]]:
         """(pages, contents)"""
         return _split(self.pages), _split(self.contents)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import os
 import shutil
@@ -102,28 +103,34 @@ class Checkpointer:
     # ---------------------------------------------------------------- capture
 
     async def capture(
-        self, container: Container, dest: Path, *, on_frozen: Callable[[], None] | None = None
+        self, container: Container, dest: Path, *, on_frozen: Callable[[], None] | None = None, hold: bool = False
     ) -> dump.Dumped:
-        """Capture into `dest` (must not exist). `on_frozen` runs on a worker thread, see the module."""
+        """Capture into `dest` (must not exist). `on_frozen` runs on a worker thread, see the module.
+
+        With `hold` the sandbox stays frozen, also when this raises: the caller thaws it.
+        """
         began = time.monotonic()
         await asyncio.to_thread(_begin, container.tree, dest)
         try:
-            done = await self._dump(container, dest, on_frozen)
+            done = await self._dump(container, dest, on_frozen, hold)
             if done.excluded:
                 done.raw_bytes = await asyncio.to_thread(_without, dest, done.excluded)
             await asyncio.to_thread(_check, container, dest)
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, dest, ignore_errors=True)
             raise
-        self._warm_later(container)
+        if not hold:
+            self._warm_later(container)
         done.total_ms = (time.monotonic() - began) * 1e3
         return done
 
-    async def _dump(self, container: Container, dest: Path, on_frozen: Callable[[], None] | None) -> dump.Dumped:
+    async def _dump(
+        self, container: Container, dest: Path, on_frozen: Callable[[], None] | None, hold: bool
+    ) -> dump.Dumped:
         tried: set[type[PagurusError]] = set()
         while True:
             known = self._watched.get(container.spec.id, [])
-            process = await self._ready(container, outside=dump.NewObjects in tried)
+            process = await self._ready(container, outside=dump.NewObjects in tried, hold=hold)
             try:
                 return await dump.dump(container, dest, process, on_frozen=on_frozen, watched=known)
             except (dump.UnknownWatch, dump.NewObjects) as error:  # each can be helped once
@@ -145,10 +152,15 @@ class Checkpointer:
         await self._warm_dump(container)
         await self._warm_restore(container)
 
-    async def _warm_dump(self, container: Container) -> None:
+    async def warm_hold(self, container: Container) -> None:
+        """Have the CRIU process ready of a dump that leaves the sandbox frozen."""
+        await asyncio.gather(*filter(None, [self._warming.get(container.spec.id)]), return_exceptions=True)
+        await self._warm_dump(container, hold=True)
+
+    async def _warm_dump(self, container: Container, *, hold: bool = False) -> None:
         kept = self._warm.get(container.spec.id)
-        if kept is None or not kept.fits():
-            made = await self._start_dump(container)
+        if kept is None or not kept.fits() or kept.holds != hold:
+            made = await self._start_dump(container, hold=hold)
             if (kept := self._warm.get(container.spec.id)) is not None:
                 kept.close()
             self._warm[container.spec.id] = made
@@ -186,25 +198,24 @@ class Checkpointer:
             await asyncio.gather(task, return_exceptions=True)
         return self._waiting.pop(sandbox, None)
 
-    async def _ready(self, container: Container, *, outside: bool) -> dump.Ready:
+    async def _ready(self, container: Container, *, outside: bool, hold: bool) -> dump.Ready:
         kept = await self._warmed(container.spec.id)
-        if kept is not None and kept.fits() and not outside:
+        if kept is not None and kept.fits() and kept.holds == hold and not outside:
             return kept
         if kept is not None:
             kept.close()
-        return await self._start_dump(container, outside=outside)
+        return await self._start_dump(container, outside=outside, hold=hold)
 
-    async def _start_dump(
-        self, container: Container, *, outside: bool = False, freezer: int | None = None
-    ) -> dump.Ready:
-        """`freezer`: the file by which our plugin freezes the sandbox again at the end."""
+    async def _start_dump(self, container: Container, *, outside: bool = False, hold: bool = False) -> dump.Ready:
+        """With `hold` our plugin freezes the sandbox at the end."""
         images = self._dumps / f"{container.spec.id}-{os.getpid()}-{next(self._numbers)}"
         images.mkdir(mode=0o700)
-        with contextlib.ExitStack() as undo:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
             undo.callback(images.rmdir)
+            freezer = passed.enter_context(restoring.Hold(container).file()) if hold else None
             ready = await dump.ready(container, self.cache, images, outside=outside, found=[self._notes, freezer])
             undo.pop_all()
-        return ready
+        return dataclasses.replace(ready, holds=hold)
 
     def _images_of(self, container: Container) -> Path:
         """The directory of a sandbox's restores."""
@@ -352,8 +363,7 @@ class Checkpointer:
         again = images.with_name(images.name + "-again")
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
-            with hold.file() as freezer:
-                process = await self._start_dump(container, freezer=freezer)
+            process = await self._start_dump(container, hold=True)
             watched = await asyncio.to_thread(inotify.find, container)
             steps = {"network-lock": hold.seized, "query-ext-files": hold.seized}
             times = await asyncio.to_thread(amend.times, container, touched)

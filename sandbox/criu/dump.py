@@ -95,6 +95,7 @@ class Ready:
     worker: rpc.Worker
     inside: Inside
     images: Path
+    holds: bool = False  # it leaves the container frozen
 
     def fits(self) -> bool:
         """Whether it can dump the container as that is now."""

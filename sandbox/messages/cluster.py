@@ -65,6 +65,13 @@ class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     programs: dict[str, Any] = {}  # its sessions, processes and terminals, as the other host told them
     turns: Annotated[list[TurnInfo], msgspec.Meta(max_length=1000)] = []  # its record of them, as far as it is known
     verify: bool = True
+    ahead: bool = False  # only prepare what it needs, for a later call that says the same but for the checkpoint
+
+
+class HoldRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """coordinator -> daemon: PUT /v1/sandboxes/{id}/hold. The sandbox is about to be held: prepare that."""
+
+    since: str  # the checkpoint that the other host has
 
 
 class MoveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -1,0 +1,221 @@
+"""A sandbox that runs moves to another host.
+
+Owns: the order of a move, its clock, the record of moves that are not at their end. Does not own: the streams
+(:mod:`coordinator.copies`), how a sandbox leaves and arrives (:mod:`daemon.host.leave`, :mod:`daemon.host.arrive`).
+
+::
+
+    copies while it runs, until the rest is small ▸ prepared at both hosts
+    calls wait: held, and captured ▸ the rest is copied ▸ arrives there ▸ calls go on
+    durable there ▸ removed here
+
+Guarantee: of one sandbox, one host acts. It is held at its host before it arrives at the other, and is let go there
+only when it surely does not run at the other. A move that is cut short, by the death of the coordinator too, is
+settled: it is finished where the sandbox has arrived, and else taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import msgspec
+
+from coordinator.copies import Copies
+from coordinator.decide import lease, replicate
+from coordinator.decide.replicate import Copy
+from coordinator.failover import arrival, arrive
+from coordinator.forward import Upstream
+from coordinator.members import Members, Place
+from coordinator.state import MoveRow
+from sandbox.errors import Conflict, NotFound, PagurusError
+from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo, TurnInfo
+from sandbox.messages.cluster import HoldRequest, Moved
+from sandbox.sdk.transport import part
+
+log = logging.getLogger("pagurus.cluster")
+
+LOOK = 0.5  # seconds between two looks at moves that were cut short
+PATIENCE = 120.0  # seconds for a step of a move
+TURNS_MOST = 256 << 10  # bytes of the record of turns that moves
+
+
+class Moves:
+    """See the module."""
+
+    def __init__(self, members: Members, copies: Copies) -> None:
+        self.members = members
+        self.copies = copies
+        self._state = members.state
+        self._waits: dict[str, asyncio.Event] = {}  # set when calls on the sandbox go on
+        self._under_way: set[str] = set()
+        members.moving |= self._state.moves.keys()
+
+    async def free(self, sandbox: str) -> None:
+        """Until calls on it need not wait."""
+        while (waiting := self._waits.get(sandbox)) is not None:
+            await waiting.wait()
+
+    async def run(self) -> None:
+        """For as long as the coordinator lives: settle what was cut short."""
+        while True:
+            for sandbox in self._state.moves.keys() - self._under_way:
+                await self._try_to_settle(sandbox)
+            await asyncio.sleep(LOOK)
+
+    async def move(self, sandbox: str, host: str) -> Moved:
+        """Let it go on at another host."""
+        known = self.members.places[sandbox]
+        if sandbox in self.members.moving:
+            raise Conflict("it is being moved", sandbox=sandbox)
+        if known.host == host:
+            return Moved(sandbox=sandbox, host=host, pause_ms=0.0)
+        self.members.moving.add(sandbox)
+        self._under_way.add(sandbox)
+        try:
+            base, size = await self._ahead(sandbox, known.host, host)
+            await self._prepare(known, base, host)
+            await self._state.put_move(sandbox, MoveRow(source=known.host, target=host))
+            clock = _Clock()
+            try:
+                size += await self._switch(known, base, host, clock)
+            finally:
+                await asyncio.shield(self._try_to_settle(sandbox))
+        finally:
+            self._under_way.discard(sandbox)
+            if sandbox not in self._state.moves:
+                self.members.moving.discard(sandbox)
+        pause = sum(clock.parts_ms.values())
+        return Moved(sandbox=sandbox, host=host, pause_ms=pause, copied_bytes=size, parts_ms=clock.parts_ms)
+
+    # ----------------------------------------------------------------- while it runs
+
+    async def _ahead(self, sandbox: str, source: str, host: str) -> tuple[str, int]:
+        """Copy it until the rest is small. (the last copy, bytes)"""
+        row = self._state.copies.get(sandbox)
+        base, size = (row.checkpoint if row is not None and row.host == host else ""), 0
+        path = f"/v1/sandboxes/{sandbox}/checkpoints"
+        took: list[float] = []
+        while replicate.again(took):
+            wanted = CheckpointRequest(wait="durable")
+            checkpoint = await self._upstream(source).call("POST", path, CheckpointInfo, wanted, keyed=True)
+            began = time.monotonic()
+            size += await self.copies.make(Copy(sandbox, checkpoint.id, source, host, base=base))
+            took.append(time.monotonic() - began)
+            base = checkpoint.id
+        return base, size
+
+    async def _prepare(self, known: Place, base: str, host: str) -> None:
+        wanted = arrival(known.row)
+        wanted.ahead = True
+        there = f"/v1/checkpoints/{part(base)}/arrive"
+        here = f"/v1/sandboxes/{known.row.id}/hold"
+        await self._upstream(host).call("POST", there, SandboxInfo, wanted, timeout=PATIENCE)
+        hold = HoldRequest(since=base)
+        await self._upstream(known.host).call("PUT", here, msgspec.Raw, hold, timeout=PATIENCE)
+
+    # ----------------------------------------------------------------- while calls wait
+
+    async def _switch(self, known: Place, base: str, host: str, clock: _Clock) -> int:
+        """From one host to the other; the bytes that were copied."""
+        row, source = known.row, self._upstream(known.host)
+        self._waits[row.id] = asyncio.Event()
+        try:
+            last = await source.call("POST", f"/v1/sandboxes/{row.id}/hold", CheckpointInfo, timeout=PATIENCE)
+            clock.passed("hold")
+            programs = f"/v1/checkpoints/{part(last.id)}/programs"
+            wanted = arrival(row)
+            size, wanted.programs, wanted.turns, _ = await asyncio.gather(
+                self.copies.rest(known.host, host, last.id, base, row.id),
+                source.call("GET", programs, dict[str, object]),
+                self._turns(row.id, known.host),
+                self._state.put_home(row.id, host),
+            )
+            clock.passed("copy")
+            wanted.verify = False  # as in restores and forks
+            await arrive(self.members, row, last.id, host, wanted)
+            clock.passed("arrive")
+        except BaseException:
+            await asyncio.shield(self._try_to_settle(row.id))  # before calls on it go on
+            raise
+        finally:
+            self._waits.pop(row.id).set()
+        return size
+
+    async def _turns(self, sandbox: str, host: str) -> list[TurnInfo]:
+        """The record of its turns, the newest as far as they fit into a request."""
+        path = f"/v1/sandboxes/{sandbox}/turns"
+        found, size = await self._upstream(host).call("GET", path, list[TurnInfo]), 0
+        for number, each in enumerate(reversed(found)):
+            size += len(msgspec.msgpack.encode(each))
+            if size > TURNS_MOST:
+                return found[len(found) - number :]
+        return found
+
+    # ----------------------------------------------------------------- afterwards
+
+    async def _try_to_settle(self, sandbox: str) -> None:
+        if sandbox in self._state.moves:
+            try:
+                await self._settle(sandbox)
+            except PagurusError as error:  # a host does not answer: tried again
+                log.warning("a move is not at its end yet: %s", error, extra={"sandbox": sandbox})
+
+    async def _settle(self, sandbox: str) -> None:
+        """Finish the move where it has arrived, else take it back. Raises where a host does not answer."""
+        move = self._state.moves[sandbox]
+        info = await self._arrived(sandbox, move.target)
+        if info is None:
+            await self._back(sandbox, move)
+        else:
+            path = f"/v1/checkpoints/{part(info.head or '')}?wait=durable&timeout=60"
+            head = await self._upstream(move.target).call("GET", path, CheckpointInfo, timeout=PATIENCE)
+            if head.durable_at is None:
+                raise Conflict(f"{sandbox} is not durable at {move.target} yet: {head.error}", sandbox=sandbox)
+            await self._state.drop_copy(sandbox)  # it is the sandbox's own by now
+            if move.source in self.members.hosts:
+                with contextlib.suppress(NotFound):
+                    await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}", msgspec.Raw)
+        await self._state.drop_move(sandbox)
+        if sandbox not in self._under_way:
+            self.members.moving.discard(sandbox)
+
+    async def _arrived(self, sandbox: str, host: str) -> SandboxInfo | None:
+        """The sandbox at the other host; None: it does not run there, and will not."""
+        if host not in self.members.hosts or self._over(host):
+            return None
+        for _ in range(2):  # what is on its way there has an end before the second look
+            with contextlib.suppress(NotFound):
+                return await self._upstream(host).call("GET", f"/v1/sandboxes/{sandbox}", SandboxInfo)
+            await self._upstream(host).call("DELETE", f"/v1/arrivals/{sandbox}", msgspec.Raw, timeout=PATIENCE)
+        return None
+
+    async def _back(self, sandbox: str, move: MoveRow) -> None:
+        """It goes on where it was. If that host is lost as well, it is one of the sandboxes of a lost host."""
+        await self._state.put_home(sandbox, move.source)
+        if (known := self.members.places.get(sandbox)) is not None:
+            known.host = move.source
+        if move.source in self.members.hosts and not self._over(move.source):
+            with contextlib.suppress(NotFound):
+                await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}/hold", msgspec.Raw)
+
+    def _over(self, host: str) -> bool:
+        """Whether a host surely acts no more."""
+        return lease.over(self.members.member(host).lease, time.monotonic())
+
+    def _upstream(self, host: str) -> Upstream:
+        return self.members.member(host).upstream
+
+
+class _Clock:
+    """Milliseconds of each part of a pause."""
+
+    def __init__(self) -> None:
+        self.parts_ms: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def passed(self, part: str) -> None:
+        now = time.monotonic()
+        self.parts_ms[part], self._since = 1000 * (now - self._since), now
