@@ -135,6 +135,8 @@ class Members:
             member.lease = lease.unknown(member.lease, time.monotonic())
         for id, copy in self.state.copies.items():
             self.places[id] = Place(self.state.homes.get(id, copy.source), copy.sandbox, 0.0)
+        for id, move in self.state.moves.items():
+            self.places[id] = Place(move.source, move.sandbox, 0.0)
         await asyncio.gather(*(self._ask(member) for member in self.hosts.values()))
         for member in self.hosts.values():
             self._watch(member)
@@ -204,7 +206,8 @@ class Members:
         strays = self._strays(member)
         try:
             for id in strays:
-                await member.upstream.call("DELETE", f"/v1/sandboxes/{id}", msgspec.Raw)
+                with contextlib.suppress(NotFound):  # gone since its last report
+                    await member.upstream.call("DELETE", f"/v1/sandboxes/{id}", msgspec.Raw)
                 log.info("removed from %s: it went on elsewhere", member.name, extra={"sandbox": id})
             report = await member.ask(grant=self.leasing and not strays and member.name not in self.withheld)
         except (PagurusError, OSError) as error:

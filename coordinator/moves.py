@@ -49,7 +49,7 @@ class Moves:
         self.members = members
         self.copies = copies
         self._state = members.state
-        self._waits: dict[str, asyncio.Event] = {}  # set when calls on the sandbox go on
+        self._waits = {sandbox: asyncio.Event() for sandbox in self._state.moves}  # set when calls on it go on
         self._under_way: set[str] = set()
         members.moving |= self._state.moves.keys()
 
@@ -57,6 +57,10 @@ class Moves:
         """Until calls on it need not wait."""
         while (waiting := self._waits.get(sandbox)) is not None:
             await waiting.wait()
+
+    def _go_on(self, sandbox: str) -> None:
+        if (waiting := self._waits.pop(sandbox, None)) is not None:
+            waiting.set()
 
     async def run(self) -> None:
         """For as long as the coordinator lives: settle what was cut short."""
@@ -77,7 +81,7 @@ class Moves:
         try:
             base, size = await self._ahead(sandbox, known.host, host)
             await self._prepare(known, base, host)
-            await self._state.put_move(sandbox, MoveRow(source=known.host, target=host))
+            await self._state.put_move(sandbox, MoveRow(source=known.host, target=host, sandbox=known.row))
             clock = _Clock()
             try:
                 size += await self._switch(known, base, host, clock)
@@ -138,10 +142,9 @@ class Moves:
             await arrive(self.members, row, last.id, host, wanted)
             clock.passed("arrive")
         except BaseException:
-            await asyncio.shield(self._try_to_settle(row.id))  # before calls on it go on
+            await asyncio.shield(self._try_to_settle(row.id))  # until then calls on it wait
             raise
-        finally:
-            self._waits.pop(row.id).set()
+        self._go_on(row.id)
         return size
 
     async def _turns(self, sandbox: str, host: str) -> list[TurnInfo]:
@@ -179,6 +182,7 @@ class Moves:
                 with contextlib.suppress(NotFound):
                     await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}", msgspec.Raw)
         await self._state.drop_move(sandbox)
+        self._go_on(sandbox)
         if sandbox not in self._under_way:
             self.members.moving.discard(sandbox)
 

@@ -64,6 +64,7 @@ class MoveRow(msgspec.Struct, kw_only=True):
 
     source: str
     target: str
+    sandbox: HostedSandbox
 
 
 class State:

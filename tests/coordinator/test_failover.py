@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from bench.harness.whole_host import group, lose, remove_groups
+from coordinator.state import MoveRow, State
 from sandbox import Client, Sandbox
-from sandbox.messages import SandboxState
-from sandbox.messages.cluster import CopyInfo, HostInfo, Moved, MoveRequest, PlaceInfo
+from sandbox.errors import Conflict
+from sandbox.messages import CheckpointInfo, SandboxState
+from sandbox.messages.cluster import CopyInfo, HostInfo, HostReport, LeaseRequest, Moved, MoveRequest, PlaceInfo
 from tests.support.cluster import Cluster, apart, frozen
 from tests.support.daemon_host import ASLEEP, Daemon, missing, until
 
@@ -155,6 +157,29 @@ async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -
     assert (await sandbox.files.stat("/data")).size == 8 << 20
     assert not group(pair.daemons[host], sandbox.id).exists()
     assert (await client.call("POST", "/v1/cluster/moves", Moved, wanted)).pause_ms == 0
+    await sandbox.remove()
+
+
+async def test_a_move_that_is_cut_short_is_taken_back(pair: Cluster, client: Client) -> None:
+    """The coordinator dies when the sandbox stands still and has not arrived."""
+    sandbox = await client.create("debian")
+    host = await where(client, sandbox)
+    daemon, target = pair.daemons[host], next(name for name in pair.daemons if name != host)
+    await sandbox.exec(f"sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
+    async with daemon.client() as own:
+        await own.call("POST", f"/v1/sandboxes/{sandbox.id}/hold", CheckpointInfo)
+        assert frozen(daemon, sandbox.id)
+        with pytest.raises(Conflict):
+            await (await own.get(sandbox.id)).exec("true")
+        row = (await own.call("POST", "/v1/host", HostReport, LeaseRequest())).sandboxes[0]
+    pair.kill()
+    state = State(pair.root / "state" / "cluster.sqlite")
+    await state.put_move(sandbox.id, MoveRow(source=host, target=target, sandbox=row))
+    await state.put_home(sandbox.id, target)
+    await state.close()
+    pair.start()
+    assert (await sandbox.exec("pgrep -c sleep")).text == "1\n"
+    assert await where(client, sandbox) == host
     await sandbox.remove()
 
 
