@@ -124,7 +124,8 @@ class Taker:
             damage = hashing.damage(snapshot, hashing.Digest.load(self.places.digest(row.files)))
             assert not damage, damage
             diff.changes(self.empty, snapshot / "upper", self.empty)
-        for _ in exports.export(row, head, self.places, self.pages, None):
+        source = None if row.dump is None else self.places.packed(row.dump)
+        for _ in exports.export(row, head, self.places, self.pages, source, None, None):
             pass
 
 
