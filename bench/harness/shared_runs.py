@@ -88,8 +88,12 @@ class Place:
         self.folder = Path(self._folder.name)
         self.host = BenchHost(self.folder / "host", image(self.base))
         self.model = wider(self.folder / "model")
-        with bound(ROLLOUT):
-            self.host.start()
+        try:
+            with bound(ROLLOUT):
+                self.host.start()
+        except RuntimeError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
