@@ -19,6 +19,10 @@ LOOK = 0.5  # seconds
 T = TypeVar("T")
 
 
+class _Left(Conflict):
+    """The connection is gone."""
+
+
 async def while_asked(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns. It is cancelled when the connection of `request` is gone, or the caller is cancelled."""
     task = asyncio.ensure_future(work)
@@ -26,7 +30,7 @@ async def while_asked(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
         while not task.done():
             await asyncio.wait({task}, timeout=LOOK)
             if not task.done() and not is_open(request):
-                raise Conflict("whoever asked has left")  # told to nobody
+                raise _Left("whoever asked has left")  # told to nobody
         return task.result()
     finally:
         if not task.done():
@@ -36,19 +40,9 @@ async def while_asked(request: web.Request, work: Coroutine[Any, Any, T]) -> T:
 
 async def while_there(request: web.Request, work: Coroutine[Any, Any, None]) -> bool:
     """Do `work` to its end (True), or until the connection of `request` is gone: then it is cancelled."""
-    task = asyncio.ensure_future(work)
+    gone = False
     try:
-        while not task.done():
-            await asyncio.wait({task}, timeout=LOOK)
-            if not task.done() and not is_open(request):
-                return False
-        gone = False
-        try:
-            task.result()
-        except* ConnectionError:  # met by a write, before we looked
-            gone = True
-        return not gone
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+        await while_asked(request, work)
+    except* (_Left, ConnectionError):  # a write may meet the end before we look
+        gone = True
+    return not gone
