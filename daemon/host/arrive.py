@@ -7,8 +7,9 @@ which the coordinator answers for.
 ::
 
     arrive   = row ▸ tree, container, network ▸ processes ▸ published
-    prepare  = from a former checkpoint: row ▸ tree, container, network ▸ a pid 1 of ours, frozen ▸ raw images unpacked
-               then arrive: tree and processes of the new checkpoint instead ▸ published
+    prepare  = from a former checkpoint: row ▸ tree, container, network ▸ a pid 1 of ours, beside which CRIU starts, and
+               its end ▸ raw images unpacked
+               then arrive: tree and processes of the new checkpoint ▸ published
 
 Guarantee: it is the same sandbox: id, name, owner, host name and machine id, limits and settings, sessions
 and processes, and the record of its turns as far as it is told; no fork hooks run. Nothing of a sandbox runs here
@@ -123,7 +124,7 @@ class Arrivals:
         await self.drop(request.id)
         if request.id in host.live_sandboxes:
             raise Conflict(f"{request.id} is here already", remedy="remove it first", sandbox=request.id)
-        row = self._row(origin, request)
+        row, checkpointer = self._row(origin, request), host.services.capturer.checkpointer
         with contextlib.ExitStack() as end:
             async with contextlib.AsyncExitStack() as undo:
                 undo.callback(host.give_up, row)
@@ -133,9 +134,10 @@ class Arrivals:
                     live = LiveSandbox(row, container, host.services)
                     live.step(states.Event.START)
                     await container.start()
-                    await host.services.capturer.checkpointer.warm(container)
-                    undo.push_async_callback(host.services.capturer.checkpointer.forget, container)
-                    container.cgroup.freeze()
+                    await checkpointer.warm(container)
+                    undo.push_async_callback(checkpointer.forget, container)
+                    await checkpointer.forget(container, restoring=True)
+                    await container.kill()
                     former = await asyncio.to_thread(self._unpack, origin, end)
                 self._prepared[row.id] = prepared = Prepared(live, former, undo.pop_all(), end.pop_all())
         loop = asyncio.get_running_loop()
