@@ -31,6 +31,7 @@ from sandbox.errors import Invalid, Unsupported
 from sandbox.messages.cluster import PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
 
 TTL = 90.0  # seconds: processes that give way to others on a busy machine may say nothing for one minute
+LATE = 30.0  # seconds for which a word may be under way
 LOOK = 1.0  # seconds between two looks for silent jobs
 KINDS: tuple[PhaseKind, PhaseKind] = ("rollout", "train")
 NO_ROOM = "the machines have no room for it beside those that share them"
@@ -87,6 +88,9 @@ class Phases:
         rows = [msgspec.msgpack.decode(row, type=Seat) for row in state.seats.values()]
         self.seats = {seat.job.name: seat for seat in sorted(rows, key=lambda seat: seat.number)}
         self._heard = dict.fromkeys(self.seats, clock())  # nobody could be heard while there was no coordinator
+        self._left: dict[
+            str, tuple[int, float]
+        ] = {}  # the last phase of who has left, and until when that is asked for
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._decided: list[tuple[TurnsView, list[str]]] = []
         self._saving, self._changed = asyncio.Lock(), asyncio.Condition()
@@ -112,6 +116,9 @@ class Phases:
         if not self.shared.rollout or not self.shared.train:
             raise Unsupported("no machines are shared here", remedy="pagurus cluster up --share rollout=1,train=1")
         phase = 2 * ask.number + KINDS.index(ask.kind)
+        left, until = self._left.get(ask.job, (-1, 0.0))
+        if phase <= left and self._clock() < until:
+            return PhaseAnswer(state="past")  # said before it left, heard after
         seat = self._seat(ask, phase)
         if phase > seat.phase or (phase == seat.phase and seat.state == "lost"):
             self._next(seat, phase)
@@ -132,6 +139,7 @@ class Phases:
         if seat is None:
             return
         self._end(seat)
+        self._left[job] = seat.phase, self._clock() + LATE
         del self.seats[job], self._heard[job]
         self._pending.append(("DELETE FROM seats WHERE job = ?", (job,)))
         if seat.group is not None:

@@ -73,6 +73,7 @@ async def test_one_rolls_out_while_the_other_trains(tmp_path: Path) -> None:
         assert (await ask(phases, "a", "rollout", 1)).state == "waiting"
         assert (await ask(phases, "a", "train", 0)).state == "past"  # of a process that was replaced
         await phases.leave("b")
+        assert (await ask(phases, "b", "rollout", 0)).state == "past"  # a word of before takes no machine
         assert (await ask(phases, "a", "rollout", 1)).state == "begun"
         assert [(each.job, each.kind, each.number, each.state) for each in phases.all()] == [
             ("a", "rollout", 1, "begun")
