@@ -87,8 +87,7 @@ def serve(
     came, now, number = Served(), 0.0, 0
     waiting: deque[_User] = deque()
     running: list[_User] = []
-    live = 0 if mode == "alone" else min(rollouts, cache // context // 2)
-    begun = live
+    begun = live = 0 if mode == "alone" else min(rollouts, cache // context // 2)
     frozen, version = False, 0
     owed = live * prompt if reads else 0.0  # tokens of rollouts' prompts
     while number < len(traffic.arrivals) or waiting or running:
