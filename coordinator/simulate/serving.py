@@ -92,8 +92,8 @@ def serve(
     owed = live * prompt if reads else 0.0  # tokens of rollouts' prompts
     while number < len(traffic.arrivals) or waiting or running:
         while number < len(traffic.arrivals) and traffic.arrivals[number] <= now:
-            prompt = traffic.prompts[number]
-            waiting.append(_User(traffic.arrivals[number], prompt, traffic.answers[number], prompt))
+            asked = traffic.prompts[number]
+            waiting.append(_User(traffic.arrivals[number], asked, traffic.answers[number], asked))
             number += 1
         if int(now / version_every) > version:
             version, frozen, live = int(now / version_every), False, begun
