@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
@@ -45,6 +46,11 @@ def locked(path: Path, how: int) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def pytest_configure() -> None:
+    """Who ends a session with SIGTERM, as `timeout` does, has its daemons and mounts cleaned up as with Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
