@@ -88,6 +88,7 @@ class Target:
                 self.call("POST", f"/v1/sandboxes/{self.sandbox}/restore", {})
         known = {info["id"]: info for info in self.call("GET", "/v1/sandboxes")}
         if known.get(self.sandbox, {}).get("state") == "running":
+            requests.delete(f"{self.url}/v1/sandboxes/{self.sandbox}/hold", headers=self.headers, timeout=PATIENCE)
             return
         self.sandbox = self.call("POST", "/v1/sandboxes", {"image": self.image})["id"]
         self.checkpoint = self.call("POST", f"/v1/sandboxes/{self.sandbox}/checkpoints", {})["id"]

@@ -45,7 +45,7 @@ from daemon.verdict.assess import look
 from daemon.verdict.ignore import NOTHING, Rules
 from daemon.verdict.judge import judge
 from sandbox import durable
-from sandbox.container import unstoppable
+from sandbox.container import procfs, unstoppable
 from sandbox.container.binds import need_in_place
 from sandbox.container.unstoppable import HELD_PATIENCE
 from sandbox.content import dumpfile
@@ -419,9 +419,8 @@ def _resident(pids: list[int]) -> int:
     """Bytes of memory of these processes that a dump may have to hold."""
     found = 0
     for pid in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
-            found += (int(resident) - int(shared)) * 4096
+        for kind in ("RssAnon", "RssShmem"):
+            found += int((procfs.status(pid, kind) or "0 kB").split()[0]) << 10
     return found
 
 

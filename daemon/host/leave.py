@@ -35,16 +35,21 @@ async def prepare(host: Host, live: LiveSandbox, since: str) -> None:
 
 async def hold(host: Host, live: LiveSandbox) -> InFlight:
     """Capture its state; it is captured when this returns, and nothing of it runs. Raises why it goes on instead."""
-    place = mark(host, live)
-    place.touch(mode=0o600)
+    held = False
+
+    def begin() -> None:
+        nonlocal held
+        mark(host, live).touch(mode=0o600)
+        held = True
+
     try:
-        inflight = await live.hold()
+        inflight = await live.hold(begin)
         await inflight.settled(durable=False)
         if (trouble := inflight.trouble(durable=False)) is not None:
             raise trouble
     except BaseException:
-        place.unlink(missing_ok=True)
-        live.held = False
+        if held:  # and not by somebody else before
+            await release(host, live)
         raise
     return inflight
 

@@ -97,8 +97,7 @@ class LiveSandbox:
         self.step(states.Event.USE)
         await self.captures.settled()
         self.step(states.Event.USE)
-        if self.held:
-            raise Conflict("it is leaving this host", remedy="ask the cluster", sandbox=self.row.id)
+        self._need_here()
         self.active += acting
         try:
             yield
@@ -106,6 +105,10 @@ class LiveSandbox:
             self.active -= acting
             if used:
                 self.touch()
+
+    def _need_here(self) -> None:
+        if self.held:
+            raise Conflict("it is leaving this host", remedy="ask the cluster", sandbox=self.row.id)
 
     def touch(self) -> None:
         """Somebody uses it: its idle time begins anew."""
@@ -371,15 +374,17 @@ class LiveSandbox:
                 return inflight
             return await self.captures.same_content(label)
 
-    async def hold(self) -> InFlight:
-        """Begin a checkpoint after which nothing of the sandbox runs, and no call acts on it."""
+    async def hold(self, begin: Callable[[], None]) -> InFlight:
+        """Begin a checkpoint after which nothing of the sandbox runs, and no call acts on it; `begin` just before."""
         async with self.using(acting=False), self._ending:
             await self.captures.settled()
+            self._need_here()  # another call may have held it meanwhile
             self.need_alive()
             effects, judgement = await self.judged()
             verdict, alone = judgement.verdict, set(self.container.tasks()) <= {self.container.init_pid}
             if not alone:  # what runs may go on until it is frozen, whatever it has done so far
                 verdict = Verdict.of(files=verdict.files, processes=True)
+            begin()
             self.held = True
             if verdict is Verdict.NONE:
                 self.container.cgroup.freeze()

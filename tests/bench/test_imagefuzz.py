@@ -76,4 +76,5 @@ def test_nothing_escapes(host: WatchedHost, mutations: int, restores: int) -> No
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["escapes"], result["crashes"]) == ([], []), (seed, result)
     assert result["mutations"] == mutations and result["refused"] and result["passed"]
-    assert result["restores"] >= restores and result["open"] >= restores // 2 and result["restored"]
+    assert result["restores"] >= restores and result["open"] >= restores // 2
+    assert result["restored"] or restores == 2  # of two, both may be of images that CRIU refuses

@@ -1,4 +1,4 @@
-"""The torture itself: it runs each call once on every tier that loads, and it fails when it is blind.
+"""The torture itself: it runs each call once, and it fails when it is blind.
 
 A bench that cannot miss anything would pass with any inspector: here the inspector's reads are blanked, field by
 field, and the oracle's facts are taken away, and each time the torture must say so, and name a smallest program.
@@ -46,15 +46,11 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("torture"))
 
 
-def tiers() -> list[str | None]:
-    return bench.tiers() if paths.inspector_object().exists() else [None]
-
-
-@pytest.fixture(scope="module", params=tiers(), ids=str)
-def inspector(request: pytest.FixtureRequest, pool: Pool) -> Iterator[Inspector]:
+@pytest.fixture(scope="module")
+def inspector(pool: Pool) -> Iterator[Inspector]:
     if not paths.inspector_object().exists():
         pytest.skip(f"{paths.inspector_object()} is missing: run `make setup`")
-    with bench.load(request.param) as loaded:
+    with Inspector.load() as loaded:
         yield loaded
 
 
@@ -431,11 +427,11 @@ async def test_a_blind_inspector_is_shown_by_a_smallest_program(
         made.programs = drawn(made.vocabulary, 1, 40)
         chosen = [case for number, series in enumerate(made.programs) for case in series.cases(number)]
         tally = Tally()
-        await made.tortured(blind, chosen, "random programs", tally, how=" --tier some")
+        await made.tortured(blind, chosen, "random programs", tally, how=" --tiny")
         assert tally.missed
         (command,) = made.minimal
-        *_, text, _, tier = shlex.split(command)
-        assert tier == "some"
+        *_, text, how = shlex.split(command)
+        assert how == "--tiny"
         smallest = Series.parse(text, made.vocabulary)
         (program,) = smallest.programs
         (word,) = program.words
@@ -477,13 +473,14 @@ DIES = """
 import argparse, asyncio, os, signal
 from bench import inspector as bench
 from bench.harness import leftovers
+from ebpf.inspector import Inspector
 from sandbox.tree.pool import Pool
 
 async def main():
     pool = Pool().ensure()
     with leftovers.run(pool) as place:
         made = bench.Bench(argparse.Namespace(quick=True, json=False), place, pool)
-        with bench.load() as inspector, made.arena(inspector) as arena:
+        with Inspector.load() as inspector, made.arena(inspector) as arena:
             async with arena.sandbox() as container:
                 await arena.do(container, "start_survivor")
                 await arena.do(container, "create", way="setns")

@@ -171,6 +171,11 @@ async def test_a_move_that_is_cut_short_is_taken_back(pair: Cluster, client: Cli
         assert frozen(daemon, sandbox.id)
         with pytest.raises(Conflict):
             await (await own.get(sandbox.id)).exec("true")
+        with pytest.raises(Conflict):
+            await own.call("POST", f"/v1/sandboxes/{sandbox.id}/hold", CheckpointInfo)
+        assert frozen(daemon, sandbox.id)  # and still held, for whom it was
+        with pytest.raises(Conflict):
+            await (await own.get(sandbox.id)).exec("true")
         row = (await own.call("POST", "/v1/host", HostReport, LeaseRequest())).sandboxes[0]
     pair.kill()
     state = State(pair.root / "state" / "cluster.sqlite")

@@ -56,9 +56,8 @@ async def test_each_of_n_forks_succeeds_or_fails_alone() -> None:
 
 async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the sandbox's own: somebody else's fork does not wait for them."""
-    monkeypatch.setattr(host_module, "Container", SimpleNamespace(prepare=AsyncMock()))
     monkeypatch.setattr(Forking, "make", Host.make)
-    monkeypatch.setattr(Forking, "_admit", lambda *_: None)
+    monkeypatch.setattr(Forking, "admit", lambda *_: None)
     monkeypatch.setattr(host_module, "put_sandbox", lambda row: None)
     made = {"mounts": [], "state": SandboxState.CREATING, "uid_base": 1, "image": "", "info": lambda: "made"}
     monkeypatch.setattr(Forking, "forked", lambda _, origin: SimpleNamespace(id=origin.id, **made))
@@ -72,7 +71,7 @@ async def test_hooks_that_take_their_time_hold_no_place(monkeypatch: pytest.Monk
     host = Forking([])
     host.attachments, host.places = [], MagicMock()  # type: ignore[assignment]
     host.services = MagicMock(catalogue=MagicMock(write=AsyncMock()))
-    host.restorer = MagicMock(bring_back=AsyncMock(), renew=renew, drop_tree=AsyncMock())
+    host.restorer = MagicMock(room=AsyncMock(), bring_back=AsyncMock(), renew=renew, drop_tree=AsyncMock())
     slow = [
         asyncio.create_task(host._fork_one(SimpleNamespace(id="s-slow", files=None), ForkRequest())) for _ in range(3)
     ]  # type: ignore[arg-type]

@@ -118,7 +118,8 @@ async def test_memory_for_captures_that_is_full_says_how_much_is_missing(host: C
 
     async with host.create(IMAGE) as sandbox:
         before = await sandbox.durable(await sandbox.exec(f"setsid sleep 1000000 >/dev/null 2>&1 & {ASLEEP}"))
-        hold = 'import os, time; x = os.urandom(150 << 20); open("/up", "w"); time.sleep(1e6)'
+        shared = "x = mmap.mmap(-1, 150 << 20); x.write(os.urandom(150 << 20))"  # asked for only once it was dumped
+        hold = f'import mmap, os, time; {shared}; open("/up", "w"); time.sleep(1e6)'
         await asyncio.to_thread(resize, "100M")
         grown = await sandbox.exec(
             f"setsid python3 -c '{hold}' >/dev/null 2>&1 & until [ -e /up ]; do :; done; {asleep('python3')}"

@@ -24,6 +24,7 @@ OWN_TREES = {
     "daemon.checkpoints.capture",
     "daemon.doctor",
     "daemon.startup",
+    "daemon.store.imports",
     "sandbox.container.container",
     "sandbox.criu.checkpointer",
     "sandbox.criu.dump",
@@ -31,7 +32,6 @@ OWN_TREES = {
     "sandbox.testing.files",
     "sandbox.testing.wire",
     "pagurus.sandboxes.cp",
-    "pagurus.hosts.image",
 }
 WALKS = {("os", "walk"), ("os", "fwalk"), ("shutil", "rmtree"), ("shutil", "copytree"), ("shutil", "move")}
 
