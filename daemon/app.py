@@ -38,7 +38,7 @@ from sandbox.tree.pool import OURS
 log = logging.getLogger("pagurus.app")
 
 WORKERS = 16  # threads for what blocks
-SWITCH = 0.0005  # seconds after which a thread that computes lets the event loop go on
+SWITCH = 0.0001  # seconds after which a thread that computes lets the event loop go on
 
 RUN = ("answers.sqlite", "captures", "criu", "pagurus.sock", "sandboxes")  # of which one lies in a run directory
 

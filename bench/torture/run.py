@@ -31,7 +31,7 @@ from bench.torture.cases import SCRATCH, WORK, Case, Place, build, calls, cases,
 from bench.torture.enter import STILL, Enter, compiled
 from bench.torture.programs import Series, Vocabulary, minimal
 from daemon.host import mounts
-from daemon.verdict.assess import Assessor, Trees
+from daemon.verdict.assess import SMALL, Assessor, Trees
 from daemon.verdict.judge import Judgement, judge
 from ebpf.inspector import Inspector
 from sandbox.container.container import Bind, Container, ContainerSpec
@@ -46,6 +46,7 @@ FIRST_UID = 40_000_000
 EACH = 200  # cases in one sandbox, then a fresh one
 CHILD_CGROUP = "child-cgroup"
 SETTLING = 3.0  # seconds; a survivor that only computes never waits
+_UNHURRIED = dataclasses.replace(SMALL, seconds=60)
 TRIES = 3  # of a program that is being made smaller: some misses are races
 
 
@@ -288,8 +289,8 @@ class Arena:
             btrfs.delete_subvolume(trees.before.parent)
 
     async def assess(self, container: Container) -> tuple[Effects, Judgement]:
-        """The daemon's verdict."""
-        return await Assessor().assess(self.inspector, container, lambda: self.trees(container))
+        """The daemon's verdict, but that a comparison ends on a busy machine too."""
+        return await Assessor(_UNHURRIED).assess(self.inspector, container, lambda: self.trees(container))
 
     def trees(self, container: Container) -> Trees | None:
         """The file tree of the last mark, and the one now."""

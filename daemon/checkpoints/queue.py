@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -85,7 +86,7 @@ class CheckpointQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self._schedule = Schedule(limits, rates)
+        self._schedule = Schedule(limits, rates, processors=os.cpu_count() or 1)
         self._timer: asyncio.TimerHandle | None = None
         self._waits: dict[Stage, deque[float]] = {stage: deque(maxlen=RECENT) for stage in Stage}
         self._started: dict[Stage, int] = dict.fromkeys(Stage, 0)

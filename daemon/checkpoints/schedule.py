@@ -24,13 +24,21 @@ it. So a busy host does not make a small sandbox one of the slow, and a slow one
 that was struck lately is not known to be quick. Of jobs in DUMP and SNAPSHOT those that are expected to take long let
 others go before them, for BEHIND times as long: where slots are short, each waits in proportion to what it takes.
 
+Each dump costs its neighbours processor time, whether there are slots left or not. So those that take long (more than
+QUICK seconds, by what is expected or by what the sandbox's jobs took lately) have a budget together: PART of each
+processor's time, and no more of them at a time than half of the processors. A job whose budget is spent waits before
+it begins, for what went beyond it; nothing is frozen meanwhile, and only its own sandbox waits. Overdue and awaited
+jobs wait as well. The budget holds while quick jobs are about; a host without any for CALM seconds has no neighbours
+to spare.
+
 A sandbox whose processes did not stop is struck: its next job waits for a while that doubles with each strike. One
 whose dumps are refused again and again, which cost the host their work all the same, has one a second.
 
 Guarantees: no stage runs more jobs than its limit; a stage with a free slot, no debt and a queued job whose sharer
-has a part left and which waits for no strike starts one; among the jobs that may start, one whose deadline has passed
-is overtaken only by jobs with an earlier deadline, so nothing starves while deadlines are finite. Each operation is
-O(log n), amortised, but for the queued jobs of a sharer at its most, which are looked at when one of its jobs ends.
+has a part left and which waits for no strike and no budget starts one; among the jobs that may start, one whose
+deadline has passed is overtaken only by jobs with an earlier deadline, so nothing starves while deadlines are finite.
+Each operation is O(log n), amortised, but for the queued jobs of a sharer at its most and those that wait for the
+budget, which are looked at when one of their jobs ends or the budget is there again.
 """
 
 from __future__ import annotations
@@ -63,6 +71,9 @@ REFUSED_FREE, REFUSED = (
     3,
     1.0,
 )  # dumps refused in a row that cost a sandbox nothing; seconds that each further one waits
+PART = 0.25  # of each processor's time that dumps which take long may use, where there are others
+OWED_MOST = 2.0  # seconds of a processor's time beyond the budget that are remembered
+CALM = 60.0  # seconds without a quick job after which the others need not wait for their budget
 UNPROVEN = "\0unproven"  # the sharer that all other sandboxes are
 
 
@@ -88,6 +99,7 @@ class Job:
     owner: str = ""  # of the token that the sandbox belongs to; "": the host's own
     expected: float = LEAST  # seconds in its slot on a host without other work
     sharer: str = field(default="", init=False)  # whose part of the slots it takes
+    long: bool = field(default=False, init=False)  # known to take long
     tag: float = field(default=0.0, init=False)  # start tag of fair queueing
     order: int = field(default=0, init=False)  # arrival
     running: bool = field(default=False, init=False)
@@ -102,12 +114,49 @@ class _Strikes:
     until: float  # its next job starts no sooner
 
 
+class _Budget:
+    """What all jobs that take long may use of the processors, in seconds of one of them."""
+
+    def __init__(self, processors: int) -> None:
+        self.rate = PART * processors
+        self.at_once = max(1, processors // 2)
+        self.credit = self.rate * BURST
+        self.paid_until = 0.0
+        self.running = 0
+        self.quick_at = -math.inf  # when a job began that is none of them
+
+    def allows(self, now: float) -> bool:
+        """Whether one more may begin."""
+        self.credit = min(self.rate * BURST, self.credit + max(0.0, now - self.paid_until) * self.rate)
+        self.paid_until = now
+        return now >= self.quick_at + CALM or (self.running < self.at_once and self.credit > 0)
+
+    def allows_at(self, now: float) -> float:
+        """When that is at the latest, if none of them ends before and no quick job begins."""
+        calm = self.quick_at + CALM
+        return calm if self.running >= self.at_once else min(calm, now - self.credit / self.rate + 1e-3)
+
+    def begin(self, seconds: float) -> None:
+        """One begins, of which so much is expected."""
+        self.running += 1
+        self._use(seconds)
+
+    def end(self, more: float) -> None:
+        """One has ended, which took so much more than was expected of it."""
+        self.running -= 1
+        self._use(more)
+
+    def _use(self, seconds: float) -> None:
+        self.credit = max(-OWED_MOST, self.credit - max(0.0, seconds))
+
+
 class _Lane:
     """The queue of one stage. Entries of promoted, cancelled or started jobs are skipped when met."""
 
-    def __init__(self, limit: int, rate: float | None = None, *, proving: bool = False) -> None:
+    def __init__(self, limit: int, rate: float | None = None, *, budget: _Budget | None = None) -> None:
         self.limit = limit
-        self.proving = proving  # whether a sandbox has to show first that it holds slots for a moment only
+        self.budget = budget  # of a stage where sandboxes have to show first that they hold slots for a moment only
+        self.put_off: dict[str, None] = {}  # long jobs that wait for the budget, in the order in which they came
         self.rate = rate  # units a second; None: as many as there are
         self.credit = 0.0 if rate is None else rate * BURST
         self.paid_until: float | None = None
@@ -127,21 +176,21 @@ class _Lane:
         self.finish_tags: dict[str, float] = {}
 
     def add(self, job: Job) -> None:
-        unproven = self.proving and not self._is_quick(job)
-        job.sharer = UNPROVEN if unproven else job.owner or job.sandbox
+        job.sharer = job.owner or job.sandbox
+        if self.budget is not None:
+            usual = self.usual.get(job.sandbox)
+            job.long = job.expected > QUICK or (usual or 0.0) > QUICK * self._slow(job.sandbox)
+            job.sharer = UNPROVEN if job.long or usual is None else job.sharer
         job.tag = max(self.virtual, self.finish_tags.get(job.sandbox, 0.0))
         self.finish_tags[job.sandbox] = job.tag + job.cost
         self.queued[job.id] = job
         heapq.heappush(self.due, (job.deadline, job.order, job.id))
         self._enter(job)
 
-    def _is_quick(self, job: Job) -> bool:
-        """Whether it is known to hold its slot for a moment only, as slow as the host is now."""
-        usual = self.usual.get(job.sandbox)
-        if usual is None or job.expected > QUICK:
-            return False
-        others = (times for sandbox, times in self.slowness.items() if sandbox != job.sandbox)
-        return usual <= QUICK * max(1.0, min(others, default=math.inf))
+    def _slow(self, sandbox: str) -> float:
+        """How slow the host is now, as all others found it."""
+        others = (times for name, times in self.slowness.items() if name != sandbox)
+        return max(1.0, min(others, default=math.inf))
 
     def _enter(self, job: Job) -> None:
         heapq.heappush(self.fair, (job.tag, job.deadline, job.order, job.id))
@@ -158,14 +207,22 @@ class _Lane:
             self.credit = min(self.rate * BURST, self.credit + passed * self.rate)
             self.paid_until = now
 
-    def affordable_at(self, now: float) -> float | None:
-        """When a job that nobody waits for may start, if there is one that only the share holds back."""
-        if self.rate is None or not self.queued or self.running >= self.limit or self.credit > 0:
+    def wake(self, now: float) -> float | None:
+        """When a job may start that only the share or the budget holds back, if there is one."""
+        if not self.queued or self.running >= self.limit:
+            return None
+        if self.budget is not None:
+            return self.budget.allows_at(now) if self.put_off else None
+        if self.rate is None or self.credit > 0:
             return None
         soonest = now - self.credit / self.rate + 1e-3
         return min(soonest, self.due[0][0]) if self.due else soonest
 
     def pop(self, now: float) -> Job | None:
+        if self.budget and self.put_off and self.budget.allows(now):
+            for name in self.put_off:
+                self._enter_again(name)
+            self.put_off.clear()
         while self.due and (self.due[0][2] not in self.queued or self.due[0][0] <= now):
             deadline, order, name = heapq.heappop(self.due)
             if name in self.queued:
@@ -173,22 +230,25 @@ class _Lane:
                 heapq.heappush(self.urgent, (deadline, order, name))
         while self.urgent:
             name = heapq.heappop(self.urgent)[-1]
-            if self._free(name):
-                return self._take(name)
+            if self._free(name, now):
+                return self._take(name, now)
         if self.rate is not None and self.credit <= 0:
             return None
         while self.fair:
             name = heapq.heappop(self.fair)[-1]
-            if self._free(name):
-                return self._take(name)
+            if self._free(name, now):
+                return self._take(name, now)
         if not self.queued:
             self.finish_tags.clear()  # idle: forget what was used, so that the table cannot grow for ever
         return None
 
-    def _free(self, name: str) -> bool:
-        """Whether this job is still queued and may start. One whose sharer has its part is put aside."""
+    def _free(self, name: str, now: float) -> bool:
+        """Whether this job is still queued and may start. One that has to wait for its part is put aside."""
         job = self.queued.get(name)
         if job is None:
+            return False
+        if self.budget and job.long and not self.budget.allows(now):
+            self.put_off[name] = None
             return False
         if self.taken[job.sharer] < self.share:
             return True
@@ -201,18 +261,27 @@ class _Lane:
         self.taken[job.sharer] -= 1
         if not self.taken[job.sharer]:
             del self.taken[job.sharer]
-        if self.proving and took is not None:
+        if self.budget and job.long:
+            self.budget.end((took or 0.0) / self._slow(job.sandbox) - job.expected)
+        if self.budget and took is not None:
             self.usual[job.sandbox] = usual = (took + self.usual.get(job.sandbox, took)) / 2
             self.slowness.pop(job.sandbox, None)
             self.slowness[job.sandbox] = usual / job.expected
             if len(self.slowness) > KNOWN:
                 del self.slowness[next(iter(self.slowness))]
         for name in self.parked.pop(job.sharer, ()):
-            if (waiting := self.queued.get(name)) is not None:
-                self._enter(waiting)
+            self._enter_again(name)
 
-    def _take(self, name: str) -> Job:
+    def _enter_again(self, name: str) -> None:
+        if (waiting := self.queued.get(name)) is not None:
+            self._enter(waiting)
+
+    def _take(self, name: str, now: float) -> Job:
         job = self.queued.pop(name)
+        if self.budget and job.long:
+            self.budget.begin(job.expected)
+        elif self.budget:
+            self.budget.quick_at = now
         self.taken[job.sharer] += 1
         if self.rate is not None:
             self.credit -= job.cost
@@ -223,9 +292,14 @@ class _Lane:
 class Schedule:
     """The queue of a host. `submit`, then `start` whenever something changed, then `finish`."""
 
-    def __init__(self, limits: Mapping[Stage, int], rates: Mapping[Stage, float] | None = None) -> None:
-        rates = rates or {}
-        self._lanes = {stage: _Lane(limits[stage], rates.get(stage), proving=stage in PROVING) for stage in limits}
+    def __init__(
+        self, limits: Mapping[Stage, int], rates: Mapping[Stage, float] | None = None, *, processors: int = 2
+    ) -> None:
+        rates, budget = rates or {}, _Budget(processors)
+        self._lanes = {
+            stage: _Lane(limits[stage], rates.get(stage), budget=budget if stage in PROVING else None)
+            for stage in limits
+        }
         self._jobs: dict[str, Job] = {}
         self._arrivals = 0
         self._strikes: dict[str, _Strikes] = {}
@@ -307,7 +381,7 @@ class Schedule:
 
     def wake(self, now: float) -> float | None:
         """When to call `start` again though nothing changes; None: no need to."""
-        times = [time for lane in self._lanes.values() if (time := lane.affordable_at(now)) is not None]
+        times = [time for lane in self._lanes.values() if (time := lane.wake(now)) is not None]
         times += [self._held[0][0]] if self._held else []
         return min(times, default=None)
 

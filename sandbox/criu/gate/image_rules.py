@@ -62,8 +62,6 @@ def check_rest(images: Images) -> None:
     for name in ("pipes-data.img", "fifo-data.img"):
         for data in images.records(name, "pipe_data_entry", lambda one: int(one.bytes)):
             need(data.size <= 1 << 31 and data.bytes <= 1 << 31, f"{name} has a pipe without end")
-    if waits.NAME in images:
-        need(waits.parse(images.content(waits.NAME)) is not None, f"{waits.NAME} has another form")
     for entry in images.table("memfd.img", "memfd_inode_entry"):
         need(max(entry.uid, entry.gid) < IDS and len(raw(entry.name)) <= NAME_MOST, "a memfd of nobody here")
     for data in images.table("tty-data.img", "tty_data_entry"):

@@ -8,7 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.checkpoints.schedule import BEHIND, KNOWN, LEAST, UNPROVEN, Job, Schedule, Stage, expected
+from daemon.checkpoints.schedule import (
+    BEHIND,
+    BURST,
+    CALM,
+    KNOWN,
+    LEAST,
+    OWED_MOST,
+    PART,
+    QUICK,
+    UNPROVEN,
+    Job,
+    Schedule,
+    Stage,
+    expected,
+)
 
 WIDE = dict.fromkeys(Stage, 1)
 
@@ -449,3 +463,81 @@ def test_a_job_that_waits_for_a_strike_can_be_promoted_and_cancelled() -> None:
     schedule.promote("second")
     schedule.finish("first")
     assert started(schedule, 2.0) == ["second"]
+
+
+# ---------------------------------------------------------------------- the budget of what takes long
+
+LONG = expected(400, 0)
+
+
+def test_what_takes_long_waits_for_its_budget_and_quick_jobs_do_not() -> None:
+    schedule, begun, now = Schedule(SIX, processors=2), 0, 0.0
+    held(schedule, {"quick": LEAST})
+    while begun < 40:
+        schedule.submit(Job("large", Stage.DUMP, f"large{begun % 4}", now, waited=True, expected=LONG))
+        schedule.submit(Job("quick", Stage.DUMP, "quick", now + 9.0))
+        names = started(schedule, now)
+        assert "quick" in names
+        schedule.finish("quick", took=LEAST)
+        while "large" not in names:
+            wake = schedule.wake(now)
+            assert wake is not None and wake > now
+            now = wake
+            names = started(schedule, now)
+        schedule.finish("large", took=LONG)
+        begun += 1
+    used, most = begun * LONG, 2 * PART * (now + BURST)
+    assert most - LONG <= used <= most + LONG  # all of the budget, and the last one overdraws it
+
+
+@pytest.mark.parametrize(("processors", "at_once"), [(1, 1), (2, 1), (8, 4), (64, 5)])
+def test_half_of_the_processors_have_one_each_of_what_takes_long(processors: int, at_once: int) -> None:
+    schedule = Schedule(SIX, processors=processors)
+    held(schedule, {"quick": LEAST})
+    for number in range(6):
+        schedule.submit(Job(str(number), Stage.DUMP, f"s{number}", 0.0, waited=True, expected=QUICK + 0.001))
+    assert len(started(schedule)) == at_once
+    schedule.finish("0", took=QUICK)
+    assert len(started(schedule, 1.0)) == 1
+
+
+def test_a_host_without_quick_jobs_has_no_neighbours_to_spare() -> None:
+    schedule, large = Schedule({**SIX, Stage.SNAPSHOT: 1}, processors=2), ["a", "b", "c"]
+
+    def submit() -> None:
+        for name in large:
+            schedule.submit(Job(name, Stage.DUMP, name, 0.0, waited=True, expected=LONG))
+
+    submit()
+    assert started(schedule) == large
+    schedule.submit(Job("quick", Stage.SNAPSHOT, "new", 0.0))
+    assert started(schedule, 1.0) == ["quick"]
+    for name in large:
+        schedule.finish(name, took=LONG)
+    submit()
+    assert started(schedule, 10.0) == ["a"]
+    assert schedule.wake(10.0) == 1.0 + CALM
+    assert started(schedule, 1.0 + CALM) == ["b", "c"]
+
+
+def test_what_a_job_took_beyond_what_was_expected_is_owed_but_not_for_ever() -> None:
+    schedule = Schedule(SIX, processors=2)
+    held(schedule, {"quick": LEAST, "slow": 60.0})
+    schedule.submit(Job("slow", Stage.DUMP, "slow", 0.0, waited=True))
+    assert started(schedule) == ["slow"]
+    schedule.finish("slow", took=60.0)
+    schedule.submit(Job("again", Stage.DUMP, "slow", 0.0, waited=True))
+    assert started(schedule) == []
+    assert schedule.wake(0.0) == pytest.approx(OWED_MOST / (2 * PART), abs=0.01)
+
+
+def test_what_waits_for_the_budget_while_no_slot_is_free_wakes_nobody() -> None:
+    schedule = Schedule(TWO, processors=2)
+    held(schedule, {"a": LEAST, "b": LEAST})
+    schedule.submit(Job("long", Stage.DUMP, "long", 0.0, waited=True, expected=100.0))
+    assert started(schedule) == ["long"]
+    schedule.finish("long", took=100.0)
+    for name in ("long", "a", "b"):
+        schedule.submit(Job(name, Stage.DUMP, name, 0.0, waited=True, expected=100.0 if name == "long" else LEAST))
+    assert started(schedule) == ["a", "b"]
+    assert schedule.wake(0.0) is None

@@ -22,6 +22,7 @@ from sandbox.tree.safe_path import SandboxRoot
 NONE, FILES, PROCESSES, BOTH = Verdict.NONE, Verdict.FILES, Verdict.PROCESSES, Verdict.BOTH
 WRITTEN = Effects(data_writes=1)
 RULES = ("/ignored",)
+UNHURRIED = compare.Bounds(seconds=60)
 
 
 @dataclass
@@ -71,7 +72,7 @@ async def assessed(
     busy: bool = False,
     assessor: Assessor | None = None,
 ) -> Verdict:
-    assessor = assessor or Assessor(compare.Bounds(seconds=60))
+    assessor = assessor or Assessor(UNHURRIED)
     rules = checked(IgnoreRules(paths=list(paths)))
     _, judgement = await assessor.assess(FakeInspector(answers), CONTAINER, lambda: trees, rules=rules, busy=busy)
     return judgement.verdict
@@ -87,10 +88,10 @@ async def test_files_that_are_as_they_were_but_for_what_is_ignored_need_nothing(
 async def test_without_rules_for_paths_or_scratch_nothing_is_compared(equal: Trees) -> None:
     (equal.now / "ignored").unlink()
     assert await assessed(equal, WRITTEN, paths=()) is FILES
-    _, judgement = await Assessor().assess(FakeInspector([WRITTEN]), WITH_SCRATCH, lambda: equal)
+    _, judgement = await Assessor(UNHURRIED).assess(FakeInspector([WRITTEN]), WITH_SCRATCH, lambda: equal)
     assert (judgement.verdict, judgement.reason) == (NONE, "only scratch changed")
     (equal.now / "new").write_text("")
-    assert (await Assessor().assess(FakeInspector([WRITTEN]), WITH_SCRATCH, lambda: equal))[1].verdict is FILES
+    assert (await Assessor(UNHURRIED).assess(FakeInspector([WRITTEN]), WITH_SCRATCH, lambda: equal))[1].verdict is FILES
 
 
 @pytest.mark.parametrize(
@@ -175,5 +176,5 @@ def test_a_process_that_changed_while_it_was_looked_at_counts() -> None:
 async def test_files_are_not_compared_while_an_ignored_process_could_write(equal: Trees) -> None:
     both = Effects(data_writes=1, survivors=1, survivors_new=1)
     inspector = FakeInspector([both], [SERVER])
-    _, judgement = await Assessor().assess(inspector, CONTAINER, lambda: equal, rules=TMUX)
+    _, judgement = await Assessor(UNHURRIED).assess(inspector, CONTAINER, lambda: equal, rules=TMUX)
     assert judgement.verdict is FILES
