@@ -13,11 +13,11 @@ both. At random instants a host is killed as a whole (`--kills`) or its link goe
 `trajectories_lost`: sandboxes that did not go on. `recovered_equal`: whether every answer told exactly the numbers that
 were told before, and its own, once. `recovery_s_*`: from the end of the lease (the kill or cut, and `--lease` seconds)
 to the next answer of each sandbox that was on the host. `double_actors`: how often processes of one sandbox were seen
-running on two hosts, looked at every 10 ms. `answer_ms_*`: of a turn when nothing is lost. `moves_pause_ms`: of
-`pagurus migrate`, with `--move-mb` of memory that does not compress. `replicated_bytes`: of copies while the sandboxes
-worked, as a part of as many whole ones. `replication_overhead`: the median turn of sandboxes whose answers do not wait
-for copies, while copies are made, to one where none are made; of `--overhead` turns of each sandbox with and
-without, twice in turn.
+running on two hosts, looked at every 10 ms (`doubles`: when, and how; one that is being killed does not run).
+`answer_ms_*`: of a turn when nothing is lost. `moves_pause_ms`: of `pagurus migrate`, with `--move-mb` of memory that
+does not compress. `replicated_bytes`: of copies while the sandboxes worked, as a part of as many whole ones.
+`replication_overhead`: the median turn of sandboxes whose answers do not wait for copies, while copies are made, to one
+where none are made; of `--overhead` turns of each sandbox with and without, twice in turn.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from sandbox.messages.cluster import HostInfo, Moved, MoveRequest, PlaceInfo
 from trainer.machine import processor
 
 WARM_UP = 5  # turns
+BEGAN = time.monotonic()
 LOOK = 0.01  # seconds between two looks for double actors
 PAUSE = (0.2, 1.0)  # seconds in which a model would think
 # Keeps what it is told in memory, and tells all of it.
@@ -87,7 +88,7 @@ class Watch:
 
     def __init__(self, hosts: list[NetHost], players: list[Player]) -> None:
         self._hosts, self._players = hosts, players
-        self.double = 0
+        self.doubles: list[str] = []
         self.looks = 0
 
     async def run(self) -> None:
@@ -100,7 +101,9 @@ class Watch:
         for player in self._players:
             acting = [host for host in self._hosts if host.acts(player.sandbox.id)]
             # Looks take time: who is seen before and after another one was seen did act at the same time.
-            self.double += len(acting) > 1 and sum(host.acts(player.sandbox.id) for host in acting) > 1
+            if len(acting) > 1 and sum(host.acts(player.sandbox.id) for host in acting) > 1:
+                told = [f"{host.name} ({host.switch(player.sandbox.id)})" for host in acting]
+                self.doubles.append(f"{player.sandbox.id} at {time.monotonic() - BEGAN:.2f} s on {', '.join(told)}")
 
 
 async def places(client: Client) -> dict[str, str]:
@@ -213,11 +216,14 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
     await asyncio.sleep(options.calm)
     calm = [duration for player in players for duration in player.durations]
     recovered: list[float] = []
+    struck: list[str] = []
     strikes = ["kill"] * options.kills + ["cut"] * options.cuts
     chance.shuffle(strikes)
     for kind in strikes:
         await asyncio.sleep(chance.uniform(1, 4))
-        recovered += await strike(client, players, chance.choice(hosts.hosts), kind, options.lease)
+        host = chance.choice(hosts.hosts)
+        struck.append(f"{kind} of {host.name} at {time.monotonic() - BEGAN:.2f} s")
+        recovered += await strike(client, players, host, kind, options.lease)
     stop.set()
     await asyncio.gather(*playing)
     watching.cancel()
@@ -235,7 +241,9 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
         "recoveries": len(recovered),
         "recovery_s_p50": round(_at(recovered, 0.5), 2),
         "recovery_s_p95": round(_at(recovered, 0.95), 2),
-        "double_actors": watch.double,
+        "double_actors": len(watch.doubles),
+        "doubles": watch.doubles[:20],
+        "strikes": struck,
         "looks": watch.looks,
         "answer_ms_p50": round(1000 * _at(calm, 0.5), 1),
         "answer_ms_p95": round(1000 * _at(calm, 0.95), 1),

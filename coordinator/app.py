@@ -22,6 +22,7 @@ from coordinator.failover import Failover
 from coordinator.jobs.keeper import Jobs, parse_quotas
 from coordinator.members import TTL, Members
 from coordinator.moves import Moves
+from coordinator.object_store import ObjectStore
 from coordinator.phases import Phases, parse_share
 from coordinator.routes import Routes
 from coordinator.state import State
@@ -49,6 +50,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="no TLS: on loopback only")
     parser.add_argument("--lease", type=float, default=TTL, metavar="SECONDS", help="after which a host is silent")
     parser.add_argument("--replicate", action="store_true", help="copy checkpoints, so that sandboxes outlive hosts")
+    parser.add_argument(
+        "--replicate-store", metavar="STORE", help="and to a directory, or s3://BUCKET/PREFIX (AWS_* say how)"
+    )
     parser.add_argument("--replicate-rate", metavar="SIZE", help="bytes a second of copies at most, such as 100MiB")
     parser.add_argument("--ray", default="", metavar="ADDRESS", help="cluster for jobs; else one of this machine")
     parser.add_argument(
@@ -72,9 +76,11 @@ async def serve(options: argparse.Namespace) -> None:
     await asyncio.to_thread(private.directory, options.run, ours=(NAME,))
     door = listener.unix(options.run / NAME)  # first: it refuses a second coordinator
     state = State(options.state / "cluster.sqlite")
-    members = Members(state, ttl=options.lease, leasing=options.replicate)
+    replicating = options.replicate or options.replicate_store is not None
+    members = Members(state, ttl=options.lease, leasing=replicating)
     rate = None if options.replicate_rate is None else float(parse_bytes(options.replicate_rate))
-    copies = Copies(members, rate=rate)
+    store = None if options.replicate_store is None else await asyncio.to_thread(ObjectStore, options.replicate_store)
+    copies = Copies(members, rate=rate, store=store)
     failover = Failover(members, copies)
     moves = Moves(members, copies)
     members.removing = copies.forget
@@ -91,7 +97,7 @@ async def serve(options: argparse.Namespace) -> None:
             await _serve_tcp(listeners, options)
         notify("READY=1")
         working = [asyncio.create_task(each.run()) for each in (jobs, phases, moves)]
-        if options.replicate:
+        if replicating:
             working += [asyncio.create_task(copies.run()), asyncio.create_task(failover.run())]
         await asyncio.wait([asyncio.ensure_future(stop.wait()), *working], return_when=asyncio.FIRST_COMPLETED)
         for task in working:

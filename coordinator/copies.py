@@ -1,13 +1,14 @@
-"""Checkpoints that outlive their host: copied to another one in the background, by content.
+"""Checkpoints that outlive their host: copied to another one, and to a store, in the background, by content.
 
-Owns: the streams from host to host and their bandwidth, the newest copy of each sandbox, what waits for one. Does not
-own: which copy is made (:mod:`coordinator.decide.replicate`), what a stream holds (:mod:`sandbox.content.transfer`).
+Owns: the bandwidth of copies, the newest copies of each sandbox, what waits for one. Does not own: which copy is made
+(:mod:`coordinator.decide.replicate`), who holds copies and how they get there (:mod:`coordinator.holders`), what a
+stream holds (:mod:`sandbox.content.transfer`).
 
 ::
 
-    a durable checkpoint ▸ export there, less what the other host has ▸ import here ▸ written down ▸ older copies go
+    a durable checkpoint ▸ given, less what the holder has ▸ taken there ▸ written down ▸ older copies go
 
-Guarantee: a copy counts when it is durable on the other host and written down here, not before. Streams pass through
+Guarantee: a copy counts when it is durable at its holder and written down here, not before. Streams pass through
 the coordinator, so no host needs to reach, or may call, another; what arrives is checked as a stream of a stranger.
 """
 
@@ -15,30 +16,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
-
 from coordinator.decide import replicate
-from coordinator.decide.replicate import Copy, Subject
-from coordinator.forward import Answer, passed_on
-from coordinator.members import Member, Members
+from coordinator.decide.replicate import STORE, Copy, Subject
+from coordinator.holders import Holder, OnHost
+from coordinator.members import Members
 from coordinator.state import CopyRow
 from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError, Timeout
 from sandbox.image.store import filed
 from sandbox.messages import CheckpointInfo, CheckpointState
-from sandbox.messages.store import Imported
-from sandbox.sdk.transport import MSGPACK, decoded_error, part
+from sandbox.messages.cluster import Conversation, HostedSandbox
+from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
 
 AT_ONCE = 2  # streams that a host has at a time
 LOOK = 0.25  # seconds between two looks for what is to be copied
 PATIENCE = 60.0  # seconds that an answer waits for its copy
+REST, RESTS = 0.05, 20  # seconds, and how often, for which a copy that failed is not tried again
+SWEEP = 60.0  # seconds between two looks for copies of sandboxes that are gone
 
 
 class Pace:
@@ -57,17 +59,21 @@ class Pace:
 class Copies:
     """See the module."""
 
-    def __init__(self, members: Members, *, rate: float | None = None) -> None:
+    def __init__(self, members: Members, *, rate: float | None = None, store: Holder | None = None) -> None:
         self.members = members
+        self._store = store
         self.state = members.state
         self.copies = self.copied_bytes = self.whole_bytes = 0
         self._whole: dict[str, int] = {}  # bytes of the last copy of each sandbox that travelled whole
         self._pace = Pace(rate)
-        self._since: dict[str, float] = {}
+        self._since: dict[tuple[str, bool], float] = {}
         self._waited: Counter[str] = Counter()
         self._busy: Counter[str] = Counter()
-        self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._under_way: dict[tuple[str, bool], asyncio.Task[None]] = {}  # of a sandbox, to the store or a host
+        self._locks: dict[tuple[str, bool], asyncio.Lock] = {}
+        rows = (row for rows in self.state.copies.values() for row in rows.values())
+        self._numbers = itertools.count(1 + max((row.number for row in rows), default=0))
+        self._sweep_at = time.monotonic() + SWEEP
         self._changed = asyncio.Condition()
         self._wake = asyncio.Event()
 
@@ -78,89 +84,117 @@ class Copies:
                 async with asyncio.timeout(LOOK):
                     await self._wake.wait()
             self._wake.clear()
-            subjects = [each for each in self._subjects() if each.sandbox not in self._under_way]
+            subjects = [each for each in self._subjects() if (each.sandbox, each.store) not in self._under_way]
             for copy in replicate.decide(self.members.views(), subjects, self._busy, AT_ONCE):
                 self._busy.update((copy.source, copy.target))
                 task = asyncio.create_task(self._make(copy), name=f"copy of {copy.sandbox}")
-                self._under_way[copy.sandbox] = task
+                self._under_way[copy.sandbox, copy.target == STORE] = task
+            if time.monotonic() > self._sweep_at:
+                self._sweep_at = time.monotonic() + SWEEP
+                for sandbox in self.state.copies.keys() - self.members.places.keys() - self.members.moving:
+                    await self._try_to_forget(sandbox)
 
     def _subjects(self) -> list[Subject]:
         found = []
         for id, known in self.members.places.items():
-            if id in self.members.moving:
-                continue
-            row = self.state.copies.get(id)
-            if not known.row.durable or (row is not None and row.checkpoint == known.row.durable):
-                self._since.pop(id, None)
-                continue
-            names = frozenset(filter(None, map(filed, (known.row.image, f"{known.row.image}:latest"))))
-            found.append(
-                Subject(
-                    sandbox=id,
-                    host=known.host,
-                    durable=known.row.durable,
-                    images=names,
-                    copied="" if row is None else row.checkpoint,
-                    holder="" if row is None else row.host,
-                    waited=self._waited[id] > 0,
-                    since=self._since.setdefault(id, time.monotonic()),
-                )
-            )
+            for store in (False, True) if self._store is not None else (False,):
+                row = self._row(id, store)
+                if not known.row.durable or (row is not None and row.checkpoint == known.row.durable):
+                    self._since.pop((id, store), None)
+                elif id not in self.members.moving:
+                    found.append(
+                        Subject(
+                            sandbox=id,
+                            host=known.host,
+                            durable=known.row.durable,
+                            images=images(known.row),
+                            copied="" if row is None else row.checkpoint,
+                            holder="" if row is None else row.host,
+                            waited=self._waited[id] > 0,
+                            since=self._since.setdefault((id, store), time.monotonic()),
+                            store=store,
+                        )
+                    )
         return found
+
+    def _row(self, sandbox: str, store: bool) -> CopyRow | None:
+        """The newest copy in the store, or at a host."""
+        rows = self.state.copies.get(sandbox, {}).values()
+        return next((row for row in rows if (row.host == STORE) == store), None)
 
     async def _make(self, copy: Copy) -> None:
         try:
             await self.make(copy)
         except (PagurusError, OSError) as error:
             log.warning("%s is not copied to %s yet: %s", copy.sandbox, copy.target, error)
-            await asyncio.sleep(1.0)  # a host that refuses is not asked all the time
+            for _ in range(RESTS):  # a host that refuses is not asked all the time; one that took it over is asked now
+                if self._host(copy.sandbox) == copy.source:
+                    await asyncio.sleep(REST)
         finally:
             self._busy.subtract((copy.source, copy.target))
-            del self._under_way[copy.sandbox]
+            del self._under_way[copy.sandbox, copy.target == STORE]
             self._wake.set()
 
     async def make(self, copy: Copy) -> int:
-        """Copy one checkpoint; the bytes that travelled. Of one sandbox, one at a time."""
-        async with self._locks.setdefault(copy.sandbox, asyncio.Lock()):
-            return await self._copy(copy)
+        """Copy one checkpoint; the bytes that travelled. Of one sandbox, one to a host, one to the store at a time."""
+        number = next(self._numbers)
+        async with self._locks.setdefault((copy.sandbox, copy.target == STORE), asyncio.Lock()):
+            return await self._copy(copy, number)
 
-    async def _copy(self, copy: Copy) -> int:
-        former = self.state.copies.get(copy.sandbox)
+    async def _copy(self, copy: Copy, number: int) -> int:
+        former = self._row(copy.sandbox, copy.target == STORE)
         if former is not None and (former.checkpoint, former.host) == (copy.checkpoint, copy.target):
             return 0
-        source, target = self.members.member(copy.source), self.members.member(copy.target)
-        try:
-            size = await self._stream(source, target, copy.checkpoint, copy.base)
-        except (NotFound, Conflict):
-            if not copy.base:
-                raise
-            log.info("%s is copied whole: %s is not on both hosts any more", copy.checkpoint, copy.base)
-            size = await self._stream(source, target, copy.checkpoint, "")
-        path = f"/v1/checkpoints/{part(copy.checkpoint)}/programs"
-        programs = await source.upstream.call("GET", path, dict[str, Any])
+        source, target = self.members.member(copy.source), self._holder(copy.target)
+        size = await self._stream(OnHost(source), target, copy)
+        path = f"/v1/checkpoints/{part(copy.checkpoint)}"
+        programs, conversation = await asyncio.gather(
+            source.upstream.call("GET", f"{path}/programs", dict[str, Any]),
+            source.upstream.call("GET", f"{path}/conversation", Conversation),
+        )
         self._count(copy, size)
         known = self.members.places.get(copy.sandbox)
         if known is None:  # removed meanwhile
-            await self._discard(target, copy.checkpoint)
+            await target.discard(copy.sandbox, copy.checkpoint)
             return size
         row = CopyRow(
-            checkpoint=copy.checkpoint, host=copy.target, source=copy.source, sandbox=known.row, programs=programs
+            checkpoint=copy.checkpoint,
+            host=copy.target,
+            source=copy.source,
+            sandbox=known.row,
+            programs=programs,
+            conversation=conversation,
+            number=number,
         )
         await self.state.put_copy(copy.sandbox, row)
         async with self._changed:
             self._changed.notify_all()
-        if former is not None and former.checkpoint != copy.checkpoint and former.host in self.members.hosts:
-            await self._discard(self.members.member(former.host), former.checkpoint)
+        if former is not None and former.checkpoint != copy.checkpoint:
+            await self._discard(copy.sandbox, former)
         return size
+
+    async def fetch(self, sandbox: str, checkpoint: str, host: str) -> None:
+        """From the store to a host, all of it."""
+        await self._stream(
+            self._holder(STORE), OnHost(self.members.member(host)), Copy(sandbox, checkpoint, STORE, host)
+        )
 
     async def rest(self, source: str, target: str, checkpoint: str, base: str, sandbox: str) -> int:
         """The last copy of a sandbox that stands still, to a host that has `base` and has prepared for it; bytes."""
-        there = self.members.member(target)
+        here, there = self.members.member(source), self.members.member(target)
+        copy = Copy(sandbox, checkpoint, source, target, base)
         try:
-            return await self._stream(self.members.member(source), there, checkpoint, base, arriving=sandbox)
+            return await self._sent(OnHost(here, arriving=True), OnHost(there, arriving=True), copy, base)
         except (NotFound, Conflict) as error:
             log.info("%s is copied once it is durable: %s", checkpoint, error)
-            return await self._stream(self.members.member(source), there, checkpoint, base)
+            return await self._stream(OnHost(here), OnHost(there), copy)
+
+    def _holder(self, name: str) -> Holder:
+        if name != STORE:
+            return OnHost(self.members.member(name))
+        if self._store is None:
+            raise NotFound("the cluster has no store now", remedy="pagurus cluster up --replicate-store")
+        return self._store
 
     def _count(self, copy: Copy, size: int) -> None:
         self.copies += 1
@@ -180,41 +214,39 @@ class Copies:
             ),
         }
 
-    async def _stream(self, source: Member, target: Member, checkpoint: str, base: str, *, arriving: str = "") -> int:
-        """`arriving`: the sandbox that waits for it, there; else it is durable, at both ends."""
-        size = 0
-        query = (f"?since={part(base)}" if base else "") + ("&soon=true" if arriving else "")
-        path = f"/v1/checkpoints/{part(checkpoint)}/export{query}"
+    async def _stream(self, source: Holder, target: Holder, copy: Copy) -> int:
+        """The bytes that travelled: what changed, or all of it where one of the two lacks what it changed from."""
+        try:
+            return await self._sent(source, target, copy, copy.base)
+        except (NotFound, Conflict):
+            if not copy.base:
+                raise
+            log.info("%s is copied whole: %s is not at both ends any more", copy.checkpoint, copy.base)
+            return await self._sent(source, target, copy, "")
 
-        async def paced(parts: Any) -> AsyncIterator[bytes]:
+    async def _sent(self, source: Holder, target: Holder, copy: Copy, base: str) -> int:
+        size = 0
+
+        async def paced(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             nonlocal size
             async for each in parts:
                 size += len(each)
                 await self._pace.take(len(each))
                 yield each
 
-        async with source.upstream.answered("POST", path, {"Accept": MSGPACK}, None, source.row.token) as found:
-            if found.status >= 400:
-                raise decoded_error(found.status, await found.read(), path)
-            headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
-            data = paced(found.content.iter_any())
-            url = "/v1/checkpoints/import" + (f"?arriving={part(arriving)}" if arriving else "")
-            async with target.upstream.answered("POST", url, headers, data, target.row.token) as taken:
-                answer = Answer(taken.status, passed_on(taken.headers), await taken.read())
-        if answer.status >= 400:
-            raise decoded_error(answer.status, answer.body, url)
-        answer.decoded(Imported)
+        async with source.given(copy.sandbox, copy.checkpoint, base) as stream:
+            await target.take(copy.sandbox, copy.checkpoint, paced(stream), base)
         return size
 
-    async def _discard(self, member: Member, checkpoint: str) -> None:
-        """Remove an older copy; one that something stands on by now stays."""
-        with contextlib.suppress(PagurusError):
-            await member.upstream.call("DELETE", f"/v1/checkpoints/{part(checkpoint)}", msgspec.Raw)
+    async def _discard(self, sandbox: str, row: CopyRow) -> None:
+        """Remove what an older copy needed and the newest does not."""
+        if row.host == STORE or row.host in self.members.hosts:
+            await self._holder(row.host).discard(sandbox, row.checkpoint)
 
     # ----------------------------------------------------------------- waiting
 
     async def wait(self, sandbox: str, checkpoint: str, host: str) -> bool:
-        """Until another host than `host`, where it runs, holds this state; False: it went on elsewhere without it.
+        """Until another host than `host`, where it runs, or the store holds this state; False: it went on without it.
 
         Raises Timeout.
         """
@@ -257,24 +289,34 @@ class Copies:
 
     def _is_copied(self, sandbox: str, checkpoint: str, host: str) -> bool:
         """Whether a copy of this state is the one that counts, or the sandbox went on from it elsewhere."""
-        known, row = self.members.places.get(sandbox), self.state.copies.get(sandbox)
+        known, rows = self.members.places.get(sandbox), self.state.copies.get(sandbox, {})
         if known is None:
             return True  # removed: there is nothing to lose
         if known.host != host:
             return known.row.head == checkpoint
-        return row is not None and row.checkpoint == checkpoint
+        return any(row.checkpoint == checkpoint for row in rows.values())
 
     async def forget(self, sandbox: str) -> None:
         """It was removed: its copies go."""
-        self._locks.pop(sandbox, None)
+        for store in (False, True):
+            self._locks.pop((sandbox, store), None)
         self._whole.pop(sandbox, None)
-        row = self.state.copies.get(sandbox)
-        if row is not None:
-            await self.state.drop_copy(sandbox)
-            if row.host in self.members.hosts:
-                await self._discard(self.members.member(row.host), row.checkpoint)
+        for row in list(self.state.copies.get(sandbox, {}).values()):
+            await self._discard(sandbox, row)
+        await self.state.drop_copies(sandbox)
+
+    async def _try_to_forget(self, sandbox: str) -> None:
+        try:
+            await self.forget(sandbox)
+        except (PagurusError, OSError) as error:  # tried again
+            log.warning("copies of %s are not removed yet: %s", sandbox, error)
 
     async def close(self) -> None:
         for task in list(self._under_way.values()):
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+
+
+def images(row: HostedSandbox) -> frozenset[str]:
+    """Names of files that the image of a sandbox may be."""
+    return frozenset(filter(None, map(filed, (row.image, f"{row.image}:latest"))))

@@ -17,9 +17,10 @@ import time
 
 import msgspec
 
-from coordinator.copies import Copies
+from coordinator.copies import Copies, images
 from coordinator.decide import failover, lease
-from coordinator.decide.failover import Lost, Revive
+from coordinator.decide.failover import Held, Lost, Revive
+from coordinator.decide.replicate import STORE
 from coordinator.members import Members, Place
 from sandbox.errors import ConnectionBroken, NoDaemon, PagurusError, Timeout
 from sandbox.messages import SandboxInfo
@@ -80,36 +81,45 @@ class Failover:
         if not over:
             return []
         state = self.members.state
-        rows = [(id, row) for id, row in state.copies.items() if id not in state.moves]  # these are settled first
         lost = [
-            Lost(id, known.host, row.checkpoint, row.host)
-            for id, row in rows
-            if (known := self.members.places.get(id)) is not None
+            Lost(id, known.host, held, state.homes.get(id, ""), images(known.row))
+            for id, rows in state.copies.items()
+            if id not in state.moves  # these are settled first
+            and (known := self.members.places.get(id)) is not None
             and known.host in over
-            and id not in self.members.state.moves
+            and (held := [Held(row.checkpoint, row.host, row.number) for row in rows.values() if self._known(row.host)])
         ]
-        return failover.decide(lost, {member.name for member in self.members.living()}, over)
+        return failover.decide(lost, self.members.views(), over)
+
+    def _known(self, holder: str) -> bool:
+        """Whether there is such a holder: a host that was removed from the cluster is waited for no more."""
+        return holder == STORE or holder in self.members.hosts
 
     async def _revive(self, wanted: Revive) -> None:
         async with self._room:
             known = self.members.places[wanted.sandbox]
             await self.members.state.decided("failover", {"from": wanted.source}, wanted)
             self.members.moving.add(wanted.sandbox)
+            begun = self.members.state.homes.get(wanted.sandbox) == wanted.target  # and its end was not heard of
             try:
+                if wanted.stored:
+                    await self.copies.fetch(wanted.sandbox, wanted.checkpoint, wanted.target)
                 await self._arrive(wanted.sandbox, known.row, wanted.checkpoint, wanted.target)
             except UNKNOWN as error:  # it may run there: asked again, for the same
                 log.error("%s: whether it is back on %s is unknown: %s", wanted.sandbox, wanted.target, error)
             except PagurusError as error:  # looked at again; until then it belongs where it was
                 log.error("%s does not come back on %s: %s", wanted.sandbox, wanted.target, error)
-                await self.members.state.put_home(wanted.sandbox, wanted.source)
+                if not begun:
+                    await self.members.state.put_home(wanted.sandbox, wanted.source)
             finally:
                 self.members.moving.discard(wanted.sandbox)
 
     async def _arrive(self, sandbox: str, row: HostedSandbox, checkpoint: str, host: str) -> None:
         """It belongs there from now on, and runs."""
         await self.members.state.put_home(sandbox, host)
-        copy = self.members.state.copies.get(sandbox)
         wanted = arrival(row)
-        wanted.programs = {} if copy is None else copy.programs
+        for copy in self.members.state.copies.get(sandbox, {}).values():
+            if copy.checkpoint == checkpoint:
+                wanted.programs, wanted.conversation = copy.programs, copy.conversation
         await arrive(self.members, row, checkpoint, host, wanted)
-        await self.members.state.drop_copy(sandbox)  # it is the sandbox's own by now
+        await self.members.state.drop_copies(sandbox, keep=checkpoint)  # at the host it is the sandbox's own by now

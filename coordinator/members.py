@@ -133,8 +133,9 @@ class Members:
         self.hosts = {name: Member(name, row, self.ttl) for name, row in self.state.hosts.items()}
         for member in self.hosts.values():  # a former coordinator may have granted a lease right before it died
             member.lease = lease.unknown(member.lease, time.monotonic())
-        for id, copy in self.state.copies.items():
-            self.places[id] = Place(self.state.homes.get(id, copy.source), copy.sandbox, 0.0)
+        for id, copies in self.state.copies.items():
+            newest = max(copies.values(), key=lambda copy: copy.number)
+            self.places[id] = Place(self.state.homes.get(id, newest.source), newest.sandbox, 0.0)
         for id, move in self.state.moves.items():
             self.places[id] = Place(move.source, move.sandbox, 0.0)
         await asyncio.gather(*(self._ask(member) for member in self.hosts.values()))

@@ -32,7 +32,7 @@ from coordinator.members import Members, Place
 from coordinator.state import MoveRow
 from sandbox.errors import Conflict, NotFound, PagurusError
 from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo, TurnInfo
-from sandbox.messages.cluster import HoldRequest, Moved
+from sandbox.messages.cluster import Conversation, HoldRequest, Moved
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
@@ -98,8 +98,8 @@ class Moves:
 
     async def _ahead(self, sandbox: str, source: str, host: str) -> tuple[str, int]:
         """Copy it until the rest is small. (the last copy, bytes)"""
-        row = self._state.copies.get(sandbox)
-        base, size = (row.checkpoint if row is not None and row.host == host else ""), 0
+        rows = self._state.copies.get(sandbox, {}).values()
+        base, size = next((row.checkpoint for row in rows if row.host == host), ""), 0
         path = f"/v1/sandboxes/{sandbox}/checkpoints"
         took: list[float] = []
         while replicate.again(took):
@@ -129,11 +129,12 @@ class Moves:
         try:
             last = await source.call("POST", f"/v1/sandboxes/{row.id}/hold", CheckpointInfo, timeout=PATIENCE)
             clock.passed("hold")
-            programs = f"/v1/checkpoints/{part(last.id)}/programs"
+            path = f"/v1/checkpoints/{part(last.id)}"
             wanted = arrival(row)
-            size, wanted.programs, wanted.turns, _ = await asyncio.gather(
+            size, wanted.programs, wanted.conversation, wanted.turns, _ = await asyncio.gather(
                 self.copies.rest(known.host, host, last.id, base, row.id),
-                source.call("GET", programs, dict[str, object]),
+                source.call("GET", f"{path}/programs", dict[str, object]),
+                source.call("GET", f"{path}/conversation", Conversation),
                 self._turns(row.id, known.host),
                 self._state.put_home(row.id, host),
             )
@@ -177,7 +178,7 @@ class Moves:
             head = await self._upstream(move.target).call("GET", path, CheckpointInfo, timeout=PATIENCE)
             if head.durable_at is None:
                 raise Conflict(f"{sandbox} is not durable at {move.target} yet: {head.error}", sandbox=sandbox)
-            await self._state.drop_copy(sandbox)  # it is the sandbox's own by now
+            await self._state.drop_copies(sandbox)  # older than what it was told since
             if move.source in self.members.hosts:
                 with contextlib.suppress(NotFound):
                     await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}", msgspec.Raw)

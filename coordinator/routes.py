@@ -287,7 +287,7 @@ class Routes:
         return reply(request, [PlaceInfo(sandbox=id, host=each.host) for id, each in found])
 
     async def _copies(self, request: web.Request) -> web.StreamResponse:
-        found = sorted(self.members.state.copies.items())
+        found = [(id, row) for id, rows in sorted(self.members.state.copies.items()) for row in rows.values()]
         return reply(request, [CopyInfo(sandbox=id, checkpoint=row.checkpoint, host=row.host) for id, row in found])
 
     async def _move(self, request: web.Request) -> web.StreamResponse:

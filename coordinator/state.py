@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
+from coordinator.decide.replicate import STORE
 from sandbox import private
 from sandbox.database import Writer, connect
-from sandbox.messages.cluster import HostedSandbox, HostRequest
+from sandbox.messages.cluster import Conversation, HostedSandbox, HostRequest
 
 VERSION = 1
 SCHEMA = """
@@ -32,14 +33,16 @@ CREATE TABLE answers (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, at REAL NOT NU
 CREATE TABLE decisions (number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, row BLOB NOT NULL);
 """
 ADDED = """
+CREATE TABLE IF NOT EXISTS stored (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS moves (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS seats (job TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS phases (job TEXT, phase INTEGER, asked REAL NOT NULL, begun REAL NOT NULL, ended REAL,
     PRIMARY KEY (job, phase)) WITHOUT ROWID;
-"""  # of moves and of jobs that take turns, also in files that were made before
+"""  # of copies in the store, moves and jobs that take turns, also in files that were made before
 FORGET_DECISIONS = "DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?"
 CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
 PHASE_AGE = 30 * CALL_AGE  # seconds for which it is known when a phase began and ended
+COPIES = ("copies", "stored")  # tables
 DECISIONS = 10_000  # kept, at most a tenth more
 
 
@@ -50,13 +53,15 @@ class HostRow(HostRequest, kw_only=True):
 
 
 class CopyRow(msgspec.Struct, kw_only=True):
-    """The newest state of a sandbox that another host holds."""
+    """The newest state of a sandbox that another host, or the store, holds."""
 
     checkpoint: str
-    host: str  # that holds it
+    host: str  # that holds it, or STORE
     source: str  # where the sandbox runs
     sandbox: HostedSandbox
     programs: dict[str, Any] = {}  # sessions and processes, as its host told them
+    conversation: Conversation = msgspec.field(default_factory=Conversation)  # with its model
+    number: int = 0  # newer ones have larger ones
 
 
 class MoveRow(msgspec.Struct, kw_only=True):
@@ -81,8 +86,10 @@ class State:
         self.calls: dict[str, str] = dict(database.execute("SELECT id, host FROM calls").fetchall())
         found = database.execute("SELECT caller, host, id, text FROM tokens").fetchall()
         self.tokens = {(caller, host): (number, text) for caller, host, number, text in found}
-        rows = database.execute("SELECT sandbox, row FROM copies").fetchall()
-        self.copies = {name: msgspec.msgpack.decode(row, type=CopyRow) for name, row in rows}
+        self.copies: dict[str, dict[str, CopyRow]] = {}  # of a sandbox, by table: one at a host, one in the store
+        for table in COPIES:
+            for name, row in database.execute(f"SELECT sandbox, row FROM {table}").fetchall():
+                self.copies.setdefault(name, {})[table] = msgspec.msgpack.decode(row, type=CopyRow)
         self.seats: dict[str, bytes] = dict(database.execute("SELECT job, row FROM seats").fetchall())
         rows = database.execute("SELECT sandbox, row FROM moves").fetchall()
         self.moves = {name: msgspec.msgpack.decode(row, type=MoveRow) for name, row in rows}
@@ -123,13 +130,19 @@ class State:
         await self._do("DELETE FROM tokens WHERE caller = ? AND host = ?", (caller, host))
 
     async def put_copy(self, sandbox: str, row: CopyRow) -> None:
-        self.copies[sandbox] = row
+        table = COPIES[row.host == STORE]
+        self.copies.setdefault(sandbox, {})[table] = row
         packed = msgspec.msgpack.encode(row)
-        await self._do("INSERT OR REPLACE INTO copies VALUES (?, ?)", (sandbox, packed), durable=True)
+        await self._do(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (sandbox, packed), durable=True)
 
-    async def drop_copy(self, sandbox: str) -> None:
-        self.copies.pop(sandbox, None)
-        await self._do("DELETE FROM copies WHERE sandbox = ?", (sandbox,))
+    async def drop_copies(self, sandbox: str, keep: str = "") -> None:
+        """All of a sandbox, but for a copy in the store of the checkpoint `keep`."""
+        rows = self.copies.pop(sandbox, {})
+        for table, row in rows.items():
+            if row.host == STORE and row.checkpoint == keep:
+                self.copies[sandbox] = {table: row}
+            else:
+                await self._do(f"DELETE FROM {table} WHERE sandbox = ?", (sandbox,))
 
     async def put_move(self, sandbox: str, row: MoveRow) -> None:
         """Before a sandbox is held: the next coordinator brings the move to an end."""

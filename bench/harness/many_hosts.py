@@ -24,10 +24,22 @@ from sandbox.messages.cluster import HostInfo, HostRequest
 from sandbox.messages.tokens import NewToken, TokenRequest
 
 PORT = 8700
+EXITING = 0x4  # PF_EXITING among a task's flags
 
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def dying(task: str) -> bool:
+    """Whether it has ended, is ending, or will before it comes to anything else."""
+    try:
+        flags = int(Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[6])
+        lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{task}/status").read_text().splitlines())
+    except OSError:
+        return True
+    pending = int(lines["SigPnd"], 16) | int(lines["ShdPnd"], 16)
+    return bool(flags & EXITING or pending >> signal.SIGKILL - 1 & 1)
 
 
 class NetHost(BenchHost):
@@ -64,12 +76,23 @@ class NetHost(BenchHost):
         return HostRequest(address=f"https://{self.address}:{PORT}", token=token.text, ca=found[-1])
 
     def acts(self, sandbox: str) -> bool:
-        """Whether processes of the sandbox run here now."""
+        """Whether processes of the sandbox run here now. One that is frozen and killed leaves the freezer to die."""
+        where = group(self, sandbox)
         try:
-            events = (group(self, sandbox) / "cgroup.events").read_text()
+            events = (where / "cgroup.events").read_text()
+            if "populated 0" in events or "frozen 1" in events:
+                return False
+            tasks = [task for each in where.rglob("cgroup.threads") for task in each.read_text().split()]
+            return not all(map(dying, tasks))
         except OSError:
             return False
-        return "populated 1" in events and "frozen 0" in events
+
+    def switch(self, sandbox: str) -> str:
+        """Whether its control group is to be frozen, and is."""
+        with contextlib.suppress(OSError):
+            wanted = (group(self, sandbox) / "cgroup.freeze").read_text().strip()
+            return f"to freeze {wanted}, {' '.join((group(self, sandbox) / 'cgroup.events').read_text().split())}"
+        return "gone"
 
     def cut(self, off: bool) -> None:
         ip("link", "set", self.link, "down" if off else "up")

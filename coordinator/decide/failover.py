@@ -1,35 +1,72 @@
-"""Which sandboxes go on elsewhere when hosts are lost: each at the host that holds its newest copy."""
+"""Which sandboxes go on elsewhere when hosts are lost, and where.
+
+A sandbox goes on from the newest state of it that was copied, and from no older one: what it was told since would be
+undone. It goes where that copy is; if only the store has it, to the host that suits it best. Where it began to come
+back it stays, for it may run there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+
+from coordinator.decide import place
+from coordinator.decide.place import HostView, Wanted
+from coordinator.decide.replicate import STORE
+
+
+@dataclass(frozen=True)
+class Held:
+    """A state of a sandbox, and who holds it."""
+
+    checkpoint: str
+    holder: str
+    number: int = 0  # newer ones have larger ones
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A sandbox whose host's lease is over, and its newest copy."""
+    """A sandbox whose host's lease is over."""
 
     sandbox: str
     host: str
-    checkpoint: str
-    holder: str
+    copies: Sequence[Held]
+    home: str = ""  # where it belongs by what was decided before; "": where it was
+    images: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Revive:
-    """Let the sandbox go on from this checkpoint there."""
+    """Let the sandbox go on from this checkpoint there. `stored`: it comes from the store."""
 
     sandbox: str
     checkpoint: str
     source: str
     target: str
+    stored: bool = False
 
 
-def decide(lost: Iterable[Lost], alive: Set[str], over: Set[str]) -> list[Revive]:
+def decide(lost: Iterable[Lost], hosts: Iterable[HostView], over: Set[str]) -> list[Revive]:
     """`over`: hosts that surely act no more. A copy on a host that does not answer waits for it."""
-    return [
-        Revive(each.sandbox, each.checkpoint, each.host, each.holder)
-        for each in sorted(lost, key=lambda each: each.sandbox)
-        if each.host in over and each.host not in alive and each.holder in alive and each.holder != each.host
-    ]
+    views = {host.name: host for host in hosts}
+    revived = []
+    for each in sorted(lost, key=lambda each: each.sandbox):
+        if each.host not in over or (each.host in views and views[each.host].alive):
+            continue
+        newest = max(each.copies, key=lambda copy: copy.number).checkpoint
+        holders = [copy.holder for copy in each.copies if copy.checkpoint == newest]
+        if (target := _target(each, holders, views, over)) is not None:
+            views[target] = replace(views[target], coming=views[target].coming + 1)
+            revived.append(Revive(each.sandbox, newest, each.host, target, stored=target not in holders))
+    return revived
+
+
+def _target(lost: Lost, holders: Sequence[str], views: dict[str, HostView], over: Set[str]) -> str | None:
+    able = [host for name, host in views.items() if host.alive and name != lost.host]
+    if lost.home not in ("", lost.host) and lost.home not in over:
+        able = [host for host in able if host.name == lost.home]
+    if peer := next((host.name for host in able if host.name in holders), None):
+        return peer
+    if STORE not in holders:
+        return None
+    return next(iter(place.ranked(able, Wanted(images=lost.images))), None)

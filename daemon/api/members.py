@@ -9,7 +9,7 @@ from daemon.host.host import Host
 from daemon.host.report import report
 from daemon.turns.turns import LiveSandbox
 from sandbox.messages import CheckpointInfo, SandboxInfo
-from sandbox.messages.cluster import ArriveRequest, HoldRequest, HostReport, LeaseRequest
+from sandbox.messages.cluster import ArriveRequest, Conversation, HoldRequest, HostReport, LeaseRequest
 
 AREA = Area()
 
@@ -59,3 +59,10 @@ async def _release(host: Host, live: LiveSandbox) -> None:
 async def _programs(host: Host, checkpoint: str) -> dict[str, ProgramRow]:
     """The sessions, processes and terminals that a checkpoint holds, as another host needs them to know them again."""
     return host.checkpoint(checkpoint).programs
+
+
+@AREA("GET", "/v1/checkpoints/{checkpoint}/conversation", scope="admin")
+async def _conversation(host: Host, checkpoint: str) -> Conversation:
+    """What the gateway of another host must know of the sandbox to go on from this checkpoint."""
+    row = host.checkpoint(checkpoint)
+    return Conversation() if host.gateway is None else await host.gateway.conversation(row)

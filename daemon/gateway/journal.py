@@ -21,12 +21,14 @@ import blake3
 import msgspec
 import zstandard
 
+from daemon.gateway import travel
 from daemon.gateway.replay import Step
 from daemon.gateway.wire import ANSWER_MOST, BODY_MOST, Asked, canonical
 from sandbox import private
 from sandbox.database import Writer, connect
 from sandbox.errors import NotFound
 from sandbox.messages import Exchange, ExchangeInfo, ExecResult, Upstream
+from sandbox.messages.cluster import Conversation
 
 VERSION = 1
 SCHEMA = """
@@ -336,6 +338,14 @@ class Journal:
                 database.execute("DELETE FROM texts WHERE hash NOT IN (SELECT hash FROM parts)")
 
         await self._do(write)
+
+    async def told(self, sandbox: str, path: list[int], conversation: Conversation) -> None:
+        """Fill in what another host must know of the sandbox, which has come this far."""
+        await self._do(lambda database: travel.read(database, sandbox, path, conversation))
+
+    async def taken(self, sandbox: str, conversation: Conversation) -> list[Step]:
+        """The path of a sandbox that comes from another host."""
+        return await self._do(lambda database: travel.write(database, sandbox, conversation), durable=True)
 
     # ----------------------------------------------------------------- commands of agents outside
 

@@ -25,7 +25,7 @@ from aiohttp import web
 
 from daemon import metrics
 from daemon.auth import tls
-from daemon.catalogue import SandboxRow
+from daemon.catalogue import CheckpointRow, SandboxRow
 from daemon.gateway import listener, replay, wire
 from daemon.gateway.answer import is_open
 from daemon.gateway.commands import Commands
@@ -43,6 +43,7 @@ from sandbox.messages import (
     TokenInfo,
     Upstream,
 )
+from sandbox.messages.cluster import Conversation
 
 if TYPE_CHECKING:
     from daemon.host.host import Host
@@ -54,6 +55,7 @@ DUMMY_KEY = "held-by-the-host"  # what an agent inside shows; clients insist on 
 TOKEN = "pgw"
 OUTSIDE_MOST = 4096  # connections of all agents outside together
 LARGE = 256 << 10  # bytes of a body that is not read on the event loop
+HERE = "here"  # the tree of a sandbox that came from another host: whichever it gets
 STALLED = 10.0  # seconds after which one who shows a wrong token is answered
 
 
@@ -213,7 +215,7 @@ class GatewayService:
             for sandbox in {
                 row.id,
                 *(name for name in (*self.lines, *self._places) if name not in self.host.live_sandboxes),
-            }:
+            } - self.host.arrivals.coming():
                 if (line := self.lines.pop(sandbox, None)) is not None:
                     await line.close()
                 self._commands.pop(sandbox, None)
@@ -255,11 +257,41 @@ class GatewayService:
             tip = tip_now(self.desk, live.row.head, [])
             place = Place(tree=live.row.tree or "", tip=tip)
             place.cursor = len(replay.path_to(self.desk.book.steps, tip)) - 1
+        if place.tree == HERE:
+            place.tree = live.row.tree or ""
         line = Line(live.row.gateway, place, self.desk, lambda: self.host.live_sandboxes.get(sandbox))
         line.bytes = size
         self.lines[sandbox] = line
         self._commands[sandbox] = Commands(line)
         return line
+
+    async def conversation(self, checkpoint: CheckpointRow) -> Conversation:
+        """What another host must know to go on from a checkpoint."""
+        live = self.host.live_sandboxes.get(checkpoint.sandbox)
+        if live is None or live.row.gateway is None:
+            return Conversation()
+        line = await self.line(live.row.id)
+        path = replay.path_to(self.desk.book.steps, tip_now(self.desk, checkpoint.id, line.path))
+        told = Conversation(gateway=live.row.gateway)
+        await self.journal.told(live.row.id, [step.id for step in path], told)
+        return told
+
+    async def arriving(self, row: SandboxRow, conversation: Conversation) -> None:
+        """Before a sandbox of another host runs here: what was said there. Again, it is taken anew."""
+        await self._forget(row.id)
+        row.gateway = conversation.gateway
+        if row.gateway is None:
+            return
+        try:
+            self.desk.upstreams.get(row.gateway.upstream)
+        except NotFound as error:  # better alive without a model than not at all
+            log.warning("comes without its gateway: %s", error, extra={"sandbox": row.id})
+            row.gateway = None
+            return
+        path = await self.journal.taken(row.id, conversation)
+        for step in path:
+            self.desk.book.add(row.id, step, main=True)
+        self._places[row.id] = Place(tree=HERE, tip=path[-1].id if path else None, cursor=len(path) - 1)
 
     async def exec(self, sandbox: str, request: ExecRequest, call: str = "") -> ExecResult:
         """The next command of an agent outside."""

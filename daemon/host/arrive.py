@@ -11,10 +11,10 @@ which the coordinator answers for.
                its end ▸ raw images unpacked
                then arrive: tree and processes of the new checkpoint ▸ published
 
-Guarantee: it is the same sandbox: id, name, owner, host name and machine id, limits and settings, sessions
-and processes, and the record of its turns as far as it is told; no fork hooks run. Nothing of a sandbox runs here
-before it arrives. Asked again for the same, it answers the same. What was prepared and is not used ends after
-`PREPARED_MOST` seconds, and with the daemon.
+Guarantee: it is the same sandbox: id, name, owner, host name and machine id, limits and settings, sessions and
+processes, the record of its turns and its conversation with a model, as far as they are told; no fork hooks run.
+Nothing of a sandbox runs here before it arrives. Asked again for the same, it answers the same. What was prepared and
+is not used ends after `PREPARED_MOST` seconds, and with the daemon.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ class Arrivals:
         finally:
             self._arriving.pop(request.id).set()
 
+    def coming(self) -> set[str]:
+        """Sandboxes that are arriving."""
+        return set(self._arriving)
+
     async def _arrive(self, checkpoint: str, request: ArriveRequest) -> SandboxInfo:
         host = self.host
         origin = await host.restorable(checkpoint)
@@ -81,6 +85,8 @@ class Arrivals:
             row = self._row(origin, request) if prepared is None else prepared.live.row
             row.programs = origin.programs = _programs(request)
             row.turn = origin.turn
+            if host.gateway is not None:
+                await host.gateway.arriving(row, request.conversation)
             with host.collector.pin(origin):
                 if prepared is None:
                     with host.made(row):

@@ -8,6 +8,7 @@ import msgspec
 
 from sandbox.messages.brief import Brief
 from sandbox.messages.commands import TurnInfo
+from sandbox.messages.gateway import Gateway
 from sandbox.messages.sandboxes import Limits
 
 HostName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -55,6 +56,40 @@ class LeaseRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
     release: bool = False
 
 
+class ToldExchange(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """daemon -> coordinator -> daemon: an exchange of an agent with its model, as the gateway's journal has it."""
+
+    number: int
+    checkpoint: str | None
+    turn: int
+    key: bytes
+    path: str
+    state: Literal["asked", "answered", "failed"]
+    started: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    ended: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None
+    status: int | None
+    asked: int
+    answered: int
+    recorded: int
+    open: bytes
+    headers: bytes | None
+    envelope: bytes
+    response: bytes | None
+    request_bytes: int
+    response_bytes: int
+    parts: list[bytes] = []  # hashes of texts
+
+
+class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """daemon -> coordinator -> daemon: GET /v1/checkpoints/{id}/conversation. What the gateway of another host must
+    know of a sandbox, as of a checkpoint."""
+
+    gateway: Gateway | None = None  # None: the sandbox has none
+    token: bytes = b""  # hash of that of an agent outside
+    exchanges: Annotated[list[ToldExchange], msgspec.Meta(max_length=10_000)] = []  # the newest first
+    texts: dict[bytes, bytes] = {}  # compressed, by hash
+
+
 class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """coordinator -> daemon: POST /v1/checkpoints/{id}/arrive. A sandbox of another host goes on here, as itself."""
 
@@ -64,6 +99,7 @@ class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
     created_at: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
     programs: dict[str, Any] = {}  # its sessions, processes and terminals, as the other host told them
     turns: Annotated[list[TurnInfo], msgspec.Meta(max_length=1000)] = []  # its record of them, as far as it is known
+    conversation: Conversation = msgspec.field(default_factory=Conversation)
     verify: bool = True
     ahead: bool = False  # only prepare what it needs, for a later call that says the same but for the checkpoint
 
@@ -92,11 +128,11 @@ class Moved(Brief, kw_only=True, omit_defaults=True):
 
 
 class CopyInfo(Brief, kw_only=True, omit_defaults=True):
-    """coordinator -> CLI: GET /v1/cluster/copies. The newest state of a sandbox that another host holds."""
+    """coordinator -> CLI: GET /v1/cluster/copies. A state of a sandbox that outlives its host."""
 
     sandbox: str
     checkpoint: str
-    host: str  # where the copy is
+    host: str  # where the copy is: a host, or "(store)"
 
 
 class HostRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

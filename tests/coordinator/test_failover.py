@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -13,10 +14,22 @@ from bench.harness.whole_host import group, lose, remove_groups
 from coordinator.state import MoveRow, State
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict
-from sandbox.messages import CheckpointInfo, SandboxState
-from sandbox.messages.cluster import CopyInfo, HostInfo, HostReport, LeaseRequest, Moved, MoveRequest, PlaceInfo
+from sandbox.messages import CheckpointInfo, Gateway, SandboxState
+from sandbox.messages import Upstream as Address
+from sandbox.messages.cluster import (
+    CopyInfo,
+    HostChange,
+    HostInfo,
+    HostReport,
+    LeaseRequest,
+    Moved,
+    MoveRequest,
+    PlaceInfo,
+)
 from tests.support.cluster import Cluster, apart, frozen
 from tests.support.daemon_host import ASLEEP, Daemon, missing, until
+from tests.support.gateway_agent import done, start
+from tests.support.gateway_upstream import Upstream
 
 LEASE = "8"  # seconds: longer than a busy machine keeps a daemon from answering
 
@@ -82,6 +95,27 @@ async def test_a_sandbox_outlives_its_host_as_it_was_last_told(pair: Cluster, cl
     assert (found.id, found.info.labels, found.info.state) == (sandbox.id, {"task": "7"}, SandboxState.RUNNING)
     assert [info.id for info in await client.sandboxes()] == [sandbox.id]
     await sandbox.remove()
+
+
+async def test_a_sandbox_that_no_other_host_holds_comes_back_from_the_store(pair: Cluster, client: Client) -> None:
+    pair.kill()
+    pair.options("--replicate-store", str(pair.root / "store"))
+    pair.start()
+    await leased(client, pair)
+    sandbox = await client.create("debian", replicated_answers=True)
+    host = await where(client, sandbox)
+    other = next(name for name in pair.daemons if name != host)
+    await client.call("PATCH", f"/v1/cluster/hosts/{other}", HostInfo, HostChange(draining=True))
+    await sandbox.exec(f"echo 1 > /log; sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
+    told = await sandbox.exec("echo 2 >> /log")
+    copies = await client.call("GET", "/v1/cluster/copies", list[CopyInfo])
+    assert CopyInfo(sandbox=sandbox.id, checkpoint=told.checkpoint or "", host="(store)") in copies
+    lose(pair.daemons[host])
+    await client.call("PATCH", f"/v1/cluster/hosts/{other}", HostInfo, HostChange(draining=False))
+    await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
+    assert (await sandbox.exec("cat /log; pgrep -c sleep")).text.split() == ["1", "2", "1"]
+    await sandbox.remove()
+    assert not (pair.root / "store" / sandbox.id).exists()
 
 
 async def test_what_is_told_was_carried_out_once_whenever_the_host_dies(pair: Cluster, client: Client) -> None:
@@ -158,6 +192,43 @@ async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -
     assert not group(pair.daemons[host], sandbox.id).exists()
     assert (await client.call("POST", "/v1/cluster/moves", Moved, wanted)).pause_ms == 0
     await sandbox.remove()
+
+
+async def test_a_conversation_goes_on_after_a_move_and_after_the_loss_of_a_host(pair: Cluster, client: Client) -> None:
+    await leased(client, pair)
+    async with Upstream() as upstream:
+        await client.gateway.put("scripted", Address(url=upstream.url))
+        upstream.holds = 3
+        sandbox = await client.create("debian", gateway=Gateway(upstream="scripted"))
+        host = await where(client, sandbox)
+        other = next(name for name in pair.daemons if name != host)
+        await start(sandbox, 5)
+        await until(lambda: len(upstream.asked) == 3, "the third request")
+        await client.call("POST", "/v1/cluster/moves", Moved, MoveRequest(sandbox=sandbox.id, host=other))
+        exchanges = await sandbox.gateway.exchanges()
+        assert [(each.state, each.main) for each in exchanges[:2]] == [("answered", True)] * 2
+        told = json.loads((await sandbox.gateway.exchange(exchanges[1])).request)
+        assert [each["content"] for each in told["messages"]] == ["begin", "answer 1", "go on 0"]
+
+        await until(lambda: len(upstream.asked) == 4, "the third request comes again")
+        upstream.holds = 5
+        upstream.gate.set()
+        await until(lambda: len(upstream.asked) == upstream.holds, "the next request")
+        turn = (await sandbox.turns())[-1]
+        await until(lambda: copied(client, sandbox, turn.checkpoint), "the state is copied")
+        lose(pair.daemons[other])
+        await until(lambda: _elsewhere(client, sandbox, other), "it went on elsewhere")
+        upstream.holds = 0
+        upstream.gate.set()
+        entries = await done(sandbox)
+        assert [entry["turn"] for entry in entries] == ["1", "2", "3", "4", "5"]
+        exchanges = await sandbox.gateway.exchanges()
+        assert [each.state for each in exchanges] == ["answered"] * 5
+        assert [each.parent for each in exchanges] == [None, *(each.id for each in exchanges[:-1])]
+        heard = [entry["text"] for entry in entries]
+        last = json.loads((await sandbox.gateway.exchange(exchanges[4])).request)
+        assert [each["content"] for each in last["messages"][1::2]] == heard[:4]
+        await sandbox.remove()
 
 
 async def test_a_move_that_is_cut_short_is_taken_back(pair: Cluster, client: Client) -> None:

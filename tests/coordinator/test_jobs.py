@@ -34,6 +34,7 @@ from tests.support.small_run import rows, small
 from trainer.config import open_run
 
 LONG = 400.0  # seconds; other tests run beside this one
+EACH = {"slot": 1, "pool": 1}  # what a machine has: room for a trainer, and for an engine pool
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -76,21 +77,25 @@ class Jobs:
 
 @pytest.fixture
 def machines() -> Iterator[Machines]:
-    """A cluster of Ray: one node that has nothing, two with a slot each. To Ray a node is an error that takes 30 s to
-    start: it is tried again."""
+    """A cluster of Ray: one node that has nothing, two with a slot and a pool each."""
     made = Machines()
     try:
-        for slots in (0, 1, 1):
-            for last in (False, False, True):
-                try:
-                    made.add_node(num_cpus=0, resources={"slot": slots} if slots else {}, include_dashboard=False)
-                    break
-                except Exception as error:  # Ray has no class for it
-                    if last or "timed out during startup" not in str(error):
-                        raise
+        for has in ({}, EACH, EACH):
+            add_machine(made, has)
         yield made
     finally:
         made.shutdown()
+
+
+def add_machine(machines: Machines, has: Mapping[str, float]) -> None:
+    """To Ray a node is an error that takes 30 s to start: it is tried again."""
+    for last in (False, False, True):
+        try:
+            machines.add_node(num_cpus=0, resources=dict(has), include_dashboard=False)
+            break
+        except Exception as error:  # Ray has no class for it
+            if last or "timed out during startup" not in str(error):
+                raise
 
 
 def lineage(pid: int) -> list[int]:
@@ -127,20 +132,18 @@ def test_a_job_goes_on_whoever_is_killed(machines: Machines, own: Daemon, tmp_pa
             jobs.submit(folder, own.socket, slot=1)
         assert local.written(folder)["supervisor"] == supervisor  # nobody has ended it
 
-        raylets = {node.all_processes["raylet"][0].process.pid: node for node in machines.list_all_nodes()}
-        above = lineage(supervisor.pid)
-        (where,) = raylets.keys() & set(above)
-        raylets[where].kill_raylet()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(above[1], signal.SIGKILL)  # the actor
-        for role in ("supervisor", "rollout", "trainer", "engine"):
-            local.restart(folder, role)
+        lose_machine(machines, folder)
         until(lambda: jobs.all()[job].ended_at is not None, "the job does not end")
         assert (jobs.all()[job].state, jobs.all()[job].reason) == ("done", "")
         assert local.written(folder)["supervisor"].generation > supervisor.generation
         assert b"held-out reward after GRPO" in jobs.said(job)
     finally:
         cluster.clean()
+    whole(folder)
+
+
+def whole(folder: Path) -> None:
+    """A run of three steps of two groups counted each prompt once."""
     store = SampleStore(folder / "rollout")
     account, batches = store.account(), [store.batch(step) for step in range(3)]
     store.close()
@@ -148,6 +151,72 @@ def test_a_job_goes_on_whoever_is_killed(machines: Machines, own: Daemon, tmp_pa
     assert account.consumed == len(prompts) == len(set(prompts)) == 6 and account.given_up == 0
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["trajectories_lost"]) == (3, 0)
+
+
+@pytest.mark.alone
+@pytest.mark.long  # three runs on two slots, each machine lost in turn: minutes
+def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp_path: Path) -> None:
+    """They share two machines with an engine pool and a trainer's slot each. kill -9 of every role, of the head that
+    speaks to Ray, of the coordinator, and of all that runs on each machine, in turn; another machine comes for it."""
+    folders = [open_run(small(tmp_path / "runs", steps=3, pace=0.2, held_out=1, faults=0))[0] for _ in range(3)]
+    cluster = Cluster(tmp_path, "--ray", machines.address).start()
+    try:
+        jobs = Jobs(cluster)
+        runs = {jobs.submit(folder, own.socket, slot=1, pool=1).id: folder for folder in folders}
+
+        def working() -> list[Path]:
+            """Jobs that have handed out a batch and are not over."""
+            going = [folder for job, folder in runs.items() if jobs.all()[job].state == "running"]
+            handed = "select count(*) from prompts where state='handed'"
+            return [folder for folder in going if rows(folder, "samples.sqlite", handed) > 0]
+
+        def settled() -> bool:
+            """As many work as there is room for, or all are over."""
+            left = sum(info.ended_at is None for info in jobs.all().values())
+            return len(working()) >= min(2, left)
+
+        def lose_one() -> bool:
+            """A machine of one that works, unless all are over by now."""
+            for folder in reversed(working()):
+                with contextlib.suppress(FileNotFoundError, ValueError):  # its supervisor has just ended
+                    lose_machine(machines, folder)
+                    return True
+            return all(info.ended_at is not None for info in jobs.all().values())
+
+        until(settled, "two do not begin")
+        for act in ("roles", "head", "coordinator", "machine", "machine"):
+            until(settled, f"not all go on before the death of: {act}")
+            if act == "roles":
+                for folder in working():
+                    for role in ("rollout", "trainer", "engine", "supervisor"):
+                        local.restart(folder, role)
+            elif act == "head":
+                os.kill(int((tmp_path / "state" / "head.lock").read_text()), signal.SIGKILL)
+            elif act == "coordinator":
+                cluster.kill()
+                cluster.start()
+            else:
+                until(lose_one, "no machine is lost")
+                add_machine(machines, EACH)
+        until(lambda: all(info.ended_at is not None for info in jobs.all().values()), "not all jobs end")
+        assert {info.state for info in jobs.all().values()} == {"done"}
+    finally:
+        cluster.clean()
+    for folder in folders:
+        whole(folder)
+
+
+def lose_machine(machines: Machines, folder: Path) -> None:
+    """kill -9 of all that runs on the machine of a job."""
+    living = [node for node in machines.list_all_nodes() if "raylet" in node.all_processes]
+    raylets = {node.all_processes["raylet"][0].process.pid: node for node in living}
+    above = lineage(local.written(folder)["supervisor"].pid)
+    (where,) = raylets.keys() & set(above)
+    raylets[where].kill_raylet()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(above[1], signal.SIGKILL)  # the actor
+    for role in ("supervisor", "rollout", "trainer", "engine"):
+        local.restart(folder, role)
 
 
 @pytest.mark.alone

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.decide import failover, lease, place, replicate
-from coordinator.decide.failover import Lost
+from coordinator.decide import lease, place, replicate
 from coordinator.decide.lease import Lease
 from coordinator.decide.place import HostView, Wanted
 from coordinator.decide.replicate import Subject
@@ -174,24 +173,6 @@ def test_copies_go_to_other_hosts_within_bounds_and_those_first_that_are_waited_
         assert copy.base == "" or (copy.base, copy.target) == (subject.copied, subject.holder)
     order = [not named[copy.sandbox].waited for copy in begun]
     assert order == sorted(order)
-
-
-@given(
-    st.lists(
-        st.builds(Lost, sandbox=st.text("st", min_size=1), host=names, checkpoint=st.just("c"), holder=names),
-        max_size=9,
-    ),
-    st.frozensets(names),
-    st.frozensets(names),
-)
-def test_a_sandbox_goes_on_only_where_its_copy_is_and_its_own_host_acts_no_more(
-    lost: list[Lost], alive: frozenset[str], over: frozenset[str]
-) -> None:
-    revived = failover.decide(lost, alive, over)
-    for each in revived:
-        assert each.target in alive and each.source in over - alive and each.source != each.target
-    able = [x for x in lost if x.host in over - alive and x.holder in alive and x.holder != x.host]
-    assert len(revived) == len(able)
 
 
 @pytest.mark.parametrize(

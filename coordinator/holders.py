@@ -1,0 +1,70 @@
+"""Who holds states of sandboxes: hosts, and the store. To both the same is said.
+
+Owns: what is asked of a holder, and the streams from and to hosts. Does not own: the store
+(:mod:`coordinator.object_store`), which state goes where (:mod:`coordinator.copies`).
+
+Guarantee: a state that was taken is durable there and whole; one of which the stream broke off was never there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+
+from coordinator.forward import Answer, passed_on
+from coordinator.members import Member
+from sandbox.errors import PagurusError
+from sandbox.messages.store import Imported
+from sandbox.sdk.transport import MSGPACK, decoded_error, part
+
+
+class Holder(Protocol):
+    """See the module."""
+
+    def given(self, sandbox: str, checkpoint: str, since: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """The stream of a state, less what `since` has, another one that is here; "": all of it.
+
+        Raises NotFound or Conflict where one of the two is not here.
+        """
+
+    async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
+        """Keep a state. Raises NotFound or Conflict where `since`, which it builds upon, is not here."""
+
+    async def discard(self, sandbox: str, checkpoint: str) -> None:
+        """This state is not needed any more. What others build upon stays."""
+
+
+class OnHost:
+    """Checkpoints of a host."""
+
+    def __init__(self, member: Member, *, arriving: bool = False) -> None:
+        """`arriving`: what is given and taken is what a sandbox on its way waits for, and need not be durable."""
+        self._member = member
+        self._arriving = arriving
+
+    @contextlib.asynccontextmanager
+    async def given(self, sandbox: str, checkpoint: str, since: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        query = (f"?since={part(since)}" if since else "?") + ("&soon=true" if self._arriving else "")
+        path = f"/v1/checkpoints/{part(checkpoint)}/export{query}"
+        headers = {"Accept": MSGPACK}
+        async with self._member.upstream.answered("POST", path, headers, None, self._member.row.token) as found:
+            if found.status >= 400:
+                raise decoded_error(found.status, await found.read(), path)
+            yield found.content.iter_any()
+
+    async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
+        url = "/v1/checkpoints/import" + (f"?arriving={part(sandbox)}" if self._arriving else "")
+        headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
+        async with self._member.upstream.answered("POST", url, headers, stream, self._member.row.token) as taken:
+            answer = Answer(taken.status, passed_on(taken.headers), await taken.read())
+        if answer.status >= 400:
+            raise decoded_error(answer.status, answer.body, url)
+        answer.decoded(Imported)
+
+    async def discard(self, sandbox: str, checkpoint: str) -> None:
+        with contextlib.suppress(PagurusError):  # something stands on it by now
+            await self._member.upstream.call("DELETE", f"/v1/checkpoints/{part(checkpoint)}", msgspec.Raw)

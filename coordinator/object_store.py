@@ -1,0 +1,229 @@
+"""States of sandboxes in a directory or in a bucket of the S3 protocol: they outlive all hosts.
+
+Owns: the objects, and which of them make up a state. Does not own: what a stream holds
+(:mod:`sandbox.content.transfer`), how streams are joined (:mod:`sandbox.content.joined`) and when
+(:mod:`coordinator.decide.replicate`), access to the bucket, which is `obstore`'s, by the AWS_* variables.
+
+::
+
+    SANDBOX/00000001-whole-CHECKPOINT   everything
+    SANDBOX/00000002-since-CHECKPOINT   what it has and the one before lacks
+
+Guarantee: an object is there when all of it is, by the hash of the stream; one that breaks off is never seen. What is
+there is found by its names alone, so that nothing can disagree with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.decide import replicate
+from sandbox.content.joined import Checked, joined
+from sandbox.content.transfer import CHECKPOINT_ID, SANDBOX_ID
+from sandbox.errors import Invalid, NoDaemon, NotFound, Protocol, Unsupported
+
+NAME = re.compile(rf"(\d{{8}})-(whole|since)-({CHECKPOINT_ID.pattern})")
+PART = 4 << 20  # bytes read at a time; what is smaller is sent in one request
+
+
+@dataclass(frozen=True)
+class Link:
+    """One object."""
+
+    number: int
+    whole: bool
+    checkpoint: str
+    size: int = 0
+
+    def path(self, sandbox: str) -> str:
+        return f"{sandbox}/{self.number:08d}-{'whole' if self.whole else 'since'}-{self.checkpoint}"
+
+    @classmethod
+    def of(cls, path: str, size: int) -> Link | None:
+        """None: it is somebody else's."""
+        found = NAME.fullmatch(path.rpartition("/")[2])
+        return None if found is None else cls(int(found[1]), found[2] == "whole", found[3], size)
+
+
+class ObjectStore:
+    """A :class:`coordinator.holders.Holder`. One coordinator writes to it."""
+
+    def __init__(self, url: str) -> None:
+        """`url`: a directory, or ``s3://BUCKET/PREFIX``. Raises Invalid, Unsupported."""
+        try:
+            import obstore
+            from obstore.store import LocalStore, S3Store
+        except ImportError:
+            raise Unsupported("obstore is not installed", remedy='pip install "pagurus[cluster]"') from None
+        self._obstore: Any = obstore
+        self.directory = None if "://" in url else Path(url).absolute()
+        try:
+            if self.directory is not None:
+                self._store: Any = LocalStore(self.directory, mkdir=True, automatic_cleanup=True)
+                for torn in self.directory.glob("*/*#*"):
+                    torn.unlink()
+            elif url.startswith("s3://"):
+                self._store = S3Store.from_url(url)
+            else:
+                raise Invalid(f"{url} is no store", remedy="give a directory, or s3://BUCKET/PREFIX")
+        except (obstore.exceptions.BaseError, ValueError, OSError) as error:
+            raise Invalid(f"{url}: {_first(error)}", remedy="see AWS_* in docs/cluster.md") from error
+        self._links: dict[str, list[Link]] = {}
+
+    # ----------------------------------------------------------------- as a holder
+
+    async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
+        if not SANDBOX_ID.fullmatch(sandbox) or not CHECKPOINT_ID.fullmatch(checkpoint):
+            raise Invalid(f"{sandbox} or {checkpoint} is no id")
+        links = await self._listed(sandbox)
+        chain = _upto(links, since) if since else []
+        await self._remove(sandbox, [each for each in links if chain and each not in chain])  # what nobody came to name
+        await self._put(sandbox, Link(links[-1].number + 1 if links else 1, not since, checkpoint), stream)
+
+    async def discard(self, sandbox: str, checkpoint: str) -> None:
+        links = await self._listed(sandbox)
+        keep = [] if links and links[-1].checkpoint == checkpoint else _chain(links)
+        await self._remove(sandbox, [each for each in links if each not in keep])
+        if replicate.join([each.size for each in keep]):
+            await self._join(sandbox, keep)
+
+    @contextlib.asynccontextmanager
+    async def given(self, sandbox: str, checkpoint: str, since: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        if since:
+            raise NotFound("the store gives whole states only")
+        chain = _upto(await self._listed(sandbox), checkpoint)
+        yield _threaded(joined(self._read(each.path(sandbox)) for each in reversed(chain)))
+
+    # ----------------------------------------------------------------- objects
+
+    async def _put(self, sandbox: str, link: Link, stream: AsyncIterator[bytes]) -> None:
+        size, checked = 0, Checked()
+
+        async def whole() -> AsyncIterator[bytes]:
+            nonlocal size
+            async for data in stream:
+                size += len(data)
+                checked.feed(data)
+                yield data
+            checked.finish()  # raised here, the object never becomes visible
+
+        path = link.path(sandbox)
+        with self._told():
+            parts = _gathered(whole())
+            first = await anext(parts, b"")
+            data = first if len(first) < PART else _before(first, parts)
+            await self._obstore.put_async(self._store, path, data)
+            if self.directory is not None:
+                await asyncio.to_thread(_sync, self.directory / path)
+        self._links.setdefault(sandbox, []).append(Link(link.number, link.whole, link.checkpoint, size))
+
+    async def _join(self, sandbox: str, chain: Sequence[Link]) -> None:
+        """One object instead of many: most of what they hold is not needed any more. Damaged ones go."""
+        whole = Link(chain[-1].number + 1, True, chain[-1].checkpoint)
+        try:
+            async with self.given(sandbox, whole.checkpoint, "") as stream:
+                await self._put(sandbox, whole, stream)
+        except (Protocol, NotFound) as error:
+            await self._remove(sandbox, chain)
+            raise NotFound(f"{sandbox} is damaged in the store, and is copied whole: {error}") from error
+        await self._remove(sandbox, chain)
+
+    async def _remove(self, sandbox: str, doomed: Sequence[Link]) -> None:
+        """The newest first: what is left has all that it builds upon."""
+        with self._told():
+            for each in sorted(doomed, key=lambda each: -each.number):
+                with contextlib.suppress(FileNotFoundError):
+                    await self._obstore.delete_async(self._store, each.path(sandbox))
+        self._links[sandbox] = [each for each in self._links[sandbox] if each not in doomed]
+
+    async def _listed(self, sandbox: str) -> list[Link]:
+        if sandbox not in self._links:
+            with self._told():
+                found = await self._obstore.list(self._store, sandbox).collect_async()
+            links = filter(None, (Link.of(each["path"], each["size"]) for each in found))
+            self._links[sandbox] = sorted(links, key=lambda link: link.number)
+        return self._links[sandbox]
+
+    def _read(self, path: str) -> Iterator[bytes]:
+        """Blocks."""
+        with self._told():
+            for data in self._obstore.get(self._store, path).stream(min_chunk_size=PART):
+                yield bytes(data)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of the store, as ours."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFound(f"not in the store: {_first(error)}") from error
+        except self._obstore.exceptions.BaseError as error:
+            raise NoDaemon(f"the store does not answer: {_first(error)}") from error
+
+
+def _upto(links: Sequence[Link], checkpoint: str) -> list[Link]:
+    """The objects that make up a state, the oldest first. Raises NotFound."""
+    last = max((at for at, each in enumerate(links) if each.checkpoint == checkpoint), default=-1)
+    chain = _chain(links[: last + 1])
+    if not chain:
+        raise NotFound(f"checkpoint {checkpoint} is not in the store")
+    return chain
+
+
+def _chain(links: Sequence[Link]) -> list[Link]:
+    """From the last whole one on."""
+    start = max((at for at, each in enumerate(links) if each.whole), default=len(links))
+    return list(links[start:])
+
+
+def _first(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+async def _gathered(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """In pieces of at least PART bytes, but for the last."""
+    pending = bytearray()
+    async for data in stream:
+        pending += data
+        if len(pending) >= PART:
+            yield bytes(pending)
+            pending.clear()
+    yield bytes(pending)
+
+
+async def _before(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for data in parts:
+        yield data
+
+
+async def _threaded(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """A blocking iterator, each piece made on a worker thread."""
+    while (data := await asyncio.to_thread(_take, parts)) is not None:
+        yield data
+
+
+def _take(parts: Iterator[bytes]) -> bytes | None:
+    taken = bytearray()
+    for data in parts:
+        taken += data
+        if len(taken) >= PART:
+            break
+    return bytes(taken) or None
+
+
+def _sync(path: Path) -> None:
+    """The file, its name and that of its directory outlive the loss of power."""
+    for each in (path, path.parent, path.parent.parent):
+        fd = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

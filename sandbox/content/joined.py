@@ -1,0 +1,92 @@
+"""One whole stream of a checkpoint, made of streams that each lack what the one before had.
+
+Owns: which frames of which stream are needed. Does not own: the format (:mod:`sandbox.content.transfer`), where streams
+lie. Pure: bytes in, bytes out. Guarantee: what comes out is whole, or Protocol is raised before its end is told; each
+stream is read to its end, so damage anywhere in it is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from sandbox.content import transfer
+from sandbox.content.pages import HASH, PAGE
+from sandbox.content.transfer import Kind
+from sandbox.errors import Protocol
+
+NO_HASH = bytes(HASH)
+END = bytes([Kind.END]) + HASH.to_bytes(4, "little")  # of a stream; its hash follows
+
+
+def joined(streams: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """The newest stream first, then the one that it builds upon, and so on."""
+    writer, wanted = transfer.Writer(), _Wanted()
+    for number, stream in enumerate(streams):
+        reader, came = transfer.Reader(), set[bytes]()
+        for data in stream:
+            for kind, value in reader.feed(data):
+                if kind is Kind.PART:
+                    if value.content in wanted.contents:
+                        came.add(value.content)
+                        yield writer.frame(kind, msgspec.msgpack.encode(value))
+                elif kind is Kind.PAGES:
+                    if found := wanted.taken(value):
+                        yield writer.pages(found)
+                elif number == 0:
+                    yield wanted.noted(writer, kind, value)
+        reader.finish()
+        wanted.contents -= came  # only now: a content comes in many pieces
+    if wanted.contents or wanted.pages:
+        raise Protocol("the streams of a checkpoint lack something", remedy="use an older copy")
+    yield writer.end()
+
+
+class _Wanted:
+    """What the checkpoint needs and has not come yet."""
+
+    def __init__(self) -> None:
+        self.contents: set[bytes] = set()
+        self.pages: set[bytes] = set()
+
+    def noted(self, writer: transfer.Writer, kind: Kind, value: Any) -> bytes:
+        """The frame, as it came; what it announces is wanted."""
+        match kind:
+            case Kind.HEAD:
+                return writer.start(value)
+            case Kind.LIST:
+                self.pages |= {value.hashes[at : at + HASH] for at in range(0, len(value.hashes), HASH)} - {NO_HASH}
+            case _:
+                self.contents |= {each.content for each in value if each.size}
+        return writer.frame(kind, msgspec.msgpack.encode(value))
+
+    def taken(self, data: bytes) -> bytes:
+        """Those of some pages that are still wanted."""
+        found = []
+        for page in (data[at : at + PAGE] for at in range(0, len(data), PAGE)):
+            digest = blake3(page).digest()
+            if digest in self.pages:
+                self.pages.remove(digest)
+                found.append(page)
+        return b"".join(found)
+
+
+class Checked:
+    """Follows a stream that passes by, and knows at its end whether it was whole."""
+
+    def __init__(self) -> None:
+        self._hash, self._last = blake3(), b""
+
+    def feed(self, data: bytes) -> None:
+        both = self._last + data
+        kept = len(END) + HASH
+        self._hash.update(both[:-kept])
+        self._last = both[-kept:]
+
+    def finish(self) -> None:
+        """Raises Protocol unless the stream was whole."""
+        if self._last != END + self._hash.digest():
+            raise Protocol("the stream broke off", remedy="export and send it again")

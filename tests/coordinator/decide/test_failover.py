@@ -1,0 +1,94 @@
+"""Where the sandboxes of a lost host go on, and from which state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.decide.failover import Held, Lost, Revive, decide
+from coordinator.decide.place import HostView
+from coordinator.decide.replicate import STORE, Subject
+from coordinator.decide.replicate import decide as copied
+
+NEW, OLD = Held("c-2", "two", 2), Held("c-1", "three", 1)
+STORED, STORED_OLD = Held("c-2", STORE, 3), Held("c-1", STORE, 1)
+
+
+def host(name: str, *, alive: bool = True, sandboxes: int = 0) -> HostView:
+    return HostView(name, 2, 100, 100, sandboxes=sandboxes, images=frozenset({"i"}), alive=alive)
+
+
+@pytest.mark.parametrize(
+    ("copies", "home", "alive", "expected"),
+    [
+        ([NEW], "", {"two", "three"}, ("c-2", "two", False)),
+        ([OLD, NEW], "", {"three"}, None),  # a newer one is on a host that may come back
+        ([NEW, STORED_OLD], "", {"three"}, None),
+        ([NEW, STORED], "", {"two", "three"}, ("c-2", "two", False)),
+        ([NEW, STORED], "", {"three"}, ("c-2", "three", True)),
+        ([STORED], "", {"two", "three"}, ("c-2", "three", True)),  # the emptier one
+        ([STORED], "", set(), None),
+        ([NEW, STORED], "three", {"two", "three"}, ("c-2", "three", True)),  # it may run there already
+        ([NEW, STORED], "three", {"two"}, None),
+        ([NEW, STORED], "one", {"two"}, ("c-2", "two", False)),
+    ],
+)
+def test_a_sandbox_goes_on_from_the_newest_state(
+    copies: Sequence[Held], home: str, alive: set[str], expected: tuple[str, str, bool] | None
+) -> None:
+    hosts = [host("one", alive=False), *(host(n, alive=n in alive, sandboxes=n == "two") for n in ("two", "three"))]
+    lost = Lost("s-1", "one", copies, home, frozenset({"i"}))
+    found = decide([lost], hosts, {"one"})
+    wanted = [] if expected is None else [Revive("s-1", expected[0], "one", expected[1], stored=expected[2])]
+    assert found == wanted
+    assert decide([lost], hosts, set()) == []
+
+
+names = st.sampled_from(["one", "two", "three"])
+copies = st.builds(
+    Held, st.sampled_from(["c-1", "c-2"]), st.sampled_from(["one", "two", "three", STORE]), st.integers(1, 3)
+)
+
+
+@given(
+    st.lists(
+        st.builds(Lost, st.text("st", min_size=1), names, st.lists(copies, min_size=1, max_size=4), names | st.just("")),
+        max_size=9,
+    ),
+    st.frozensets(names),
+    st.frozensets(names),
+)
+def test_a_sandbox_goes_on_only_where_its_newest_state_is_and_its_own_host_acts_no_more(
+    lost: list[Lost], alive: frozenset[str], over: frozenset[str]
+) -> None:
+    hosts = [host(name, alive=name in alive) for name in ("one", "two", "three")]
+    found = decide(lost, hosts, over)
+    assert len(found) <= len(lost)
+    for revive in found:
+        assert revive.target in alive and revive.source in over - alive and revive.target != revive.source
+        able = [each for each in lost if (each.sandbox, each.host) == (revive.sandbox, revive.source)]
+        assert any(_holds(each, revive) for each in able)
+
+
+def _holds(lost: Lost, revive: Revive) -> bool:
+    newest = max(lost.copies, key=lambda copy: copy.number).checkpoint
+    holder = STORE if revive.stored else revive.target
+    return revive.checkpoint == newest and any((c.checkpoint, c.holder) == (newest, holder) for c in lost.copies)
+
+
+def test_those_of_the_store_are_spread() -> None:
+    hosts = [host("one", alive=False), host("two"), host("three")]
+    lost = [Lost(f"s-{n}", "one", [STORED], images=frozenset({"i"})) for n in range(6)]
+    targets = [each.target for each in decide(lost, hosts, {"one"})]
+    assert sorted(targets) == ["three"] * 3 + ["two"] * 3
+
+
+def test_a_state_goes_to_the_store_where_no_host_can_take_it() -> None:
+    subjects = [Subject("s-1", "one", "c-2", frozenset({"i"}), copied="c-1", holder=STORE, store=True)]
+    subjects.append(Subject("s-1", "one", "c-2", frozenset({"i"})))
+    (only,) = copied([host("one")], subjects, {}, 2)
+    assert (only.target, only.base) == (STORE, "c-1")
+    assert {copy.target for copy in copied([host("one"), host("two")], subjects, {}, 2)} == {"two", STORE}
