@@ -188,8 +188,8 @@ def _in_sandboxes(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         if options.part in ("trees", "all"):
             result |= asyncio.run(measure_trees(bench, folder, options))
         if options.part in ("scoring", "all"):
-            result |= asyncio.run(scoring.forks(bench, folder, options.scored, options.suite))
-            result |= asyncio.run(scoring.unruly(folder, options.scorings))
+            parts = {"scored": options.scored, "suite": options.suite, "unruly": options.scorings}
+            result |= asyncio.run(scoring.measure(bench, folder, **parts))
     finally:
         bench.clean()
     return result
@@ -206,6 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--part", choices=("setup", "trees", "scoring", "learning", "all"), default="all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of --part learning (default: 0)")
     parser.add_argument("--steps", type=int, default=15, help="of --part learning (default: 15)")
+    parser.add_argument("--every", type=int, default=3, help="steps between evaluations, of --part learning")
     parser.add_argument("--held-out", type=int, default=256, help="episodes, of --part learning (default: 256)")
     parser.add_argument("--example", default="finish_the_migration", help="of --part learning")
     parser.add_argument("--by", choices=("turns", "entropy", "spread"), default="turns", help="of --part learning")

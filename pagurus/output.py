@@ -69,6 +69,11 @@ def complain(text: str) -> None:
     print(f"pagurus: {printable(text)}", file=sys.stderr)
 
 
+def tell(text: str) -> None:
+    """Say on stderr how far it is."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
 def say(text: str) -> None:
     """One line on stdout."""
     print(printable(text))

@@ -180,22 +180,33 @@ def left(rules: Rules, store: SampleStore, journal: Journal, book: KeptBook | No
     Whoever cannot be continued (its environment does not tell its state) begins anew under the next number. What the
     journal says of others is forgotten.
     """
-    journalled = {(key.prompt, key.member): key for key in journal.open()}
-    groups = []
-    for lease in store.in_flight():
-        group = restored(lease, rules, store, book)
-        groups.append(group)
-        for slot in group.members:
-            key = journalled.pop((lease.prompt, slot.index), None)
-            if key is None or slot.ended:
-                continue
-            entries = journal.entries(key)
-            if entries and entries[-1].state is not None:
-                slot.since, slot.start = entries, key.start
-                slot.at = next((At(each.member, each.start, each.turn) for each in entries[-1].lineage[-1:]), None)
-            else:
-                journal.forget(key)
-                slot.start = key.start + 1
-    for key in journalled.values():
-        journal.forget(key)
-    return groups
+    found = [resumed(lease, rules, store, journal, book) for lease in store.in_flight()]
+    known = {group.lease.prompt for group in found} | (store.put_off() if rules.tail_resumes else set())
+    for key in journal.open():
+        if key.prompt not in known:
+            journal.forget(key)
+    return found
+
+
+def leased(lease: Lease, rules: Rules, store: SampleStore, journal: Journal, book: KeptBook | None) -> Group:
+    """A new one; or one that goes on, where what was put off does."""
+    if lease.deferred and rules.tail_resumes:
+        return resumed(lease, rules, store, journal, book)
+    return fresh(lease, rules)
+
+
+def resumed(lease: Lease, rules: Rules, store: SampleStore, journal: Journal, book: KeptBook | None) -> Group:
+    """A group as store and journal know it: its members go on where they were."""
+    group = restored(lease, rules, store, book)
+    for key in journal.open():
+        slot = group.members[key.member] if key.prompt == lease.prompt else None
+        if slot is None:
+            continue
+        entries = [] if slot.ended else journal.entries(key)
+        if entries and entries[-1].state is not None:
+            slot.since, slot.start = entries, key.start
+            slot.at = next((At(each.member, each.start, each.turn) for each in entries[-1].lineage[-1:]), None)
+        else:
+            journal.forget(key)
+            slot.start = max(slot.start, key.start + 1)
+    return group

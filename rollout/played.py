@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from rollout.episode.spec import Limits
 from rollout.evaluate import scored_host
 from rollout.plan import read_plan
 from rollout.pool.serve import of_model
+from sandbox import Client
 from sandbox.errors import Invalid
 
 LAUNCHES = {"embedded": embedded, "vllm": vllm}
@@ -33,10 +34,16 @@ LAUNCHES = {"embedded": embedded, "vllm": vllm}
 
 @asynccontextmanager
 async def engine_of(
-    model: str, environment: Callable[[], Environment], client: Callable[[], Any], *, engine: str, length: int
+    model: str,
+    environment: Callable[[], Environment],
+    client: Callable[[], Any],
+    *,
+    engine: str,
+    length: int,
+    build: Callable[[Client], Awaitable[object]],
 ) -> AsyncIterator[EpisodeManager]:
     """What plays episodes with a run's newest version, with one of its versions (``runs/latest@7``), or with any
-    Hugging Face folder."""
+    Hugging Face folder. `build` makes the images that are needed, first."""
     if engine not in LAUNCHES:
         raise Invalid(f"no engine {engine!r}", remedy="embedded or vllm")
     with tempfile.TemporaryDirectory(prefix="pagurus-play-") as home:
@@ -48,7 +55,7 @@ async def engine_of(
             EngineSupervisor(launch, folder, version, log=Path(home) / "engine.log") as server,
             scored_host(client) as (host, rewards),
         ):
-            await build_missing(host.client, environment().builds())
+            await build(host.client)
             yield EpisodeManager(
                 environment=environment,
                 host=host,
@@ -70,7 +77,11 @@ async def engine_of_run(
 
     model = str(run) if version is None else f"{run}@{version}"
     environment, length = plan.environments().environment, config.limits.max_length
-    async with engine_of(model, environment, client, engine=plan.engine, length=length) as made:
+
+    async def build(host: Client) -> None:
+        await build_missing(host, environment().builds())
+
+    async with engine_of(model, environment, client, engine=plan.engine, length=length, build=build) as made:
         made.limits = config.limits
         stops = sorted({*config.sampling.stop_token_ids, *(made.renderer.stops if made.renderer else [])})
         yield made, msgspec.structs.replace(config.sampling, stop_token_ids=stops)

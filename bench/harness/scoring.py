@@ -1,12 +1,12 @@
 """Scoring beside the rollout, a part of ``pagurus bench branching``: slots, old states, functions that misbehave.
 
-Episodes are played whose end a suite of tests scores, in a fork, and scored anew; then trajectories are scored by
+Episodes are played, whose end a suite of tests scores in a fork, and scored anew; meanwhile trajectories are scored by
 functions of which some hang, die or say nonsense at first.
 
 `score_slot_seconds_saved`: seconds for which the sandboxes would have been occupied had they been scored in place, less
-those until they were free; `slot_free_ms` is the median of the latter. `rescore_without_rollout`: the kept states were
-scored again, with the same rewards, by a service that can play nothing. `scorings_lost` and `scorings_wrong` count
-those without a score, and with another one than is right.
+those until they were free; `slot_free_ms` is the median of the latter, beside their 95th and 99th percentile and the
+longest. `rescore_without_rollout`: the kept states were scored again, with the same rewards, by a service that can play
+nothing. `scorings_lost` and `scorings_wrong` count those without a score, and with another one than is right.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ class Suite(Environment):
         return Observation("", done=True)
 
 
-async def forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> dict[str, Any]:
+async def measure(bench: BenchHost, folder: Path, *, scored: int, suite: float, unruly: int) -> dict[str, Any]:
+    """Both at once."""
+    found = await asyncio.gather(_forks(bench, folder, scored, suite), _unruly(folder, unruly))
+    return found[0] | found[1]
+
+
+async def _forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> dict[str, Any]:
     """Slots that are free while suites run, and old states that are scored anew."""
     Suite.reward = tests_pass(seconds=suite)
     engine, sampling = Script(), Sampling(max_tokens=8)
@@ -80,15 +86,18 @@ async def forks(bench: BenchHost, folder: Path, scored: int, suite: float) -> di
         book.close()
     right = all(each.score is not None and each.score.reward == 1.0 for each in played)
     right = right and all(each.after == each.before for each in anew)
+    shares = statistics.quantiles(freed, n=100, method="inclusive")
     return {
         "score_slot_seconds_saved": round(scored_s - sum(freed), 2),
         "slot_free_ms": round(1000 * statistics.median(freed), 1),
+        "slot_free_ms_p95": round(1000 * shares[94], 1),
+        "slot_free_ms_p99": round(1000 * shares[98], 1),
         "slot_free_ms_worst": round(1000 * max(freed), 1),
         "rescore_without_rollout": right,
     }
 
 
-async def unruly(folder: Path, number: int) -> dict[str, Any]:
+async def _unruly(folder: Path, number: int) -> dict[str, Any]:
     """Scorings by functions some of which hang, die or lie at first."""
     (folder / "notes").mkdir()
     by = unsure(notes=str(folder / "notes"))

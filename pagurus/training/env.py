@@ -40,7 +40,7 @@ def check(
 
     from rollout.environments import check as checking
     from rollout.environments.folder import load
-    from rollout.environments.images import build_missing
+    from rollout.environments.images import build_missing, needed
     from rollout.labels import Labelled
 
     made = load(environment).environment
@@ -48,13 +48,12 @@ def check(
 
     async def work() -> Checked:
         if not checking.needs_sandbox(made, chosen):
-            return await checking.check(made, None, chosen, pass_at=pass_at)
-        wanted = {made().of(seed)[0].image for seed in chosen}
+            return await checking.check(made, None, chosen, pass_at=pass_at, tell=output.tell)
         async with client() as connected:
-            await build_missing(connected, {name: build for name, build in made.builds().items() if name in wanted})
+            await build_missing(connected, needed(made, chosen), tell=output.tell)
             host = Labelled(connected, f"check-{os.getpid()}")
             try:
-                return await checking.check(made, host, chosen, pass_at=pass_at)
+                return await checking.check(made, host, chosen, pass_at=pass_at, tell=output.tell)
             finally:
                 await asyncio.shield(host.sweep())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rollout.episode.manager import EpisodeManager
     from rollout.evaluate import Evaluation
     from rollout.messages import Trajectory, TurnRecord
+    from sandbox import Client
 
 verbs = typer.Typer()
 
@@ -68,7 +69,9 @@ def play(
     import asyncio
 
     from rollout.engine.client import Sampling
+    from rollout.environments.folder import load
     from rollout.episode.spec import EpisodeSpec
+    from rollout.evaluate import oracle_of
     from rollout.evaluate import play as play_one
 
     told = 0
@@ -81,7 +84,10 @@ def play(
         output.say(f"\n> {record.action}   [{record.verdict}]\n{record.observation}")
 
     async def work() -> Trajectory:
-        async with _episodes(environment, model, name, key_file, system, engine, length) as episodes:
+        made = load(environment).environment
+        async with _episodes(made, [seed], model, name, key_file, system, engine, length) as episodes:
+            if model == "oracle":
+                episodes.engine = oracle_of(made)(seed)
             episodes.on_turn = None if json else show
             stops = episodes.renderer.stops if episodes.renderer else []
             sampling = Sampling(max_tokens=max_tokens, temperature=temperature, stop_token_ids=stops)
@@ -120,6 +126,7 @@ def evaluate(
     import asyncio
 
     from rollout.engine.client import Sampling
+    from rollout.environments.folder import load
     from rollout.evaluate import evaluate as score
     from rollout.evaluate import oracle_of
 
@@ -130,20 +137,21 @@ def evaluate(
             )
 
     async def work() -> Evaluation:
-        async with _episodes(environment, model, name, key_file, system, engine, length) as made:
-            stops = made.renderer.stops if made.renderer else []
+        made = load(environment).environment
+        count = episodes or made.distinct() or 20
+        seeds = range(first_seed, first_seed + count)
+        async with _episodes(made, seeds, model, name, key_file, system, engine, length) as manager:
+            stops = manager.renderer.stops if manager.renderer else []
             sampling = Sampling(max_tokens=max_tokens, temperature=temperature, stop_token_ids=stops)
-            count = episodes or made.environment().distinct() or 20
-            seeds = range(first_seed, first_seed + count)
             return await score(
-                made,
+                manager,
                 seeds,
                 sampling,
                 samples=samples,
                 concurrency=concurrency,
                 pass_at=pass_at,
                 on_end=ended,
-                engine=oracle_of(made.environment) if model == "oracle" else None,
+                engine=oracle_of(made) if model == "oracle" else None,
             )
 
     found = asyncio.run(work())
@@ -163,7 +171,8 @@ def _tell(found: Evaluation) -> None:
 
 
 def _episodes(
-    environment: Path,
+    made: Any,
+    seeds: Sequence[int],
     model: str,
     name: str | None,
     key_file: Path | None,
@@ -171,17 +180,19 @@ def _episodes(
     engine: str,
     length: int,
 ) -> Any:
-    """What plays episodes of this environment with this model, as a context."""
-    from rollout.environments.folder import load
+    """What plays episodes of these seeds of an environment with this model, as a context."""
+    from rollout.environments.images import build_missing, needed
 
-    made = load(environment).environment
+    async def build(host: Client) -> None:
+        await build_missing(host, needed(made, seeds), tell=output.tell)
+
     if model in NAMED:
-        return _untrained(made, None)
+        return _untrained(made, build, None)
     if model.startswith(("http://", "https://")):
         from rollout.engine.chat import ChatEngine
 
         key = os.environ.get("OPENAI_API_KEY", "") if key_file is None else key_file.read_text().strip()
-        return _untrained(made, ChatEngine(model, name or "", key=key, system=system))
+        return _untrained(made, build, ChatEngine(model, name or "", key=key, system=system))
     if not Path(model).is_dir() and "@" not in model:
         raise Invalid(
             f"{model!r} is neither an address nor a folder",
@@ -189,15 +200,16 @@ def _episodes(
         )
     with needs_training():
         from rollout.played import engine_of
-    return engine_of(model, made, client, engine=engine, length=length)
+    return engine_of(model, made, client, engine=engine, length=length, build=build)
 
 
 @contextlib.asynccontextmanager
-async def _untrained(made: Any, chat: ChatEngine | None) -> AsyncIterator[EpisodeManager]:
+async def _untrained(
+    made: Any, build: Callable[[Client], Awaitable[None]], chat: ChatEngine | None
+) -> AsyncIterator[EpisodeManager]:
     """With a model behind an address, or with none: who says what the environment says is right, or nothing."""
     from rollout.engine.chat import Characters
     from rollout.engine.script import Script
-    from rollout.environments.images import build_missing
     from rollout.episode.manager import EpisodeManager
     from rollout.episode.spec import Limits
     from rollout.evaluate import scored_host
@@ -205,7 +217,7 @@ async def _untrained(made: Any, chat: ChatEngine | None) -> AsyncIterator[Episod
     async with chat or contextlib.nullcontext(), scored_host(client) as (host, rewards):
         if chat is not None:
             chat.model = chat.model or await chat.first_model()
-        await build_missing(host.client, made.builds())
+        await build(host.client)
         yield EpisodeManager(
             environment=made,
             host=host,

@@ -1,8 +1,10 @@
 """A group of trajectories as trees: which share turns, what each state was worth, what each segment has earned. Pure.
 
 Owns: the formulas. Does not own: where branches begin (branching), the loss (trainer).
-Guarantee: without a branch the advantage of a trajectory is its reward less the mean of the group; each turn that
-several trajectories share is named once.
+Guarantee: without a branch the advantage of a trajectory is its reward less the mean of the others of its group; each
+turn that several trajectories share is named once, with their number; where the choice of states looks at nothing that
+came after them, the sum over turns of number, advantage and gradient of log-probability has the direction of the
+policy's gradient.
 
 A branch begins in a state in which another member was: before turn u of member x. With a(x, u) for what x's own
 continuation from there was worth:
@@ -11,10 +13,19 @@ continuation from there was worth:
   draws of the policy, however many leaves each of them has by itself (Monte-Carlo values of states by continuations:
   VinePPO, arXiv 2410.01679, section 4; branches at agents' turns: Tree-GRPO, arXiv 2509.21240).
 - a(x, u) = V(x, w) with w the next turn of x at which a branch begins, else the reward of x.
-- V(root) = mean of a(r, start) over all members r that begin at the beginning.
 
-A segment is what one member did between two such states. Its advantage is V(its end) - V(its start), and so is that
-of each of its tokens (SPO, arXiv 2505.23564, section 4; there segments are cut at tokens, here at turns).
+A segment is what one member did between two such states s_k and s_(k+1), on a way s_0 (the beginning), ..., s_k. Its
+advantage, and that of each of its tokens, is V(s_(k+1)) - B_k (values of segments: SPO, arXiv 2505.23564, section 4;
+there segments are cut at tokens, here at turns). B_k is what is known of s_k without it:
+
+- B_0 = mean of the continuations of s_0 that the way does not take.
+- B_i = (sum of the n_i continuations of s_i that the way does not take + B_(i-1)) / (n_i + 1).
+
+No continuation that follows from the segment is in it, so that no action changes its own baseline. Two continuations
+of a state tell little of it: hence what is known of the state before counts as one more.
+
+A turn that k trajectories share counts k times: each of them is a draw of the policy. Counted once, the first turns of
+a tree would be learned from less than the policy meets them, and the last ones more.
 """
 
 from __future__ import annotations
@@ -59,8 +70,8 @@ class Segment:
 
     first: int
     last: int
-    before: float  # value of the state that it begins in
-    after: float
+    before: float  # what is known, without it, of the state that it begins in
+    after: float  # value of the state that it ends in
 
     @property
     def advantage(self) -> float:
@@ -89,12 +100,6 @@ class Forest:
             there.append(branch)
 
     @property
-    def root(self) -> float:
-        """Value of the beginning."""
-        found = [self._after(name, -1) for name in self._roots]
-        return fmean([value for value in found if value is not None] or [0.0])
-
-    @property
     def _roots(self) -> list[Name]:
         """Those that begin at the beginning; also those of which only branches are here."""
         names = {leaf.owner(0): None for leaf in self.leaves.values()}
@@ -104,15 +109,15 @@ class Forest:
         """The turns of a trajectory at which a branch begins."""
         return sorted(self._branches.get(name, {}))
 
-    def continuations(self, name: Name, turn: int) -> list[float]:
-        """What each continuation of the state before this turn was worth."""
-        names = [name, *self._branches.get(name, {}).get(turn, [])]
-        return [value for each in names if (value := self._after(each, turn)) is not None]
+    def continuations(self, name: Name, turn: int, *, without: Name | None = None) -> list[float]:
+        """What each continuation of the state before this turn was worth; all begin at turn 0, the roots."""
+        names = [name, *self._branches.get(name, {}).get(turn, [])] if turn > 0 else self._roots
+        return [value for each in names if each != without and (value := self._after(each, turn)) is not None]
 
     def value(self, name: Name, turn: int) -> float:
         """Of the state before this turn of a trajectory."""
         if (name, turn) not in self._values:
-            self._values[name, turn] = fmean(self.continuations(name, turn) or [self.root])
+            self._values[name, turn] = fmean(self.continuations(name, turn))
         return self._values[name, turn]
 
     def _after(self, name: Name, turn: int) -> float | None:
@@ -129,24 +134,23 @@ class Forest:
         left = {each.turn for each in leaf.lineage}
         left |= {turn for turn in range(leaf.turns) if turn in self.branched(leaf.owner(turn))}
         cuts = sorted({0} | left)
-        values = [*(self._value_at(leaf, turn) for turn in cuts), leaf.reward]
-        return [
-            Segment(first, last, values[n], values[n + 1])
-            for n, (first, last) in enumerate(pairwise([*cuts, leaf.turns]))
-        ]
+        ends = [*(self.value(self._holder(leaf, turn), turn) for turn in cuts[1:]), leaf.reward]
+        found, known = [], None
+        for (first, last), after in zip(pairwise([*cuts, leaf.turns]), ends, strict=True):
+            others = self.continuations(self._holder(leaf, first), first, without=leaf.owner(first))
+            believed = [*others, known] if known is not None else others
+            known = fmean(believed) if believed else None
+            found.append(Segment(first, last, after if known is None else known, after))
+        return found
 
-    def _value_at(self, leaf: Leaf, turn: int) -> float:
-        place = self._place(leaf, turn)
-        return self.root if place is None else self.value(*place)
+    @staticmethod
+    def _holder(leaf: Leaf, turn: int) -> Name:
+        """In whose states the one before this turn is: a branch begins in a state of whom it branches from."""
+        return next(((each.member, each.start) for each in leaf.lineage if each.turn >= turn), leaf.name)
 
-    def _place(self, leaf: Leaf, turn: int) -> tuple[Name, int] | None:
-        """The state before a turn as it is known: a branch begins in a state of whom it branches from."""
-        if turn == 0:
-            return None
-        for each in leaf.lineage:
-            if each.turn >= turn:
-                return (each.member, each.start), turn
-        return leaf.name, turn
+    def sharing(self, leaf: Leaf, turn: int) -> int:
+        """How many trajectories have this turn."""
+        return sum(turn < each.turns and each.owner(turn) == leaf.owner(turn) for each in self.leaves.values())
 
 
 def counted(group: Sequence[Leaf]) -> Mapping[Name, int]:

@@ -44,6 +44,7 @@ TRANSCRIPT = 1 << 20  # characters of an episode
 ANSWER = 1 << 16
 NAMED_MOST = 5  # paths that one finding names
 ODD = ("", " ", "\0", "-1", "{}", "ä☃", "x" * 2000)  # said by an agent that was told nothing
+EngineOf = Callable[[int], Engine | None]
 ORACLE, NULL, RANDOM = "oracle", "null agent", "random agent"
 PROGRAMS = "exec cat /proc/[0-9]*/comm"
 LOOKS, PAUSE = 20, 0.25  # at programs that still start; seconds between two
@@ -93,9 +94,14 @@ class Aimless:
 
 
 async def check(
-    environment: Callable[[], Environment], host: Labelled | None, seeds: Sequence[int], *, pass_at: float = 1.0
+    environment: Callable[[], Environment],
+    host: Labelled | None,
+    seeds: Sequence[int],
+    *,
+    pass_at: float = 1.0,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Checked:
-    """`host`: None where neither the environment nor its scorer needs a sandbox."""
+    """`host`: None where neither the environment nor its scorer needs a sandbox. `tell` hears what begins."""
     before = _children()
     manager = EpisodeManager(
         environment=environment,
@@ -106,12 +112,14 @@ async def check(
     )
     findings: list[Finding] = []
     took: list[float] = []
-    for seed in seeds:
+    for number, seed in enumerate(seeds, 1):
+        tell(f"resets and forks of seed {seed}, {number} of {len(seeds)}")
         findings += await _resets(manager, seed, took)
     async with contextlib.AsyncExitStack() as stack:
         if host is not None:
             manager.rewards = await stack.enter_async_context(RewardService(host))
-        played = {who: await _play(manager, seeds, engine) for who, engine in _agents(environment).items()}
+        agents = _agents(environment).items()
+        played = {who: await _play(manager, who, seeds, engine_of, tell) for who, engine_of in agents}
     for who, trajectories in played.items():
         findings.append(_judged(who, trajectories, pass_at))
     findings.append(await _left(host, before))
@@ -199,7 +207,7 @@ async def _forked(what: str, manager: EpisodeManager, env: Environment, sandbox:
 # --------------------------------------------------------------------- agents
 
 
-def _agents(environment: Callable[[], Environment]) -> dict[str, Callable[[int], Engine | None]]:
+def _agents(environment: Callable[[], Environment]) -> dict[str, EngineOf]:
     def right(seed: int) -> list[str] | None:
         env, drawn = environment().of(seed)
         return env.oracle(drawn)
@@ -216,11 +224,12 @@ def _agents(environment: Callable[[], Environment]) -> dict[str, Callable[[int],
 
 
 async def _play(
-    manager: EpisodeManager, seeds: Sequence[int], engine_of: Callable[[int], Engine | None]
+    manager: EpisodeManager, who: str, seeds: Sequence[int], engine_of: EngineOf, tell: Callable[[str], object]
 ) -> list[Trajectory]:
     played = []
-    for seed in seeds:
+    for number, seed in enumerate(seeds, 1):
         if (engine := engine_of(seed)) is not None:
+            tell(f"{who} plays seed {seed}, {number} of {len(seeds)}")
             spec = EpisodeSpec(prompt=f"check-{seed}", seed=seed)
             played.append(await play(dataclasses.replace(manager, engine=engine), spec, Sampling(max_tokens=ANSWER)))
     return played

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from rollout.environments.base import Build
+from rollout.environments.base import Build, Environment
 from sandbox import Client
 from sandbox.errors import Invalid
 from sandbox.messages import Network
@@ -17,14 +17,26 @@ from sandbox.messages import Network
 log = logging.getLogger("pagurus.rollout")
 
 
-async def build_missing(client: Client, builds: Mapping[str, Build]) -> int:
-    """Build those that are not there, one after another; how many they were. A build may reach the network."""
+def needed(environment: Callable[[], Environment], seeds: Iterable[int]) -> dict[str, Build]:
+    """What is built for these seeds."""
+    made = environment()
+    builds = made.builds()
+    wanted = {made.of(seed)[0].image for seed in seeds} if builds else ()
+    return {name: build for name, build in builds.items() if name in wanted}
+
+
+async def build_missing(
+    client: Client, builds: Mapping[str, Build], *, tell: Callable[[str], object] = log.info
+) -> int:
+    """Build those that are not there, one after another; how many they were. A build may reach the network. `tell`
+    hears of each before it begins."""
     if not builds:
         return 0
     there = {image.name for image in await client.images.list()}
     missing = {name: build for name, build in builds.items() if name not in there}
-    for name, build in missing.items():
-        log.info("building image %s of %s", name, build.folder.parent.name)
+    for number, (name, build) in enumerate(missing.items(), 1):
+        of = build.folder.parent.name
+        tell(f"builds image {number} of {len(missing)}, {name} of {of}, for {build.seconds:g} s at most")
         try:
             async with asyncio.timeout(build.seconds):
                 await client.images.build(name, build.folder, network=Network.open(), replace=True)

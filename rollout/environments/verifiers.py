@@ -1,8 +1,8 @@
 """Tasksets of `verifiers` (from 0.4 on, `verifiers.v1`) as environments: one prompt, one answer, no sandbox.
 
 Owns: prompts as observations, the answer as the trace that a task's own rewards look at. Does not own: tasks, rewards,
-judges. What a taskset needs beyond that (tools, a container, a runtime for its rewards, a simulated user) is refused
-when the environment is made: it is never left out in silence.
+judges; tools (verifiers_tools). What a taskset needs beyond that (a container, a runtime for its rewards, a simulated
+user) is refused when the environment is made: it is never left out in silence.
 Guarantee: the reward is what the task itself records for this answer, all its rewards with their weights.
 `verifiers` is no dependency: who uses this has it.
 
@@ -13,12 +13,16 @@ Guarantee: the reward is what the task itself records for this answer, all its r
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rollout.environments.base import Environment, Observation
+from rollout.environments.verifiers_classic import spoken
+from rollout.environments.verifiers_tools import Toolbox, closed, more_than_tools, ready
+from rollout.episode.families import calls_in
 from sandbox.errors import Invalid, Unsupported
 
 
@@ -29,7 +33,7 @@ class VerifiersEnvironment(Environment):
     shares_reset = False
     max_turns = 1
     tasks: ClassVar[list[Any]] = []
-    known: ClassVar[Callable[[Any], str] | None] = None
+    known: ClassVar[Callable[[Any], str | list[str]] | None] = None
 
     def __init__(self) -> None:
         self.seed = 0
@@ -47,7 +51,10 @@ class VerifiersEnvironment(Environment):
 
     def oracle(self, seed: int) -> list[str] | None:
         known = type(self).known
-        return None if known is None else [known(self._task(seed).data)]
+        if known is None:
+            return None
+        right = known(self._task(seed).data)
+        return [right] if isinstance(right, str) else right
 
     async def reset(self, sandbox: Any, seed: int) -> Observation:
         self.seed = seed
@@ -55,16 +62,62 @@ class VerifiersEnvironment(Environment):
 
     async def step(self, sandbox: Any, action: str) -> Observation:
         task = self._task(self.seed)
-        trace = _trace(task, action)
-        await task.score(trace)
+        trace = begun(task)
+        answered(trace, messages_of(task.data), action)
+        return await self.scored(trace)
+
+    async def scored(self, trace: Any) -> Observation:
+        trace.is_completed = trace.ok = True
+        await self._task(self.seed).score(trace)
         return Observation("", reward=float(trace.reward), done=True)
 
 
+class ToolsEnvironment(VerifiersEnvironment):
+    """A conversation that ends with an answer without calls. Actions are as those of `ClassicEnvironment`."""
+
+    max_turns = 50
+    taskset: ClassVar[Any]
+    common: ClassVar[asyncio.Future[list[Any]] | None] = None  # toolsets of all tasks, set up
+
+    def snapshot(self) -> bytes | None:
+        return None  # tools keep what they like in memory
+
+    async def reset(self, sandbox: Any, seed: int) -> Observation:
+        first, task, kind = await super().reset(sandbox, seed), self._task(seed), type(self)
+        if kind.common is None:
+            kind.common = asyncio.ensure_future(ready(self.taskset.toolsets(self.taskset.config)))
+        self._sets = await ready(type(task).toolsets(task.config), task)
+        self._box = await Toolbox.of([*await kind.common, *self._sets])
+        self.tools = self._box.tools
+        self._trace, self._asked, self._turns = begun(task), messages_of(task.data), 0
+        return first
+
+    async def step(self, sandbox: Any, action: str) -> Observation:
+        from verifiers.v1.types import ToolCall, ToolMessage
+
+        content, called, _ = calls_in(action)
+        calls = [
+            ToolCall(id=f"call_{self._turns}_{n}", name=name, arguments=text) for n, (name, text) in enumerate(called)
+        ]
+        self._asked.append(answered(self._trace, self._asked, content, calls, self.tools))
+        self._turns += 1
+        if not calls or self._turns == self.max_turns:
+            await closed(self._sets)
+            return await self.scored(self._trace)
+        results = [await self._box.call(call.name, call.arguments) for call in calls]
+        for call, text in zip(calls, results, strict=True):
+            self._asked.append(ToolMessage(tool_call_id=call.id, content=text, name=call.name))
+        return Observation("\n".join(results))
+
+    def read_action(self, content: str, calls: Sequence[tuple[str, str]]) -> str:
+        return spoken(content, calls)
+
+
 def verifiers_environment(
-    taskset: Any, *, known: Callable[[Any], str] | None = None, **options: Any
+    taskset: Any, *, known: Callable[[Any], str | list[str]] | None = None, **options: Any
 ) -> type[Environment]:
     """`taskset`: the name of an installed one, with `options` of its configuration, or a Taskset. `known`: the right
-    answer, from a task's data, for the oracle."""
+    answer, or with tools the right actions, from a task's data, for the oracle."""
     if isinstance(taskset, str):
         from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
@@ -74,25 +127,29 @@ def verifiers_environment(
     tasks = list(taskset)
     if not tasks:
         raise Invalid("this taskset has no tasks", remedy="look at its options")
-    _need_playable(taskset, tasks)
+    tools = _need_playable(taskset, tasks)
     content = {"tasks": tasks, "known": None if known is None else staticmethod(known), "__module__": __name__}
-    return type("Verifiers", (VerifiersEnvironment,), content)
+    if not tools:
+        return type("Verifiers", (VerifiersEnvironment,), content)
+    return type("VerifiersTools", (ToolsEnvironment,), content | {"taskset": taskset})
 
 
-def _need_playable(taskset: Any, tasks: Sequence[Any]) -> None:
-    """Refuses what is more than a prompt and an answer."""
+def _need_playable(taskset: Any, tasks: Sequence[Any]) -> bool:
+    """Refuses what is more than a prompt, tools and an answer; whether there are tools."""
     first = tasks[0]
-    needs = ["tools"] if [*taskset.toolsets(taskset.config), *type(first).toolsets(first.config)] else []
+    sets = [*taskset.toolsets(taskset.config), *type(first).toolsets(first.config)]
+    needs = more_than_tools(first, sets) if sets else []
     needs += ["a container"] if type(first).NEEDS_CONTAINER or any(task.data.image for task in tasks) else []
     scorers = [*first.hooks("reward"), *first.hooks("metric"), *(judge.score for judge in first.plugged_judges())]
     needs += ["a runtime for its rewards"] if any(_asks_runtime(each) for each in scorers) else []
     if needs:
         raise Unsupported(
-            f"tasks of {type(taskset).__name__} need {' and '.join(needs)}; one prompt and one answer can be played",
+            f"tasks of {type(taskset).__name__} need {' and '.join(needs)}; a prompt, tools and answers can be played",
             remedy="write it as an Environment, or as a folder of Harbor tasks",
         )
     for task in tasks:
         _prompt(task.data)
+    return bool(sets)
 
 
 def _asks_runtime(scorer: Callable[..., Any]) -> bool:
@@ -100,7 +157,7 @@ def _asks_runtime(scorer: Callable[..., Any]) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
-def _messages(data: Any) -> list[Any]:
+def messages_of(data: Any) -> list[Any]:
     """The conversation before the answer, by verifiers' own types."""
     from verifiers.v1.types import SystemMessage, UserMessage
 
@@ -109,12 +166,12 @@ def _messages(data: Any) -> list[Any]:
 
 
 def _system(data: Any) -> str:
-    return "\n".join(message.content for message in _messages(data) if message.role == "system")
+    return "\n".join(message.content for message in messages_of(data) if message.role == "system")
 
 
 def _prompt(data: Any) -> str:
     """The one message of the user."""
-    asked = [message for message in _messages(data) if message.role != "system"]
+    asked = [message for message in messages_of(data) if message.role != "system"]
     if [message.role for message in asked] != ["user"] or not isinstance(asked[0].content, str):
         raise Unsupported(
             f"task {data.name or data.idx} begins with something else than one message of text",
@@ -124,27 +181,34 @@ def _prompt(data: Any) -> str:
     return text
 
 
-def _trace(task: Any, answer: str) -> Any:
-    """What its rewards look at: this task, and this answer to its prompt."""
+def begun(task: Any) -> Any:
+    """What its rewards look at: this task, and no answer yet."""
     from verifiers.v1.configs.agent import AgentConfig
-    from verifiers.v1.graph import prepare_turn
     from verifiers.v1.state import state_cls
     from verifiers.v1.trace import AgentInfo, Trace, TraceTask
-    from verifiers.v1.types import AssistantMessage, Response
 
     kind = type(task)
-    trace: Any = Trace(
+    return Trace(
         task=TraceTask(type=kind.__name__, data=task.data, key=task.key, hash=task.hash),
         state=state_cls(kind)(),
         agent=AgentInfo(config=AgentConfig()),
     )
+
+
+def answered(
+    trace: Any, asked: list[Any], answer: str, calls: Sequence[Any] = (), tools: Sequence[Mapping[str, Any]] = ()
+) -> Any:
+    """Add what the policy has said after these messages, and with these tools; the message."""
+    from verifiers.v1.graph import prepare_turn
+    from verifiers.v1.types import AssistantMessage, Response, Tool
+
+    message = AssistantMessage(content=answer, tool_calls=list(calls) or None)
     said = Response(
         id="answer",
         created=int(time.time()),
         model="policy",
-        message=AssistantMessage(content=answer),
-        finish_reason="stop",
+        message=message,
+        finish_reason="tool_calls" if calls else "stop",
     )
-    prepare_turn(trace, _messages(task.data)).commit(said)
-    trace.is_completed = trace.ok = True
-    return trace
+    prepare_turn(trace, list(asked), [Tool(**tool["function"]) for tool in tools]).commit(said)
+    return message

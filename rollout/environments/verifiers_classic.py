@@ -117,7 +117,7 @@ class ClassicEnvironment(Environment):
         return Observation(_text(normalize_messages(last or [])), reward=float(self._state["reward"]), done=True)
 
     def read_action(self, content: str, calls: Sequence[tuple[str, str]]) -> str:
-        return "\n".join([*([content] if content else []), *(_tagged(name, text) for name, text in calls)])
+        return spoken(content, calls)
 
 
 def classic_environment(
@@ -158,6 +158,11 @@ def classic_environment(
 def tool_call(name: str, **arguments: Any) -> str:
     """An action that calls a tool. Example: ``tool_call("search", query="CRIU")``"""
     return _tagged(name, json.dumps(arguments))
+
+
+def spoken(content: str, calls: Sequence[tuple[str, str]]) -> str:
+    """An action: what a model said, and its calls."""
+    return "\n".join([*([content] if content else []), *(_tagged(name, text) for name, text in calls)])
 
 
 def _tagged(name: str, arguments: str) -> str:

@@ -34,7 +34,7 @@ from rollout.episode.turns import Ended, Engine, Episode, EpisodeParts, OnTurn, 
 from rollout.messages import Trajectory
 from rollout.rewards.messages import ScorerFailed
 from rollout.rewards.service import RewardService, apply
-from rollout.store.journal import TurnEntry
+from rollout.store.journal import Key, TurnEntry
 from rollout.store.kept import Visit
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 
@@ -53,6 +53,7 @@ class EpisodeManager(EpisodeParts):
     kept: KeptStates | None = None  # None: each sandbox goes with its episode
     _visits: dict[str, list[Visit]] = field(default_factory=dict)  # of sandboxes that wait to be scored
     leaving: bool = False  # this process ends, its successor goes on: sandboxes stay
+    parked: set[Key] = field(default_factory=set)  # episodes that go on later, once they are cancelled
 
     async def run(
         self,
@@ -67,7 +68,8 @@ class EpisodeManager(EpisodeParts):
         """Play one episode to its end. `since`: what its journal says, to go on there. `origin`: the state of another
         trajectory, to go on from. `into` shows it while it runs.
 
-        The sandbox is removed or kept at the end, unless the process that runs this is `leaving`. Where the
+        The sandbox is removed or kept at the end, unless the process that runs this is `leaving`. That of an episode
+        which is `parked` stays, with nothing that runs in it. Where the
         environment has a `reward`, the sandbox stays, with nothing that runs in it, and `score` must follow.
         """
         trajectory = into if into is not None else Trajectory()
@@ -90,7 +92,12 @@ class EpisodeManager(EpisodeParts):
         except Ended as end:
             fail(trajectory, end.failure)
         finally:
-            if sandbox is not None and not self.leaving:
+            if episode is None or not episode.resumable:
+                self.parked.discard(spec.key)
+            if sandbox is not None and spec.key in self.parked and trajectory.final is None:
+                with contextlib.suppress(PagurusError):  # it is dead already: its checkpoints are what counts
+                    await asyncio.shield(sandbox.kill())
+            elif sandbox is not None and not self.leaving:
                 if trajectory.final is None:
                     await asyncio.shield(self._part_with(sandbox, trajectory, episode.visits if episode else []))
                 elif episode is not None:

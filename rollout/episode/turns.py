@@ -113,6 +113,7 @@ class Episode:
         self.clock = Clock(env.seconds or self.limits.step_s, used=last.own_s if last is not None else 0.0)
         self.talk = talk_of(env, parts.tokenizer, parts.renderer)
         self.phase = Phase.RESET
+        self.resumable = False  # its journal says where to go on
         self.visits: list[Visit] = []  # states that it was in and that can be forked
         self._answer_at = 0  # tokens before the answer of the turn at hand
         self._written = 0  # tokens that the journal has
@@ -186,7 +187,7 @@ class Episode:
     def _branch_off(self, start: Origin) -> None:
         origin.begin(self.trajectory, start)
         self.talk.recall(self.trajectory, heard=True)
-        self.clock = Clock(self.limits.step_s, used=start.visit.own_s)
+        self.clock = Clock(self.clock.budget, used=start.visit.own_s)
         self.env.load(start.visit.state)
         self.guarded.head = start.visit.checkpoint
 
@@ -355,6 +356,7 @@ class Episode:
         )
         self._written = len(trajectory.tokens)
         await notes.append(self.spec.key, entry)
+        self.resumable = state is not None
 
     async def _on_epoch(self, epoch: str) -> None:
         if self.parts.notes is not None:
@@ -369,7 +371,7 @@ class Episode:
         self.phase = Phase.RECOVER
         takeover.recall(trajectory, since)
         self.talk.recall(trajectory, heard=False)
-        self.visits = takeover.visits(since)
+        self.visits, self.resumable = takeover.visits(since), True
         self._written = len(trajectory.tokens)
         guarded.begin_turn(last.turn)
         guarded.adopt(last.checkpoint, last.killed, last.recoveries)

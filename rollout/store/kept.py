@@ -90,8 +90,8 @@ class KeptBook:
             )
         visits = msgspec.msgpack.decode(zstandard.decompress(found[0]), type=list[Visit])
         if not visits:  # only its end is kept, to be scored anew
-            text = f"no turn of {prompt}/{member} can be visited: the state of its environment cannot be written down"
-            raise NotFound(text, remedy="override `snapshot` and `load` of the environment")
+            text = f"only the end of {prompt}/{member} is kept: it executed nothing, or there is no `snapshot`"
+            raise NotFound(text, remedy="write `snapshot` and `load` of its environment")
         return visits
 
     def visit(self, prompt: str, member: int, start: int, turn: int) -> Visit:

@@ -183,12 +183,18 @@ class SampleStore:
             ).fetchall()
         return sorted((_lease((*row, deferred)) for row in rows), key=lambda lease: lease.number)
 
-    def defer(self, prompt: str, fence: Fence) -> None:
-        """Put off a prompt that is on its way: its samples are forgotten, it waits among others that were put off."""
+    def defer(self, prompt: str, fence: Fence, *, keep: bool = False) -> None:
+        """Put off a prompt that is on its way: it waits among others that were put off. Its samples are forgotten,
+        unless it will go on (`keep`)."""
         with self._write(fence) as db:
             _move(db, [prompt], "queued")
-            db.execute("delete from samples where prompt=?", (prompt,))
+            if not keep:
+                db.execute("delete from samples where prompt=?", (prompt,))
             db.execute("insert or ignore into deferred values (?)", (prompt,))
+
+    def put_off(self) -> set[str]:
+        """The prompts that wait and were put off."""
+        return {prompt for (prompt,) in self._read(f"select id from prompts where state='queued' and {PUT_OFF}")}
 
     def in_flight(self) -> list[Lease]:
         """The prompts that a process before this one left on their way, oldest first."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.harness.tree_learning import compared, measure
+from bench.harness.tree_learning import compared, difference, measure
 
 
 async def test_trees_spend_less_of_the_environment_on_as_many_leaves(tmp_path: Path) -> None:
-    options = argparse.Namespace(seeds=[0], steps=1, held_out=4, example="finish_the_migration", by="turns")
+    options = argparse.Namespace(seeds=[0], steps=1, held_out=4, every=3, example="finish_the_migration", by="turns")
     (run,) = (await measure(tmp_path, options))["tree_learning"]
     assert run["share"] < 0.9 and run["token_share"] < 0.9
     assert set(run["trees"]["reward"]) == {0, 1} and run["independent"]["cost"][1] > 64
@@ -28,3 +28,7 @@ def test_the_cost_of_reaching_the_same_reward() -> None:
     }
     late = compared({**trees, "reward": {0: 0.8, 3: 0.6, 6: 0.6}}, independent)
     assert late["share_to_reach"] is None
+
+
+def test_the_difference_of_pairs_has_the_interval_of_students_t() -> None:
+    assert difference([-1.0, 0.0, 1.0]) == {"mean": 0.0, "low": -2.4841, "high": 2.4841}  # 4.3027 / sqrt(3)

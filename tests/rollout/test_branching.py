@@ -16,7 +16,7 @@ from rollout.decide.keeping import KeepPlan, KeptRow
 from rollout.decide.view import Branching
 from rollout.engine.client import Generation, Sampling, Span
 from rollout.episode.manager import EpisodeManager
-from rollout.episode.spec import EpisodeSpec
+from rollout.episode.spec import EpisodeSpec, Limits
 from rollout.labels import KEPT, Labelled
 from rollout.messages import Ancestor
 from rollout.rewards.service import RewardService
@@ -226,6 +226,15 @@ async def test_a_member_whose_state_is_gone_begins_at_the_beginning(make: Make) 
     branches = [bool(t.lineage) for group in batch.groups for t in group.trajectories]
     assert len(branches) == 12 and 4 <= sum(branches) < 8  # the branches of one first trajectory began anew
     assert all(t.scored for group in batch.groups for t in group.trajectories)
+
+
+async def test_a_branch_has_the_seconds_of_its_environment(make: Make) -> None:
+    class Patient(Letters4):
+        seconds = 60.0
+
+    branching, limits = Branching(roots=2, every=1), Limits(step_s=0.0)
+    config = RolloutConfig(groups=2, size=6, sampling=SAMPLING, branching=branching, limits=limits)
+    need_trees(await play(make(environment=Patient, config=config)))
 
 
 async def test_a_branch_that_dies_is_restored_within_its_own_turns(make: Make) -> None:

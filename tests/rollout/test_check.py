@@ -30,7 +30,10 @@ def wrong(found: Checked) -> dict[str, str]:
 async def test_gymnasium_needs_no_sandbox_and_nothing_is_wrong() -> None:
     kind = gym_environment("FrozenLake-v1", names=("left", "down", "right", "up"), render_mode="ansi", turns=10)
     assert not needs_sandbox(kind, range(2))
-    found = await check(kind, None, range(2))
+    told: list[str] = []
+    found = await check(kind, None, range(2), tell=told.append)
+    assert told[:2] == ["resets and forks of seed 0, 1 of 2", "resets and forks of seed 1, 2 of 2"]
+    assert told[-1] == "random agent plays seed 1, 2 of 2"
     assert wrong(found) == {} and 20 <= found.costs.turns <= 40
 
 

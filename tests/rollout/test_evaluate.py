@@ -106,6 +106,29 @@ def test_an_environment_of_two_methods_is_played(daemon: Daemon, model: str) -> 
     assert second["messages"][3]["content"] == "42\n$ "
 
 
+KNOWN = """
+from rollout import Environment, Observation
+
+class Known(Environment):
+    image = ""
+    async def reset(self, sandbox, seed):
+        return Observation("say yes")
+    async def step(self, sandbox, action):
+        return Observation("", reward=float(action == "yes"), done=True)
+    def oracle(self, seed):
+        return ["yes"]
+
+ENVIRONMENT = Known
+"""
+
+
+def test_the_oracle_plays_what_is_right(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "known.py").write_text(KNOWN)
+    for who, reward in (("oracle", 1), ("null", 0)):
+        done = pagurus(daemon, "play", str(tmp_path / "known.py"), "--model", who)
+        assert done.returncode == 0 and f"reward {reward} in 1 turns" in done.stdout, done.stderr
+
+
 def test_a_model_is_scored(daemon: Daemon, model: str) -> None:
     words = ["eval", str(ENVIRONMENT), "--model", f"{model}/v1", "--name", "mine", "--episodes", "4", "--samples", "2"]
     done = pagurus(daemon, *words, "--json")

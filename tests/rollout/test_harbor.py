@@ -14,7 +14,7 @@ from rollout.engine.client import Sampling
 from rollout.engine.script import Script
 from rollout.environments.folder import load
 from rollout.environments.harbor import HarborTask, tasks_of
-from rollout.environments.images import build_missing
+from rollout.environments.images import build_missing, needed
 from rollout.environments.mixture import Mixture, Part
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import Limits
@@ -78,10 +78,14 @@ class Images:
 
 
 async def test_images_are_built_once() -> None:
-    environment, host = load(TWELVE).environment, Images()
+    environment, host, told = load(TWELVE).environment, Images(), list[str]()
     wanted = environment.builds()
-    assert await build_missing(host, wanted) == len(wanted) and await build_missing(host, wanted) == 0  # type: ignore[arg-type]
+    for again in (False, True):
+        built = await build_missing(host, wanted, tell=told.append)  # type: ignore[arg-type]
+        assert built == (0 if again else len(wanted))
     assert dict(host.built) == {name: build.folder for name, build in wanted.items()}
+    assert len(told) == len(wanted) and told[1].startswith(f"builds image 2 of {len(wanted)}, harbor-")
+    assert list(needed(environment, [3])) == [environment().of(3)[0].image]
 
 
 def write(folder: Path, instruction: str, solve: str, test: str) -> None:

@@ -26,23 +26,53 @@ def test_a_state_is_worth_the_mean_of_its_continuations_however_many_leaves_they
     assert forest.value((0, 0), 4) == 0.5
     assert forest.value((2, 0), 3) == 0.5
     assert forest.continuations((0, 0), 2) == [0.5, 0.5]
-    assert forest.root == pytest.approx((0.5 + 0.0) / 2)
+    assert forest.continuations((0, 0), 0) == [0.5, 0.0]
 
 
-def test_segments_earn_what_they_changed() -> None:
+def test_segments_earn_what_they_changed_over_what_others_say_of_their_beginning() -> None:
     forest = Forest(GROUP)
-    found = {name: [(s.first, s.last, s.advantage) for s in forest.segments(name)] for name in forest.leaves}
-    assert found[0, 0] == [(0, 2, 0.25), (2, 4, 0.0), (4, 6, 0.5)]
-    assert found[1, 0] == [(0, 2, 0.25), (2, 4, 0.0), (4, 5, -0.5)]
-    assert found[3, 0] == [(0, 2, 0.25), (2, 3, 0.0), (3, 4, 0.5)]
-    assert found[4, 0] == [(0, 3, -0.25)]
-    for leaf in GROUP:  # what a trajectory has earned is its reward less the value of the beginning
-        assert sum(s.advantage for s in forest.segments(leaf.name)) == pytest.approx(leaf.reward - forest.root)
+    found = {name: [(s.first, s.last, s.before, s.after) for s in forest.segments(name)] for name in forest.leaves}
+    shared = [(0, 2, 0.0, 0.5), (2, 4, 0.25, 0.5)]  # of others: member 4; then member 2's, and that
+    assert found[0, 0] == [*shared, (4, 6, 0.125, 1.0)]
+    assert found[1, 0] == [*shared, (4, 5, 0.625, 0.0)]
+    assert found[3, 0] == [(0, 2, 0.0, 0.5), (2, 3, 0.25, 0.5), (3, 4, 0.125, 1.0)]
+    assert found[4, 0] == [(0, 3, 0.5, 0.0)]
 
 
-def test_without_branches_it_is_the_reward_less_the_mean() -> None:
+def test_without_branches_it_is_the_reward_less_the_mean_of_the_others() -> None:
     group = [Leaf((n, 0), 3, float(n)) for n in range(4)]
-    assert [Forest(group).segments((n, 0))[0].advantage for n in range(4)] == [-1.5, -0.5, 0.5, 1.5]
+    assert [Forest(group).segments((n, 0))[0].advantage for n in range(4)] == pytest.approx([-2, -2 / 3, 2 / 3, 2])
+    assert Forest(group[3:]).segments((3, 0))[0].advantage == 0.0  # nothing to compare it with
+
+
+def test_a_turn_counts_for_each_trajectory_that_has_it() -> None:
+    forest = Forest(GROUP)
+    assert [forest.sharing(GROUP[3], turn) for turn in range(4)] == [4, 4, 2, 1]
+    assert [forest.sharing(GROUP[0], turn) for turn in range(6)] == [4, 4, 2, 2, 1, 1]
+
+
+def test_trees_have_the_direction_of_the_policy_gradient() -> None:
+    """Four coins, each with a weight of its own, and a reward for all four heads: all weights count alike."""
+    dice, turns, heads = random.Random(5), 4, 0.6
+    found = [0.0] * turns
+
+    def rest(taken: list[bool]) -> list[bool]:
+        return taken + [dice.random() < heads for _ in range(turns - len(taken))]
+
+    for _ in range(8000):
+        coins = {(n, 0): rest([]) for n in range(2)}
+        lineage = {name: [] for name in coins}
+        for n, at in ((2, 1), (3, 2), (4, 3)):
+            coins[n, 0], lineage[n, 0] = rest(coins[0, 0][:at]), [At(0, 0, at)]
+        group = [Leaf(name, turns, float(all(coins[name])), lineage[name]) for name in coins]
+        forest, own = Forest(group), counted(group)
+        for leaf in group:
+            for segment in forest.segments(leaf.name):
+                for turn in range(max(segment.first, own[leaf.name]), segment.last):
+                    score = coins[leaf.name][turn] - heads
+                    found[turn] += score * segment.advantage * forest.sharing(leaf, turn) / 8000
+    exact = len(group) * heads**turns * (1 - heads)
+    assert found == pytest.approx([exact] * turns, rel=0.15)
 
 
 def test_shared_turns_are_counted_once_also_when_their_own_trajectory_is_not_there() -> None:
@@ -56,7 +86,7 @@ def test_shared_turns_are_counted_once_also_when_their_own_trajectory_is_not_the
     assert forest.value((0, 0), 4) == 0.0  # of the one continuation that is there
 
 
-def test_the_value_of_the_beginning_is_unbiased_though_trees_grow_where_rewards_are_high() -> None:
+def test_what_is_known_of_the_beginning_is_unbiased_though_trees_grow_where_rewards_are_high() -> None:
     """A walk of fair coins; the better first half is branched from more often. A mean over leaves would be too high."""
     dice = random.Random(7)
     values, means = [], []
@@ -67,9 +97,9 @@ def test_the_value_of_the_beginning_is_unbiased_though_trees_grow_where_rewards_
             group.append(Leaf((member, 0), 2, float(good and dice.random() < 0.5)))
             for n in range(3 if good else 0):
                 group.append(Leaf((10 * member + n + 2, 0), 2, float(dice.random() < 0.5), [At(member, 0, 1)]))
-        values.append(Forest(group).root)
+        values.append(Forest(group).segments((0, 0))[0].before)
         means.append(sum(leaf.reward for leaf in group) / len(group))
-    assert abs(sum(values) / len(values) - 0.25) < 0.02
+    assert abs(sum(values) / len(values) - 0.25) < 0.03
     assert sum(means) / len(means) > 0.32
 
 

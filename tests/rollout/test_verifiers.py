@@ -58,6 +58,46 @@ def test_a_taskset_is_played_scored_by_its_own_rewards_and_refused_where_it_need
     assert "a runtime for its rewards" in told["refused"]
 
 
+CALLED = """
+import asyncio, json, sys
+sys.path += sys.argv[1:3]
+from pathlib import Path
+from rollout.environments.check import NULL, ORACLE, check
+from rollout.environments.folder import load
+from rollout.environments.verifiers_classic import tool_call
+
+kind = load(Path(sys.argv[3])).environment
+
+async def work():
+    found = await check(kind, None, range(3))
+    env = kind()
+    await env.reset(None, 1)
+    said = [tool_call("shelves_look", shelf=2), tool_call("shelves_look", shelf=7), tool_call("shelves_look"),
+            tool_call("other")]
+    texts = [(await env.step(None, each)).text for each in said]
+    end = await env.step(None, "elm")
+    seen = {each.what: each.seen for each in found.findings}
+    return {"right": found.right, "oracle": seen[ORACLE], "null": seen[NULL], "texts": texts,
+            "end": [end.done, end.reward], "tools": env.tools}
+
+print(json.dumps(asyncio.run(work())))
+"""
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="no verifiers; run `make setup-verifiers`")
+def test_tools_of_a_taskset_answer_calls_and_its_rewards_see_them() -> None:
+    places = [str(ROOT), str(Path(msgspec.__file__).parents[1]), str(ROOT / "tests/support/tools_of_verifiers.py")]
+    done = subprocess.run([PYTHON, "-c", CALLED, *places], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["right"] and told["end"] == [True, 1.0]
+    assert told["oracle"] == "reward 1.000 over 3 seeds" and told["null"] == "reward 0.000 over 3 seeds"
+    (tool,) = told["tools"]
+    assert tool["function"]["name"] == "shelves_look" and "shelf" in tool["function"]["parameters"]["properties"]
+    oak, beyond, without, other = told["texts"]
+    assert oak == "oak" and "index out of range" in beyond and "shelf" in without and other == "no tool 'other'"
+
+
 SPOKEN = """
 import asyncio, json, sys
 sys.path += sys.argv[1:3]

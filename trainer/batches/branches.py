@@ -1,7 +1,8 @@
 """What a group of which members share turns says to each token. Pure.
 
 Owns: from trees to lists that have one entry per token. Does not own: the formulas (rollout.decide.tree).
-Guarantee: a turn that several trajectories share bears gradient in one of them; its advantage is that of its segment.
+Guarantee: a turn that several trajectories share bears gradient in one of them; its advantage is that of its segment
+times their number.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def segment_advantages(group: Group) -> list[tuple[list[int], list[float]]]:
     for leaf, trajectory in zip(leaves, group.trajectories, strict=True):
         of_turn = [0.0] * leaf.turns
         for segment in forest.segments(leaf.name):
-            of_turn[segment.first : segment.last] = [segment.advantage] * (segment.last - segment.first)
+            for turn in range(segment.first, segment.last):
+                of_turn[turn] = segment.advantage * forest.sharing(leaf, turn)
         found.append(_per_token(trajectory, of_turn, own[leaf.name]))
     return found
 
