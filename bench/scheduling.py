@@ -12,12 +12,13 @@ environments, one that reads much and one that writes much. Trajectories a secon
 cheapest, against each assignment of environments to hardware; trajectories until it has learned that the two have
 changed places; `control`: one environment, equal servers, against a pool that is told of no hardware. Time passes there
 while the event loop has nothing to do, so that the machine's load does not matter.
-`turns`: runs of `pagurus train` on two machines, a processor for rollouts and one for training: one alone, two that
-take turns, three that do while their coordinator is killed `--kills` times. Machine-seconds per step; seconds from one
-run's rollout to the first trajectory of the next (`warm_switch_s`), and until roles that are started work
+`turns`: runs of `pagurus train` on two machines, a processor for rollouts and one for training: one alone, three that
+take turns, three of short phases while their coordinator is killed `--kills` times. Machine-seconds per step; seconds
+from one run's rollout to the first trajectory of the next (`warm_switch_s`), and until roles that are started work
 (`cold_start_s`).
 `harvest`: rollouts on an engine that serves users and is its rates, through the real pool, in such a loop: users alone,
 rollouts within the users' slack, rollouts in one queue with them (`naive`); `control`: nobody is served.
+`lent`: the same with a real embedded engine, which chooses its steps so, and real time.
 `place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs.
 Sandboxes are those of `sandbox.testing`: what is measured is the engine and the rollout.
 """
@@ -37,7 +38,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.harness import command, shared_runs
+from bench.harness import command, lent_engine, shared_runs
 from bench.harness.cheapest_groups import cheapest
 from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive
 from bench.harness.serving_engine import ANSWER, READ, Harvest, harvest
@@ -48,6 +49,7 @@ from coordinator.simulate.rollouts import Plan, Simulated, Turn
 from coordinator.simulate.scenarios import H20, H800, PRICES, PROMISED, STEP, drawn_jobs
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
+from rollout.decide.slack import Budget
 from rollout.engine.client import Generation, Sampling, Span
 from rollout.engine.launch import embedded
 from rollout.engine.supervisor import EngineSupervisor
@@ -58,17 +60,18 @@ from sandbox.testing import FakeHost
 MODEL = CHECKOUT / "examples" / "fix_the_service" / "start"
 GROUPS, SIZE = 8, 4
 MOST = 900  # tokens of an answer
+EVEN, EVEN_PROMPTS = 60, 64  # of the control: tokens of each answer
 FIRST = 10  # token of the digit 0 in prompts
 
 Law = Callable[[int, int], int]  # tokens of a prompt's answer, by the number of the answer
 
 
 def tailed(seed: int) -> Law:
-    """Log-normal, half of the logarithm's variance of the prompt."""
+    """As `pagurus simulate tail` has them, at most `MOST` tokens: 0.6 of the logarithm's variance is the prompt's."""
 
     def law(prompt: int, answer: int) -> int:
         common, own = np.random.default_rng((seed, prompt)), np.random.default_rng((seed, prompt, answer + 1))
-        return int(np.clip(60 * np.exp(1.3 * np.sqrt(0.5) * (common.normal() + own.normal()) - 0.4), 4, MOST))
+        return int(np.clip(82 * np.exp(1.4 * (np.sqrt(0.6) * common.normal() + np.sqrt(0.4) * own.normal())), 4, MOST))
 
     return law
 
@@ -109,7 +112,7 @@ class Drawn:
         self.engine, self.law = engine, law
         self.answers: Counter[tuple[int, ...]] = Counter()
         self.live = self.version = 0
-        self.seen: list[tuple[float, float]] = []  # answers at once, seconds of a token
+        self.seen: list[tuple[int, float, float]] = []  # tokens, answers at once, seconds
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
         key = tuple(prompt_ids)
@@ -123,7 +126,7 @@ class Drawn:
         finally:
             self.live -= 1
         generation.spans = [Span(self.version, 0, len(generation.token_ids))]  # its weights never change
-        self.seen.append(((beside + self.live + 1) / 2, (time.monotonic() - began) / len(generation.token_ids)))
+        self.seen.append((len(generation.token_ids), (beside + self.live + 1) / 2, time.monotonic() - began))
         return generation
 
 
@@ -137,8 +140,9 @@ async def live(engine: EngineSupervisor, law: Law, prompts: int, tail: float, gr
                 environment=OneAnswer, host=host, engine=drawn, tokenizer=Digits(), config=config, folder=folder,
                 seeds=range(prompts),
             )  # fmt: skip
-            began, trained = time.monotonic(), list[int]()
+            trained = list[int]()
             async with rollout:
+                began = time.monotonic()
                 while True:
                     try:
                         batch = await rollout.next_batch()
@@ -148,7 +152,7 @@ async def live(engine: EngineSupervisor, law: Law, prompts: int, tail: float, gr
                     await rollout.consumed(batch)
                     drawn.version = rollout.version + 1
                     await rollout.published(drawn.version)
-            seconds = time.monotonic() - began
+                seconds = time.monotonic() - began
     if Counter(trained) != Counter(range(prompts)):
         raise RuntimeError(f"of {prompts} prompts {len(set(trained))} were trained, {len(trained)} times in all")
     return {"seconds_per_prompt": seconds / prompts, "seen": drawn.seen}
@@ -168,17 +172,21 @@ def simulated(law: Law, prompts: int, tail: float, rates: Rates, overhead: float
 
 
 async def calibrate(engine: EngineSupervisor) -> tuple[Rates, float]:
-    """The engine's rates from answers of equal length, 4 to 40 at once; and seconds of an episode beside its answer."""
-    seen: list[tuple[float, float]] = []
+    """The engine's rates from answers of equal length, 4 to 40 at once; and seconds of a round beside its steps."""
+    seen: list[tuple[int, float, float]] = []
     beside = []
-    for groups in (1, 2, 4, 7, 10):
-        came = await live(engine, equal(100), groups * 3, 0.0, groups)
-        answers = came["seen"]
-        seen += answers
-        each = statistics.mean(seconds for _, seconds in answers) * 100
-        beside.append(max(0.0, came["seconds_per_prompt"] * groups - each))
-    slope, base = np.polyfit([count for count, _ in seen], [seconds for _, seconds in seen], 1)
-    return Rates(base=float(max(base, 1e-4)), per_sequence=float(max(slope, 0.0)), slots=64), statistics.median(beside)
+    for groups in (1, 2, 5, 10):
+        for tokens in (60, 240):
+            came = await live(engine, equal(tokens), groups * 4, 0.0, groups)
+            seen += came["seen"]
+            each = statistics.mean(seconds for _, _, seconds in came["seen"])
+            beside.append(came["seconds_per_prompt"] * groups - each)
+    # Relative to what each took: most of a round's time passes with few answers, most answers are measured among many.
+    took = np.array([seconds for *_, seconds in seen])
+    asked = np.array([[1.0, tokens, tokens * count] for tokens, count, _ in seen]) / took[:, None]
+    own, base, slope = np.linalg.lstsq(asked, np.ones(len(seen)))[0]
+    rates = Rates(base=float(max(base, 1e-4)), per_sequence=float(max(slope, 0.0)), slots=64)
+    return rates, max(0.0, float(own) + statistics.median(beside))
 
 
 async def tail_batching(options: argparse.Namespace) -> dict[str, Any]:
@@ -192,22 +200,24 @@ async def tail_batching(options: argparse.Namespace) -> dict[str, Any]:
                 for factor in found if seed % 2 else reversed(found):
                     came = await live(engine, tailed(seed), options.prompts, factor)
                     found[factor].append(came["seconds_per_prompt"])
-                    came = await live(engine, equal(60), GROUPS * 3, factor)
+                    came = await live(engine, equal(EVEN), EVEN_PROMPTS, factor)
                     even[factor].append(came["seconds_per_prompt"])
     said = {
         factor: [simulated(tailed(seed), options.prompts, factor, rates, overhead) for seed in range(options.rounds)]
         for factor in found
     }
+    even_said = [simulated(equal(EVEN), EVEN_PROMPTS, factor, rates, overhead) for factor in even]
     return {
         "ratio": round(statistics.median(a / b for a, b in zip(*found.values(), strict=True)), 2),
         "control": round(statistics.median(a / b for a, b in zip(*even.values(), strict=True)), 3),
+        "simulated_control": round(even_said[0] / even_said[1], 3),
         "simulated_ratio": round(statistics.median(a / b for a, b in zip(*said.values(), strict=True)), 2),
         "simulated_over_live": {
             str(factor): round(statistics.mean(said[factor]) / statistics.mean(found[factor]), 3) for factor in found
         },
         "seconds_per_prompt": {str(factor): round(statistics.mean(each), 3) for factor, each in found.items()},
         "calibrated": {"base_ms": round(rates.base * 1e3, 3), "per_answer_ms": round(rates.per_sequence * 1e3, 4)},
-        "beside_an_answer_s": round(overhead, 3),
+        "beside_a_round_s": round(overhead, 3),
     }
 
 
@@ -215,9 +225,10 @@ PARK = {"H20": (3, H20), "H800": (1, H800)}  # of about equal rent
 KINDS = {"reads": Kind(2000, 30, 0.5), "writes": Kind(100, 200, 0.5)}
 CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
 EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5)}
+LENT = Budget(ttft=0.5, tpot=0.05, margin=0.5)
 MODES: tuple[serving.Mode, ...] = ("alone", "slack", "naive")
+PARTS = ("tail", "affinity", "place", "harvest", "lent", "turns")
 WINDOW = 20  # trajectories
-BALANCED = {"groups": 4, "size": 8, "objective": "grpo"}  # training takes about as long as rolling out
 
 
 def learned_after(came: Driven) -> int | None:
@@ -292,6 +303,29 @@ def harvested(requests: int) -> dict[str, Any]:
     }
 
 
+async def lent(requests: int) -> dict[str, Any]:
+    """A real engine: users alone, rollouts within their slack, rollouts in one queue with them."""
+    drawn = serving.bursty(0, requests=requests, rate=4.0, every=30.0)
+    prompts, answers = np.minimum(drawn.prompts, 400).tolist(), np.minimum(drawn.answers, 64).tolist()
+    traffic = serving.Traffic(arrivals=drawn.arrivals, prompts=prompts, answers=answers)
+    nobody = serving.Traffic(arrivals=[], prompts=[], answers=[])
+    async with lent_engine.lent(MODEL, LENT) as engine:
+        empty = {mode: await lent_engine.serve(engine, nobody, mode, least=10.0) for mode in ("naive", *MODES[1:])}
+        seen = {mode: await lent_engine.serve(engine, traffic, mode) for mode in MODES}
+    rate = {mode: each.rollout_tokens / each.seconds for mode, each in empty.items()}
+    found: dict[str, Any] = {
+        mode: {
+            "violations": each.violations(LENT),
+            "ttft_p99_s": round(float(np.percentile(each.ttft, 99)), 4),
+            "tpot_p99_s": round(float(np.percentile(each.tpot, 99)), 4),
+            "worst_s": [round(max(each.ttft), 3), round(max(each.tpot), 3)],
+            "rollout_tokens_per_s": round(each.rollout_tokens / each.seconds),
+        }
+        for mode, each in seen.items()
+    }
+    return found | {"control": round(rate["slack"] / rate["naive"], 3)}
+
+
 def place(options: argparse.Namespace) -> dict[str, Any]:
     ours = best = worst = 0.0
     exact = 0
@@ -315,12 +349,14 @@ def place(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
-    parser.add_argument("--part", choices=["tail", "affinity", "place", "turns", "harvest", "all"], default="all")
+    parser.add_argument(
+        "--part", choices=["tail", "affinity", "place", "turns", "harvest", "lent", "all"], default="all"
+    )
     parser.add_argument("--rounds", type=int, default=4, help="drawn workloads, each with and without")
     parser.add_argument("--prompts", type=int, default=80)
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--steps", type=int, default=6, help="of each run that takes turns")
-    parser.add_argument("--kills", type=int, default=20, help="of the coordinator of three runs that take turns")
+    parser.add_argument("--kills", type=int, default=20, help="of the coordinator of three short runs that take turns")
     parser.add_argument("--requests", type=int, default=2000, help="of users, beside rollouts")
     parser.add_argument("--image", default="debian", help="of the runs that take turns")
     options = parser.parse_args(arguments)
@@ -334,7 +370,9 @@ def main(arguments: list[str] | None = None) -> int:
         figures["place"] = place(options)
     if options.part in ("harvest", "all"):
         figures["harvest"] = harvested(options.requests)
+    if options.part in ("lent", "all"):
+        figures["lent"] = asyncio.run(lent(options.requests))
     if options.part in ("turns", "all"):
-        figures["turns"] = shared_runs.turns(options.image, steps=options.steps, kills=options.kills, **BALANCED)
+        figures["turns"] = shared_runs.turns(options.image, steps=options.steps, kills=options.kills)
     command.show(figures, options)
     return 0

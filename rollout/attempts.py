@@ -9,6 +9,7 @@ Guarantee: a scored trajectory is in the store before its member counts as ended
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from rollout.refusals import Refusals
 from rollout.store.journal import Journal, Key
 from rollout.store.samples import Fence, SampleStore
 from rollout.trees import Trees, gone
-from sandbox.errors import NotFound
+from sandbox.errors import NotFound, PagurusError
 
 log = logging.getLogger("pagurus.rollout")
 
@@ -68,13 +69,21 @@ class Attempts:
             await self._lose_origin(group, member, str(error))
             return
         except asyncio.CancelledError:
-            if not self.episodes.leaving:
+            if not self.episodes.leaving and spec.key not in self.episodes.parked:
                 await asyncio.shield(self.do(self.journal.forget, spec.key))
             if not member.why:
                 raise
             self._settle(member, trajectory=None)
             return
         await asyncio.shield(self._ended(group, member, trajectory, spec.key))
+
+    async def forget(self, group: Group) -> None:
+        """It is whole: those that were to go on and have not begun will not."""
+        for member in group.members:
+            if member.since and not member.ended:
+                await self.do(self.journal.forget, Key(group.lease.prompt, member.index, member.start))
+                with contextlib.suppress(PagurusError):  # the run's sweep finds it by its label
+                    await self.episodes.host.remove([member.since[-1].sandbox])
 
     async def _lose_origin(self, group: Group, member: Slot, why: str) -> None:
         """Its branches begin elsewhere from now on, and it too."""

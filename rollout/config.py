@@ -21,6 +21,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 8  # trajectories of a group
     extra: int = 0  # trajectories of a group beyond these: see rollout.decide.redundancy
     tail: float = 0.0  # tail batching, for example 1.25: see rollout.decide.tail
+    tail_resumes: bool = False  # what tail batching puts off goes on where it was, instead of anew
     concurrency: int = 64  # trajectories at once
     staleness: int = 1  # trainer version minus oldest policy version, at most
     adaptive: bool = False  # how much of that is used is chosen while it runs: see rollout.decide.bound

@@ -64,7 +64,7 @@ from rollout.refusals import Refusals
 from rollout.store import samples as store
 from rollout.store.decisions import DecisionLog
 from rollout.store.disk import DiskThread, JournalThread
-from rollout.store.journal import Journal
+from rollout.store.journal import Journal, Key
 from rollout.store.status import Running, Status, write_status
 from rollout.trees import Trees
 from sandbox.errors import Conflict, EngineFailed
@@ -194,7 +194,8 @@ class RolloutController:
         """Sandboxes that another process left: those that this one goes on with, those that are kept. All others of
         the run may be removed."""
         members = [member for group in self._groups.values() for member in group.members]
-        return {member.since[-1].sandbox for member in members if member.since} | self.trees.sandboxes()
+        parked = set(self.journal.open().values()) if self.config.tail_resumes else set()
+        return {member.since[-1].sandbox for member in members if member.since} | self.trees.sandboxes() | parked
 
     async def start(self) -> None:
         """Begin to fill the buffer."""
@@ -362,7 +363,8 @@ class RolloutController:
             self._seeds_left = len(seeds) == count - self._queued
             await self._do(self.store.issue, seeds, self.fence)
         for lease in await self._do(lambda: self.store.lease(count, self.fence, deferred=deferred)):
-            self._add(groups.fresh(lease, self.config.rules))
+            known = self.store, self.journal, self.trees.book
+            self._add(await self._do(groups.leased, lease, self.config.rules, *known))
         await self._count_queued()
 
     async def _count_queued(self) -> None:
@@ -370,10 +372,14 @@ class RolloutController:
         self._deferred = await self._do(lambda: self.store.queued(deferred=True))
 
     async def _defer(self, prompt: str) -> None:
+        keep, parked = self.config.tail_resumes, self.episodes.parked
         for member in self._groups[prompt].members:
             if member.task is not None:
+                key = Key(prompt, member.index, member.start)
+                parked |= {key} if keep else set()
                 await self._abort(self._groups[prompt], member.index, "put off", again=False)
-        await self._do(self.store.defer, prompt, self.fence)
+                parked.discard(key)
+        await self._do(lambda: self.store.defer(prompt, self.fence, keep=keep))
         del self._groups[prompt]
         await self.trees.kept.release(prompt)
         await self._count_queued()
@@ -418,6 +424,7 @@ class RolloutController:
     async def _finish(self, prompt: str) -> None:
         await self._do(self.store.buffer, prompt, self.fence)
         group = self._groups.pop(prompt)
+        await self.attempts.forget(group)
         self._buffer[prompt] = await self._do(groups.whole, group.lease, self.config.size, self.store)
         await self.trees.kept.release(prompt)
 

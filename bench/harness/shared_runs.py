@@ -36,6 +36,12 @@ from trainer.config import Config, open_run
 
 ROLLOUT, TRAIN = "0", "1"  # processors
 LAKE = CHECKOUT / "examples" / "frozen_lake"  # it needs no sandbox: what takes time is the engine and the trainer
+BALANCED: dict[str, Any] = {
+    "groups": 16,
+    "size": 16,
+    "objective": "grpo",
+}  # training takes about as long as rolling out
+SHORT: dict[str, Any] = {"groups": 4, "size": 8, "objective": "grpo"}
 LONG = 400.0  # seconds of one comparison
 
 
@@ -61,12 +67,12 @@ class Seen:
 
     @property
     def cycle(self) -> float:
-        """Seconds of a step of one run, but for the first, in which it also starts."""
+        """Seconds of a step, the median over all runs; without the first of each, in which the others also start."""
         ends: dict[str, list[float]] = {}
         for each in self.phases:
             if each.kind == "train":
                 ends.setdefault(each.run, []).append(each.ended)
-        return statistics.mean((max(of) - min(of)) / (len(of) - 1) for of in ends.values())
+        return statistics.median(after - before for of in ends.values() for before, after in pairwise(sorted(of)[1:]))
 
     @property
     def machine_seconds(self) -> float:
@@ -78,10 +84,10 @@ class Seen:
 
 
 class Place:
-    """``with Place(image) as place: place.play(2)``"""
+    """``with Place(image) as place: place.play(2, 6)``"""
 
-    def __init__(self, base: str, steps: int, **options: Any):
-        self.base, self.steps, self.options = base, steps, options
+    def __init__(self, base: str):
+        self.base = base
 
     def __enter__(self) -> Place:
         self._folder = tempfile.TemporaryDirectory(prefix="pagurus-turns-")
@@ -100,8 +106,11 @@ class Place:
         self.host.clean()
         self._folder.cleanup()
 
-    def play(self, count: int, *, kills: int = 0, shape: Sequence[float] = (100.0, 100.0)) -> Seen:
-        """So many runs at once. `kills` of the coordinator meanwhile. `shape`: what a run says of its phases."""
+    def play(
+        self, count: int, steps: int, *, kills: int = 0, shape: Sequence[float] = (100.0, 100.0), **options: Any
+    ) -> Seen:
+        """So many runs at once. `kills` of the coordinator meanwhile. `shape`: what a run says of its phases. `options`
+        of the runs."""
         home = self.folder / f"{count}-{kills}-{time.monotonic_ns()}"
         home.mkdir()
         socket = self.host.run / home.name / "cluster.sock"
@@ -111,7 +120,7 @@ class Place:
             return launch(home, home, home / "coordinator.log", *start, module="coordinator")
 
         share = SharePlan(rollout=shape[0], train=shape[1], slowdown=10.0, at=str(socket))
-        runs = [self._prepare(home / f"run-{n}", n, share) for n in range(count)]
+        runs = [self._prepare(home / f"run-{n}", n, steps, share, options) for n in range(count)]
         process, begun = coordinator(), time.time()
         known = {**os.environ, "PAGURUS_STATE": str(self.host.state), "PAGURUS_RUN": str(self.host.run)}
         supervisors = []
@@ -141,10 +150,10 @@ class Place:
             process.kill()
             process.wait()
 
-    def _prepare(self, out: Path, seed: int, share: SharePlan) -> Path:
+    def _prepare(self, out: Path, seed: int, steps: int, share: SharePlan, options: dict[str, Any]) -> Path:
         config = Config(
-            task=LAKE, model=self.model, steps=self.steps, held_out=1, faults=0, pace=0.0, seed=seed, out=out,
-            share=share, staleness=0, trackers=(), **self.options,
+            task=LAKE, model=self.model, steps=steps, held_out=1, faults=0, pace=0.0, seed=seed, out=out,
+            share=share, staleness=0, trackers=(), **options,
         )  # fmt: skip
         return open_run(config)[0]
 
@@ -155,7 +164,7 @@ def wider(folder: Path) -> Path:
 
     start = LAKE / "start"
     config = replace(
-        ModelConfig.load(start), hidden_size=192, intermediate_size=512, num_attention_heads=6, num_key_value_heads=6
+        ModelConfig.load(start), hidden_size=256, intermediate_size=768, num_attention_heads=8, num_key_value_heads=8
     )
     policy = Qwen3(config)
     policy.initialise(0)
@@ -244,34 +253,37 @@ def simulated(rollout: float, train: float, count: int, steps: int) -> float:
     return statistics.mean(course.slowdown.values()) / count
 
 
-def turns(base: str, *, steps: int, kills: int, **options: Any) -> dict[str, Any]:
-    """Each run alone, two that share, three that share while their coordinator is killed."""
-    with Place(base, steps, **options) as place:
-        one = place.play(1)
-        two = place.play(2)
-        three = place.play(3, kills=kills)
+def turns(base: str, *, steps: int, kills: int) -> dict[str, Any]:
+    """A run alone, three that share, three of short phases that share while their coordinator is killed."""
+    many = max(2, kills // 2)
+    with Place(base) as place:
+        one, three = place.play(1, steps, **BALANCED), place.play(3, steps, **BALANCED)
+        switch = statistics.median(warm(three) or [float("nan")])
+        killed = place.play(3, many, kills=kills, **SHORT) if kills else None
     rollout, train = (statistics.median(one.of(kind)) for kind in ("rollout", "train"))
+    said, share = simulated(rollout, train, 3, steps), three.machine_seconds / one.machine_seconds
+    cold = statistics.median(one.cold)
     found: dict[str, Any] = {
         "alone": {
             "rollout_s": round(rollout, 2),
             "train_s": round(train, 2),
             "machine_seconds_per_step": round(one.machine_seconds, 2),
-        }
-    }
-    for count, seen in ((2, two), (3, three)):
-        said = simulated(rollout, train, count, steps)
-        share = seen.machine_seconds / one.machine_seconds
-        found[f"{count} runs"] = {
-            "machine_seconds_per_step": round(seen.machine_seconds, 2),
+        },
+        "three": {
+            "rollout_s": round(statistics.median(three.of("rollout")), 2),
+            "train_s": round(statistics.median(three.of("train")), 2),
+            "machine_seconds_per_step": round(three.machine_seconds, 2),
             "of_alone": round(share, 3),
             "simulated_of_alone": round(said, 3),
             "simulated_over_live": round(said / share, 3),
-            "warm_switch_s": round(statistics.median(warm(seen) or [float("nan")]), 3),
-            "faults": faults(seen, count, steps),
-            "kills": seen.kills,
-        }
-    found["cold_start_s"] = round(statistics.median(one.cold), 2)
-    found["warm_over_cold"] = round(found["2 runs"]["warm_switch_s"] / found["cold_start_s"], 3)
+            "faults": faults(three, 3, steps),
+        },
+        "cold_start_s": round(cold, 2),
+        "warm_switch_s": round(switch, 3),
+        "warm_over_cold": round(switch / cold, 3),
+    }
+    if killed is not None:
+        found["killed"] = {"kills": killed.kills, "phases": len(killed.phases), "faults": faults(killed, 3, many)}
     return found
 
 

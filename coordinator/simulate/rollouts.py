@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from coordinator.simulate.clock import Clock
@@ -125,6 +125,7 @@ class Simulated:
         self.groups: dict[int, Together] = {}
         self.whole: dict[int, Together] = {}
         self.waiting: list[int] = []  # prompts that were put off
+        self.left: dict[int, dict[int, Running | None]] = {}  # where their trajectories stood, if they go on
         self.issued, self.version = 0, 0
         self.asked_at: float | None = 0.0
         self.training = self.ended = False
@@ -192,9 +193,12 @@ class Simulated:
             case Finish(prompt):
                 self.whole[int(prompt)] = self.groups.pop(int(prompt))
             case Defer(prompt):
-                for member in self.groups.pop(int(prompt)).members.values():
+                group = self.groups.pop(int(prompt))
+                for member in group.members.values():
                     self._stop(member)
-                self.waiting.append(int(prompt))
+                self.waiting.append(group.number)
+                if self.plan.rules.tail_resumes:
+                    self.left[group.number] = group.members
             case HandOut(prompts):
                 self._train([self.whole.pop(int(prompt)) for prompt in prompts])
             case Exhausted():
@@ -213,7 +217,9 @@ class Simulated:
             else:
                 return
             members = tail.members(self.plan.rules, deferred=deferred)
-            self.groups[number] = Together(number, deferred, dict.fromkeys(range(members)))
+            known = self.left.get(number, {})
+            kept = {n: each for n, each in known.items() if each is not None and each.ended}
+            self.groups[number] = Together(number, deferred, dict.fromkeys(range(members)) | kept)
 
     def _train(self, groups: list[Together]) -> None:
         assert self.asked_at is not None
@@ -245,6 +251,10 @@ class Simulated:
 
     def _start(self, group: Together, index: int) -> None:
         member = Running(group.number, index, self.plan.workload(group.number, index), self.version)
+        before = self.left.get(group.number, {}).get(index)
+        if before is not None:
+            member = replace(before, engine=None, request=None, measured=None, stopped=False)
+            member.at = min(member.at, len(member.turns) - 1)  # its last action is executed again
         group.members[index] = member
         if self.plan.barrier == "group":
             if group.home is None:
@@ -270,7 +280,7 @@ class Simulated:
             group = self._unplaced.pop(0)
             group.home = home
             for member in group.members.values():
-                if member is not None:
+                if member is not None and not member.ended:
                     member.engine = home
                     self._turn(member)
 

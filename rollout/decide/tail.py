@@ -9,6 +9,9 @@ A round ends when its slowest trajectory does, while most engines idle. So a sho
 others. When a batch of those has come together, a long round plays exactly them, and waits (RollPacker,
 arXiv:2509.21009, with `tail` = 1.25).
 
+With `tail_resumes`, which is ours, the long round does not begin anew: whoever has ended stays, the others go on from
+their last checkpoints, and the first `size` of each group are used, as in a short round. Their first tokens are older.
+
 ::
 
     short round   10 groups x 10 ──▶ first 8 whole, of each the first 8 ──▶ batch
@@ -24,7 +27,7 @@ from rollout.decide.view import Defer, Lease, Rules, View
 
 def members(rules: Rules, *, deferred: bool) -> int:
     """Trajectories that a group starts with."""
-    if not rules.tail or deferred:
+    if not rules.tail or (deferred and not rules.tail_resumes):
         return rules.size + (0 if rules.tail else rules.extra)
     return math.ceil(round(rules.tail * rules.size, 9))
 

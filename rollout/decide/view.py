@@ -28,6 +28,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 8  # trajectories of a group
     extra: int = 0  # started beyond `size`, of which the last to finish are ended: favours short ones
     tail: float = 0.0  # groups and members of a short round, in multiples of what is needed; 0: no tail batching
+    tail_resumes: bool = False  # what was put off goes on where it was, instead of anew
     concurrency: int = 64  # trajectories at once
     staleness: int = 1  # trainer version minus oldest policy version of a token that bears gradient, at most
     over_stale: OverStale = "wait"

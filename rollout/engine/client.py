@@ -110,9 +110,11 @@ class EngineClient:
             await self._session.close()
             self._session = None
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0
+    ) -> Generation:
         adapter = self.adapter
-        request = _request(prompt_ids, sampling, request_id, adapter=adapter)
+        request = _request(prompt_ids, sampling, request_id, priority=priority, adapter=adapter)
         found = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
         if adapter is not None:  # it answers with the one that it was asked for, whatever the server is labelled by now
             found.spans = [Span(adapter, 0, len(found.token_ids))] if found.token_ids else []

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollout.decide.slack import Budget
 from rollout.engine.patches import INSIDE
 from sandbox.errors import EngineFailed, Invalid
 from sandbox.paths import CHECKOUT
@@ -58,6 +59,17 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": search}
     waiting = Command([*program, "--wait"], env)
     return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, spare=waiting, pulls=True)
+
+
+def lent(launch: Launch, users: Budget) -> Launch:
+    """An embedded engine that serves users, who were promised so much; requests of a priority above 0 get the rest."""
+
+    def command(folder: Path, port: int) -> Command:
+        plain = launch.command(folder, port)
+        promised = [("--ttft", users.ttft), ("--tpot", users.tpot), ("--margin", users.margin)]
+        return replace(plain, argv=[*plain.argv, *(str(part) for each in promised for part in each)])
+
+    return replace(launch, command=command)
 
 
 def vllm(

@@ -251,3 +251,6 @@ class Statistics(msgspec.Struct, kw_only=True):
     generated_tokens: int = 0
     busy_s: float = 0.0
     weight_updates: int = 0
+    preemptions: int = 0  # requests that were put back because the cache was full
+    lends: int = 0  # rollouts for which users leave room
+    sequences: int = 0  # requests that are computed at once, at most

@@ -1,7 +1,7 @@
 """One engine server of a pool: whoever started it, how it is, what it has to do.
 
-Owns: `Server` (what a pool needs of one), `Remote` (one that somebody else runs), `Member` (its state in the pool).
-Does not own: choosing (rollout.decide.routing), requests (rollout.pool.pool).
+Owns: `Server` (what a pool needs of one), `Remote` (one that somebody else runs), `Lent` (one that serves users too),
+`Member` (its state in the pool). Does not own: choosing (rollout.decide.routing), requests (rollout.pool.pool).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Protocol
 from rollout.decide.routing import ServerView, Signs, State, Taking
 from rollout.engine.client import EngineClient, Published, wait_healthy
 from rollout.engine.weights import Mirrored
+from sandbox.errors import PagurusError
 
+LOOK = 0.25  # seconds
 AT_ONCE = 16  # requests that leave a lost server in one turn of the event loop
 
 
@@ -68,6 +70,38 @@ class Remote:
         await self._client.close()
         if self._mirror is not None:
             await self._mirror.close()
+
+
+class Lent(Remote):
+    """An embedded engine that serves users (``--ttft``), for ``Pool.join(..., lent=True)``: its slots are what users
+    leave room for."""
+
+    def __init__(self, url: str, *, mirror: Mirrored | None = None):
+        super().__init__(url, slots=0, mirror=mirror)
+        self._looks: asyncio.Task[None] | None = None
+
+    async def wait_serving(self) -> EngineClient:
+        client = await super().wait_serving()
+        await self._look()
+        if self._looks is None:
+            self._looks = asyncio.create_task(self._go_on_looking(), name="room on a lent engine")
+        return client
+
+    async def close(self) -> None:
+        if self._looks is not None:
+            self._looks.cancel()
+        await super().close()
+
+    async def _go_on_looking(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            self.slots = (await self._client.statistics()).lends
+        except PagurusError:  # it is down, or too busy to say: nothing is known to be free
+            self.slots = 0
 
 
 @dataclass(eq=False)

@@ -295,7 +295,7 @@ class Pool:
             raise EngineFailed(f"server {member.name} is gone")
         version, sampling = member.version, answer.begin(member.version)
         updates = member.updates if member.state == "serving" else -1
-        async with aclosing(client.stream(ids, sampling, request_id=name, priority=0)) as deltas:
+        async with aclosing(client.stream(ids, sampling, request_id=name, priority=int(member.lent))) as deltas:
             while (delta := await self._waited(member, anext(deltas, None))) is not None:
                 member.heard = time.monotonic()
                 if member.updates != updates:

@@ -57,7 +57,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - a turn of the loop, not a time
             await asyncio.sleep(0)
 
@@ -308,6 +308,24 @@ async def test_a_bug_in_the_environment_is_data_and_its_prompt_is_given_up(make:
     assert "p000000" not in [group.prompt for group in batch.groups]
     await until(lambda: rollout.store.account().given_up == 1)
     assert rollout.store.reasons() == {"reset/raised: KeyError: 'oops'": 1}
+
+
+async def test_a_reset_that_hangs_is_the_environments_and_the_group_stays_whole(make: Make) -> None:
+    hung: list[int] = []
+
+    class Hanging(Notebook):
+        async def reset(self, sandbox: Any, seed: int) -> Observation:
+            if not hung:
+                hung.append(seed)
+                await asyncio.Event().wait()
+            return await super().reset(sandbox, seed)
+
+    config = configured(groups=1, limits=Limits(reset_s=2.0))
+    rollout = make(environment=Hanging, config=config, seeds=range(1))
+    await rollout.start()
+    (group,) = (await rollout.next_batch()).groups
+    assert [t.reward for t in group.trajectories] == [1.0] * 3 and hung == [0]
+    assert rollout.statistics()["blames"] == {"environment": 1} and rollout.statistics()["causes"] == {"late": 1}
 
 
 async def test_what_the_host_loses_is_played_again_and_the_group_stays_whole(make: Make) -> None:

@@ -257,3 +257,55 @@ async def test_a_live_rollout_puts_long_prompts_off_and_trains_each_once(tmp_pat
     assert any(all(seed % 5 == 0 for seed in batch) for batch in batches), "slow prompts are together"
     replayed = decisions.replay(tmp_path)
     assert replayed.identical == replayed.decisions, replayed.first_difference
+
+
+class Told(Fifth):
+    """Its state can be written down."""
+
+    def snapshot(self) -> bytes:
+        return bytes([self.turns, self.slow])
+
+    def load(self, state: bytes) -> None:
+        self.turns, self.slow = state[0], bool(state[1])
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+async def test_what_was_put_off_goes_on_from_its_checkpoint(tmp_path: Path, handed_over: bool) -> None:
+    config = configured(groups=4, size=2, tail=1.25, staleness=0, tail_resumes=True, over_stale="mask")
+    host = FakeHost()
+
+    def again(version: int = 0) -> RolloutController:
+        engine = ScriptedEngine(SCRIPT)
+        engine.version = version
+        return RolloutController(
+            environment=Told, host=host, engine=engine, tokenizer=Letters(), config=config, folder=tmp_path,
+            seeds=range(40), version=version,
+        )  # fmt: skip
+
+    rollout, trained, continued = again(), Counter[int](), 0
+    await rollout.start()
+    for number in range(100):
+        if number == 3 and handed_over:  # a successor knows where they stand, and their sandboxes
+            version = rollout.version
+            await rollout.stop(leave=True)
+            rollout = again(version)
+            parked = set(rollout.journal.open().values())
+            assert parked and parked <= rollout.known_sandboxes()
+            await rollout.start()
+        try:
+            batch = await rollout.next_batch()
+        except NoMorePrompts:
+            break
+        for group in batch.groups:
+            trained[group.seed] += 1
+            assert len(group.trajectories) == 2 and all(each.reward == 1.0 for each in group.trajectories)
+            continued += sum(each.continued > 0 for each in group.trajectories)
+            for each in group.trajectories:
+                assert [turn.index for turn in each.turns] == [0, 1, 2, 3]
+        await train(rollout, batch)
+    assert trained == Counter(range(40)) and continued > 0
+    assert not rollout.journal.open()
+    await rollout.stop()
+    assert all(each.removed for each in host.sandboxes)
+    replayed = decisions.replay(tmp_path)
+    assert replayed.identical == replayed.decisions, replayed.first_difference

@@ -1,6 +1,6 @@
 """The embedded engine's core: model, cache, scheduler and sampling, one `step()` at a time, in one thread.
 
-Owns: the tensors. Does not own: HTTP, threads, time. Called from one thread only.
+Owns: the tensors. Does not own: HTTP, threads. Called from one thread only.
 Guarantee: every sampled token carries the log-probability of the distribution that it was drawn from and the
 version of the weights that computed it *and the whole prefix before it*: when weights change, the cache of
 requests in flight is computed again (keys and values of old weights never mix with new ones).
@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from rollout.decide.parallel import Planner
 from rollout.engine.embedded.adapter import load_served
 from rollout.engine.embedded.apply import Prepared
+from rollout.engine.embedded.lending import Lending
 from rollout.engine.embedded.model import KVCache, Qwen3
-from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, finish_reason
+from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, Step, finish_reason
 from rollout.engine.protocol import Statistics, VersionSpan
 from sandbox.errors import EngineFailed
 
@@ -68,8 +72,13 @@ class Core:
         length: int,
         retained: int | None = None,
         base: Path | None = None,
+        lending: Lending | None = None,
+        cache: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        """`base`: the model that an adapter in `folder` is beside, where it is not where the adapter says."""
+        """`base`: the model that an adapter in `folder` is beside, where it is not where the adapter says. `lending`:
+        requests of a priority above 0 get what the others leave. `cache`: tokens of all that run together; how many
+        these are follows from how often it is too small (rollout.decide.parallel)."""
         self.folder = folder
         self.version = version
         self.broken: str | None = None  # why no weights are served
@@ -78,7 +87,11 @@ class Core:
         self.model.eval()
         length = min(length, self.model.config.max_position_embeddings)
         retained = 2 * slots if retained is None else retained
-        self.scheduler = Scheduler(slots=slots, retained=retained, length=length)
+        self.scheduler = Scheduler(
+            slots=slots, retained=retained, length=length, lends=lending is not None, cache=cache
+        )
+        self._planner, self._preempted = Planner(slots), 0
+        self.lending, self._clock = lending, clock
         self.cache = KVCache(self.model.config, slots + retained, length)
         self.requests: dict[str, Request] = {}
         self.statistics = Statistics(version=version)
@@ -91,6 +104,9 @@ class Core:
         top = self.model.config.vocab_size
         if any(not 0 <= token < top for token in request.tokens):
             raise ValueError(f"token ids must be in 0..{top - 1}")
+        if self.lending is not None and self.lending.frozen and request.lent:
+            raise EngineFailed("users need all of this engine until its next version", remedy="ask another one")
+        request.since = request.since or self._clock()
         self.scheduler.add(request)
         self.requests[request.id] = request
         self.statistics.requests += 1
@@ -108,9 +124,22 @@ class Core:
 
     def step(self) -> list[Request]:
         """Compute one step; the requests that it finished."""
-        plan = self.scheduler.schedule()
+        if self.lending is None:
+            return self._compute(self.scheduler.schedule())
+        began = self._clock()
+        share = self.lending.share(self.scheduler, began)
+        ended = self.abort([request.id for request in self.requests.values() if request.lent]) if share.cut else []
+        plan = self.scheduler.schedule(share)
+        ended += self._compute(plan)
+        rows = max((sequence.row for sequence in plan.decode), default=-1) + 1
+        read = sum(piece.end - piece.start for piece in plan.prefill)
+        self.lending.took(rows, read, self._clock() - began)
+        return ended
+
+    def _compute(self, plan: Step) -> list[Request]:
         self._copy(plan.copies)
         self.statistics.steps += 1
+        self.statistics.preemptions = self.scheduler.preemptions
         drawn: list[tuple[Request, Tensor]] = []
         if plan.decode:
             drawn += self._decode(plan.decode)
@@ -137,12 +166,23 @@ class Core:
         self.broken = None
         self.version = self.statistics.version = str(version)
         self.statistics.weight_updates += 1
+        self._next_version()
         if recompute:
             self.scheduler.invalidate()
 
     def label(self, version: str) -> None:
         """Name the weights."""
         self.version = self.statistics.version = version
+        self._next_version()
+
+    def _next_version(self) -> None:
+        """A step of the run is over."""
+        scheduler = self.scheduler
+        if self.lending is not None:
+            self.lending.frozen = False
+        self._planner.ended(scheduler.preemptions - self._preempted)
+        self._preempted = scheduler.preemptions
+        scheduler.sequences = max(1, scheduler.slots // self._planner.degree)
 
     def checksums(self) -> dict[str, str]:
         """sha256 of every parameter's bytes under its published name, and of the head where it is the embedding's."""
@@ -161,7 +201,7 @@ class Core:
     def _decode(self, ready: list[Sequence]) -> list[tuple[Request, Tensor]]:
         # Rows that are still being prefilled take part with a token of no meaning, written to the position that
         # their own prefill or decode overwrites: cheaper than gathering the ready rows.
-        running = self.scheduler.running
+        running = self.scheduler.running[: max(sequence.row for sequence in ready) + 1]
         tokens = torch.tensor([sequence.tokens[sequence.computed] for sequence in running])
         positions = torch.tensor([sequence.computed for sequence in running])
         logits = self.model.decode(tokens, positions, self.cache)
@@ -184,12 +224,13 @@ class Core:
         greedy = torch.tensor([request.temperature == 0 for request in requests])
         tokens = torch.where(greedy, logits.argmax(dim=-1), sampled.clamp_(max=logits.shape[1] - 1))
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-        finished = []
+        finished, now = [], self._clock()
         for request, token, logprob in zip(requests, tokens.tolist(), chosen, strict=True):
             if logprob != logprob or logprob == float("-inf"):
                 request.finish = "error"
             else:
                 request.append(token, logprob, self.version)
+                request.since = now
                 request.finish = finish_reason(request, self.scheduler.length)
                 self.statistics.generated_tokens += 1
             if request.finish is not None:

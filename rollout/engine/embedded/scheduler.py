@@ -1,13 +1,15 @@
 """Which sequence occupies which row of the key/value cache, and what the next step computes.
 
 Owns: admission, batching, reuse of cached prefixes, the rows. Does not own: tensors, sampling, clocks, requests.
-Guarantee: a row belongs to at most one sequence; running rows are exactly 0..n, so that decoding needs no gather;
+Guarantee: a row belongs to at most one sequence; running rows are exactly 0..n, users' before rollouts' where the
+engine lends to these (`Lending`), so that decoding needs no gather;
 positions ``[0, computed)`` of a sequence's row hold keys and values of its tokens under the current weights.
 Pure: no I/O, no torch. The caller executes the copies that are returned, in order, before anything else.
 
 ::
 
-    rows 0 .. n          running        finish(i): retain row i, then move row n-1 into the hole
+    rows 0 .. u          users          finish(i): retain row i, then move row u-1 into the hole, and row n-1 to u-1
+    rows u .. n          rollouts       finish(i): as well, with row n-1
     rows n .. slots      free
     rows slots .. end    retained prefixes of finished sequences, least recently used goes first
 
@@ -18,8 +20,10 @@ prompt: both find their prefix among the retained rows and prefill only what is 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
+from typing import Protocol
 
 MINIMUM_REUSE = 8  # tokens; below this a copy costs more than the prefill that it saves
 
@@ -33,6 +37,7 @@ class Sequence:
     max_tokens: int
     stops: frozenset[int] = frozenset()
     priority: int = 0  # lower goes first
+    since: float = 0.0  # when it was asked for; later, when its last token came
     prompt: int = field(init=False)  # length of the prompt
     row: int = -1  # -1: waiting
     computed: int = 0
@@ -40,6 +45,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt = len(self.tokens)
+
+    @property
+    def lent(self) -> bool:
+        """A rollout's, where the engine serves users."""
+        return self.priority > 0
 
     @property
     def ready(self) -> bool:
@@ -81,6 +91,19 @@ class _Retained:
     used: int = -1  # larger: used later
 
 
+class Share(Protocol):
+    """How much a step does, where the engine lends (rollout.decide.slack)."""
+
+    @property
+    def users_prompt(self) -> int: ...
+
+    @property
+    def rollouts(self) -> int: ...
+
+    @property
+    def rollout_prompt(self) -> int: ...
+
+
 def finish_reason(sequence: Sequence, length: int) -> str | None:
     """Why the sequence ends after its newest token; None: it goes on. `length` is the cache's."""
     if sequence.tokens[-1] in sequence.stops:
@@ -101,12 +124,38 @@ def common_prefix(left: Tokens[int], right: Tokens[int]) -> int:
     return low
 
 
+def _pieces(sequences: Tokens[Sequence], budget: int) -> list[Piece]:
+    """What is read of their prompts."""
+    found = []
+    for sequence in sequences:
+        if not sequence.ready and budget > 0:
+            end = min(len(sequence.tokens), sequence.computed + budget)
+            found.append(Piece(sequence, sequence.computed, end))
+            budget -= end - sequence.computed
+    return found
+
+
 class Scheduler:
-    def __init__(self, *, slots: int, retained: int, length: int, prefill_budget: int = 1024):
+    def __init__(
+        self,
+        *,
+        slots: int,
+        retained: int,
+        length: int,
+        prefill_budget: int = 1024,
+        lends: bool = False,
+        cache: int | None = None,
+    ):
+        """`lends`: requests of a priority above 0 are rollouts', which get at most half of the slots. `cache`: tokens
+        of all running sequences together; the newest are put back and run again when there are more."""
         if min(slots, length, prefill_budget) < 1 or retained < 0:
             raise ValueError("slots, length and prefill_budget must be positive")
         self.slots, self.length, self.prefill_budget = slots, length, prefill_budget
+        self.lends, self.cache = lends, cache
+        self.sequences = slots  # that run at once
+        self.preemptions = 0
         self.running: list[Sequence] = []
+        self.users = 0  # of those that run, the first so many
         self.waiting: deque[Sequence] = deque()
         self._retained = {slots + index: _Retained() for index in range(retained)}
         self._clock = 0
@@ -114,6 +163,10 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         return not self.running and not self.waiting
+
+    @property
+    def lent_slots(self) -> int:
+        return max(1, self.slots // 2)
 
     def add(self, sequence: Sequence) -> None:
         if not 0 < sequence.prompt < self.length:
@@ -123,31 +176,36 @@ class Scheduler:
             at -= 1
         self.waiting.insert(at, sequence)
 
-    def schedule(self) -> Step:
-        """Admit what fits, then plan one step: one token for every ready row, prefill up to the budget."""
-        copies = [copy for copy in map(self._admit, self._admissible()) if copy is not None]
-        prefill: list[Piece] = []
-        budget = self.prefill_budget
-        for sequence in self.running:
-            if not sequence.ready and budget > 0:
-                end = min(len(sequence.tokens), sequence.computed + budget)
-                prefill.append(Piece(sequence, sequence.computed, end))
-                budget -= end - sequence.computed
-        return Step(copies, prefill, [sequence for sequence in self.running if sequence.ready])
+    def schedule(self, share: Share | None = None) -> Step:
+        """Admit what fits, then plan one step: one token for every ready row, prefill up to the budget.
+
+        `share`: how much of that, where the engine lends.
+        """
+        copies = self._fit()
+        copies += [copy for sequence in self._admissible() for copy in self._admit(sequence)]
+        users, lent = self.running[: self.users], self.running[self.users :]
+        if share is None:
+            return Step(
+                copies, _pieces(self.running, self.prefill_budget), [each for each in self.running if each.ready]
+            )
+        prefill = _pieces(users, share.users_prompt) + _pieces(lent, share.rollout_prompt)
+        decode = [each for each in users if each.ready] + [each for each in lent if each.ready][: share.rollouts]
+        return Step(copies, prefill, decode)
 
     def finish(self, sequence: Sequence, *, retain: bool = True) -> list[Copy]:
-        """Take a running sequence out; its row is retained for a prefix to come, the last row fills the hole."""
+        """Take a running sequence out; its row is retained for a prefix to come, the last rows fill the hole."""
         copies = []
         if retain and sequence.computed >= MINIMUM_REUSE and self._retained:
             target = self._victim(sequence.tokens)
             copies.append(Copy(sequence.row, target, sequence.computed))
             self._retained[target] = _Retained(sequence.tokens[: sequence.computed], self._tick())
-        last = self.running.pop()
-        if last is not sequence:
-            if last.computed:
-                copies.append(Copy(last.row, sequence.row, last.computed))
-            self.running[sequence.row] = last
-            last.row = sequence.row
+        hole = sequence.row
+        if hole < self.users:
+            self.users -= 1
+            copies += self._move(self.users, hole)
+            hole = self.users
+        copies += self._move(len(self.running) - 1, hole)
+        self.running.pop()
         sequence.row = -1
         return copies
 
@@ -165,23 +223,57 @@ class Scheduler:
         for row in self._retained:
             self._retained[row] = _Retained()
 
-    def _admissible(self) -> list[Sequence]:
-        count = min(self.slots - len(self.running), len(self.waiting))
-        return [self.waiting.popleft() for _ in range(count)]
+    def _held(self) -> int:
+        """Tokens, with the one that each running sequence gets in this step."""
+        return sum(map(len, (sequence.tokens for sequence in self.running))) + len(self.running)
 
-    def _admit(self, sequence: Sequence) -> Copy | None:
-        sequence.row = len(self.running)
+    def _fit(self) -> list[Copy]:
+        """Puts back the newest until the others fit."""
+        copies = list[Copy]()
+        while self.cache is not None and len(self.running) > 1 and self._held() > self.cache:
+            newest = self.running[-1]
+            copies += self.finish(newest, retain=False)
+            newest.computed = newest.reused = 0
+            self.waiting.insert(sum(other.priority < newest.priority for other in self.waiting), newest)
+            self.preemptions += 1
+        return copies
+
+    def _admissible(self) -> Iterator[Sequence]:
+        """Users come first, for `add` puts them there."""
+        while self.waiting and len(self.running) < self.sequences:
+            if self.cache is not None and self.running and self._held() + len(self.waiting[0].tokens) >= self.cache:
+                return
+            lent = self.lends and self.waiting[0].lent
+            if lent and len(self.running) - self.users >= self.lent_slots:
+                return
+            yield self.waiting.popleft()
+
+    def _admit(self, sequence: Sequence) -> list[Copy]:
+        """Into a row of its own, with what is known of its beginning."""
+        copies = []
         self.running.append(sequence)
+        row = len(self.running) - 1
+        if not (self.lends and sequence.lent):
+            copies += self._move(self.users, row)
+            row, self.users = self.users, self.users + 1
+        self.running[row], sequence.row = sequence, row
         best, source = 0, -1
-        for row, entry in self._retained.items():
+        for retained, entry in self._retained.items():
             shared = min(common_prefix(entry.tokens, sequence.tokens), len(sequence.tokens) - 1)
             if shared > best:
-                best, source = shared, row
+                best, source = shared, retained
         if best < MINIMUM_REUSE:
-            return None
+            return copies
         self._retained[source].used = self._tick()
         sequence.computed = sequence.reused = best
-        return Copy(source, sequence.row, best)
+        return [*copies, Copy(source, row, best)]
+
+    def _move(self, source: int, target: int) -> list[Copy]:
+        if source == target:
+            return []
+        moved = self.running[target] = self.running[source]
+        moved.row = target
+        return [Copy(source, target, moved.computed)] if moved.computed else []
 
     def _victim(self, tokens: list[int]) -> int:
         """The retained row to overwrite: one that these tokens continue, else the least recently used."""

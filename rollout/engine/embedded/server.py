@@ -30,9 +30,11 @@ import msgspec
 import torch
 from aiohttp import web
 
+from rollout.decide.slack import Budget
 from rollout.engine import protocol as wire
 from rollout.engine import spare
 from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.lending import Lending
 from rollout.engine.embedded.weights import PulledWeights
 from rollout.weights.process import PullerProcess
 from sandbox import structs
@@ -286,6 +288,7 @@ class Server:
             top_p=sampling.top_p,
             top_k=max(sampling.top_k, 0),
             seed=sampling.seed,
+            since=time.monotonic(),
         )
         if body.stream:
             return await self._stream(http, request)
@@ -365,11 +368,10 @@ class Server:
     async def statistics(self, _: web.Request) -> web.Response:
         counts = self.thread.core.statistics
         scheduler = self.thread.core.scheduler
-        counts.paused, counts.running, counts.waiting = (
-            self.thread.paused,
-            len(scheduler.running),
-            len(scheduler.waiting),
-        )
+        counts.paused, counts.sequences = self.thread.paused, scheduler.sequences
+        lending = self.thread.core.lending
+        counts.lends = 0 if lending is None or lending.frozen else scheduler.lent_slots
+        counts.running, counts.waiting = len(scheduler.running), len(scheduler.waiting)
         return answer(counts)
 
 
@@ -468,11 +470,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--version", default="0", help="what to call the weights, without --weights")
     parser.add_argument("--slots", type=int, default=64, help="sequences computed together")
+    parser.add_argument("--cache", type=int, help="tokens of all sequences together; else slots times length")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the longest sequence")
     parser.add_argument("--weights", help="pull versions from this folder or URL, into --model, which is their mirror")
     parser.add_argument("--at", type=int, help="with --weights: the version to begin with; else the newest")
     parser.add_argument("--reader", default="engine", help="with --weights: this engine's name in its lease")
     parser.add_argument("--base", type=Path, help="of an adapter: its base model, where it is not where it says")
+    parser.add_argument(
+        "--ttft", type=float, help="serve users, who were promised the first token after so many seconds"
+    )
+    parser.add_argument("--tpot", type=float, default=0.05, help="with --ttft: seconds from one token to the next")
+    parser.add_argument("--margin", type=float, default=0.5, help="share of what was promised that is left unused")
     parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
     torch.set_num_threads(1)  # two threads make these small products many times slower
     if (told := spare.told(sys.argv[1:] if arguments is None else arguments)) is None:
@@ -490,8 +498,17 @@ async def run(options: argparse.Namespace) -> None:
     try:
         if weights is not None:
             options.version = str(await weights.first(options.at))
+        lending = None
+        if options.ttft is not None:
+            lending = Lending(Budget(ttft=options.ttft, tpot=options.tpot, margin=options.margin))
         core = Core(
-            options.model, version=options.version, slots=options.slots, length=options.length, base=options.base
+            options.model,
+            version=options.version,
+            slots=options.slots,
+            length=options.length,
+            base=options.base,
+            lending=lending,
+            cache=options.cache,
         )
         log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
         await serve(core, host=options.host, port=options.port, idle_exit=options.idle_exit, weights=weights)

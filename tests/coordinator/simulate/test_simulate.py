@@ -88,16 +88,19 @@ def test_no_answer_is_lost_or_faster_than_alone(requests: list[tuple[float, floa
     groups=st.integers(1, 5),
     size=st.integers(1, 4),
     tail=st.sampled_from([0.0, 1.25]),
+    resumes=st.booleans(),
     staleness=st.integers(0, 1),
     barrier=st.sampled_from(["none", "turn", "group"]),
     seed=st.integers(0, 99),
 )
 def test_every_prompt_is_trained_once(
-    prompts: int, groups: int, size: int, tail: float, staleness: int, barrier: str, seed: int
+    prompts: int, groups: int, size: int, tail: float, resumes: bool, staleness: int, barrier: str, seed: int
 ) -> None:
     came = Simulated(
         Plan(
-            rules=Rules(groups=groups, size=size, tail=tail, staleness=staleness, concurrency=1000),
+            rules=Rules(
+                groups=groups, size=size, tail=tail, tail_resumes=resumes, staleness=staleness, concurrency=1000
+            ),
             engines=[Rates(base=0.01, slots=16)] * 2,
             workload=scenarios.delays(seed, variation=1.0, turns=3),
             prompts=prompts,

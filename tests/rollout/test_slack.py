@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.decide.slack import (
+from coordinator.simulate import serving
+from rollout.decide.slack import (
     CHUNK,
     Budget,
     EngineView,
@@ -16,7 +17,6 @@ from coordinator.decide.slack import (
     next_step,
     slack,
 )
-from coordinator.simulate import serving
 
 BUDGET = Budget(ttft=1.0, tpot=0.05, margin=0.0)
 COST = StepCost(base=0.010, per_answer=0.001, per_prompt_token=0.0001)
@@ -41,12 +41,14 @@ def test_a_running_user_leaves_the_rest_of_the_time_to_the_next_token() -> None:
 
 
 def test_a_waiting_user_leaves_what_its_prompt_does_not_need() -> None:
-    # 1 s less one step of 10 ms and 100 tokens of 0.1 ms
-    assert slack(view(waiting=[Waiting(0.0, 100)]), BUDGET, COST, 0.0) == pytest.approx(0.98)
-    # a prompt of three chunks shares its slack among three steps
-    assert slack(view(waiting=[Waiting(0.0, 3 * CHUNK)]), BUDGET, COST, 0.0) == pytest.approx(
-        (1 - 0.03 - 0.0001 * 3 * CHUNK) / 3
-    )
+    # of a step of 50 ms 10 ms and 100 tokens of 0.1 ms
+    assert slack(view(waiting=[Waiting(0.0, 100)]), BUDGET, COST, 0.0) == pytest.approx(0.03)
+    # when it has waited for 0.97 s, 30 ms are left, of which it needs 20
+    assert slack(view(waiting=[Waiting(-0.97, 100)]), BUDGET, COST, 0.0) == pytest.approx(0.01)
+    # a prompt of three chunks shares among three steps what it does not need
+    cheap = StepCost(base=0.010, per_answer=0.001, per_prompt_token=0.00001)
+    needed = 0.03 + 3 * CHUNK * 0.00001
+    assert slack(view(waiting=[Waiting(-0.95, 3 * CHUNK)]), BUDGET, cheap, 0.0) == pytest.approx((0.05 - needed) / 3)
 
 
 def test_a_burst_takes_the_cache_of_rollouts_once() -> None:

@@ -10,6 +10,9 @@ For a request that waits and one that is answered (ROSE, arXiv:2605.06534)::
     S_prefill = (arrival + TTFT budget) - now - predicted prefill
     S_decode  = (last token + TPOT budget) - now - predicted decode
 
+While somebody waits for a first token no step is longer than the TPOT budget, however much of the TTFT budget is left:
+whoever comes next waits for its end too.
+
 A burst of users takes its cache from the rollouts, once: their cache is cut and they stand still until the next version
 of the weights, since the cache would have to be built anew then in any case.
 """
@@ -72,16 +75,17 @@ CHUNK = 512  # tokens of prompts that a step reads at most
 
 def slack(view: EngineView, budget: Budget, cost: StepCost, now: float) -> float:
     """Seconds that a step may take beyond what users need of it; below 0 when somebody is late whatever is done."""
-    answers = len(view.last_tokens)
-    read, left = 0, float("inf")
+    answers, read = len(view.last_tokens), 0
+    step = budget.tpot * (1 - budget.margin)
+    own = cost.step(answers, min(CHUNK, sum(request.left for request in view.waiting)))
+    left = step - own if view.waiting else float("inf")
     for request in view.waiting:
         read += request.left
         steps = -(-read // CHUNK)
         needed = steps * cost.step(answers, 0) + read * cost.per_prompt_token
         left = min(left, (request.arrival + budget.ttft * (1 - budget.margin) - now - needed) / steps)
-    own = cost.step(answers, min(CHUNK, sum(request.left for request in view.waiting)))
     for last in view.last_tokens:
-        left = min(left, last + budget.tpot * (1 - budget.margin) - now - own)
+        left = min(left, last + step - now - own)
     return left
 
 

@@ -1,0 +1,135 @@
+"""The embedded engine beside users: it learns what its steps cost, and rollouts get what users leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+
+import pytest
+
+from bench.harness.rated_engines import RatedServer
+from coordinator.simulate.engines import Rates
+from rollout.decide.slack import Budget
+from rollout.engine.client import EngineClient, Sampling
+from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.lending import Lending
+from rollout.engine.embedded.scheduler import Scheduler, Sequence
+from rollout.engine.embedded.server import serve
+from rollout.pool.member import Lent
+from rollout.pool.pool import Pool
+from sandbox.errors import EngineFailed
+from sandbox.paths import CHECKOUT
+
+MODEL = CHECKOUT / "examples" / "frozen_lake" / "start"
+BUDGET = Budget(ttft=1.0, tpot=0.05, margin=0.0)
+
+
+def test_what_steps_cost_is_learned() -> None:
+    lending, draw = Lending(BUDGET), random.Random(0)
+    for _ in range(4000):
+        answers, tokens = draw.randrange(64), draw.choice([0, 0, draw.randrange(500)])
+        lending.took(answers, tokens, 0.002 + 0.0001 * answers + 0.00003 * tokens)
+    cost = lending.cost
+    assert cost.base == pytest.approx(0.002, rel=0.1)
+    assert cost.per_answer == pytest.approx(0.0001, rel=0.1)
+    assert cost.per_prompt_token == pytest.approx(0.00003, rel=0.1)
+
+
+def test_rollouts_that_are_slower_than_every_promise_go_on_while_nobody_else_is_there() -> None:
+    lending, scheduler = Lending(Budget(ttft=1e-6, tpot=1e-6)), Scheduler(slots=4, retained=0, length=64, lends=True)
+    scheduler.add(Sequence("rollout", [1, 2, 3], max_tokens=9, priority=1))
+    scheduler.schedule(lending.share(scheduler, 0.0))
+    assert lending.share(scheduler, 0.0).rollout_prompt > 0
+    scheduler.add(Sequence("user", [1, 2, 3], max_tokens=9))
+    share = lending.share(scheduler, 0.0)
+    assert (share.users_prompt, share.rollouts, share.rollout_prompt) == (3, 0, 0)
+
+
+class Clock:
+    """Each look at it takes a while."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.004
+        return self.now
+
+
+def played(core: Core, most: int = 400) -> list[Request]:
+    done: list[Request] = []
+    for _ in range(most):
+        if core.scheduler.idle:
+            return done
+        done += core.step()
+    raise AssertionError("it never ends")
+
+
+def test_an_engine_answers_users_and_rollouts_alike_whatever_it_is_asked_first() -> None:
+    """What is sampled does not depend on the rows and the steps in which it is."""
+
+    def answers(lending: Lending | None) -> dict[str, list[int]]:
+        core, draw = Core(MODEL, version="0", slots=6, length=96, lending=lending, clock=Clock()), random.Random(1)
+        done = []
+        for n in range(12):
+            tokens = [draw.randrange(3, 300) for _ in range(draw.randrange(2, 40))]
+            core.add(Request(str(n), tokens, draw.randrange(2, 30), temperature=0, priority=n % 2))
+            for _ in range(15):
+                done += core.step()
+        done += played(core)
+        return {each.id: each.output for each in done if each.finish != "abort"}
+
+    plain, lent = answers(None), answers(Lending(BUDGET))
+    assert len(plain) == len(lent) == 12 and lent == plain
+
+
+def test_users_who_need_all_rows_take_them_from_rollouts_until_the_next_version() -> None:
+    core = Core(MODEL, version="0", slots=4, length=64, lending=Lending(BUDGET), clock=Clock())
+    for n in range(2):
+        core.add(Request(f"rollout {n}", [5 + n] * 9, 40, priority=1))
+    for _ in range(4):
+        core.step()
+    for n in range(4):
+        core.add(Request(f"user {n}", [15 + n] * 9, 8))
+    ended = core.step()
+    assert {each.id: each.finish for each in ended} == {"rollout 0": "abort", "rollout 1": "abort"}
+    with pytest.raises(EngineFailed, match="next version"):
+        core.add(Request("rollout 2", [7] * 9, 40, priority=1))
+    assert {each.id for each in played(core)} == {f"user {n}" for n in range(4)}
+    core.label("1")
+    core.add(Request("rollout 2", [7] * 9, 4, priority=1))
+    assert [each.id for each in played(core)] == ["rollout 2"]
+
+
+async def test_a_pool_sends_rollouts_there_until_users_need_it_and_again_with_the_next_version() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    core, stop = Core(MODEL, version="0", slots=4, length=1024, lending=Lending(BUDGET)), asyncio.Event()
+    serving = asyncio.create_task(serve(core, host="127.0.0.1", port=port, stop=stop))
+    server, begun = Lent(f"http://127.0.0.1:{port}"), dict[tuple[int, ...], tuple[float, str, str]]()
+    async with EngineClient(f"http://127.0.0.1:{port}") as users, Pool() as pool:
+        await pool.join("lent", server, lent=True)
+        assert server.slots == 2
+        rollouts = [
+            asyncio.create_task(pool.generate([5 + n] * 9, Sampling(max_tokens=1000, ignore_eos=True)))
+            for n in range(2)
+        ]
+        while core.statistics.generated_tokens < 20:  # noqa: ASYNC110 - the engine's thread tells nobody
+            await asyncio.sleep(0.01)
+        await pool.join("own", RatedServer(Rates(base=0.001), "", begun))
+        ask = Sampling(max_tokens=60, ignore_eos=True)
+        answers = await asyncio.gather(*(users.generate([15 + n] * 9, ask) for n in range(4)))
+        assert [len(each.token_ids) for each in answers] == [60] * 4
+        assert [len(each.token_ids) for each in await asyncio.gather(*rollouts)] == [1000] * 2
+        assert pool.counts["moved"] == 2 and pool.counts["moved_tokens"] >= 20 and len(begun) == 2
+        assert server.slots == 0
+        await users.set_version(1)
+        while server.slots == 0:  # noqa: ASYNC110 - it is looked at now and then
+            await asyncio.sleep(0.05)
+        before = core.statistics.finished
+        await pool.generate([40] * 9, Sampling(max_tokens=4, ignore_eos=True))
+        assert core.statistics.finished == before + 1
+    await server.close()
+    stop.set()
+    await serving
