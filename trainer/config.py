@@ -58,6 +58,7 @@ class Config:
     extra: int = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
     share: SharePlan | None = None  # table [share]: take turns with other runs on the same machines
     tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
+    tail_resumes: bool = False  # they then go on where they were, instead of anew
     max_tokens: int = 16  # of an answer
     max_length: int = 1024  # tokens of a trajectory
     temperature: float = 1.0
@@ -294,6 +295,7 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
             adaptive=config.staleness == "auto",
             extra=config.extra,
             tail=config.tail,
+            tail_resumes=config.tail_resumes,
             sampling=Sampling(
                 max_tokens=config.max_tokens, temperature=config.temperature, stop_token_ids=end_tokens(begin)
             ),

@@ -56,6 +56,7 @@ from trainer import machine, report, resume
 from trainer.batches.branches import branched, segment_advantages
 from trainer.batches.sample import Sample
 from trainer.config import KEYS, Config, open_run
+from trainer.learner import local
 from trainer.metrics import Recorder
 from trainer.models.load import published, take
 from trainer.prepare import explain
@@ -348,6 +349,7 @@ class Run:
                 for path in self.base.iterdir()
                 if path.is_file() and ".safetensors" not in path.name
             }
+        tensors = {name: local(tensor) for name, tensor in tensors.items()}
         return tensors, {name: tensor.shape for name, tensor in tensors.items()}, files
 
     async def _publish(self) -> None:

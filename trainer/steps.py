@@ -24,7 +24,7 @@ from torch import nn
 from trainer.batches.sample import Sample
 from trainer.config import Config
 from trainer.distributed.launch import Fleet
-from trainer.distributed.ranks import ALONE
+from trainer.distributed.ranks import here, leave
 from trainer.distributed.worker import Result, WorkPlan, make_learner
 from trainer.errors import RankLost
 from trainer.learner import Settings, learning_rate, streams
@@ -87,12 +87,12 @@ class Steps(Protocol):
 
 
 class Alone:
-    """This process takes the steps."""
+    """This process takes the steps, on its GPU where there is one."""
 
     def __init__(self, plan: WorkPlan):
         self.plan = plan
         self.saves = Saves(plan.resume)
-        self.learner = make_learner(plan, ALONE)
+        self.learner = make_learner(plan, here(offload=plan.offload))
         self.model: nn.Module = self.learner.scorer.model
 
     def begin(self, state: State | None) -> None:
@@ -125,7 +125,7 @@ class Alone:
         pass
 
     def close(self) -> None:
-        pass
+        leave()
 
 
 class Together:

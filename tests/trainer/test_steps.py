@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 
 from sandbox.errors import NoSpace
 from tests.trainer.test_distributed import ended, near, plan
@@ -22,7 +23,8 @@ from trainer.distributed.launch import Fleet
 from trainer.distributed.watch import Beat, judge, read
 from trainer.distributed.worker import WorkPlan
 from trainer.errors import RankLost, TrainerFailed
-from trainer.learner import Settings
+from trainer.learner import Settings, learning_rate, local
+from trainer.models.load import published
 from trainer.prepare import explain
 from trainer.resume import Saves, State, saves_in
 from trainer.steps import Alone, Together
@@ -42,9 +44,9 @@ def state(step: int) -> State:
     return State(step=step, version=step, consumed=[f"p{step}"], totals={"turns": 10 * step})
 
 
-def shared(tmp_path: Path, name: str) -> WorkPlan:
+def shared(tmp_path: Path, name: str, **changes: object) -> WorkPlan:
     """A plan whose saves lie in one folder, whoever takes the steps."""
-    return plan(tmp_path, name, saves=str(tmp_path / "resume"))
+    return plan(tmp_path, name, saves=str(tmp_path / "resume"), **changes)
 
 
 def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: Path) -> None:
@@ -85,6 +87,30 @@ def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: 
     for step in (2, 3):
         alone.step(samples(step), state(step + 1))
     assert near(dict(alone.model.state_dict()), dict(expected.model.state_dict()))
+
+
+def test_a_group_of_one_that_keeps_its_state_in_memory_takes_the_same_steps(tmp_path: Path) -> None:
+    """As beside a GPU with `offload`; a run goes from one to the other, and the weights are published whole."""
+    torch.set_num_threads(1)
+    expected = Alone(plan(tmp_path, "whole"))
+    for step in range(3):
+        expected.step(samples(step), state(step + 1))
+    plain = Alone(shared(tmp_path, "plain"))
+    plain.step(samples(0), state(1))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    spread = Alone(shared(tmp_path, "spread", offload=True))
+    try:
+        spread.begin(plain.saves.newest())
+        assert all(hasattr(weight, "to_local") for weight in spread.model.parameters())
+        spread.step(samples(1), state(2))
+        plain.begin(spread.saves.newest())
+        spread.step(samples(2), state(3))
+        plain.learner.complete(samples(2), rate=learning_rate(plain.plan.settings.rate, 2, plain.plan.steps))
+        found = {name: local(tensor) for name, tensor in published(spread.model).items()}
+    finally:
+        spread.close()
+    assert not dist.is_initialized()
+    assert near(found, published(expected.model)) and near(published(plain.model), published(expected.model))
 
 
 @pytest.mark.parametrize("fate", ["all there", "one replaced"])

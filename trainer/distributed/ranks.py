@@ -56,6 +56,15 @@ def join(*, timeout: float = 600.0) -> Ranks:
     return Ranks(int(os.environ["RANK"]), size, device)
 
 
+def here(*, offload: bool = False) -> Ranks:
+    """This process alone, on its GPU where there is one. `offload`: as a group of one, which FSDP asks for."""
+    if not torch.cuda.is_available():
+        return ALONE
+    if offload and not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    return Ranks(device=torch.device("cuda", torch.cuda.current_device()))
+
+
 def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()

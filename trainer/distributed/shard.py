@@ -6,6 +6,7 @@ Owns: which modules are sharded how. Does not own: saves, gradients (they come a
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,12 +17,13 @@ from trainer.models.scorer import Scorer
 
 
 def shard(scorer: Scorer, ranks: Ranks, *, offload: bool = False) -> Scorer:
-    """Spreads the weights over the ranks, in place, layer by layer; alone it only moves them to the device.
+    """Spreads the weights over the ranks, in place, layer by layer. Alone it only moves them to the device, unless a
+    group of one was made for `offload` (:func:`trainer.distributed.ranks.here`).
 
     Weights, gradients and the optimiser's state stay in fp32; with `scorer.bf16` they are gathered in bf16 and
     gradients are summed in fp32. `offload` keeps shards and the optimiser's state in the host's memory.
     """
-    if ranks.alone:
+    if ranks.alone and not (offload and dist.is_initialized()):
         return scorer.to(ranks.device)
     mesh = init_device_mesh(ranks.device.type, (ranks.size,))
     precision = MixedPrecisionPolicy()
