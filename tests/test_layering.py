@@ -47,6 +47,7 @@ PURE = [
     "daemon.wording",
     "pagurus.sandboxes.descent",
     "rollout.engine.embedded.scheduler",
+    "sandbox.content.joined",
     "sandbox.content.transfer",
     "sandbox.image.dockerfile",
     "sandbox.sdk.plan",
