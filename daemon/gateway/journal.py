@@ -9,6 +9,7 @@ that grows by a message a turn takes linear space.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import sqlite3
@@ -343,9 +344,17 @@ class Journal:
         """Fill in what another host must know of the sandbox, which has come this far."""
         await self._do(lambda database: travel.read(database, sandbox, path, conversation))
 
-    async def taken(self, sandbox: str, conversation: Conversation) -> list[Step]:
-        """The path of a sandbox that comes from another host."""
-        return await self._do(lambda database: travel.write(database, sandbox, conversation), durable=True)
+    async def taken(self, sandbox: str, tree: str, conversation: Conversation) -> tuple[Place, list[Step]]:
+        """Take the path of a sandbox that comes from another host, and its place there. Raises Invalid."""
+        await asyncio.to_thread(travel.check, conversation)
+
+        def write(database: sqlite3.Connection) -> tuple[Place, list[Step]]:
+            path = travel.write(database, sandbox, conversation)
+            place = Place(tree=tree, tip=path[-1].id if path else None, cursor=len(path) - 1)
+            _put_place(database, sandbox, place)
+            return place, path
+
+        return await self._do(write, durable=True)
 
     # ----------------------------------------------------------------- commands of agents outside
 

@@ -55,7 +55,7 @@ DUMMY_KEY = "held-by-the-host"  # what an agent inside shows; clients insist on 
 TOKEN = "pgw"
 OUTSIDE_MOST = 4096  # connections of all agents outside together
 LARGE = 256 << 10  # bytes of a body that is not read on the event loop
-HERE = "here"  # the tree of a sandbox that came from another host: whichever it gets
+HERE = "here"  # the tree of a sandbox that comes from another host: whichever it gets
 STALLED = 10.0  # seconds after which one who shows a wrong token is answered
 
 
@@ -288,10 +288,14 @@ class GatewayService:
             log.warning("comes without its gateway: %s", error, extra={"sandbox": row.id})
             row.gateway = None
             return
-        path = await self.journal.taken(row.id, conversation)
+        self._places[row.id], path = await self.journal.taken(row.id, HERE, conversation)
         for step in path:
             self.desk.book.add(row.id, step, main=True)
-        self._places[row.id] = Place(tree=HERE, tip=path[-1].id if path else None, cursor=len(path) - 1)
+
+    def arrived(self, row: SandboxRow) -> None:
+        """It runs here: from now on another tree means that it was restored."""
+        if (place := self._places.get(row.id)) is not None:
+            place.tree = row.tree or HERE
 
     async def exec(self, sandbox: str, request: ExecRequest, call: str = "") -> ExecResult:
         """The next command of an agent outside."""

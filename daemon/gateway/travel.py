@@ -1,84 +1,138 @@
 """The conversation of a sandbox that goes on at another host: as much of it as its agent may ask for again.
 
-Owns: the rows that are told and taken. Does not own: which exchange is the last (:mod:`daemon.gateway.conversation`).
+Owns: the rows that are told and taken, and what they may hold. Does not own: which exchange is the last
+(:mod:`daemon.gateway.conversation`).
 
-Guarantee: what is taken is a path of its own, under numbers of this host. A text counts under its own hash, so nothing
-that another host tells changes what sandboxes here have said.
+Guarantee: what is told fits into a request for the other host, whatever an agent and its model have said. What is
+taken is a path of its own, under numbers of this host. A text counts under its own hash, so nothing that another host
+tells changes what sandboxes here have said; and nothing is unpacked beyond what it may take.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import blake3
+import msgspec
 import zstandard
 
 from daemon.gateway.replay import Step
-from daemon.gateway.wire import BODY_MOST
+from daemon.gateway.wire import ANSWER_MOST, BODY_MOST, told
 from sandbox.errors import Invalid
 from sandbox.messages.cluster import Conversation, ToldExchange
 
 MOST = 256 << 10  # bytes of exchanges and texts that travel
+ROW = 256  # bytes that an exchange counts beside its content
+MENTIONS_MOST = 16_384  # of texts, in all exchanges that travel
+ALONE_MOST = 2 << 20  # bytes of the newest answer, which travels where all else would be too much
+UNPACKED_MOST = 64 << 20  # bytes of all that is unpacked of a conversation
 _COLUMNS = (
-    "checkpoint, turn, key, path, state, started, ended, status, asked, answered, recorded, open, headers, envelope, "
+    "checkpoint, turn, key, path, state, started, ended, status, asked, answered, recorded, headers, envelope, "
     "response, request_bytes, response_bytes"
 )
 _NAMES = _COLUMNS.split(", ")
+_NOTHING = zstandard.ZstdCompressor().compress(b"{}")  # an envelope of which nothing is told
+_NO_WAITS = msgspec.msgpack.encode([])  # who waited at the other host waits no more
 
 
 def read(database: sqlite3.Connection, sandbox: str, path: Sequence[int], conversation: Conversation) -> None:
     """Fill in the newest exchanges of the path, the newest first, and the token of the agent."""
-    size = 0
+    size = unpacked = mentions = 0
     for number in reversed(path):
         row = database.execute(f"SELECT {_COLUMNS} FROM exchanges WHERE id = ?", (number,)).fetchone()
         parts = database.execute(
             "SELECT hash, data FROM parts JOIN texts USING (hash) WHERE exchange = ? ORDER BY position", (number,)
         ).fetchall()
-        fields = dict(zip(_NAMES, row, strict=True))
-        told = ToldExchange(number=number, parts=[name for name, _ in parts], **fields)
+        exchange = ToldExchange(parts=[name for name, _ in parts], **dict(zip(_NAMES, row, strict=True)))
         texts = {name: data for name, data in parts if name not in conversation.texts}
-        size += sum(map(len, (told.envelope, told.response or b"", told.headers or b"", *texts, *texts.values())))
-        if size > MOST and conversation.exchanges:
+        packed = (exchange.envelope, exchange.response or b"", *texts.values())
+        size += ROW + sum(map(len, (exchange.headers or b"", *packed, *texts)))
+        unpacked += sum(zstandard.frame_content_size(each) for each in packed if each)
+        mentions += len(parts)
+        if size > MOST or unpacked > UNPACKED_MOST or mentions > MENTIONS_MOST:
+            if not conversation.exchanges:
+                conversation.exchanges.append(_answer_alone(exchange))
             break
-        conversation.exchanges.append(told)
-        if size <= MOST:  # of one exchange that is larger the answer travels, and not what was asked
-            conversation.texts |= texts
+        conversation.exchanges.append(exchange)
+        conversation.texts |= texts
     row = database.execute("SELECT hash FROM tokens WHERE sandbox = ?", (sandbox,)).fetchone()
     conversation.token = b"" if row is None else row[0]
 
 
-def write(database: sqlite3.Connection, sandbox: str, conversation: Conversation) -> list[Step]:
-    """Take the exchanges; the path that they are, the oldest first. Raises Invalid."""
+def _answer_alone(exchange: ToldExchange) -> ToldExchange:
+    """Without what was asked; an answer that is too long too is asked for again."""
+    exchange.envelope, exchange.parts = _NOTHING, []
+    if len(exchange.response or b"") + len(exchange.headers or b"") > ALONE_MOST:
+        exchange.state, exchange.ended, exchange.status = "asked", None, None
+        exchange.headers = exchange.response = None
+    return exchange
+
+
+def check(conversation: Conversation) -> None:
+    """Raises Invalid unless all of it can be read, and is what it says. Takes time: all of it is unpacked."""
+    left = UNPACKED_MOST
     for name, data in conversation.texts.items():
-        try:
-            text = zstandard.ZstdDecompressor().decompress(data, max_output_size=BODY_MOST)
-        except zstandard.ZstdError as error:
-            raise Invalid(f"a text of the conversation cannot be read: {error}") from None
+        text = _unpacked(data, min(BODY_MOST, left))
+        left -= len(text)
         if blake3.blake3(text).digest() != name:
             raise Invalid("a text of the conversation is another one than its hash says")
-        database.execute("INSERT OR IGNORE INTO texts VALUES (?, ?)", (name, data))
+        _decoded(msgspec.json.decode, text, msgspec.Raw)
+    for exchange in conversation.exchanges:
+        envelope = _unpacked(exchange.envelope, min(BODY_MOST, left))
+        left -= len(envelope)
+        _decoded(msgspec.json.decode, envelope, dict[str, msgspec.Raw])
+        if exchange.state != "answered":
+            exchange.headers = exchange.response = None
+            continue
+        if exchange.status is None or exchange.headers is None or exchange.response is None:
+            raise Invalid("the conversation lacks an answer that it says is there")
+        left -= len(_unpacked(exchange.response, min(ANSWER_MOST, left)))
+        headers = _decoded(msgspec.msgpack.decode, exchange.headers, dict[str, str])
+        exchange.headers = msgspec.msgpack.encode(told(headers))
+
+
+def _unpacked(data: bytes, most: int) -> bytes:
+    """The size that a frame says it has is looked at first: a decompressor goes by that, whatever it is told."""
+    try:
+        if not 0 <= (size := zstandard.frame_content_size(data)) <= most:
+            raise Invalid(f"a part of the conversation unpacks to {size} bytes, of {most} that are left for it")
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError as error:
+        raise Invalid(f"a part of the conversation cannot be read: {error}") from None
+
+
+def _decoded(decode: Callable[..., Any], data: bytes, form: Any) -> Any:
+    try:
+        return decode(data, type=form)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Invalid(f"a part of the conversation cannot be read: {error}") from None
+
+
+def write(database: sqlite3.Connection, sandbox: str, conversation: Conversation) -> list[Step]:
+    """Take the exchanges of a conversation that was checked; the path that they are, the oldest first."""
+    database.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", conversation.texts.items())
     path: list[Step] = []
-    for told in reversed(conversation.exchanges):
+    for exchange in reversed(conversation.exchanges):
         parent = path[-1].id if path else None
-        values = [getattr(told, name) for name in _NAMES]
-        values[_NAMES.index("open")] = b"\x90"  # none: who waited for those waits no more
+        values = [getattr(exchange, name) for name in _NAMES]
         number = database.execute(
-            f"INSERT INTO exchanges (sandbox, parent, main, {_COLUMNS}) VALUES (?, ?, 1{', ?' * len(_NAMES)})",
-            (sandbox, parent, *values),
+            f"INSERT INTO exchanges (sandbox, parent, main, open, {_COLUMNS}) VALUES (?, ?, 1, ?{', ?' * len(_NAMES)})",
+            (sandbox, parent, _NO_WAITS, *values),
         ).lastrowid
         assert number is not None
-        known = [name for name in told.parts if name in conversation.texts]
-        mentions = [(number, at, name) for at, name in enumerate(known if len(known) == len(told.parts) else [])]
-        database.executemany("INSERT INTO parts VALUES (?, ?, ?)", mentions)
+        if all(name in conversation.texts for name in exchange.parts):
+            mentions = [(number, position, name) for position, name in enumerate(exchange.parts)]
+            database.executemany("INSERT INTO parts VALUES (?, ?, ?)", mentions)
         path.append(
             Step(
                 id=number,
-                key=told.key,
+                key=exchange.key,
                 parent=parent,
-                checkpoint=told.checkpoint,
-                answered=told.state == "answered",
-                turn=told.turn,
+                checkpoint=exchange.checkpoint,
+                answered=exchange.state == "answered",
+                turn=exchange.turn,
             )
         )
     if conversation.token:

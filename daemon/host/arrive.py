@@ -97,6 +97,8 @@ class Arrivals:
             if prepared is not None:
                 await asyncio.shield(_drop(prepared))
             raise
+        if host.gateway is not None:
+            host.gateway.arrived(row)
         turns = [each for each in request.turns if each.sandbox == request.id and each.turn <= origin.turn]
         host.services.catalogue.later([put_turn(each) for each in turns])
         origin.owner = request.owner  # whoever sees the sandbox sees what it came from

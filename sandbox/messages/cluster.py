@@ -56,28 +56,31 @@ class LeaseRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
     release: bool = False
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Moment = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
 class ToldExchange(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """daemon -> coordinator -> daemon: an exchange of an agent with its model, as the gateway's journal has it."""
 
-    number: int
-    checkpoint: str | None
-    turn: int
-    key: bytes
-    path: str
+    checkpoint: Annotated[str, msgspec.Meta(max_length=200)] | None
+    turn: Count
+    key: Annotated[bytes, msgspec.Meta(max_length=64)]
+    path: Annotated[str, msgspec.Meta(max_length=4096)]
     state: Literal["asked", "answered", "failed"]
-    started: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-    ended: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None
-    status: int | None
-    asked: int
-    answered: int
-    recorded: int
-    open: bytes
+    started: Moment
+    ended: Moment | None
+    status: Annotated[int, msgspec.Meta(ge=100, le=999)] | None
+    asked: Count
+    answered: Count
+    recorded: Count
     headers: bytes | None
     envelope: bytes
     response: bytes | None
-    request_bytes: int
-    response_bytes: int
-    parts: list[bytes] = []  # hashes of texts
+    request_bytes: Count
+    response_bytes: Count
+    parts: Annotated[list[Hash], msgspec.Meta(max_length=10_000)] = []  # hashes of texts
 
 
 class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -85,9 +88,9 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkn
     know of a sandbox, as of a checkpoint."""
 
     gateway: Gateway | None = None  # None: the sandbox has none
-    token: bytes = b""  # hash of that of an agent outside
+    token: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # hash of that of an agent outside
     exchanges: Annotated[list[ToldExchange], msgspec.Meta(max_length=10_000)] = []  # the newest first
-    texts: dict[bytes, bytes] = {}  # compressed, by hash
+    texts: Annotated[dict[Hash, bytes], msgspec.Meta(max_length=100_000)] = {}  # compressed, by hash
 
 
 class ArriveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

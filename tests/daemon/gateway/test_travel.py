@@ -6,7 +6,10 @@ import json
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import blake3
+import msgspec
 import pytest
 import zstandard
 
@@ -46,7 +49,7 @@ async def test_a_conversation_is_taken_as_it_was_told(journals: tuple[Journal, J
     path, told = await talk(here, 5, 10), Conversation()
     await here.put_token("s", "secret")
     await here.told("s", path, told)
-    taken = await there.taken("s-1", told)
+    _, taken = await there.taken("s-1", "tree", told)
     assert [(step.checkpoint, step.answered) for step in taken] == [(f"c-{n}", n < 4) for n in range(5)]
     assert [step.parent for step in taken] == [None, *(step.id for step in taken[:-1])]
     assert await there.knows_token("s-1", "secret")
@@ -61,8 +64,98 @@ async def test_the_newest_travel_as_far_as_they_fit(journals: tuple[Journal, Jou
     await here.told("s", path, told)
     assert 0 < len(told.exchanges) < 6 and sum(map(len, told.texts.values())) <= travel.MOST
     assert [each.checkpoint for each in told.exchanges][:1] == ["c-5"]
-    taken = await there.taken("s-1", told)
+    _, taken = await there.taken("s-1", "tree", told)
     assert taken[-1].checkpoint == "c-5" and await there.read("s-1", taken[-1].id)
+
+
+async def test_a_daemon_that_dies_after_an_arrival_knows_how_far_the_sandbox_has_come(
+    journals: tuple[Journal, Journal],
+) -> None:
+    here, there = journals
+    path, told = await talk(here, 3, 10), Conversation()
+    await here.told("s", path, told)
+    _, taken = await there.taken("s-1", "tree", told)
+    places, _ = await there.load()  # as the next daemon does, before the agent has asked for anything
+    assert places == {"s-1": Place(tree="tree", tip=taken[-1].id, cursor=2)}
+
+
+async def test_what_travels_is_bounded_whatever_was_said(journals: tuple[Journal, Journal]) -> None:
+    """A long conversation mentions its texts in each exchange; one answer may be as large as all that may travel."""
+    here, there = journals
+    place, same = Place(tree="t"), [{"role": "user", "content": "a"}] * 5000
+    for turn in range(20):  # each is small, and mentions thousands of texts
+        asked = wire.understand(CHAT, json.dumps({"messages": same, "user": str(turn)}).encode())
+        number, _ = await here.begin(
+            asked, sandbox="s", parent=place.tip, checkpoint=None, turn=turn, open_=(), place=place
+        )
+    path, told = [step.id for _, _, step in (await here.load())[1]], Conversation()
+    await here.told("s", path, told)
+    assert len(told.exchanges) == 3 and len(msgspec.json.encode(told)) < 2 * travel.MOST + 64 * travel.MENTIONS_MOST
+    await here.answered(number, Recorded(200, {}, secrets.token_bytes(5 << 20)), durable=False)
+    await here.told("s", path, told := Conversation())
+    assert len(msgspec.json.encode(told)) < 10_000 and told.exchanges[0].state == "asked"
+    _, taken = await there.taken("s-1", "tree", told)
+    assert not taken[0].answered and (await there.read("s-1", taken[0].id)).request
+
+
+async def test_an_answer_that_is_larger_than_all_else_travels_alone(journals: tuple[Journal, Journal]) -> None:
+    here, there = journals
+    path, told, answer = await talk(here, 2, 10), Conversation(), secrets.token_bytes(travel.MOST + 1)
+    await here.answered(path[-1], Recorded(200, {"content-type": "x"}, answer), durable=False)
+    await here.told("s", path, told)
+    _, taken = await there.taken("s-1", "tree", told)
+    assert [step.answered for step in taken] == [True]
+    assert await there.answer(taken[0].id) == Recorded(200, {"content-type": "x"}, answer)
+
+
+BOMB = zstandard.ZstdCompressor().compress(bytes(travel.UNPACKED_MOST + 1))
+EMPTY = zstandard.ZstdCompressor().compress(b"")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"response": BOMB},
+        {"response": EMPTY[:3]},
+        {"response": None},
+        {"envelope": BOMB},
+        {"envelope": EMPTY},
+        {"envelope": zstandard.ZstdCompressor().compress(b"[]")},
+        {"headers": b"\xff"},
+        {"headers": None},
+        {"status": None},
+    ],
+)
+async def test_an_exchange_that_could_not_be_read_later_is_not_taken(
+    journals: tuple[Journal, Journal], field: dict[str, Any]
+) -> None:
+    here, there = journals
+    path, told = await talk(here, 2, 10), Conversation()
+    await here.told("s", path, told)
+    assert told.exchanges[1].state == "answered"
+    told.exchanges[1] = msgspec.structs.replace(told.exchanges[1], **field)
+    with pytest.raises(Invalid):
+        await there.taken("s-1", "tree", told)
+    assert (await there.load())[1] == []
+
+
+async def test_only_headers_that_an_agent_may_see_are_taken(journals: tuple[Journal, Journal]) -> None:
+    here, there = journals
+    path, told = await talk(here, 1, 10), Conversation()
+    hostile = {"content-type": "text/plain", "transfer-encoding": "chunked", "retry-after": "1\r\nx: y"}
+    await here.answered(path[0], Recorded(200, hostile, b"hi"), durable=False)
+    await here.told("s", path, told)
+    _, taken = await there.taken("s-1", "tree", told)
+    assert (await there.answer(taken[0].id)).headers == {"content-type": "text/plain"}
+
+
+async def test_texts_that_unpack_to_too_much_together_are_refused(journals: tuple[Journal, Journal]) -> None:
+    told = Conversation()
+    for number in range(travel.UNPACKED_MOST // wire.BODY_MOST + 1):
+        text = b'"' + str(number).ljust(wire.BODY_MOST - 2).encode() + b'"'
+        told.texts[blake3.blake3(text).digest()] = zstandard.ZstdCompressor().compress(text)
+    with pytest.raises(Invalid, match="unpacks"):
+        await journals[0].taken("s-1", "tree", told)
 
 
 async def test_nothing_is_taken_whose_hash_is_not_its_own(journals: tuple[Journal, Journal]) -> None:
@@ -72,5 +165,5 @@ async def test_nothing_is_taken_whose_hash_is_not_its_own(journals: tuple[Journa
     for text in (zstandard.ZstdCompressor().compress(b'{"role": "user", "content": "other"}'), b"no zstd"):
         told.texts[next(iter(told.texts))] = text
         with pytest.raises(Invalid):
-            await there.taken("s-1", told)
+            await there.taken("s-1", "tree", told)
     assert (await there.load())[1] == []
