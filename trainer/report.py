@@ -156,6 +156,7 @@ def table(content: dict[str, Any], folder: Path) -> Table:
     shown.add_column()
     verdicts, stored, full = content["verdicts"], content["stored_bytes"], content["full_bytes"]
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(content["checkpoints_by_kind"].items()))
+    means = f"mean {content['checkpoint_ms_mean']} ms, frozen {content['frozen_ms_mean']} ms"
     rows = {
         "reward on held-out seeds": f"{_share(content['reward_before'])} before GRPO, "
         f"{_share(content['reward_after'])} after {content['steps']} steps",
@@ -164,8 +165,7 @@ def table(content: dict[str, Any], folder: Path) -> Table:
         "machine": content["machine"],
         "of which": ", ".join(f"{seconds:.0f} s {part}" for part, seconds in content["wall_split_s"].items()),
         "turns": f"{content['turns']}: " + ", ".join(f"{count} {kind}" for kind, count in verdicts.items()),
-        "checkpoints": f"{content['checkpoints']} ({kinds}); mean {content['checkpoint_ms_mean']} ms, "
-        f"frozen {content['frozen_ms_mean']} ms",
+        "checkpoints": f"{content['checkpoints']} ({kinds}); {means}" if kinds else "none was taken",
         "bytes stored": f"{stored / 1e6:.1f} MB; a full dump every turn: {full / 1e6:.1f} MB"
         + (f" ({1 - stored / full:.1%} saved)" if full else ""),
         "hidden behind generation": f"checkpoint time: {_share(content['hidden_share'])}",

@@ -35,7 +35,7 @@ from rollout.decide.view import Branching, PartView
 from rollout.engine.client import Generation, Sampling, Span
 from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.model import load_model
-from rollout.engine.embedded.server import EngineThread
+from rollout.engine.embedded.thread import EngineThread
 from rollout.environments.mixture import HELD_OUT
 from rollout.environments.shell import TwinShell
 from rollout.episode.manager import EpisodeManager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -17,6 +17,9 @@ import typer
 from pagurus import output
 from pagurus.common import Json, client, exit_codes, needs_training
 from sandbox.errors import Invalid, NotFound
+
+if TYPE_CHECKING:
+    from rollout.rewards.anew import Rescored
 
 application = typer.Typer(help="What the rollouts of a run do, did, and why they wait.", no_args_is_help=True)
 Run = Annotated[Path, typer.Argument(help="A run folder, such as runs/latest.", metavar="RUN")]
@@ -263,7 +266,6 @@ def rescore(
 
     from pagurus.common import client
     from rollout.evaluate import scored_host
-    from rollout.rewards.anew import Rescored
     from rollout.rewards.anew import rescore as score_again
     from rollout.store.samples import SampleStore
 
@@ -286,11 +288,14 @@ def rescore(
     if json:
         output.as_json(found)
     else:
-        rows = [
-            (each.trajectory, each.before, "-" if each.after is None else each.after, each.reason) for each in found
-        ]
-        output.table(("trajectory", "before", "now", ""), rows)
+        output.table(("trajectory", "before", "now", ""), map(rescored, found))
     raise typer.Exit(0 if all(each.after is not None for each in found) else 1)
+
+
+def rescored(found: Rescored) -> tuple[str, float, float | str, str]:
+    """A row of the table. A reason may be all that a scorer printed."""
+    now = "-" if found.after is None else found.after
+    return found.trajectory, found.before, now, " ".join(found.reason.split())
 
 
 def parse(name: str) -> tuple[str, int]:

@@ -87,7 +87,7 @@ def calls_in(text: str) -> tuple[str, list[tuple[str, str]], list[str]]:
         try:
             body = json.loads(found[1])
             calls.append((str(body["name"]), _text(body.get("arguments", {}))))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             broken.append(found[0])
     return CALL.sub("", text).strip() if calls else text, calls, broken
 

@@ -36,6 +36,23 @@ def test_what_steps_cost_is_learned() -> None:
     assert cost.per_prompt_token == pytest.approx(0.00003, rel=0.1)
 
 
+def test_what_was_not_seen_for_long_is_not_believed_to_cost_nothing() -> None:
+    lending = Lending(BUDGET)
+    for _ in range(60_000):
+        lending.took(200, 0, 0.02)
+    assert lending.cost.step(200, 0) == pytest.approx(0.02, rel=0.01)
+    assert lending.cost.per_prompt_token > 1e-5
+
+
+def test_users_take_a_cache_that_rollouts_have_filled() -> None:
+    """Were they late, and only rollouts could make room by ending, neither would ever go on."""
+    core = Core(MODEL, version="0", slots=4, length=96, lending=Lending(BUDGET), cache=60, clock=Clock())
+    core.add(Request("rollout", [5] * 50, 40, temperature=0, priority=1))
+    core.step()
+    core.add(Request("user", [7] * 20, 4, temperature=0, since=-100.0))
+    assert {each.id: each.finish for each in played(core)} == {"rollout": "abort", "user": "length"}
+
+
 def test_rollouts_that_are_slower_than_every_promise_go_on_while_nobody_else_is_there() -> None:
     lending, scheduler = Lending(Budget(ttft=1e-6, tpot=1e-6)), Scheduler(slots=4, retained=0, length=64, lends=True)
     scheduler.add(Sequence("rollout", [1, 2, 3], max_tokens=9, priority=1))

@@ -18,6 +18,7 @@ from rollout.engine.embedded.scheduler import Scheduler, Sequence
 
 FIRST = StepCost(base=0.005, per_answer=0.0005, per_prompt_token=0.0001)  # of an engine that has not worked yet
 TRUSTED = 16.0  # steps by which what is learned replaces `FIRST`
+KEPT = 1e-3  # share of that which stays: what was not seen for long costs what it cost at first, and not nothing
 HALF = 400  # steps: half of the weight is on the last so many
 
 
@@ -29,13 +30,15 @@ class Lending:
         self._keep = 0.5 ** (1 / HALF)
         guess = np.array([FIRST.base, FIRST.per_answer, FIRST.per_prompt_token])
         some = np.array([[1.0, 0.0, 0.0], [1.0, 32.0, 0.0], [1.0, 0.0, 500.0]])
-        self._squares: NDArray[np.float64] = some.T @ some * (TRUSTED / 3)
-        self._products: NDArray[np.float64] = self._squares @ guess
+        self._first: NDArray[np.float64] = some.T @ some * (TRUSTED / 3)
+        self._guess: NDArray[np.float64] = self._first @ guess
+        self._squares, self._products = self._first * (1 - KEPT), self._guess * (1 - KEPT)
         self._error = 0.0
 
     @property
     def cost(self) -> StepCost:
-        base, answer, token = np.linalg.solve(self._squares + 1e-9 * np.eye(3), self._products).clip(0.0)
+        squares, products = self._squares + KEPT * self._first, self._products + KEPT * self._guess
+        base, answer, token = np.linalg.solve(squares, products).clip(0.0)
         return StepCost(base=float(base) + self._error / 2, per_answer=float(answer), per_prompt_token=float(token))
 
     def took(self, answers: int, prompt_tokens: int, seconds: float) -> None:
@@ -56,7 +59,7 @@ class Lending:
                 last_tokens=[each.since for each in running[:users] if each.ready],
                 rollouts=sum(each.ready for each in lent),
                 rollout_prompt=sum(_left(each) for each in lent if not each.ready),
-                free=scheduler.slots - len(running),  # rows, of which each request needs one
+                free=scheduler.room(waiting),  # requests, of which each needs a row and its tokens
                 wanted=len(waiting),
                 held=len(lent),
                 frozen=self.frozen,

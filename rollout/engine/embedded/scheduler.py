@@ -223,6 +223,20 @@ class Scheduler:
         for row in self._retained:
             self._retained[row] = _Retained()
 
+    def room(self, waiting: Tokens[Sequence]) -> int:
+        """How many of these could begin now, in this order."""
+        running, held = len(self.running), self._held()
+        for count, sequence in enumerate(waiting):
+            if not self._fits(sequence, running + count, held):
+                return count
+            held += len(sequence.tokens) + 1
+        return len(waiting)
+
+    def _fits(self, sequence: Sequence, running: int, held: int) -> bool:
+        """Beside so many sequences and their tokens. Alone, each does."""
+        full = self.cache is not None and running > 0 and held + len(sequence.tokens) >= self.cache
+        return running < self.sequences and not full
+
     def _held(self) -> int:
         """Tokens, with the one that each running sequence gets in this step."""
         return sum(map(len, (sequence.tokens for sequence in self.running))) + len(self.running)
@@ -240,9 +254,7 @@ class Scheduler:
 
     def _admissible(self) -> Iterator[Sequence]:
         """Users come first, for `add` puts them there."""
-        while self.waiting and len(self.running) < self.sequences:
-            if self.cache is not None and self.running and self._held() + len(self.waiting[0].tokens) >= self.cache:
-                return
+        while self.waiting and self._fits(self.waiting[0], len(self.running), self._held()):
             lent = self.lends and self.waiting[0].lent
             if lent and len(self.running) - self.users >= self.lent_slots:
                 return

@@ -51,11 +51,14 @@ names = st.sampled_from(["one", "two", "three"])
 copies = st.builds(
     Held, st.sampled_from(["c-1", "c-2"]), st.sampled_from(["one", "two", "three", STORE]), st.integers(1, 3)
 )
+some = st.lists(copies, min_size=1, max_size=4)
 
 
 @given(
     st.lists(
-        st.builds(Lost, st.text("st", min_size=1), names, st.lists(copies, min_size=1, max_size=4), names | st.just("")),
+        st.builds(
+            Lost, st.text("st", min_size=1), names, st.lists(copies, min_size=1, max_size=4), st.just("") | names
+        ),
         max_size=9,
     ),
     st.frozensets(names),

@@ -11,9 +11,10 @@ import zstandard
 from typer.testing import CliRunner
 
 from pagurus.cli import application
-from pagurus.training.rollouts import parse
+from pagurus.training.rollouts import parse, rescored
 from rollout import RolloutConfig, RolloutController
 from rollout.engine.client import Sampling
+from rollout.rewards.anew import Rescored
 from sandbox.errors import Invalid
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
@@ -61,6 +62,13 @@ async def test_a_trajectory_is_read_as_a_person_would(run: Path) -> None:
     assert parse("p12/4") == parse("12/4") == ("p000012", 4)
     with pytest.raises(Invalid):
         parse("eval-3/0")
+
+
+def test_all_that_a_scorer_printed_is_one_line_of_the_table() -> None:
+    failed = Rescored(
+        trajectory="p000000/1", before=1.0, after=None, reason="Traceback:\n\n  line 1\r\n\tNameError: x\n"
+    )
+    assert rescored(failed) == ("p000000/1", 1.0, "-", "Traceback: line 1 NameError: x")
 
 
 async def test_a_log_is_replayed_and_a_changed_one_is_noticed(run: Path) -> None:
