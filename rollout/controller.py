@@ -363,8 +363,9 @@ class RolloutController:
             self._seeds_left = len(seeds) == count - self._queued
             await self._do(self.store.issue, seeds, self.fence)
         for lease in await self._do(lambda: self.store.lease(count, self.fence, deferred=deferred)):
-            known = self.store, self.journal, self.trees.book
-            self._add(await self._do(groups.leased, lease, self.config.rules, *known))
+            self._add(
+                await self._do(groups.leased, lease, self.config.rules, self.store, self.journal, self.trees.book)
+            )
         await self._count_queued()
 
     async def _count_queued(self) -> None:
@@ -372,13 +373,15 @@ class RolloutController:
         self._deferred = await self._do(lambda: self.store.queued(deferred=True))
 
     async def _defer(self, prompt: str) -> None:
-        keep, parked = self.config.tail_resumes, self.episodes.parked
-        for member in self._groups[prompt].members:
+        group, keep, parked = self._groups[prompt], self.config.tail_resumes, self.episodes.parked
+        for member in group.members:
             if member.task is not None:
                 key = Key(prompt, member.index, member.start)
-                parked |= {key} if keep else set()
-                await self._abort(self._groups[prompt], member.index, "put off", again=False)
+                parked |= {key} if keep and not member.scoring else set()
+                await self._abort(group, member.index, "put off", again=False)
                 parked.discard(key)
+        if not keep:
+            await self.attempts.forget(group)
         await self._do(lambda: self.store.defer(prompt, self.fence, keep=keep))
         del self._groups[prompt]
         await self.trees.kept.release(prompt)
@@ -433,6 +436,7 @@ class RolloutController:
         for member in group.members:
             if member.task is not None:
                 await self._abort(group, member.index, "given up", again=False)
+        await self.attempts.forget(group)
         self._counts.lost += group.failures < self.config.attempts
         log.error("prompt %s given up: %s", prompt, reason)
         await self._do(self.store.give_up, prompt, reason, self.fence)
@@ -440,8 +444,7 @@ class RolloutController:
         await self.trees.kept.release(prompt)
 
     async def _hand_out(self, prompts: list[str], oldest: int) -> None:
-        take = self.store.take
-        size = self.config.size
+        take, size = self.store.take, self.config.size
         batch = await self._do(
             lambda: take(self.step, prompts, self.fence, version=self.version, oldest=oldest, members=size)
         )

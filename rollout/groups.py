@@ -199,9 +199,9 @@ def resumed(lease: Lease, rules: Rules, store: SampleStore, journal: Journal, bo
     """A group as store and journal know it: its members go on where they were."""
     group = restored(lease, rules, store, book)
     for key in journal.open():
-        slot = group.members[key.member] if key.prompt == lease.prompt else None
-        if slot is None:
+        if key.prompt != lease.prompt:
             continue
+        slot = group.members[key.member]
         entries = [] if slot.ended else journal.entries(key)
         if entries and entries[-1].state is not None:
             slot.since, slot.start = entries, key.start

@@ -152,6 +152,10 @@ def make(content: Mapping[str, Any]) -> Config:
         raise Invalid(f"configuration: versions is {made.versions}", remedy="set how many stay, or 0 for all")
     if made.tail and not 1.0 < made.tail <= 4.0:
         raise Invalid(f"configuration: tail is {made.tail}", remedy="set 1.25, or 0 for none")
+    if made.tail_resumes and not made.tail:
+        raise Invalid(
+            "configuration: tail_resumes says how what tail puts off goes on", remedy="set tail, such as 1.25"
+        )
     return _agreeing(made)
 
 

@@ -77,20 +77,26 @@ class ToolsEnvironment(VerifiersEnvironment):
 
     max_turns = 50
     taskset: ClassVar[Any]
-    common: ClassVar[asyncio.Future[list[Any]] | None] = None  # toolsets of all tasks, set up
+    common: ClassVar[asyncio.Task[list[Any]] | None] = None  # toolsets of all tasks, set up or on the way to it
 
     def snapshot(self) -> bytes | None:
         return None  # tools keep what they like in memory
 
     async def reset(self, sandbox: Any, seed: int) -> Observation:
-        first, task, kind = await super().reset(sandbox, seed), self._task(seed), type(self)
-        if kind.common is None:
-            kind.common = asyncio.ensure_future(ready(self.taskset.toolsets(self.taskset.config)))
+        first, task = await super().reset(sandbox, seed), self._task(seed)
+        common = await self._common()
         self._sets = await ready(type(task).toolsets(task.config), task)
-        self._box = await Toolbox.of([*await kind.common, *self._sets])
+        self._box = await Toolbox.of([*common, *self._sets])
         self.tools = self._box.tools
         self._trace, self._asked, self._turns = begun(task), messages_of(task.data), 0
         return first
+
+    @classmethod
+    async def _common(cls) -> list[Any]:
+        """Set up once for all episodes; again where that failed. An episode that is cancelled leaves it to others."""
+        if cls.common is None or (cls.common.done() and (cls.common.cancelled() or cls.common.exception() is not None)):
+            cls.common = asyncio.create_task(ready(cls.taskset.toolsets(cls.taskset.config)))
+        return await asyncio.shield(cls.common)
 
     async def step(self, sandbox: Any, action: str) -> Observation:
         from verifiers.v1.types import ToolCall, ToolMessage

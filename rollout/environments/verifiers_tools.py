@@ -50,8 +50,10 @@ class Toolbox:
         server, tool = self._dispatch[name]
         try:
             arguments = json.loads(text or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return f"the arguments of {name} are no JSON"
+        if not isinstance(arguments, dict):
+            return f"the arguments of {name} are no object"
         async with Client(server) as client:
             result = await client.call_tool(tool.name, arguments)
         return "\n".join(block.text if block.type == "text" else str(block) for block in result.content)

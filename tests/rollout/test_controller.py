@@ -466,6 +466,25 @@ async def test_a_successor_goes_on_at_the_turn(make: Make) -> None:
             assert sandbox.commands[: len(executed[sandbox.id])] == executed[sandbox.id]
 
 
+async def test_a_prompt_that_is_given_up_leaves_nothing_of_those_that_were_to_go_on(make: Make) -> None:
+    class Broken(Notebook):
+        async def step(self, sandbox: Any, action: str) -> Observation:
+            raise RuntimeError("no")
+
+    host, engine, config = FakeHost(), ScriptedEngine(SCRIPT), configured(groups=1, attempts=1)
+    first = make(host=host, engine=engine, config=config, seeds=[0])
+    await first.start()
+    await until(lambda: len(engine.prompts) >= 9)
+    await first.stop(leave=True)
+
+    second = make(host=host, environment=Broken, config=configured(groups=1, attempts=1, concurrency=1), seeds=[0])
+    assert len(second.known_sandboxes()) == 3
+    with pytest.raises(NoMorePrompts):
+        await second.start()
+        await second.next_batch()
+    assert not second.journal.open() and all(each.removed for each in host.sandboxes)
+
+
 async def test_a_successor_brings_dead_sandboxes_back_first(make: Make) -> None:
     host, engine = FakeHost(), ScriptedEngine(SCRIPT)
     first = make(host=host, engine=engine)

@@ -74,6 +74,8 @@ async def work():
     await env.reset(None, 1)
     said = [tool_call("shelves_look", shelf=2), tool_call("shelves_look", shelf=7), tool_call("shelves_look"),
             tool_call("other")]
+    odd = ("[1]", "null", "3", '"shelf"')
+    said += [f'<tool_call>{{"name": "shelves_look", "arguments": {each}}}</tool_call>' for each in odd]
     texts = [(await env.step(None, each)).text for each in said]
     end = await env.step(None, "elm")
     seen = {each.what: each.seen for each in found.findings}
@@ -94,8 +96,56 @@ def test_tools_of_a_taskset_answer_calls_and_its_rewards_see_them() -> None:
     assert told["oracle"] == "reward 1.000 over 3 seeds" and told["null"] == "reward 0.000 over 3 seeds"
     (tool,) = told["tools"]
     assert tool["function"]["name"] == "shelves_look" and "shelf" in tool["function"]["parameters"]["properties"]
-    oak, beyond, without, other = told["texts"]
+    oak, beyond, without, other, *odd = told["texts"]
     assert oak == "oak" and "index out of range" in beyond and "shelf" in without and other == "no tool 'other'"
+    assert len(odd) == 4 and all(each.startswith("the arguments of shelves_look are no ") for each in odd)
+
+
+SHARED = """
+import asyncio, json, sys
+sys.path += sys.argv[1:3]
+from pathlib import Path
+from rollout.environments.folder import load
+import verifiers.v1 as vf
+
+kind = load(Path(sys.argv[3])).environment
+begun = []
+
+class Slow(vf.Toolset[vf.ToolsetConfig]):
+    async def setup(self):
+        begun.append(1)
+        await asyncio.sleep(0.05)
+        if len(begun) == 1:
+            raise OSError("not yet")
+
+    @vf.tool
+    def echo(self, text: str) -> str:
+        return text
+
+async def work():
+    kind.taskset.toolsets = lambda config: [Slow(config=vf.ToolsetConfig())]
+    try:
+        await kind().reset(None, 0)
+    except OSError:
+        pass
+    envs = [kind() for _ in range(3)]
+    resets = [asyncio.create_task(env.reset(None, 0)) for env in envs]
+    await asyncio.sleep(0.01)
+    resets[0].cancel()
+    ended = await asyncio.gather(*resets, return_exceptions=True)
+    return [type(each).__name__ for each in ended], len(begun), len(envs[2].tools)
+
+print(json.dumps(asyncio.run(work())))
+"""
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="no verifiers; run `make setup-verifiers`")
+def test_tools_of_all_tasks_are_set_up_once_whatever_becomes_of_the_episode_that_began_it() -> None:
+    places = [str(ROOT), str(Path(msgspec.__file__).parents[1]), str(ROOT / "tests/support/tools_of_verifiers.py")]
+    done = subprocess.run([PYTHON, "-c", SHARED, *places], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    ended, begun, tools = json.loads(done.stdout.splitlines()[-1])
+    assert ended == ["CancelledError", "Observation", "Observation"] and begun == 2 and tools == 2
 
 
 SPOKEN = """
