@@ -6,6 +6,8 @@ With `--staleness 0 1 2` every seed learns once at each: a step is then taken on
 `wall_s` is what the run would take if sampler and trainer had a machine each: a batch is begun when the sampler is free
 and the weights that it is sampled by are there, a step when the trainer is free and its batch is there (`Clocks`).
 Sampling and steps are measured one after the other, in seconds of a processor, so that nothing disturbs them.
+With `--tail 0 1.25` every seed learns without and with tail batching (rollout.decide.tail): time is then that of
+decoding steps, `decoding_steps` how many passed until each batch was whole.
 `--plot FILE.svg` draws the curves: mean over seeds, band from the least to the greatest.
 
 With `--real` the same is asked of whole runs in real sandboxes, one after another (bench.harness.real_training):
@@ -19,13 +21,14 @@ What the twin does not cover: sandboxes, the engine's process, versions that cha
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ from bench.harness import command, real_training
 from bench.harness.own_daemon import IMAGE
 from examples import fit
 from examples.fit import Example
+from rollout.decide import tail
+from rollout.decide.view import Lease, Rules, View
 from rollout.engine.embedded.model import KVCache, Qwen3, load_model
 from rollout.environments.mixture import HELD_OUT
 from rollout.environments.shell import immediate
@@ -62,6 +67,7 @@ class Episode:
         self.mask = [0] * len(self.tokens)
         self.logprobs = [0.0] * len(self.tokens)
         self.fed = 0  # tokens that the model has seen
+        self.ended = 0  # by which decoding step of all
         self.action: list[int] = []
         self.reward, self.done = 0.0, False
 
@@ -96,7 +102,9 @@ def sample(
     episodes = [Episode(example, seed, tokenizer) for seed in seeds]
     cache = KVCache(model.config, len(episodes), LONGEST + ACTION_TOKENS)
     rows = list(episodes)  # those that go on
-    while rows:
+    for step in itertools.count(1):
+        if not rows:
+            break
         fed = torch.tensor([episode.fed for episode in rows])
         tokens = torch.tensor([episode.tokens[episode.fed] for episode in rows])
         logprobs = torch.log_softmax(model.decode(tokens, fed, cache), dim=-1)
@@ -108,11 +116,45 @@ def sample(
             if episode.fed == len(episode.tokens):
                 episode.take(token, said[row])
             if episode.done:
+                episode.ended = step
                 last = rows.pop()
                 if last is not episode:  # its place is taken by the last one
                     cache.copy(len(rows), row, last.fed)
                     rows[row] = last
     return episodes
+
+
+class Rounds:
+    """What batches are made of: groups of the next prompts, or with `tail` those of a round."""
+
+    def __init__(self, seed: int, config: Config, tail: float):
+        self.rules = Rules(groups=config.groups, size=config.size, tail=tail)
+        self.steps = 0  # of decoding, until each batch was whole
+        self._fresh = itertools.count(1_000_000 * seed)
+        self._deferred: list[int] = []
+
+    def batch(self, play: Callable[[list[int]], list[Episode]]) -> list[Episode]:
+        """`play`: episodes for these seeds."""
+        lease = self._lease()
+        prompts = [self._deferred.pop(0) if lease.deferred else next(self._fresh) for _ in range(lease.count)]
+        members = tail.members(self.rules, deferred=lease.deferred)
+        episodes = play([prompt for prompt in prompts for _ in range(members)])
+        groups = [episodes[at : at + members] for at in range(0, len(episodes), members)]
+        used = [sorted(group, key=lambda each: each.ended)[: self.rules.size] for group in groups]
+        order = sorted(range(len(used)), key=lambda group: used[group][-1].ended)
+        first, late = order[: self.rules.groups], order[self.rules.groups :]
+        self._deferred += [prompts[group] for group in late]
+        self.steps += used[first[-1]][-1].ended
+        return [episode for group in sorted(first) for episode in used[group]]
+
+    def _lease(self) -> Lease:
+        if not self.rules.tail:
+            return Lease(self.rules.groups)
+        deferred = len(self._deferred)
+        view = View(
+            version=0, asked=True, training=False, running=[], buffered=[], queued=0, more=True, deferred=deferred
+        )
+        return tail.next_round(view, self.rules, bound=0)[0]
 
 
 def learn(
@@ -123,6 +165,7 @@ def learn(
     held_out: int,
     fitted: bool,
     staleness: int = 1,
+    factor: float = 0.0,
     every: int = 10,
     corrections: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -138,25 +181,28 @@ def learn(
     draw = torch.Generator().manual_seed(seed)
     rewards = {0: evaluate(example, model, tokenizer, held_out)}
     waiting: deque[list[Episode]] = deque()  # sampled by older weights
-    clocks, walls = Clocks(), {0: 0.0}
+    clocks, walls, rounds = Clocks(), {0: 0.0}, Rounds(seed, config, factor)
     for step in range(steps):
         while len(waiting) <= staleness and step + len(waiting) < steps:
             began = time.process_time()
-            number = step + len(waiting)
-            prompts = [1_000_000 * seed + number * config.groups + i for i in range(config.groups)]
-            each_prompt = [each for each in prompts for _ in range(config.size)]
-            waiting.append(sample(example, model, tokenizer, each_prompt, draw))
+            waiting.append(rounds.batch(lambda seeds: sample(example, model, tokenizer, seeds, draw)))
             clocks.sampled(step, time.process_time() - began)
         began = time.process_time()
         update(learner, waiting.popleft(), config, step)
         walls[step + 1] = round(clocks.stepped(time.process_time() - began), 2)
         if (step + 1) % every == 0 or step + 1 == steps:
             rewards[step + 1] = evaluate(example, model, tokenizer, held_out)
-            print(f"seed {seed}, staleness {staleness}: held-out reward {rewards}", file=sys.stderr, flush=True)
+            print(
+                f"seed {seed}, staleness {staleness}, tail {factor}: held-out reward {rewards}",
+                file=sys.stderr,
+                flush=True,
+            )
     return {
         "example": example.name,
         "seed": seed,
         "staleness": staleness,
+        "tail": factor,
+        "decoding_steps": rounds.steps,
         "fit_cpu_s": round(fit_s, 1) if fitted else None,
         "reward": rewards,
         "wall_s": walls,
@@ -185,22 +231,27 @@ class Clocks:
 
 
 def compared(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By staleness: mean reward at the end, its distance to the synchronous runs of the same seeds, and the wall time
-    as a share of theirs."""
+    """By staleness and tail batching: mean reward at the end, its distance to the synchronous runs of the same seeds,
+    and the time as a share of theirs."""
     found = {}
-    for staleness in sorted({run["staleness"] for run in runs}):
-        mine = [run for run in runs if run["staleness"] == staleness]
+    plain = {run["seed"]: run for run in runs if way(run) == (0, 0.0)}
+    for each in sorted(set(map(way, runs))):
+        mine = [run for run in runs if way(run) == each]
         line = {"after": sum(run["after"] for run in mine) / len(mine)}
-        both = [
-            (run, other) for run in mine for other in runs if other["staleness"] == 0 and other["seed"] == run["seed"]
-        ]
-        if both:
+        if both := [(run, plain[run["seed"]]) for run in mine if run["seed"] in plain]:
             line["minus_synchronous"] = sum(run["after"] - other["after"] for run, other in both) / len(both)
-            line["wall_share"] = sum(max(run["wall_s"].values()) for run, _ in both) / sum(
-                max(other["wall_s"].values()) for _, other in both
-            )
-        found[str(staleness)] = {name: round(value, 4) for name, value in line.items()}
+            line["wall_share"] = sum(took(run, each[1]) for run, _ in both) / sum(took(o, each[1]) for _, o in both)
+        name = f"{each[0]}, tail {each[1]:g}" if each[1] else str(each[0])
+        found[name] = {key: round(value, 4) for key, value in line.items()}
     return found
+
+
+def way(run: dict[str, Any]) -> tuple[int, float]:
+    return run["staleness"], run.get("tail", 0.0)
+
+
+def took(run: dict[str, Any], tail: float) -> float:
+    return run["decoding_steps"] if tail else max(run["wall_s"].values())
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -279,11 +330,13 @@ def on_twins(options: argparse.Namespace) -> list[dict[str, Any]]:
             held_out=options.held_out,
             fitted=options.fit,
             staleness=staleness,
+            factor=factor,
             every=options.every,
             corrections=options.corrections,
         )
         for seed in options.seeds
         for staleness in options.staleness
+        for factor in options.tail
     ]
 
 
@@ -311,6 +364,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=Config(task=Path()).steps)
     parser.add_argument("--held-out", type=int, default=256)
     parser.add_argument("--staleness", type=int, nargs="+", default=[1], help="steps between sampling and training")
+    parser.add_argument(
+        "--tail", type=float, nargs="+", default=[0.0], help="of rounds, on the twin; 0: no tail batching"
+    )
     parser.add_argument("--corrections", nargs="+", default=[], help="for data of other policies: decoupled, tis, ...")
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
     parser.add_argument("--plot", type=Path, help="draw the curves to this file (.svg or .png)")

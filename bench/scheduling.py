@@ -3,10 +3,14 @@
 Owns: the drawn workloads, the comparison. Does not own: deciding (rollout.decide, coordinator.decide), simulating
 (coordinator.simulate).
 
+`queue`: a live rollout over an embedded engine of 16 slots, lengths drawn: 16 prompts of 4 answers wait for slots, over
+batches of 4 prompts each of which waits for its longest answer. `over_bound`: of Q·mean/K + longest (ROLL Flash).
 `tail`: a live rollout over an embedded engine, P0 = 8 prompts of R0 = 4 answers, lengths drawn; without and with tail
-batching in turns. `ratio` is the time per trained prompt without over with; `control` the same with equal lengths. The
-engine's rates are measured before on answers of equal length (`calibrated`), and what the simulation says of the drawn
-ones stands beside: `simulated_over_live`.
+batching in turns. In both, a step of the engine takes `--step-ms` at least, however many answers it advances, as on a
+GPU (0: as long as it computes; then the answers that tail batching starts in addition cost what it saves). `ratio` is
+the time per trained prompt without over with; `control` the same with equal lengths. The engine's rates are measured
+before on answers of equal length (`calibrated`), and what the simulation says of the drawn ones stands beside, without
+and with: `simulated_over_live`.
 `affinity`: the real pool over servers that are their rates, two kinds of hardware as far apart as H20 and H800, and two
 environments, one that reads much and one that writes much. Trajectories a second where the pool learns who serves whom
 cheapest, against each assignment of environments to hardware; trajectories until it has learned that the two have
@@ -32,6 +36,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +45,7 @@ import numpy as np
 
 from bench.harness import command, lent_engine, shared_runs
 from bench.harness.cheapest_groups import cheapest
+from bench.harness.paced_engine import paced
 from bench.harness.rated_engines import Driven, IdleLoop, Kind, drive
 from bench.harness.serving_engine import ANSWER, READ, Harvest, harvest
 from coordinator.decide import multiplex, packing
@@ -60,7 +66,7 @@ from sandbox.testing import FakeHost
 MODEL = CHECKOUT / "examples" / "fix_the_service" / "start"
 GROUPS, SIZE = 8, 4
 MOST = 900  # tokens of an answer
-EVEN, EVEN_PROMPTS = 60, 64  # of the control: tokens of each answer
+EVEN = 240  # tokens of each answer, of a control
 FIRST = 10  # token of the digit 0 in prompts
 
 Law = Callable[[int, int], int]  # tokens of a prompt's answer, by the number of the answer
@@ -130,9 +136,9 @@ class Drawn:
         return generation
 
 
-async def live(engine: EngineSupervisor, law: Law, prompts: int, tail: float, groups: int = GROUPS) -> dict[str, Any]:
+async def live(engine: EngineSupervisor, law: Law, prompts: int, way: Way) -> dict[str, Any]:
     """One run to its end: seconds per trained prompt, and what the engine was seen to take."""
-    config = RolloutConfig(groups=groups, size=SIZE, tail=tail, staleness=0, concurrency=256)
+    config = RolloutConfig(groups=way.groups, size=SIZE, tail=way.tail, staleness=0, concurrency=256)
     drawn = Drawn(engine, law)
     with tempfile.TemporaryDirectory(prefix="pagurus-scheduling-") as folder:
         async with FakeHost() as fake, fake.client() as host:
@@ -158,7 +164,15 @@ async def live(engine: EngineSupervisor, law: Law, prompts: int, tail: float, gr
     return {"seconds_per_prompt": seconds / prompts, "seen": drawn.seen}
 
 
-def simulated(law: Law, prompts: int, tail: float, rates: Rates, overhead: float) -> float:
+@dataclass(frozen=True)
+class Way:
+    """How a run goes about its prompts: so many groups are one batch; `tail` as in its plan."""
+
+    groups: int
+    tail: float = 0.0
+
+
+def simulated(law: Law, prompts: int, way: Way, rates: Rates, overhead: float) -> float:
     """Seconds per trained prompt."""
     answers: Counter[int] = Counter()
 
@@ -166,18 +180,18 @@ def simulated(law: Law, prompts: int, tail: float, rates: Rates, overhead: float
         answers[prompt] += 1
         return [Turn(0, law(prompt, answers[prompt] - 1), overhead)]
 
-    config = RolloutConfig(groups=GROUPS, size=SIZE, tail=tail, staleness=0, concurrency=256)
+    config = RolloutConfig(groups=way.groups, size=SIZE, tail=way.tail, staleness=0, concurrency=256)
     plan = Plan(rules=config.rules, engines=[rates], workload=workload, prompts=prompts)
     return Simulated(plan).run().seconds / prompts
 
 
-async def calibrate(engine: EngineSupervisor) -> tuple[Rates, float]:
+async def calibrate(engine: EngineSupervisor, slots: int) -> tuple[Rates, float]:
     """The engine's rates from answers of equal length, 4 to 40 at once; and seconds of a round beside its steps."""
     seen: list[tuple[int, float, float]] = []
     beside = []
-    for groups in (1, 2, 5, 10):
+    for groups in (1, 2, 4, 10) if slots >= 40 else (1, 2, 4):
         for tokens in (60, 240):
-            came = await live(engine, equal(tokens), groups * 4, 0.0, groups)
+            came = await live(engine, equal(tokens), groups * 4, Way(groups))
             seen += came["seen"]
             each = statistics.mean(seconds for _, _, seconds in came["seen"])
             beside.append(came["seconds_per_prompt"] * groups - each)
@@ -185,40 +199,62 @@ async def calibrate(engine: EngineSupervisor) -> tuple[Rates, float]:
     took = np.array([seconds for *_, seconds in seen])
     asked = np.array([[1.0, tokens, tokens * count] for tokens, count, _ in seen]) / took[:, None]
     own, base, slope = np.linalg.lstsq(asked, np.ones(len(seen)))[0]
-    rates = Rates(base=float(max(base, 1e-4)), per_sequence=float(max(slope, 0.0)), slots=64)
+    rates = Rates(base=float(max(base, 1e-4)), per_sequence=float(max(slope, 0.0)), slots=slots)
     return rates, max(0.0, float(own) + statistics.median(beside))
 
 
-async def tail_batching(options: argparse.Namespace) -> dict[str, Any]:
+async def compared(options: argparse.Namespace, slots: int, ways: tuple[Way, Way], control: int) -> dict[str, Any]:
+    """The first way's time per prompt over the second's, live and simulated; `control` prompts with equal answers."""
+    found: dict[Way, list[float]] = {way: [] for way in ways}
+    even: dict[Way, list[float]] = {way: [] for way in ways}
+    server = paced(embedded(slots=slots), options.step_ms)
     with tempfile.TemporaryDirectory(prefix="pagurus-scheduling-engine-") as home:
-        async with EngineSupervisor(embedded(slots=64), MODEL, 0, log=Path(home) / "engine.log") as engine:
-            await live(engine, equal(20), GROUPS, 0.0)  # warm
-            rates, overhead = await calibrate(engine)
-            found: dict[float, list[float]] = {0.0: [], 1.25: []}
-            even: dict[float, list[float]] = {0.0: [], 1.25: []}
+        async with EngineSupervisor(server, MODEL, 0, log=Path(home) / "engine.log") as engine:
+            await live(engine, equal(20), GROUPS, ways[0])  # warm
+            rates, overhead = await calibrate(engine, slots)
             for seed in range(options.rounds):
-                for factor in found if seed % 2 else reversed(found):
-                    came = await live(engine, tailed(seed), options.prompts, factor)
-                    found[factor].append(came["seconds_per_prompt"])
-                    came = await live(engine, equal(EVEN), EVEN_PROMPTS, factor)
-                    even[factor].append(came["seconds_per_prompt"])
+                for way in ways if seed % 2 else reversed(ways):
+                    came = await live(engine, tailed(seed), options.prompts, way)
+                    found[way].append(came["seconds_per_prompt"])
+                    came = await live(engine, equal(EVEN), control, way)
+                    even[way].append(came["seconds_per_prompt"])
     said = {
-        factor: [simulated(tailed(seed), options.prompts, factor, rates, overhead) for seed in range(options.rounds)]
-        for factor in found
+        way: [simulated(tailed(seed), options.prompts, way, rates, overhead) for seed in range(options.rounds)]
+        for way in ways
     }
-    even_said = [simulated(equal(EVEN), EVEN_PROMPTS, factor, rates, overhead) for factor in even]
+    even_said = [simulated(equal(EVEN), control, way, rates, overhead) for way in ways]
     return {
-        "ratio": round(statistics.median(a / b for a, b in zip(*found.values(), strict=True)), 2),
-        "control": round(statistics.median(a / b for a, b in zip(*even.values(), strict=True)), 3),
+        "ratio": round(_ratio(found), 2),
+        "control": round(_ratio(even), 3),
+        "simulated_ratio": round(_ratio(said), 2),
         "simulated_control": round(even_said[0] / even_said[1], 3),
-        "simulated_ratio": round(statistics.median(a / b for a, b in zip(*said.values(), strict=True)), 2),
-        "simulated_over_live": {
-            str(factor): round(statistics.mean(said[factor]) / statistics.mean(found[factor]), 3) for factor in found
-        },
-        "seconds_per_prompt": {str(factor): round(statistics.mean(each), 3) for factor, each in found.items()},
+        "simulated_over_live": [round(statistics.mean(said[way]) / statistics.mean(found[way]), 3) for way in ways],
+        "seconds_per_prompt": [round(statistics.mean(found[way]), 3) for way in ways],
+        "over_bound": round(
+            max(
+                seconds / bound(tailed(seed), options.prompts, way, rates)
+                for way in ways
+                if not way.tail
+                for seed, seconds in enumerate(found[way])
+            ),
+            3,
+        ),
         "calibrated": {"base_ms": round(rates.base * 1e3, 3), "per_answer_ms": round(rates.per_sequence * 1e3, 4)},
         "beside_a_round_s": round(overhead, 3),
     }
+
+
+def bound(law: Law, prompts: int, way: Way, rates: Rates) -> float:
+    """Seconds per prompt; no queue takes longer: Q·mean/K + longest, of each batch (arXiv:2510.11345)."""
+    steps = 0.0
+    for first in range(0, prompts, way.groups):
+        tokens = [law(prompt, answer) for prompt in range(first, first + way.groups) for answer in range(SIZE)]
+        steps += sum(tokens) / rates.slots + max(tokens)
+    return steps * (rates.base + rates.per_sequence * rates.slots) / prompts
+
+
+def _ratio(seconds: dict[Way, list[float]]) -> float:
+    return statistics.median(a / b for a, b in zip(*seconds.values(), strict=True))
 
 
 PARK = {"H20": (3, H20), "H800": (1, H800)}  # of about equal rent
@@ -227,7 +263,7 @@ CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
 EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5)}
 LENT = Budget(ttft=0.5, tpot=0.05, margin=0.5)
 MODES: tuple[serving.Mode, ...] = ("alone", "slack", "naive")
-PARTS = ("tail", "affinity", "place", "harvest", "lent", "turns")
+PARTS = ("queue", "tail", "affinity", "place", "harvest", "lent", "turns")
 WINDOW = 20  # trajectories
 
 
@@ -349,11 +385,12 @@ def place(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
-    parser.add_argument(
-        "--part", choices=["tail", "affinity", "place", "turns", "harvest", "lent", "all"], default="all"
-    )
+    parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
     parser.add_argument("--rounds", type=int, default=4, help="drawn workloads, each with and without")
     parser.add_argument("--prompts", type=int, default=80)
+    parser.add_argument(
+        "--step-ms", type=float, default=20.0, help="of a step of the engine of `queue` and `tail`, at least"
+    )
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--steps", type=int, default=6, help="of each run that takes turns")
     parser.add_argument("--kills", type=int, default=20, help="of the coordinator of three short runs that take turns")
@@ -361,8 +398,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--image", default="debian", help="of the runs that take turns")
     options = parser.parse_args(arguments)
     figures: dict[str, Any] = {}
+    if options.part in ("queue", "all"):
+        figures["queue"] = asyncio.run(compared(options, 16, (Way(4), Way(16)), 32))
     if options.part in ("tail", "all"):
-        figures["tail"] = asyncio.run(tail_batching(options))
+        figures["tail"] = asyncio.run(compared(options, 64, (Way(GROUPS), Way(GROUPS, 1.25)), 5 * GROUPS))
     if options.part in ("affinity", "all"):
         with asyncio.Runner(loop_factory=IdleLoop) as runner:
             figures["affinity"] = runner.run(affinity(options))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from bench.recipe import compared, plot, read
+from bench.recipe import Rounds, compared, plot, read
+from trainer.config import Config
 
 
 def run(seed: int, staleness: int, after: float, wall: float) -> dict[str, Any]:
@@ -39,3 +42,19 @@ def test_runs_in_sandboxes_are_drawn_by_the_rewards_of_their_batches(tmp_path: P
     plot(real, tmp_path / "batches.svg")
     plot(RUNS[:4], tmp_path / "held-out.svg")
     assert (tmp_path / "batches.svg").read_text() != (tmp_path / "held-out.svg").read_text()
+
+
+def test_a_round_is_made_of_the_first_that_end_and_each_prompt_is_used_once() -> None:
+    config = Config(task=Path(), groups=4, size=4)
+    rounds, played = Rounds(0, config, 1.25), list[list[int]]()
+
+    def play(seeds: list[int]) -> list[Any]:
+        played.append(seeds)
+        return [SimpleNamespace(seed=seed, ended=10 if seed % 5 else 100) for seed in seeds]
+
+    batches: list[list[Any]] = [[*rounds.batch(play)] for _ in range(10)]
+    assert all(len(batch) == 16 for batch in batches)
+    used = Counter(each.seed for batch in batches for each in batch)
+    assert set(used.values()) == {4} and sorted(used) == [*range(40)]
+    assert [len(seeds) for seeds in played] == [25, 25, 25, 25, 16] * 2  # four short rounds, then those put off
+    assert {seed for seed in played[4]} == {0, 5, 10, 15} and rounds.steps == 2 * (4 * 10 + 100)

@@ -1,0 +1,45 @@
+"""The embedded engine with steps that take as long for many answers as for one: as on a GPU, where most of a step's
+time is reading the weights.
+
+    python -m bench.harness.paced_engine MILLISECONDS --model DIR --port N
+
+Owns: the least duration of a step. Does not own: anything else of the engine.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rollout.engine.embedded import server
+from rollout.engine.embedded.core import Core, Request
+from rollout.engine.launch import Command, Launch
+
+
+def paced(kind: Launch, milliseconds: float) -> Launch:
+    """That embedded engine, but that no step takes less."""
+
+    def command(folder: Path, port: int) -> Command:
+        plain = kind.command(folder, port)
+        words = plain.argv[plain.argv.index("--model") :]
+        return replace(plain, argv=[sys.executable, "-m", __name__, str(milliseconds), *words])
+
+    return replace(kind, command=command, spare=None)
+
+
+class PacedCore(Core):
+    least = 0.0  # seconds
+
+    def step(self) -> list[Request]:
+        began = time.monotonic()
+        finished = super().step()
+        time.sleep(max(0.0, began + self.least - time.monotonic()))
+        return finished
+
+
+if __name__ == "__main__":
+    PacedCore.least = float(sys.argv[1]) / 1000
+    server.Core = PacedCore  # type: ignore[misc]
+    server.main(sys.argv[2:])
