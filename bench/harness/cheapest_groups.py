@@ -37,7 +37,8 @@ def cheapest(jobs: Sequence[Job], prices: Prices) -> float:
 
 
 def fewest_nodes(jobs: Sequence[Job], limit: float, prices: Prices) -> int:
-    """Rollout machines that these jobs need at least as one group: by trying all ways to put them onto machines."""
+    """Rollout machines that these jobs need at least as one group: all ways to put them onto machines are tried, and
+    all orders of their turns."""
     order = sorted(jobs, key=lambda each: -each.rollout)
     best = sum(each.rollout_nodes for each in order)
 
@@ -46,7 +47,8 @@ def fewest_nodes(jobs: Sequence[Job], limit: float, prices: Prices) -> int:
         if len(nodes) >= best:
             return
         if index == len(order):
-            if Group(members=members, rollout_nodes=len(nodes), train_nodes=1).turns_within(limit):
+            turns = (Group(members=each, rollout_nodes=len(nodes)) for each in itertools.permutations(members))
+            if any(group.turns_within(limit) for group in turns):
                 best = len(nodes)
             return
         each = order[index]

@@ -171,7 +171,8 @@ def alone(job: Job) -> Group:
 def join(group: Group, job: Job, prices: Prices) -> Group | None:
     """`group` with `job`, with as few more rollout machines as possible; None if its guarantee cannot hold.
 
-    The job takes the fullest machines that still have room for it. A job that wants more training machines than the
+    The job takes the fullest machines that still have room for it; if turns would take too long then, machines of one
+    other member alone, or new ones. A job that wants more training machines than the
     group has may not join: fewer would change its durations.
     """
     limit = min(group.limit, job.limit)
@@ -179,23 +180,34 @@ def join(group: Group, job: Job, prices: Prices) -> Group | None:
     held = sum(member.job.train_gb for member in group.members) + job.train_gb
     if job.train_nodes > group.train_nodes or trained > limit or held > prices.train_gb:
         return None
-    if max(group.natural, job.alone, group.load) > limit:
+    loads = group.node_loads()
+    if max(group.natural, job.alone, *loads) > limit:
         return None
-    loads, memory = group.node_loads(), group.node_gb()
+    memory = group.node_gb()
     fitting = [
         node
         for node in range(group.rollout_nodes)
         if loads[node] + job.rollout <= limit and memory[node] + job.rollout_gb <= prices.rollout_gb
     ]
-    chosen = sorted(fitting, key=lambda node: (-loads[node], node))[: job.rollout_nodes]
-    more = job.rollout_nodes - len(chosen)
-    new = range(group.rollout_nodes, group.rollout_nodes + more)
-    joined = Group(
-        members=(*group.members, Member(job, (*sorted(chosen), *new))),
-        rollout_nodes=group.rollout_nodes + more,
-        train_nodes=group.train_nodes,
-    )
-    return joined if joined.turns_within(limit) else None
+    fitting.sort(key=lambda node: (-loads[node], node))
+    for chosen in _choices(group, fitting, job.rollout_nodes):
+        more = job.rollout_nodes - len(chosen)
+        new = range(group.rollout_nodes, group.rollout_nodes + more)
+        joined = Group(
+            members=(*group.members, Member(job, (*sorted(chosen), *new))),
+            rollout_nodes=group.rollout_nodes + more,
+            train_nodes=group.train_nodes,
+        )
+        if joined.turns_within(limit):
+            return joined
+    return None
+
+
+def _choices(group: Group, fitting: Sequence[int], wanted: int) -> Iterable[Sequence[int]]:
+    """Machines of the group for a job, those first with which it needs fewest new ones."""
+    yield fitting[:wanted]
+    of_one = [[node for node in fitting if node in member.nodes][:wanted] for member in group.members]
+    yield from sorted([*of_one, []], key=lambda each: -len(each))
 
 
 def fits_alone(job: Job, prices: Prices) -> bool:

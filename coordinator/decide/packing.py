@@ -133,44 +133,52 @@ class Table:
 
     def place(self, job: Job) -> None:
         """As `multiplex.place`, and keeps the result."""
-        for column in self._best(job):
-            index = self._open[column]
-            joined = join(self.groups[index], job, self.prices)
-            if joined is not None:
-                self.groups[index] = joined
-                self._show(index, column)
-                return
-        self.groups.append(alone(job))
-        self._show(len(self.groups) - 1, len(self._open))
+        best: tuple[tuple[float, float], int, Group] | None = None
+        for column, more, left in self._best(job):
+            if best is not None and (more, left) >= best[0]:
+                break
+            group = self.groups[self._open[column]]
+            joined = join(group, job, self.prices)
+            if joined is None:
+                continue
+            cost = joined.rollout_nodes - group.rollout_nodes, joined.limit - joined.load
+            if best is None or cost < best[0]:
+                best = cost, column, joined
+        if best is None:
+            self.groups.append(alone(job))
+            self._show(len(self.groups) - 1, len(self._open))
+        else:
+            _, column, joined = best
+            self.groups[self._open[column]] = joined
+            self._show(self._open[column], column)
 
-    def _best(self, job: Job) -> Iterable[int]:
-        """Columns that may do, the cheapest first."""
+    def _best(self, job: Job) -> Iterable[tuple[int, float, float]]:
+        """Columns that may do, the cheapest first; of each, new rollout machines and room that is left at best."""
         count = len(self._open)
         if not count:
             return ()
         limit, trained, held, natural, load, machines = self._rows[:, :count]
         bound = np.minimum(limit, job.limit)
-        fits = (trained + job.train <= bound) & (held + job.train_gb <= self.prices.train_gb)
-        fits &= (machines >= job.train_nodes) & (np.maximum(natural, load) <= bound) & (job.alone <= bound)
-        columns = np.flatnonzero(fits)
+        fits = (trained <= bound - job.train) & (held <= self.prices.train_gb - job.train_gb)
+        fits &= (machines >= job.train_nodes) & (np.maximum(natural, job.alone) <= bound) & (load <= bound)
+        (columns,) = fits.nonzero()
         if not len(columns):
             return ()
         loads, bound = self._loads[columns], bound[columns]
-        room = loads + job.rollout <= bound[:, None]
-        room &= self._memory[columns] + job.rollout_gb <= self.prices.rollout_gb
+        room = loads <= (bound - job.rollout)[:, None]
+        room &= self._memory[columns] <= self.prices.rollout_gb - job.rollout_gb
         more = np.maximum(job.rollout_nodes - room.sum(axis=1), 0)
-        own = job.rollout_nodes * self.prices.rollout_node + job.train_nodes * self.prices.train_node
-        cheaper = more * self.prices.rollout_node < own
         highest = np.where(room, loads, 0.0).max(axis=1) + job.rollout  # of the fullest machine that it can use
         left = bound - np.maximum(np.maximum(load[columns], trained[columns] + job.train), highest)
         order = np.lexsort((left, more))
-        return (int(columns[n]) for n in order if cheaper[n])
+        return zip(columns[order].tolist(), more[order].tolist(), left[order].tolist(), strict=True)
 
     def _show(self, index: int, column: int) -> None:
         """Writes a group into a column, or takes the column out when the group is full."""
         group = self.groups[index]
         trained = sum(member.job.train for member in group.members)
-        if group.limit - trained < self._least_train:
+        limit = group.limit
+        if limit - trained < self._least_train:
             self._drop(column)
             return
         if column == len(self._open):
@@ -184,9 +192,10 @@ class Table:
             self._loads = np.concatenate([self._loads, np.full(wide, np.inf)], axis=1)
             self._memory = np.concatenate([self._memory, np.zeros(wide)], axis=1)
         held = sum(member.job.train_gb for member in group.members)
-        self._rows[:, column] = (group.limit, trained, held, group.natural, group.load, group.train_nodes)
+        loads = group.node_loads()
+        self._rows[:, column] = (limit, trained, held, group.natural, max(*loads, trained), group.train_nodes)
         self._loads[column] = np.inf
-        self._loads[column, : group.rollout_nodes] = group.node_loads()
+        self._loads[column, : group.rollout_nodes] = loads
         self._memory[column, : group.rollout_nodes] = group.node_gb()
 
     def _drop(self, column: int) -> None:

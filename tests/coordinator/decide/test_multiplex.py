@@ -89,6 +89,16 @@ def test_a_job_that_leaves_takes_its_machines_along() -> None:
     assert leave(left, "a") is None
 
 
+def test_a_job_takes_other_machines_where_turns_on_the_fullest_would_take_too_long() -> None:
+    first, second = job("a", 470, 200, rollout_nodes=2, slowdown=3.0), job("b", 400, 200, rollout_nodes=2, slowdown=3.0)
+    third = job("c", 210, 180, rollout_nodes=4, train_nodes=1, slowdown=1.79)
+    group: Group | None = alone(third)
+    for each in (second, first):
+        group = group and join(group, each, PRICES)
+    assert group is not None and group.rollout_nodes == 6 and not group.faults(PRICES)
+    assert group.members[2].nodes == (4, 5)
+
+
 @settings(max_examples=40, deadline=None)
 @given(jobs_of)
 def test_every_group_keeps_its_promises_and_every_job_has_one(jobs: list[Job]) -> None:
