@@ -124,8 +124,8 @@ async def synthetic(live: int) -> dict[str, Any]:
         return {
             "synthetic_live": live,
             "synthetic_s": round(seconds, 1),
-            "router_ms_p50": round(statistics.median(pool.slow_ms), 3),
-            "router_ms_p99": round(_p99(pool.slow_ms), 3),
+            "router_ms_p50": round(statistics.median(pool.slots.slow_ms), 3),
+            "router_ms_p99": round(_p99(pool.slots.slow_ms), 3),
             "loop_lag_idle_ms_p99": round(idle_lag, 2),
             "loop_lag_ms_p50": round(statistics.median(lags), 2),
             "loop_lag_ms_p99": round(_p99(lags), 2),

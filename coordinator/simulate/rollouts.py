@@ -36,8 +36,6 @@ from rollout.decide.view import (
     View,
 )
 
-MANY = 1 << 30  # slots: an engine queues what it has no slot for
-
 
 @dataclass(frozen=True)
 class Turn:

@@ -70,6 +70,7 @@ log = logging.getLogger("pagurus.capture")
 SPACE_KEPT = 64 << 20  # bytes that no checkpoint may take: what the host needs to record that the disk is full
 GONE = ".gone-"  # prefix of raw images that are being removed
 FREEZE_MOST = 5.0  # seconds
+GATHER = 0.05  # seconds for which a sync waits for company; nothing waits for durability by default
 EXACT_MOST = 64 << 20  # bytes of an upper up to which its size is measured anew at each checkpoint
 
 
@@ -380,9 +381,8 @@ class Capturer:
 class _GroupSync:
     """One file-system sync for all who ask while the previous one runs."""
 
-    def __init__(self, path: Path, *, gather: float = 0.05) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._gather = gather  # seconds to wait for company; nothing waits for durability by default
         self._next: asyncio.Future[None] | None = None
         self._busy = asyncio.Lock()
 
@@ -394,7 +394,7 @@ class _GroupSync:
 
     async def _run(self) -> None:
         async with self._busy:
-            await asyncio.sleep(self._gather)
+            await asyncio.sleep(GATHER)
             self._next = None  # whoever comes now needs the next one
             await asyncio.to_thread(btrfs.sync, self._path)
 

@@ -6,7 +6,7 @@ that somebody awaits is promoted.
 
 Calling pattern::
 
-    ticket = engine.submit(Stage.DUMP, sandbox="sb", deadline=now + think, work=capture)
+    ticket = queue.submit(Stage.DUMP, sandbox="sb", deadline=now + think, work=capture)
     ...                       # the model thinks
     await ticket.wait()       # promotes, then returns what `work` returned or raises what it raised
 """
@@ -112,7 +112,7 @@ class CheckpointQueue:
     ) -> Ticket:
         """Queue `work`. It starts at once when a slot of its stage is free that its owner may take."""
         if self._closed:
-            raise RuntimeError("the checkpoint engine is closed")
+            raise RuntimeError("the checkpoint queue is closed")
         job = Job(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited, owner, expected)
         ticket = Ticket(self, job, work)
         self._tickets[job.id] = ticket

@@ -67,10 +67,8 @@ BEHIND = 5.0  # seconds by which a job's deadline is later for each second that 
 KNOWN = 16  # sandboxes, those that held slots last, by which the host's slowness is known
 STRUCK, STRUCK_MOST = 1.0, 30.0  # seconds that a sandbox waits after its first strike, and at most
 FORGIVEN = 60.0  # seconds after such a wait in which nothing happened
-REFUSED_FREE, REFUSED = (
-    3,
-    1.0,
-)  # dumps refused in a row that cost a sandbox nothing; seconds that each further one waits
+REFUSED_FREE = 3  # dumps refused in a row that cost a sandbox nothing
+REFUSED = 1.0  # seconds that the sandbox waits for each further one
 PART = 0.25  # of each processor's time that dumps which take long may use, where there are others
 OWED_MOST = 2.0  # seconds of a processor's time beyond the budget that are remembered
 CALM = 60.0  # seconds without a quick job after which the others need not wait for their budget
@@ -163,9 +161,7 @@ class _Lane:
         self.running = 0
         self.share = max(1, limit - 1)
         self.taken: Counter[str] = Counter()  # slots, by sharer
-        self.parked: dict[
-            str, dict[str, None]
-        ] = {}  # jobs of sharers that have their part, in the order in which they came
+        self.parked: dict[str, dict[str, None]] = {}  # jobs of sharers that have their part, as they came
         self.usual: dict[str, float] = {}  # sandbox -> seconds that it holds a slot, the latest time counting half
         self.slowness: dict[str, float] = {}  # sandbox -> how many times as long as expected; the latest one last
         self.queued: dict[str, Job] = {}

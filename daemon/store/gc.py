@@ -40,12 +40,10 @@ PAGES_PATIENCE = 60.0  # seconds after which they are collected though it is les
 class GarbageCollector:
     """The checkpoints of a host, as far as keeping goes. `loops` are its living sandboxes."""
 
-    def __init__(
-        self, services: Services, live_sandboxes: Mapping[str, LiveSandbox], default: Retention | None = None
-    ) -> None:
+    def __init__(self, services: Services, live_sandboxes: Mapping[str, LiveSandbox]) -> None:
         self._services = services
         self._live_sandboxes = live_sandboxes
-        self.default = default or Retention()
+        self.default = Retention()
         self._pins: Counter[str] = Counter()
         self._removing = asyncio.Lock()
         self._changed: set[str] = set()  # sandboxes whose checkpoints the policy has not seen yet
@@ -103,7 +101,7 @@ class GarbageCollector:
     async def run(self) -> None:
         """Apply the policy and collect pages, for as long as the host runs."""
         self._changed.update(self._live_sandboxes)
-        await self._collect_pages()  # what the last daemon left
+        await self.collect_pages()  # what the last daemon left
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PAGES_PATIENCE):
@@ -114,7 +112,7 @@ class GarbageCollector:
             try:
                 await self.thin()
                 if self._garbage >= PAGES_AFTER or (self._garbage and patient):
-                    await self._collect_pages()
+                    await self.collect_pages()
                 await asyncio.to_thread(self._services.capturer.pool.give_back)
                 await asyncio.to_thread(quota.sweep, self._services.capturer.places.trees, list(self._live_sandboxes))
                 self._services.again()
@@ -202,9 +200,6 @@ class GarbageCollector:
 
     async def collect_pages(self) -> None:
         """Free the pages that no packed dump refers to. Beside everything else that goes on."""
-        await self._collect_pages()
-
-    async def _collect_pages(self) -> None:
         self._garbage = 0
         try:
             freed = await self._services.capturer.collect_pages()

@@ -21,25 +21,11 @@ labelled one, one of the last N or a needed one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Set
-from dataclasses import dataclass
 from typing import Protocol
 
 from sandbox.messages import CheckpointState, Retention
 
 SETTLED = (CheckpointState.DURABLE, CheckpointState.FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A checkpoint, as far as the rule looks at it. Rows of the catalogue have these attributes too."""
-
-    id: str
-    sandbox: str
-    number: int  # order of creation
-    state: CheckpointState
-    parent: str | None = None
-    label: str | None = None
-    template: object | None = None  # imported
 
 
 class Known(Protocol):

@@ -1,7 +1,7 @@
 """`Pool`: engine servers, of one class or several, as if they were one that never fails.
 
-Owns: which request is where, failover, rolling adoption of weights, health. Does not own: choosing
-(rollout.decide.routing), a server's process (rollout.engine.supervisor), weights.
+Owns: which request is where, failover, rolling adoption of weights, health. Does not own: who gets which slot
+(rollout.pool.slots), a server's process (rollout.engine.supervisor), weights.
 Guarantee: a request ends with an answer, its refusal as nonsense, or its cancellation; the death or the silence of a
 server costs time alone: what was streamed is kept, the rest is sampled elsewhere after prompt and kept tokens. Each
 token's span names the weights that sampled it; where that cannot be known the token is sampled again, and nobody has
@@ -17,26 +17,24 @@ been told of it. While weights are taken by some servers the others go on.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from rollout.decide.affinity import Profiles
 from rollout.decide.measuring import Measured
-from rollout.decide.prefixes import Prefixes, chain
-from rollout.decide.routing import Ask, RouteView, RoutingRules, Send, judge, next_to_update, route
+from rollout.decide.prefixes import chain
+from rollout.decide.routing import RoutingRules, judge, next_to_update
 from rollout.engine.asking import KIND
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling
 from rollout.pool.answer import Answer
 from rollout.pool.member import Member, Server
+from rollout.pool.slots import Log, Slots, Ticket
 from sandbox.errors import Closed, Conflict, EngineFailed, NotFound, PagurusError
 
 T = TypeVar("T")
@@ -45,25 +43,7 @@ log = logging.getLogger("pagurus.pool")
 TICK = 0.25  # seconds between two looks at the servers' health
 PROBE_EVERY = 2.0  # seconds
 
-Log = Callable[[RouteView, list[Send]], None]
 Enough = Callable[[list[int]], int | None]  # of an answer's tokens so far, how many are all; None: not yet
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A request that waits for a server."""
-
-    key: int
-    priority: int
-    ids: list[int]
-    blocks: list[int]  # see rollout.decide.prefixes.chain
-    kind: str  # of environment
-    held: int = 0  # tokens that its server holds, once it has one
-    known: int = 0  # that some server holds
-    slot: asyncio.Future[Member] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def __lt__(self, other: Ticket) -> bool:
-        return (self.priority, self.key) < (other.priority, other.key)
 
 
 class Pool:
@@ -71,17 +51,13 @@ class Pool:
 
     def __init__(self, *, rules: RoutingRules | None = None, at_once: int = 1, tell: Log | None = None):
         """`at_once`: servers that take weights at the same time. `tell` hears each decision, with its view."""
-        self.rules, self.at_once, self._tell = rules or RoutingRules(), at_once, tell
+        self.rules, self.at_once = rules or RoutingRules(), at_once
         self.members: dict[str, Member] = {}
         self.counts: Counter[str] = Counter()
-        self.slow_ms: list[float] = []  # of recent requests: from a free slot to the server's connection
-        self._prefixes, self._profiles = Prefixes(), Profiles()
+        self.slots = Slots(self.members, self.rules, self.counts, tell)
         self._keys = itertools.count()
-        self._waiting: list[Ticket] = []
-        self._routing = False  # a decision is due in this turn of the event loop
         self._target: tuple[Path | str, int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
         self._closed = False
 
     async def __aenter__(self) -> Pool:
@@ -96,10 +72,7 @@ class Pool:
     async def close(self) -> None:
         """Ends no server: who started them ends them. Requests that wait are refused. Idempotent."""
         self._closed = True
-        for ticket in self._waiting:
-            if not ticket.slot.done():
-                ticket.slot.set_exception(Closed("the pool is closed"))
-        self._waiting.clear()
+        self.slots.refuse(Closed("the pool is closed"))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -124,21 +97,21 @@ class Pool:
         if member.state == "serving":
             member.state = "draining"
         while member.load:
-            await self._change()
+            await self.slots.change()
         del self.members[name]
-        self._prefixes.forget(name)
+        self.slots.prefixes.forget(name)
         return member.server
 
     async def _revive(self, member: Member) -> None:
         """Wait until it serves; bring it to the pool's version; then it takes requests."""
         member.state, member.updating_since = "starting", None
-        self._prefixes.forget(member.name)
+        self.slots.prefixes.forget(member.name)
         member.client, member.version = await self._answers(member)
         if self._target is not None and member.version != self._target[1]:
             await self._update(member, *self._target)
         else:
             member.state = "serving"
-        self._route_soon()
+        self.slots.decide_soon()
 
     async def _answers(self, member: Member) -> tuple[EngineClient, int]:
         """A client that answers, and the version that it serves. One whose death nobody has noticed yet does not."""
@@ -173,12 +146,8 @@ class Pool:
             log.warning("server %s of the pool keeps the version that it has: %s", member.name, error)
 
     def _refuse_if_hopeless(self, error: EngineFailed) -> None:
-        if any(member.state != "down" for member in self.members.values()):
-            return
-        for ticket in self._waiting:
-            if not ticket.slot.done():
-                ticket.slot.set_exception(EngineFailed(f"no server of the pool is left: {error}", remedy=error.remedy))
-        self._waiting.clear()
+        if all(member.state == "down" for member in self.members.values()):
+            self.slots.refuse(EngineFailed(f"no server of the pool is left: {error}", remedy=error.remedy))
 
     async def _watch(self) -> None:
         """Consumes: signs of life. Produces: servers that are given up."""
@@ -186,8 +155,8 @@ class Pool:
         while True:
             await asyncio.sleep(TICK)
             now = time.monotonic()
-            if self._waiting and any(member.lent for member in self.members.values()):
-                self._route_soon()  # nobody says when users leave more room
+            if self.slots.waiting and any(member.lent for member in self.members.values()):
+                self.slots.decide_soon()  # nobody says when users leave more room
             for member in list(self.members.values()):
                 if member.state not in ("serving", "updating"):
                     continue
@@ -256,7 +225,9 @@ class Pool:
             ids = prompt_ids + answer.token_ids
             blocks = chain(ids, blocks)
             ticket = Ticket(key, priority, ids, blocks, KIND.get())
-            member = await self._slot(ticket)
+            if self._closed:
+                raise Closed("the pool is closed")
+            member = await self.slots.wait(ticket)
             name = f"{request_id or key}.{answer.parts}"
             new, read = len(ids) - ticket.known, len(ids) - ticket.held
             loop = asyncio.get_running_loop()
@@ -270,9 +241,9 @@ class Pool:
                         if enough is not None and not answer.enough:
                             await self._end(member, answer, name, enough)
                         yield
-                self._prefixes.remember(member.name, chain(prompt_ids + answer.token_ids, blocks))
+                self.slots.prefixes.remember(member.name, chain(prompt_ids + answer.token_ids, blocks))
                 if answer.token_ids:
-                    self._profiles.learn(measured.answered)
+                    self.slots.profiles.learn(measured.answered)
                 return
             except (EngineFailed, TimeoutError) as error:
                 dropped = answer.break_off()
@@ -286,7 +257,7 @@ class Pool:
                     return
             finally:
                 measured.leave()
-                self._release(member, len(ids))
+                self.slots.release(member, len(ids))
 
     async def _from(self, member: Member, ids: list[int], answer: Answer, name: str) -> AsyncGenerator[Delta, None]:
         """The deltas of one server. TimeoutError: the server was given up."""
@@ -328,93 +299,6 @@ class Pool:
             log.info("a request to server %s failed: %s", member.name, error)
             self._down(member, "lost")
 
-    # ----------------------------------------------------------------- slots
-
-    async def _slot(self, ticket: Ticket) -> Member:
-        """Waits for a server; the caller gives the slot back."""
-        if self._closed:
-            raise Closed("the pool is closed")
-        began = time.perf_counter()
-        heapq.heappush(self._waiting, ticket)
-        self._route()
-        waited = not ticket.slot.done()
-        try:
-            member = await ticket.slot
-        except asyncio.CancelledError:
-            if ticket.slot.done() and not ticket.slot.cancelled() and ticket.slot.exception() is None:
-                self._release(ticket.slot.result(), len(ticket.ids))
-            ticket.slot.cancel()
-            raise
-        if not waited:
-            self.slow_ms.append(1000 * (time.perf_counter() - began))
-            del self.slow_ms[:-20_000]
-        return member
-
-    def _release(self, member: Member, tokens: int) -> None:
-        member.load -= 1
-        member.tokens -= tokens
-        self._route_soon()
-
-    @property
-    def _free(self) -> int:
-        """Slots."""
-        return sum(max(0, m.server.slots - m.load) for m in self.members.values() if m.state == "serving")
-
-    def _route_soon(self) -> None:
-        """One decision for all servers that become free in one turn of the event loop."""
-        if not self._routing:
-            self._routing = True
-            asyncio.get_running_loop().call_soon(self._route)
-
-    def _route(self) -> None:
-        """Gives free slots to those who wait, as the rules say."""
-        self._routing = False
-        while first := self._first(self._free):
-            known = {ticket.key: self._prefixes.deepest(ticket.blocks) for ticket in first}
-            view = RouteView(
-                servers=[member.view for member in self.members.values()],
-                waiting=[Ask(t.key, t.priority, *known[t.key], len(t.ids), self._profiles.need(t.kind)) for t in first],
-                rates=self._profiles.rates(),
-            )
-            sends = route(view, self.rules)
-            if self._tell is not None:
-                self._tell(view, sends)
-            tickets = {ticket.key: ticket for ticket in first}
-            for send in sends:
-                self._give(tickets[send.key], self.members[send.server], known[send.key][1], send.why)
-            for send in sends:
-                del tickets[send.key]
-            for ticket in tickets.values():
-                heapq.heappush(self._waiting, ticket)
-            if tickets:
-                break
-        self._changed.set()
-
-    def _first(self, free: int) -> list[Ticket]:
-        """Takes the first requests out of those that wait, as many as there are free slots."""
-        found: list[Ticket] = []
-        while self._waiting and len(found) < min(free, self.rules.batch):
-            ticket = heapq.heappop(self._waiting)
-            if not ticket.slot.done():
-                found.append(ticket)
-        return found
-
-    def _give(self, ticket: Ticket, member: Member, known: int, why: str) -> None:
-        member.load += 1
-        member.tokens += len(ticket.ids)
-        self.counts[f"routed_{why}"] += 1
-        self.counts["prompt_tokens"] += len(ticket.ids)
-        self.counts["prefix_ideal"] += known
-        ticket.known = known
-        ticket.held = known if why == "prefix" else self._prefixes.depth(member.name, ticket.blocks)
-        self.counts["prefix_hit"] += ticket.held
-        self._prefixes.remember(member.name, ticket.blocks)
-        ticket.slot.set_result(member)
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
     # ----------------------------------------------------------------- weights
 
     async def publish(self, folder: Path | str, version: int) -> Published:
@@ -434,7 +318,7 @@ class Pool:
             if not running:
                 if any(member.version == version for member in self.members.values()):
                     break
-                await self._change()  # none serves: the first that comes back takes it
+                await self.slots.change()  # none serves: the first that comes back takes it
                 continue
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -469,16 +353,16 @@ class Pool:
         except PagurusError:  # no such version can be had: it serves what it served before
             if member.state == "updating":
                 member.state, member.updating_since = "serving", None
-                self._route_soon()
+                self.slots.decide_soon()
             raise
         member.updating_since = None
         member.version = version
         member.client = await member.server.wait_serving()
         member.heard = time.monotonic()
-        self._prefixes.forget(member.name)
+        self.slots.prefixes.forget(member.name)
         if member.state == "updating":
             member.state = "serving"
-        self._route_soon()
+        self.slots.decide_soon()
         return published.paused_s
 
     async def _answers_soon(self, member: Member) -> None:
@@ -493,7 +377,7 @@ class Pool:
         counts, ideal = self.counts, self.counts["prefix_ideal"]
         return {
             **counts,
-            "waiting": sum(not ticket.slot.done() for ticket in self._waiting),
+            "waiting": self.slots.waiting,
             "prefix_hit_share": counts["prefix_hit"] / ideal if ideal else 1.0,
             "servers": {
                 member.name: {"state": member.state, "version": member.version, "load": member.load}

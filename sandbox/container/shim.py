@@ -29,6 +29,8 @@ SOCKET_NAME = "shim.sock"
 _FDS_MAX = 16
 _CONNECT_TRIES, _CONNECT_PAUSE = 3000, 0.02  # seconds; a shim serves nobody else while it starts a program
 _SYS_SCHED_SETATTR = 314
+SLICE = 100_000  # nanoseconds
+FIRST = -10  # nice value
 
 
 class ShimGone(PagurusError):
@@ -257,23 +259,23 @@ def _close(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-def short_slice(nanoseconds: int = 100_000) -> None:
+def short_slice() -> None:
     """Ask the scheduler to run this thread for short times, but at once. For an event loop on a busy host.
 
     A wake-up then need not wait for another's whole time slice (3 ms). Linux 6.12 and newer; harmless before.
     """
     # struct sched_attr: size, policy (0: normal), flags, nice, priority, runtime, deadline, period
-    attributes = struct.pack("=IIQiIQQQ", 48, 0, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, nanoseconds, 0, 0)
+    attributes = struct.pack("=IIQiIQQQ", 48, 0, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, SLICE, 0, 0)
     ctypes.CDLL(None, use_errno=True).syscall(_SYS_SCHED_SETATTR, 0, attributes, 0)
 
 
 @contextlib.contextmanager
-def going_first(nice: int = -10) -> Iterator[None]:
+def going_first() -> Iterator[None]:
     """Let this thread run before others, at once when it is woken: a sandbox stands still until it is done."""
     thread = threading.get_native_id()
     before = os.getpriority(os.PRIO_PROCESS, thread)
     with contextlib.suppress(OSError):  # without CAP_SYS_NICE it waits its turn
-        os.setpriority(os.PRIO_PROCESS, thread, min(nice, before))
+        os.setpriority(os.PRIO_PROCESS, thread, min(FIRST, before))
     short_slice()
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,16 @@ from sandbox import paths
 
 ROOT = Path(__file__).parents[2]
 PYTHON, CLASSIC = (paths.prefix() / name / "bin" / "python" for name in ("verifiers", "verifiers-classic"))
+
+
+def printed(python: Path, code: str, tasks: str) -> Any:
+    """What a program with the package says last, as JSON. It is told where these tasks are."""
+    places = [str(ROOT), str(Path(msgspec.__file__).parents[1]), str(ROOT / f"tests/support/{tasks}_of_verifiers.py")]
+    done = subprocess.run([python, "-c", code, *places], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 PLAYED = """
 import asyncio, json, sys
 sys.path += sys.argv[1:3]
@@ -49,10 +60,7 @@ print(json.dumps({"right": found.right, "oracle": seen[ORACLE], "null": seen[NUL
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="no verifiers; run `make setup-verifiers`")
 def test_a_taskset_is_played_scored_by_its_own_rewards_and_refused_where_it_needs_more() -> None:
-    places = [str(ROOT), str(Path(msgspec.__file__).parents[1]), str(ROOT / "tests/support/sums_of_verifiers.py")]
-    done = subprocess.run([PYTHON, "-c", PLAYED, *places], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = printed(PYTHON, PLAYED, "sums")
     assert told["right"] and told["distinct"] == 5 and told["system"] == "Answer with a number."
     assert told["oracle"] == "reward 1.000 over 5 seeds" and told["null"] == "reward 0.250 over 5 seeds"
     assert "a runtime for its rewards" in told["refused"]
@@ -88,10 +96,7 @@ print(json.dumps(asyncio.run(work())))
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="no verifiers; run `make setup-verifiers`")
 def test_tools_of_a_taskset_answer_calls_and_its_rewards_see_them() -> None:
-    places = [str(ROOT), str(Path(msgspec.__file__).parents[1]), str(ROOT / "tests/support/tools_of_verifiers.py")]
-    done = subprocess.run([PYTHON, "-c", CALLED, *places], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = printed(PYTHON, CALLED, "tools")
     assert told["right"] and told["end"] == [True, 1.0]
     assert told["oracle"] == "reward 1.000 over 3 seeds" and told["null"] == "reward 0.000 over 3 seeds"
     (tool,) = told["tools"]
@@ -141,10 +146,7 @@ print(json.dumps(asyncio.run(work())))
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="no verifiers; run `make setup-verifiers`")
 def test_tools_of_all_tasks_are_set_up_once_whatever_becomes_of_the_episode_that_began_it() -> None:
-    places = [str(ROOT), str(Path(msgspec.__file__).parents[1]), str(ROOT / "tests/support/tools_of_verifiers.py")]
-    done = subprocess.run([PYTHON, "-c", SHARED, *places], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    ended, begun, tools = json.loads(done.stdout.splitlines()[-1])
+    ended, begun, tools = printed(PYTHON, SHARED, "tools")
     assert ended == ["CancelledError", "Observation", "Observation"] and begun == 2 and tools == 2
 
 
@@ -189,10 +191,7 @@ print(json.dumps(told))
 
 @pytest.mark.skipif(not CLASSIC.exists(), reason="no verifiers-classic; run `make setup-verifiers`")
 def test_environments_of_several_turns_and_tools_are_played_by_their_own_rules() -> None:
-    places = [str(ROOT), str(Path(msgspec.__file__).parents[1]), str(ROOT / "tests/support/errands_of_verifiers.py")]
-    done = subprocess.run([CLASSIC, "-c", SPOKEN, *places], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = printed(CLASSIC, SPOKEN, "errands")
     for name in ("STATEFUL", "GUESSED"):
         right, oracle, null = told[name]
         assert right and oracle == "reward 1.000 over 3 seeds" and null == "reward 0.000 over 3 seeds"

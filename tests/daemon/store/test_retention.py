@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.checkpoints.persist import LOST
-from daemon.store.retention import Node, new_parents, removable
+from daemon.store.retention import new_parents, removable
 from sandbox import Client, Conflict, NotFound
 from sandbox.content.pages import PAGE, PageStore
 from sandbox.messages import CheckpointState, Retention, Verdict
 from tests.support.daemon_host import ASLEEP, IMAGE, Daemon, asleep, until
 
 STATES = (CheckpointState.DURABLE,) * 6 + (CheckpointState.CAPTURED, CheckpointState.PENDING, CheckpointState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A checkpoint, as far as the rule looks at it."""
+
+    id: str
+    sandbox: str
+    number: int  # order of creation
+    state: CheckpointState
+    parent: str | None = None
+    label: str | None = None
+    template: object | None = None  # imported
 
 
 @st.composite

@@ -1,0 +1,145 @@
+"""Who of those that wait gets which server's slot.
+
+Owns: the requests that wait, what servers are believed to hold of prompts, how long kinds of requests take. Does not
+own: the choice itself (rollout.decide.routing), requests that have a slot (rollout.pool.pool), servers.
+Guarantee: a slot that was given is given back by whoever has it, or was never told of; one decision is made for all
+slots that become free in one turn of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rollout.decide.affinity import Profiles
+from rollout.decide.prefixes import Prefixes
+from rollout.decide.routing import Ask, RouteView, RoutingRules, Send, route
+from rollout.pool.member import Member
+from sandbox.errors import PagurusError
+
+Log = Callable[[RouteView, list[Send]], None]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request that waits for a server."""
+
+    key: int
+    priority: int
+    ids: list[int]
+    blocks: list[int]  # see rollout.decide.prefixes.chain
+    kind: str  # of environment
+    held: int = 0  # tokens that its server holds, once it has one
+    known: int = 0  # that some server holds
+    slot: asyncio.Future[Member] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def __lt__(self, other: Ticket) -> bool:
+        return (self.priority, self.key) < (other.priority, other.key)
+
+
+class Slots:
+    """``member = await slots.wait(ticket)``, and in any case ``slots.release(member, len(ticket.ids))``"""
+
+    def __init__(self, members: Mapping[str, Member], rules: RoutingRules, counts: Counter[str], tell: Log | None):
+        self.members, self.rules, self.counts, self._tell = members, rules, counts, tell
+        self.slow_ms: list[float] = []  # of recent requests: from a free slot to the server's connection
+        self.prefixes, self.profiles = Prefixes(), Profiles()
+        self.changed = asyncio.Event()
+        self._waiting: list[Ticket] = []
+        self._deciding = False  # a decision is due in this turn of the event loop
+
+    @property
+    def waiting(self) -> int:
+        return sum(not ticket.slot.done() for ticket in self._waiting)
+
+    async def wait(self, ticket: Ticket) -> Member:
+        """A server; the caller gives the slot back."""
+        began = time.perf_counter()
+        heapq.heappush(self._waiting, ticket)
+        self._decide()
+        waited = not ticket.slot.done()
+        try:
+            member = await ticket.slot
+        except asyncio.CancelledError:
+            if ticket.slot.done() and not ticket.slot.cancelled() and ticket.slot.exception() is None:
+                self.release(ticket.slot.result(), len(ticket.ids))
+            ticket.slot.cancel()
+            raise
+        if not waited:
+            self.slow_ms.append(1000 * (time.perf_counter() - began))
+            del self.slow_ms[:-20_000]
+        return member
+
+    def release(self, member: Member, tokens: int) -> None:
+        member.load -= 1
+        member.tokens -= tokens
+        self.decide_soon()
+
+    def refuse(self, error: PagurusError) -> None:
+        """All that wait."""
+        for ticket in self._waiting:
+            if not ticket.slot.done():
+                ticket.slot.set_exception(error)
+        self._waiting.clear()
+
+    def decide_soon(self) -> None:
+        """At the end of this turn of the event loop."""
+        if not self._deciding:
+            self._deciding = True
+            asyncio.get_running_loop().call_soon(self._decide)
+
+    def _decide(self) -> None:
+        """Gives free slots to those who wait, as the rules say."""
+        self._deciding = False
+        while first := self._first(self._free):
+            known = {ticket.key: self.prefixes.deepest(ticket.blocks) for ticket in first}
+            view = RouteView(
+                servers=[member.view for member in self.members.values()],
+                waiting=[Ask(t.key, t.priority, *known[t.key], len(t.ids), self.profiles.need(t.kind)) for t in first],
+                rates=self.profiles.rates(),
+            )
+            sends = route(view, self.rules)
+            if self._tell is not None:
+                self._tell(view, sends)
+            tickets = {ticket.key: ticket for ticket in first}
+            for send in sends:
+                self._give(tickets.pop(send.key), self.members[send.server], known[send.key][1], send.why)
+            for ticket in tickets.values():
+                heapq.heappush(self._waiting, ticket)
+            if tickets:
+                break
+        self.changed.set()
+
+    @property
+    def _free(self) -> int:
+        return sum(max(0, m.server.slots - m.load) for m in self.members.values() if m.state == "serving")
+
+    def _first(self, free: int) -> list[Ticket]:
+        """Takes the first requests out of those that wait, as many as there are free slots."""
+        found: list[Ticket] = []
+        while self._waiting and len(found) < min(free, self.rules.batch):
+            ticket = heapq.heappop(self._waiting)
+            if not ticket.slot.done():
+                found.append(ticket)
+        return found
+
+    def _give(self, ticket: Ticket, member: Member, known: int, why: str) -> None:
+        member.load += 1
+        member.tokens += len(ticket.ids)
+        self.counts[f"routed_{why}"] += 1
+        self.counts["prompt_tokens"] += len(ticket.ids)
+        self.counts["prefix_ideal"] += known
+        ticket.known = known
+        ticket.held = known if why == "prefix" else self.prefixes.depth(member.name, ticket.blocks)
+        self.counts["prefix_hit"] += ticket.held
+        self.prefixes.remember(member.name, ticket.blocks)
+        ticket.slot.set_result(member)
+
+    async def change(self) -> None:
+        """Until something has changed."""
+        self.changed.clear()
+        await self.changed.wait()
