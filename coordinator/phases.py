@@ -4,7 +4,7 @@ Owns: seats (who shares, whose phase goes on), the groups that follow from them.
 (coordinator.decide.turns), who shares with whom (coordinator.decide.multiplex), the processes of a job.
 Guarantee: a phase begins once, and that is on disk before its job hears of it; phases of a job follow one another, and
 one that goes on is not taken away by a death of this process. A job that is silent for `TTL` is passed over until it
-asks again.
+asks again; after `GONE` its room is others', and it comes back as a new one.
 
 ::
 
@@ -31,6 +31,7 @@ from sandbox.errors import Invalid, Unsupported
 from sandbox.messages.cluster import PhaseAnswer, PhaseAsk, PhaseInfo, PhaseKind
 
 TTL = 90.0  # seconds: processes that give way to others on a busy machine may say nothing for one minute
+GONE = 3600.0  # seconds: a run that was killed for good leaves nothing behind
 LATE = 30.0  # seconds for which a word may be under way
 LOOK = 1.0  # seconds between two looks for silent jobs
 KINDS: tuple[PhaseKind, PhaseKind] = ("rollout", "train")
@@ -88,9 +89,7 @@ class Phases:
         rows = [msgspec.msgpack.decode(row, type=Seat) for row in state.seats.values()]
         self.seats = {seat.job.name: seat for seat in sorted(rows, key=lambda seat: seat.number)}
         self._heard = dict.fromkeys(self.seats, clock())  # nobody could be heard while there was no coordinator
-        self._left: dict[
-            str, tuple[int, float]
-        ] = {}  # the last phase of who has left, and until when that is asked for
+        self._left: dict[str, tuple[int, float]] = {}  # the last phase of who has left; until when that is asked for
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         self._decided: list[tuple[TurnsView, list[str]]] = []
         self._saving, self._changed = asyncio.Lock(), asyncio.Condition()
@@ -103,8 +102,13 @@ class Phases:
 
     async def look(self) -> None:
         """Whose turn it is by now."""
-        for seat in self.seats.values():
-            if seat.state != "lost" and self._clock() - self._heard[seat.job.name] > self.ttl:
+        now = self._clock()
+        self._left = {job: (phase, until) for job, (phase, until) in self._left.items() if now < until}
+        for seat in list(self.seats.values()):
+            silent = now - self._heard[seat.job.name]
+            if seat.state == "lost" and silent > GONE:
+                self._remove(seat)
+            elif seat.state != "lost" and silent > self.ttl:
                 seat.state = "lost"
                 self._keep(seat)
         self._begin()
@@ -138,15 +142,19 @@ class Phases:
         seat = self.seats.get(job)
         if seat is None:
             return
-        self._end(seat)
         self._left[job] = seat.phase, self._clock() + LATE
+        self._remove(seat)
+        self._begin()
+        await self._tell()
+
+    def _remove(self, seat: Seat) -> None:
+        job = seat.job.name
+        self._end(seat)
         del self.seats[job], self._heard[job]
         self._pending.append(("DELETE FROM seats WHERE job = ?", (job,)))
         if seat.group is not None:
             self._regroup(multiplex.leave(self._group(self._members(seat.group, seat)), job))
         self._place()
-        self._begin()
-        await self._tell()
 
     def all(self) -> list[PhaseInfo]:
         return [

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from coordinator.decide.turns import TurnsView, due
-from coordinator.phases import Phases, Shared, parse_share
+from coordinator.phases import GONE, NO_ROOM, Phases, Shared, parse_share
 from coordinator.state import State
 from rollout.plan import SharePlan
 from rollout.service.phases import Phases as Clients
@@ -89,6 +89,23 @@ async def test_who_comes_later_gets_a_turn_in_the_round_that_goes_on(tmp_path: P
         assert (await ask(phases, "new", "train", 0)).state == "begun"
         assert (await ask(phases, "old", "rollout", 501)).state == "begun"
         assert (await ask(phases, "new", "rollout", 1)).state == "waiting"
+
+
+async def test_a_job_that_was_killed_for_good_holds_no_room(tmp_path: Path) -> None:
+    now, tight = 0.0, JobShape(rollout=10, train=5, slowdown=1.0)
+    async with served(tmp_path, clock=lambda: now) as phases:
+        assert (await ask(phases, "dead", "rollout", 3, tight)).state == "begun"
+        now = 100.0
+        await phases.look()
+        assert (await ask(phases, "next", "rollout", 0, tight)).reason == NO_ROOM  # the other may come back
+        now = 1 + GONE
+        await ask(phases, "next", "rollout", 0, tight)
+        await phases.look()
+        assert (await ask(phases, "next", "rollout", 0, tight)).state == "begun"
+        assert [each.job for each in phases.all()] == ["next"]
+        assert (await ask(phases, "dead", "rollout", 3, tight)).reason == NO_ROOM  # as whoever comes now
+    async with served(tmp_path) as phases:
+        assert [each.job for each in phases.all()] == ["next", "dead"]
 
 
 async def test_a_silent_job_is_passed_over_and_comes_back_in_its_turn(tmp_path: Path) -> None:
