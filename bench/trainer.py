@@ -6,6 +6,8 @@ Owns: synthetic batches and the figures of docs/training.md. Does not own: sampl
   clip, AdamW) with the same model and the same packed micro-batches, taken in turns within one run.
 - `padding_share`: tokens that a model reads for nothing; beside it what padding to the longest would cost.
 - `stream_hidden_share`: of the seconds of a step, those that were over when a long-tailed batch was complete.
+- `decoding_beside_stream`: seconds of 24 answers of an embedded engine on the same machine, alone over beside a trainer
+  that computes gradients of one group after another; in turns, the median of pairs.
 - `peak_memory`: growth of the resident set of a fresh process over two steps, each saved and published as a run does,
   beside the estimate of `--dry-run`; `peak_memory_of_saves`: the same where micro-batches are so small that a save
   needs most.
@@ -20,6 +22,7 @@ What it does not cover: GPUs, several hosts.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ctypes
 import json
 import os
@@ -29,6 +32,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,8 +41,12 @@ from typing import Any
 import torch
 
 from bench.harness import command
+from rollout.engine.client import Sampling
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+from rollout.engine.launch import embedded
+from rollout.engine.supervisor import EngineSupervisor
 from rollout.weights.store import VersionStore
+from sandbox.paths import CHECKOUT
 from trainer.batches.pack import pack
 from trainer.batches.plan import plan
 from trainer.batches.sample import Sample
@@ -63,12 +71,13 @@ LARGER = ModelConfig(
     vocab_size=4000, hidden_size=384, intermediate_size=1152, num_hidden_layers=8, num_attention_heads=6,
     num_key_value_heads=6, head_dim=64, max_position_embeddings=2048,
 )  # fmt: skip
+SERVED = CHECKOUT / "examples" / "fix_the_service" / "start"
 BUDGET = 2048
 LITTLE = 64  # tokens of a micro-batch that needs less memory than a save
 PATIENCE = 300.0  # seconds without a sign, on a machine that may be very busy: who is dead is known at once anyway
 LIFE = 5  # steps, about, between two kills
 BENCH = (sys.executable, "-m", "pagurus", "bench", "trainer")
-PARTS = ("efficiency", "streaming", "memory", "kills", "kills_of_ranks")
+PARTS = ("efficiency", "streaming", "decoding", "memory", "kills", "kills_of_ranks")
 SIZE = 4  # trajectories of a group
 
 
@@ -168,6 +177,40 @@ def streaming() -> dict[str, Any]:
         "stream_hidden_share": round(stats.hidden_s / stats.seconds, 3),
         "stream_step_after_batch_s": round(time.perf_counter() - complete, 3),
         "whole_step_s": round(alone, 3),
+    }
+
+
+async def decoding(pairs: int) -> dict[str, Any]:
+    samples = make_samples(3, groups=16, longest=512, vocabulary=CONFIG.vocab_size)
+    learner = Learner(Scorer(make_model(CONFIG)), named("pooled"), Settings(budget=BUDGET, rate=1e-5))
+    sampling = Sampling(max_tokens=200, ignore_eos=True)
+
+    def stream(stop: threading.Event) -> None:
+        while not stop.is_set():
+            learner.begin()
+            for at in range(0, len(samples), SIZE):
+                learner.feed(samples[at : at + SIZE], last=at + SIZE >= len(samples))
+            learner.finish()
+
+    with tempfile.TemporaryDirectory(prefix="pagurus-decoding-") as home:
+        async with EngineSupervisor(embedded(), SERVED, 0, log=Path(home) / "engine.log") as engine:
+
+            async def decode() -> float:
+                began = time.perf_counter()
+                await asyncio.gather(*(engine.generate([11, 12, 13], sampling) for _ in range(24)))
+                return time.perf_counter() - began
+
+            await decode()  # warm
+            ratios = []
+            for _ in range(pairs):
+                alone, stop = await decode(), threading.Event()
+                streaming = asyncio.create_task(asyncio.to_thread(stream, stop))
+                ratios.append(alone / await decode())
+                stop.set()
+                await streaming
+    return {
+        "decoding_beside_stream": round(statistics.median(ratios), 3),
+        "decoding_pairs": [round(ratio, 3) for ratio in ratios],
     }
 
 
@@ -302,6 +345,7 @@ def main(argv: list[str] | None = None) -> int:
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "efficiency": lambda: efficiency(options.rounds),
         "streaming": streaming,
+        "decoding": lambda: asyncio.run(decoding(options.rounds)),
         "memory": lambda: memory(keep_freed=options.keep_freed),
         "kills": lambda: killing(options.kills) if options.kills else {},
         "kills_of_ranks": lambda: killing_ranks(options.kills) if options.kills else {},
