@@ -2,20 +2,25 @@
 
 ::
 
-    pagurus bench failover [--json] [--hosts N] [--sandboxes N] [--kills N] [--cuts N] [--moves N] [--lease S]
-                           [--rate 1gbit] [--image NAME] [--seed N] [--overhead TURNS]
+    pagurus bench failover [--json] [--hosts N] [--sandboxes N] [--think S] [--memory MB] [--kills N] [--cuts N]
+                           [--moves N] [--move memory|http] [--lease S] [--rate 1gbit] [--image NAME] [--seed N]
+                           [--overhead TURNS] [--at-most S] [--logs DIR]
 
 Hosts are daemons in network namespaces, each with a pool and control groups of its own, behind a link of `--rate`; a
-coordinator copies the state of their sandboxes. Every sandbox is made with `replicated_answers` and works without end:
-each turn appends a number to a file and to the memory of a process that lives since the start, and is answered with
-both. At random instants a host is killed as a whole (`--kills`) or its link goes down (`--cuts`); it comes back later.
+coordinator copies the state of their sandboxes. Every sandbox is made with `replicated_answers` and works without end,
+as :mod:`bench.harness.at_work` says: a model that thinks for `--think` seconds in the median, a process with `--memory`
+MB that do not compress. At random instants a host is killed as a whole (`--kills`) or its link goes down (`--cuts`); it
+comes back later. After `--at-most` seconds no further host is lost. What happens is told on stderr as it does.
 
 `trajectories_lost`: sandboxes that did not go on. `recovered_equal`: whether every answer told exactly the numbers that
-were told before, and its own, once. `recovery_s_*`: from the end of the lease (the kill or cut, and `--lease` seconds)
-to the next answer of each sandbox that was on the host. `double_actors`: how often processes of one sandbox were seen
-running on two hosts, looked at every 10 ms (`doubles`: when, and how; one that is being killed does not run).
-`answer_ms_*`: of a turn when nothing is lost. `moves_pause_ms`: of `pagurus migrate`, with `--move-mb` of memory that
-does not compress. `replicated_bytes`: of copies while the sandboxes worked, as a part of as many whole ones.
+were told before, and its own, once. `recovery_s_*`: of each sandbox of a host that was lost, from the end of the lease,
+as that host itself had it, until it runs elsewhere, and if it was asked for something meanwhile, until that is
+answered: to whoever asks later it looks as ever (`runs_s_*`: until it runs; `waited`: of how many an answer was waited
+for). `double_actors`: how often processes of one sandbox were seen running on two hosts, looked at every 10 ms
+(`doubles`: when, and how; one that is being killed does not run).
+`answer_ms_*`: of a turn when nothing is lost. `moves_pause_ms`: of `pagurus migrate`, of a process with `--move-mb` of
+memory that does not compress, or of an HTTP service with SQLite and a client; `moves_wrong`: what did not go on in it.
+`replicated_bytes`: of copies while the sandboxes worked, as a part of as many whole ones.
 `replication_overhead`: the median turn of sandboxes whose answers do not wait for copies, while copies are made, to one
 where none are made; of `--overhead` turns of each sandbox with and without, twice in turn.
 """
@@ -26,61 +31,30 @@ import argparse
 import asyncio
 import os
 import random
+import shutil
 import statistics
+import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.harness import command
+from bench.harness import command, moved
+from bench.harness.at_work import THINK, Player
 from bench.harness.many_hosts import Hosts, NetHost
 from bench.harness.own_daemon import IMAGE, image
 from bench.harness.whole_host import lose
-from sandbox import Client, Sandbox
-from sandbox.errors import PagurusError
-from sandbox.messages.cluster import HostInfo, Moved, MoveRequest, PlaceInfo
+from daemon.host import fence
+from sandbox import Client
+from sandbox.messages.cluster import HostInfo, PlaceInfo
 from trainer.machine import processor
 
 WARM_UP = 5  # turns
 BEGAN = time.monotonic()
+PATIENCE = 120.0  # seconds for which a sandbox or a host is waited for
 LOOK = 0.01  # seconds between two looks for double actors
-PAUSE = (0.2, 1.0)  # seconds in which a model would think
-# Keeps what it is told in memory, and tells all of it.
-KEEPER = r"""mkfifo /in /out; setsid sh -c 'all=; while read -r n < /in; do all="$all $n"; echo $all > /out; done' \
-  > /dev/null 2>&1 < /dev/null & sleep 0.2"""
-TURN = "echo {n} >> /log; echo {n} > /in; cat /out; tr '\\n' ' ' < /log"
-HOLDER = """perl -e 'open F, "/dev/urandom"; read F, $x, {bytes}; $| = 1; while (1) {{ sleep 1000 }}' > /dev/null 2>&1 &
-  while ! grep -q perl /proc/[0-9]*/comm; do :; done; sleep 1"""
-
-
-@dataclass
-class Player:
-    """One sandbox at work."""
-
-    sandbox: Sandbox
-    turns: int = 0
-    wrong: list[str] = field(default_factory=list)
-    answered_at: float = 0.0
-    durations: list[float] = field(default_factory=list)
-    lost: str = ""
-
-    async def play(self, stop: asyncio.Event, chance: random.Random) -> None:
-        while not stop.is_set():
-            began = time.monotonic()
-            try:
-                result = await self.sandbox.exec(TURN.format(n=self.turns))
-            except PagurusError as error:
-                self.lost = str(error)
-                return
-            lines = result.text.splitlines()
-            expected = [str(number) for number in range(self.turns + 1)]
-            if [line.split() for line in lines] != [expected, expected]:
-                self.wrong.append(f"turn {self.turns}: {result.text[:200]!r} {result.stderr[:200]!r}")
-            self.turns += 1
-            self.answered_at = time.monotonic()
-            self.durations.append(self.answered_at - began)
-            await asyncio.sleep(chance.uniform(*PAUSE))
 
 
 class Watch:
@@ -98,7 +72,10 @@ class Watch:
 
     def _look(self) -> None:
         self.looks += 1
+        seen = Counter(name for host in self._hosts for name in host.groups())
         for player in self._players:
+            if seen[player.sandbox.id] < 2:
+                continue
             acting = [host for host in self._hosts if host.acts(player.sandbox.id)]
             # Looks take time: who is seen before and after another one was seen did act at the same time.
             if len(acting) > 1 and sum(host.acts(player.sandbox.id) for host in acting) > 1:
@@ -106,28 +83,37 @@ class Watch:
                 self.doubles.append(f"{player.sandbox.id} at {time.monotonic() - BEGAN:.2f} s on {', '.join(told)}")
 
 
+@dataclass
+class Recovery:
+    """Of one sandbox, in seconds after the end of its host's lease."""
+
+    runs: float
+    answers: float | None  # None: nobody waited for an answer
+
+    @property
+    def whole(self) -> float:
+        return self.runs if self.answers is None else max(self.runs, self.answers)
+
+
 async def places(client: Client) -> dict[str, str]:
     return {each.sandbox: each.host for each in await client.call("GET", "/v1/cluster/places", list[PlaceInfo])}
 
 
-async def strike(client: Client, players: list[Player], host: NetHost, kind: str, lease: float) -> list[float]:
-    """Lose a host; seconds after the end of its lease to the next answer of each of its sandboxes. It comes back."""
+async def strike(client: Client, players: list[Player], host: NetHost, kind: str) -> list[Recovery]:
+    """Lose a host; what became of each of its sandboxes. It comes back."""
     there = await places(client)
     hit = [player for player in players if there.get(player.sandbox.id) == host.name and not player.lost]
-    at = time.monotonic()
     if kind == "kill":
         await asyncio.to_thread(lose, host)
     else:
         await asyncio.to_thread(host.cut, True)
-    deadline = at + lease + 120
-    struck = time.monotonic()
-    while any(p.answered_at < struck and not p.lost for p in hit) and time.monotonic() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    recovered = [max(0.0, player.answered_at - at - lease) for player in hit if player.answered_at >= struck]
+    over = time.monotonic() + (fence.read(host.run) or 0.0) - fence.clock()
+    recovered = await _recoveries(client, hit, host.name, over)
     if kind == "kill":
         await asyncio.to_thread(host.serve)
     else:
         await asyncio.to_thread(host.cut, False)
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         infos = await client.call("GET", "/v1/cluster/hosts", list[HostInfo])
         if all(info.state == "alive" for info in infos):
@@ -136,20 +122,21 @@ async def strike(client: Client, players: list[Player], host: NetHost, kind: str
     return recovered
 
 
-async def move(client: Client, count: int, megabytes: int) -> list[Moved]:
-    """Let a sandbox with that much memory go on elsewhere, `count` times."""
-    sandbox = await client.create(IMAGE)
-    await sandbox.exec(HOLDER.format(bytes=megabytes << 20), timeout=120)
-    moves = []
-    for _ in range(count):
-        here = (await places(client))[sandbox.id]
-        infos = await client.call("GET", "/v1/cluster/hosts", list[HostInfo])
-        target = next(info.name for info in infos if info.name != here)
-        moves.append(
-            await client.call("POST", "/v1/cluster/moves", Moved, MoveRequest(sandbox=sandbox.id, host=target))
-        )
-    await sandbox.remove()
-    return moves
+async def _recoveries(client: Client, hit: list[Player], lost: str, over: float) -> list[Recovery]:
+    """Of those that came back in time. `over`: when the lease ends."""
+    runs: dict[str, tuple[float, bool]] = {}  # since when it does, and whether an answer is waited for
+    found: dict[str, Recovery] = {}
+    while time.monotonic() < over + PATIENCE and any(p.sandbox.id not in found and not p.lost for p in hit):
+        there, now = await places(client), time.monotonic()
+        for player in hit:
+            id = player.sandbox.id
+            if there.get(id, lost) != lost:
+                since, asked = runs.setdefault(id, (now, player.waits))
+                if not asked or player.answered_at >= since:
+                    answers = max(0.0, player.answered_at - over) if asked else None
+                    found.setdefault(id, Recovery(max(0.0, since - over), answers))
+        await asyncio.sleep(0.03)
+    return list(found.values())
 
 
 async def counters(client: Client) -> dict[str, float]:
@@ -166,8 +153,8 @@ async def _turns(options: argparse.Namespace, tree: Path, words: list[str]) -> l
         async with made as hosts, hosts.client() as client:
 
             async def play(number: int) -> list[float]:
-                player = Player(await client.create(IMAGE))
-                await player.sandbox.exec(KEEPER)
+                player = Player(await client.create(IMAGE), options.think)
+                await player.start(options.memory)
                 stop, most = asyncio.Event(), options.overhead + WARM_UP
                 playing = asyncio.create_task(player.play(stop, random.Random(number)))
                 while player.turns < most and not playing.done():  # noqa: ASYNC110 - counts what another task does
@@ -195,7 +182,10 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         tree = image(options.image)
         made = Hosts(Path(folder), tree, options.hosts, rate=options.rate, options=words)
         async with made as hosts, hosts.client() as client:
-            found = await _measured(options, hosts, client, chance)
+            try:
+                found = await _measured(options, hosts, client, chance)
+            finally:
+                keep_logs(hosts, options.logs)
     if options.overhead:
         found["replication_overhead"] = round(await overhead(options, tree), 4)
     return found
@@ -206,50 +196,60 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
         await asyncio.sleep(0.1)
     players = []
     for _ in range(options.sandboxes):
-        sandbox = await client.create(IMAGE, replicated_answers=True)
-        await sandbox.exec(KEEPER)
-        players.append(Player(sandbox))
+        players.append(Player(await client.create(IMAGE, replicated_answers=True), options.think))
+        await players[-1].start(options.memory)
     stop = asyncio.Event()
     playing = [asyncio.create_task(player.play(stop, random.Random(chance.random()))) for player in players]
     watch = Watch(hosts.hosts, players)
     watching = asyncio.create_task(watch.run())
     await asyncio.sleep(options.calm)
     calm = [duration for player in players for duration in player.durations]
-    recovered: list[float] = []
+    recovered: list[Recovery] = []
     struck: list[str] = []
     strikes = ["kill"] * options.kills + ["cut"] * options.cuts
     chance.shuffle(strikes)
     for kind in strikes:
+        if options.at_most and time.monotonic() - BEGAN > options.at_most:
+            break
         await asyncio.sleep(chance.uniform(1, 4))
         host = chance.choice(hosts.hosts)
         struck.append(f"{kind} of {host.name} at {time.monotonic() - BEGAN:.2f} s")
-        recovered += await strike(client, players, host, kind, options.lease)
+        came = await strike(client, players, host, kind)
+        recovered += came
+        slowest = max((each.whole for each in came), default=0.0)
+        lost = sum(bool(player.lost or player.wrong) for player in players)
+        told = f"{len(struck)}: {struck[-1]}: {len(came)} back, the last after {slowest:.2f} s; {lost} lost or wrong"
+        print(told, file=sys.stderr, flush=True)
     stop.set()
     await asyncio.gather(*playing)
     watching.cancel()
     counted = await counters(client)
-    moves = await move(client, options.moves, options.move_mb) if options.moves else []
+    moves, wrong = await moved.move(client, options.move, options.moves, options.move_mb) if options.moves else ([], [])
     return {
         "hosts": options.hosts,
         "sandboxes": options.sandboxes,
-        "kills": options.kills,
-        "cuts": options.cuts,
+        "think_s": options.think,
+        "memory_mb": options.memory,
+        "kills": sum(each.startswith("kill") for each in struck),
+        "cuts": sum(each.startswith("cut") for each in struck),
         "turns": sum(player.turns for player in players),
         "trajectories_lost": sum(bool(player.lost) for player in players),
         "recovered_equal": not any(player.wrong for player in players),
         "wrong": [line for player in players for line in player.wrong][:10] + [p.lost for p in players if p.lost][:10],
         "recoveries": len(recovered),
-        "recovery_s_p50": round(_at(recovered, 0.5), 2),
-        "recovery_s_p95": round(_at(recovered, 0.95), 2),
+        "waited": sum(each.answers is not None for each in recovered),
+        **_quantiles("recovery_s", [each.whole for each in recovered]),
+        **_quantiles("runs_s", [each.runs for each in recovered]),
         "double_actors": len(watch.doubles),
         "doubles": watch.doubles[:20],
         "strikes": struck,
         "looks": watch.looks,
-        "answer_ms_p50": round(1000 * _at(calm, 0.5), 1),
-        "answer_ms_p95": round(1000 * _at(calm, 0.95), 1),
+        **_quantiles("answer_ms", [1000 * each for each in calm]),
         "copies": int(counted["copies"]),
         "replicated_bytes": round(counted["copied_bytes"] / max(1.0, counted["whole_bytes"]), 4),
+        "move": options.move,
         "move_mb": options.move_mb,
+        "moves_wrong": wrong,
         "moves_pause_ms": [round(each.pause_ms, 1) for each in moves],
         "moves_pause_ms_p50": round(statistics.median([each.pause_ms for each in moves] or [0.0]), 1),
         "moves_parts_ms": [{name: round(ms, 1) for name, ms in each.parts_ms.items()} for each in moves],
@@ -261,21 +261,37 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
     }
 
 
-def _at(values: list[float], part: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
+def _quantiles(name: str, values: list[float]) -> dict[str, float]:
+    ordered = sorted(values) or [0.0]
+    return {
+        f"{name}_p{part}": round(ordered[min(len(ordered) - 1, part * len(ordered) // 100)], 2) for part in (50, 95)
+    }
+
+
+def keep_logs(hosts: Hosts, into: Path | None) -> None:
+    if into is not None:
+        into.mkdir(parents=True, exist_ok=True)
+        shutil.copy(hosts.directory / "coordinator.log", into)
+        for host in hosts.hosts:
+            shutil.copy(host.log, into / f"{host.name}.log")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--sandboxes", type=int, default=8)
+    parser.add_argument("--think", type=float, default=THINK, help="seconds that a model thinks, the median")
+    parser.add_argument("--memory", type=int, default=16, metavar="MB", help="of each sandbox, that does not compress")
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--cuts", type=int, default=2)
     parser.add_argument("--moves", type=int, default=4)
+    parser.add_argument("--move", choices=("memory", "http"), default="memory", help="what works in what moves")
     parser.add_argument("--move-mb", type=int, default=16)
     parser.add_argument("--calm", type=float, default=5.0, help="seconds before the first host is lost")
     parser.add_argument("--lease", type=float, default=5.0)
     parser.add_argument("--overhead", type=int, default=0, metavar="TURNS", help="also measure what copies cost turns")
+    parser.add_argument("--at-most", type=float, default=0.0, metavar="S", help="after that no further host is lost")
+    parser.add_argument("--logs", type=Path, help="keep the logs of coordinator and hosts there")
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--image", default="debian")
     parser.add_argument("--seed", type=int, default=1)

@@ -75,6 +75,12 @@ class NetHost(BenchHost):
         found = re.findall(r"fingerprint (sha256:\w+)", self.log.read_text())
         return HostRequest(address=f"https://{self.address}:{PORT}", token=token.text, ca=found[-1])
 
+    def groups(self) -> list[str]:
+        """Names of the control groups of its sandboxes."""
+        with contextlib.suppress(OSError):
+            return os.listdir(group(self, ""))
+        return []
+
     def acts(self, sandbox: str) -> bool:
         """Whether processes of the sandbox run here now. One that is frozen and killed leaves the freezer to die."""
         where = group(self, sandbox)
@@ -95,7 +101,7 @@ class NetHost(BenchHost):
         return "gone"
 
     def cut(self, off: bool) -> None:
-        ip("link", "set", self.link, "down" if off else "up")
+        ip("-n", self.namespace, "link", "set", "up0", "down" if off else "up")  # no other way leads there
 
     def disconnect(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):

@@ -259,9 +259,19 @@ class Capturer:
 
     # ----------------------------------------------------------------- afterwards
 
-    async def hash(self, row: CheckpointRow) -> HashedImages:
-        """Hash the process images of `row`: the first half of storing them."""
-        return await asyncio.to_thread(dumpfile.hashed, self.places.dump(row.id))
+    async def hash(self, row: CheckpointRow, before: str | None) -> HashedImages:
+        """Hash the process images of `row`: the first half of storing them. `before`: the dump before this one."""
+        async with contextlib.AsyncExitStack() as held:
+            former = None if before is None else await held.enter_async_context(self.reading(before))
+            return await asyncio.to_thread(self._hash, row.id, former, before or "")
+
+    def _hash(self, dump: str, former: Path | None, before: str) -> HashedImages:
+        lists, like = self.checkpointer.pages.lists, None
+        if former is not None and former.is_dir() and (known := lists.find(before)) is not None:
+            like = dumpfile.hashed(former, known=known)
+        hashed = dumpfile.hashed(self.places.dump(dump), like)
+        lists.remember(dump, hashed.hashes())
+        return hashed
 
     async def pack(self, row: CheckpointRow, hashed: HashedImages) -> None:
         """Store the process images of `row`; durable on return."""

@@ -125,7 +125,7 @@ async def _store_images(services: Services, inflight: InFlight, durable_answers:
         if missing := await step(Stage.HASH, lambda: capturer.unpacked(row.id)):
             raise Lost(missing)
         return
-    hashed = await step(Stage.HASH, lambda: capturer.hash(row))
+    hashed = await step(Stage.HASH, lambda: capturer.hash(row, inflight.parent.dump))
     await step(Stage.COMPRESS, lambda: capturer.pack(row, hashed))  # `hashed` holds the raw images: not beyond here
     services.count_images(row)
 

@@ -55,14 +55,20 @@ class Processes:
     read: Callable[[np.ndarray], Iterator[bytes]]  # pages, by their place in all lists, SLOTS at a time
 
     @classmethod
-    def at(cls, source: Path | None, pages: PageStore, base: Base | None = None) -> Processes:
+    def at(cls, dump: str | None, source: Path | None, pages: PageStore, base: Base | None = None) -> Processes:
         """`source` is a dump file, or the directory of raw images, which needs neither index nor unpacking."""
-        if source is None:
+        if source is None or dump is None:
             return cls({}, {}, lambda _: iter(()))
+        known = pages.lists.find(dump)
         if source.is_dir():
-            return cls.of(dumpfile.hashed(source, None if base is None else base.raw))
-        dump = dumpfile.read(source)
-        numbers = {name: dump.numbers(name) for name in sorted(dump.pages)}
+            return cls.of(dumpfile.hashed(source, None if base is None else base.raw, known=known))
+        packed = dumpfile.read(source)
+        numbers = {name: packed.numbers(name) for name in sorted(packed.pages)}
+        if known is None or {name: len(each) for name, each in numbers.items()} != {
+            n: len(k) for n, k in known.items()
+        }:
+            known = {name: pages.digests(each) for name, each in numbers.items()}
+            pages.lists.remember(dump, known)
         every = np.concatenate([np.zeros(0, np.uint64), *numbers.values()])
 
         def read(places: np.ndarray) -> Iterator[bytes]:
@@ -71,7 +77,7 @@ class Processes:
                 pages.read(every[places[first : first + SLOTS]], data.append)
                 yield b"".join(data)
 
-        return cls(dump.images, {name: pages.digests(each) for name, each in numbers.items()}, read)
+        return cls(packed.images, dict(known), read)
 
     @classmethod
     def of(cls, given: HashedImages) -> Processes:
@@ -86,9 +92,7 @@ class Processes:
                 at = [(parts[part].data, (place - int(starts[part])) * PAGE) for place, part in within]
                 yield b"".join(data[start : start + PAGE] for data, start in at)
 
-        none = np.zeros((0, HASH), np.uint8)
-        hashes = {name: np.concatenate([none, *(part.hashes for part in each)]) for name, each in given.pages.items()}
-        return cls(given.images, dict(sorted(hashes.items())), read)
+        return cls(given.images, given.hashes(), read)
 
     def unsent(self, have: bytes) -> Iterator[bytes]:
         """The pages that the other side lacks, each once."""
@@ -121,8 +125,10 @@ class Base:
     @classmethod
     def of(cls, row: CheckpointRow, places: Places, pages: PageStore, source: Path | None) -> Base:
         """All of it is here. `source`: see :meth:`Processes.at`. Reads all of it."""
-        raw = dumpfile.hashed(source) if source is not None and source.is_dir() else None
-        processes = Processes.at(source, pages) if raw is None else Processes.of(raw)
+        raw = None
+        if source is not None and source.is_dir():
+            raw = dumpfile.hashed(source, known=pages.lists.find(row.dump or ""))
+        processes = Processes.at(row.dump, source, pages) if raw is None else Processes.of(raw)
         known = {blake3(content).digest() for content in processes.images.values()}
         files, digest = None, None
         if row.files is not None:
@@ -158,7 +164,7 @@ def export(
             tree = _Tree(root, _known_contents(row, places, base))
             for batch in _batches(tree.entries(), transfer.ENTRIES_PER_FRAME):
                 yield writer.entries(batch)
-        processes = Processes.at(source, pages, base)
+        processes = Processes.at(row.dump, source, pages, base)
         images = {blake3(content).digest(): content for content in processes.images.values()}
         names = [ImageFile(name, len(c), blake3(c).digest()) for name, c in sorted(processes.images.items())]
         for batch in _batches(iter(names), transfer.ENTRIES_PER_FRAME):

@@ -50,6 +50,7 @@ NO_HASH = bytes(HASH)
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ERANGE, errno.E2BIG, errno.ENODATA)
 LINKS = "links"  # beside the tree, while it is made
 SOON_MOST = 512 << 20  # bytes of new memory of a checkpoint that need not be durable
+LIKELY = 64  # ancestors that are looked through first for what did not come
 ASKED_EVERY = 16 << 20  # bytes after which an import asks again whether there is room
 
 
@@ -73,6 +74,7 @@ class Importer:
         self._images: list[ImageFile] = []
         self._lists: dict[str, list[bytes]] = {}
         self._sizes: dict[bytes, int] = {}  # announced contents
+        self._files: set[bytes] = set()  # of these, those of files
         self._listed: set[bytes] = set()  # announced pages
         self._came: set[bytes] = set()  # contents of which parts came
         self._budget = 0  # bytes of parts that may still come
@@ -113,11 +115,13 @@ class Importer:
             match kind:
                 case Kind.HEAD:
                     self.head = arrived = value
+                    self._sources.likely = value.ancestors[:LIKELY]
                 case Kind.ENTRY:
                     for entry in value:
                         self._tree.add(entry)
                         if entry.kind == "f" and entry.same_as < 0 and entry.size:
                             self._announce(entry.content, entry.size)
+                            self._files.add(entry.content)
                 case Kind.IMAGE:
                     for image in value:
                         self._images.append(image)
@@ -133,7 +137,7 @@ class Importer:
 
     def needed(self) -> Have:
         """Of what a manifest announces: what is here already."""
-        self._sources.look(set(self._sizes))
+        self._sources.look(self._files)
         with self._pages.writing():
             known = self._pages.known(self._listed - {NO_HASH})
         return Have.of(known, self._sources.found)
@@ -212,7 +216,7 @@ class Importer:
         if head.files != bool(self._tree.entries) or head.processes != bool(self._images):
             raise Protocol("the stream lacks what its head announces")
         self._open()
-        self._sources.look(set(self._sizes) - self._came)
+        self._sources.look(self._files - self._came)
         row = self._row(head)
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove, row.id)  # nothing half made stays, whatever ends it

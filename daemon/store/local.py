@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from blake3 import blake3
 
@@ -28,14 +30,17 @@ class Sources:
 
     places: Places
     former: Former | None = None
+    likely: list[str] = field(default_factory=list)  # checkpoints that are looked through first
     found: dict[bytes, tuple[str, int]] = field(default_factory=dict)
+    _images: dict[bytes, bytes] = field(default_factory=dict)
+    _read: set[Path] = field(default_factory=set)  # dump files whose images are all in `_images`
 
     def look(self, needed: set[bytes]) -> None:
         """Find as much of `needed` as the digests of local snapshots tell."""
         missing = needed - self.found.keys()
-        for path in sorted(self.places.stored.glob(f"*{hashing.SUFFIX}")):
-            if not missing:
-                return
+        if not missing:
+            return
+        for path in self._stored(hashing.SUFFIX):
             try:
                 digest = hashing.Digest.load(path)
             except (FileNotFoundError, PagurusError):  # removed meanwhile, or damaged: content from elsewhere then
@@ -48,6 +53,14 @@ class Sources:
                 if content in missing:
                     self.found[content] = name, int(digest.inodes[place])
                     missing.discard(content)
+            if not missing:
+                return
+
+    def _stored(self, suffix: str) -> Iterator[Path]:
+        """The likely ones, then all."""
+        first = [self.places.stored / f"{name}{suffix}" for name in self.likely]
+        yield from first
+        yield from sorted(set(self.places.stored.glob(f"*{suffix}")) - set(first))
 
     def clone(self, content: bytes, into: int) -> bool:
         """Make the file `into` share the bytes of a local file with this content. False: there is none after all."""
@@ -75,12 +88,16 @@ class Sources:
 
     def image(self, content: bytes) -> bytes:
         """The process image with this content. Raises Conflict."""
-        for image in () if self.former is None else self.former.hashed.images.values():
-            if blake3(image).digest() == content:
-                return image
-        for path in sorted(self.places.stored.glob(f"*{dumpfile.SUFFIX}")):
-            with contextlib.suppress(PagurusError, OSError):  # removed meanwhile or damaged: another may have it
-                for image in dumpfile.read(path).images.values():
-                    if blake3(image).digest() == content:
-                        return image
+        if self.former is not None and not self._images:
+            self._images = {blake3(image).digest(): image for image in self.former.hashed.images.values()}
+        for path in () if content in self._images else self._stored(dumpfile.SUFFIX):
+            if path not in self._read:
+                with contextlib.suppress(PagurusError, OSError):  # removed meanwhile or damaged: another may have it
+                    found = {blake3(image).digest(): image for image in dumpfile.read(path).images.values()}
+                    if content in found:
+                        self._images |= found
+                        self._read.add(path)
+                        break
+        if content in self._images:
+            return self._images[content]
         raise Conflict("the stream lacks a process image that is not here either", remedy="export it again in full")

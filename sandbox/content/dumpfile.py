@@ -26,7 +26,8 @@ import zstandard
 from blake3 import blake3
 
 from sandbox import durable
-from sandbox.content.pages import PAGE, Hashed, PageStore, hash_pages
+from sandbox.content.lists import PageHashes
+from sandbox.content.pages import HASH, PAGE, Hashed, PageStore, hash_pages
 from sandbox.database import is_full
 from sandbox.errors import CheckpointFailed, NoSpace
 
@@ -36,6 +37,7 @@ THREADS = 4  # that unpack
 PART = 1024  # pages that one of them takes at a time
 SMALL = 64 << 10  # bytes read at a time of what is mostly smaller
 READ_STEP = 16 << 20  # bytes of page data in hand at a time
+NOTHING = np.zeros((0, HASH), np.uint8)  # hashes of no page
 # The statistics and logs of the dump are no part of the state.
 LEFT_OUT = (".log", "stats-dump", "stats-restore")
 
@@ -73,11 +75,18 @@ class HashedImages:
     pages: dict[str, list[Hashed]]  # file name -> its parts, READ_STEP bytes each
     raw_bytes: int
 
+    def hashes(self) -> dict[str, np.ndarray]:
+        """Of the pages of each file, [n, 32] uint8; zeros for the zero page."""
+        return {
+            name: np.concatenate([NOTHING, *(part.hashes for part in parts)])
+            for name, parts in sorted(self.pages.items())
+        }
 
-def hashed(directory: Path, like: HashedImages | None = None) -> HashedImages:
+
+def hashed(directory: Path, like: HashedImages | None = None, *, known: PageHashes | None = None) -> HashedImages:
     """Hash the pages of an image directory. Blocks, needs a processor and no disk.
 
-    `like`: an earlier one of the same sandbox; pages that are the same there are not hashed again.
+    `like`: an earlier one of the same sandbox; pages that are the same there are not hashed again. `known`: the hashes.
     """
     before = {} if like is None else like.pages
     images: dict[str, bytes] = {}
@@ -88,8 +97,16 @@ def hashed(directory: Path, like: HashedImages | None = None) -> HashedImages:
     for name in names:
         if name.startswith("pages-"):
             raw += (directory / name).stat().st_size
-            pairs = itertools.zip_longest(list(_chunks(directory / name)), before.get(name, ()))
-            pages[name] = [hash_pages(chunk, known) for chunk, known in pairs if chunk is not None]
+            chunks = list(_chunks(directory / name))
+            if known is not None and len(hashes := known.get(name, NOTHING)) * PAGE == sum(map(len, chunks)):
+                parts = np.split(hashes, range(READ_STEP // PAGE, len(hashes), READ_STEP // PAGE))
+                pages[name] = [
+                    Hashed(chunk, part, np.asarray(part.any(axis=1)))
+                    for chunk, part in zip(chunks, parts, strict=False)
+                ]
+            else:
+                pairs = itertools.zip_longest(chunks, before.get(name, ()))
+                pages[name] = [hash_pages(chunk, former) for chunk, former in pairs if chunk is not None]
         else:
             images[name] = whole(f"{directory}/{name}")
             raw += len(images[name])

@@ -35,6 +35,7 @@ import numpy as np
 import zstandard
 from blake3 import blake3
 
+from sandbox.content.lists import Lists
 from sandbox.content.segments import Hole, Segments
 from sandbox.database import connect, transaction
 from sandbox.errors import CheckpointFailed, Conflict
@@ -134,6 +135,7 @@ class PageStore:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)  # an older version let everybody in
         self.directory = directory
+        self.lists = Lists()
         self._lock = threading.RLock()
         self._append = threading.RLock()
         self._collecting = threading.Lock()

@@ -41,7 +41,7 @@ class Capturer:
         self.wrong = wrong
         self.done: list[str] = []
 
-    async def hash(self, row: CheckpointRow) -> str:
+    async def hash(self, row: CheckpointRow, before: str | None) -> str:
         self.done.append("hash")
         return "hashed"
 

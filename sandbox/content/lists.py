@@ -1,0 +1,47 @@
+"""Hashes of the memory pages of the newest dumps, kept in memory: whoever needs them again need not make them again.
+
+Owns: how many are kept. Does not own: pages, dumps. What is kept here may go at any time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+
+LIMIT = 64 << 20  # bytes: of 8 GiB of memory
+PageHashes = Mapping[str, np.ndarray]  # of each file of pages, [n, 32] uint8; zeros for the zero page
+
+
+class Lists:
+    """By the name of the dump. The least recently used goes first."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._size = 0
+        self._kept: OrderedDict[str, PageHashes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def remember(self, dump: str, hashes: PageHashes) -> None:
+        with self._lock:
+            self._drop(dump)
+            self._kept[dump] = hashes
+            self._size += _bytes(hashes)
+            while self._size > self._limit:
+                self._drop(next(iter(self._kept)))
+
+    def find(self, dump: str) -> PageHashes | None:
+        with self._lock:
+            if dump in self._kept:
+                self._kept.move_to_end(dump)
+            return self._kept.get(dump)
+
+    def _drop(self, dump: str) -> None:
+        if (gone := self._kept.pop(dump, None)) is not None:
+            self._size -= _bytes(gone)
+
+
+def _bytes(hashes: PageHashes) -> int:
+    return sum(each.nbytes for each in hashes.values())
