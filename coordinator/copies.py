@@ -1,6 +1,6 @@
 """Checkpoints that outlive their host: copied to another one, and to a store, in the background, by content.
 
-Owns: the bandwidth of copies, the newest copies of each sandbox, what waits for one. Does not own: which copy is made
+Owns: the bandwidth of copies, the copies of each sandbox, what waits for one. Does not own: which copy is made
 (:mod:`coordinator.decide.replicate`), who holds copies and how they get there (:mod:`coordinator.holders`), what a
 stream holds (:mod:`sandbox.content.transfer`).
 
@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from coordinator.decide import replicate
-from coordinator.decide.replicate import STORE, Copy, Subject
+from coordinator.decide.replicate import STORE, Copy, Kept, Subject
 from coordinator.holders import Holder, OnHost
 from coordinator.members import Members
 from coordinator.state import CopyRow
@@ -54,6 +54,20 @@ class Pace:
         if self._rate is not None:
             self._free_at = max(self._free_at, time.monotonic()) + size / self._rate
             await asyncio.sleep(max(0.0, self._free_at - time.monotonic()))
+
+
+class _Paced:
+    """A stream that passes by, not too fast, and is counted."""
+
+    def __init__(self, parts: AsyncIterator[bytes], pace: Pace) -> None:
+        self._parts, self._pace = parts, pace
+        self.size = 0
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        async for each in self._parts:
+            self.size += len(each)
+            await self._pace.take(len(each))
+            yield each
 
 
 class Copies:
@@ -98,29 +112,27 @@ class Copies:
         found = []
         for id, known in self.members.places.items():
             for store in (False, True) if self._store is not None else (False,):
-                row = self._row(id, store)
-                if not known.row.durable or (row is not None and row.checkpoint == known.row.durable):
-                    self._since.pop((id, store), None)
-                elif id not in self.members.moving:
-                    found.append(
-                        Subject(
-                            sandbox=id,
-                            host=known.host,
-                            durable=known.row.durable,
-                            images=images(known.row),
-                            copied="" if row is None else row.checkpoint,
-                            holder="" if row is None else row.host,
-                            waited=self._waited[id] > 0,
-                            since=self._since.setdefault((id, store), time.monotonic()),
-                            store=store,
-                        )
-                    )
+                rows = self._rows(id, store)
+                subject = Subject(
+                    sandbox=id,
+                    host=known.host,
+                    durable=known.row.durable,
+                    images=images(known.row),
+                    kept=tuple(Kept(row.checkpoint, row.host, row.old) for row in rows),
+                    waited=self._waited[id] > 0,
+                    since=self._since.setdefault((id, store), time.monotonic()),
+                    store=store,
+                )
+                if not known.row.durable or subject.copied:
+                    del self._since[id, store]
+                if id not in self.members.moving:
+                    found.append(subject)
         return found
 
-    def _row(self, sandbox: str, store: bool) -> CopyRow | None:
-        """The newest copy in the store, or at a host."""
-        rows = self.state.copies.get(sandbox, {}).values()
-        return next((row for row in rows if (row.host == STORE) == store), None)
+    def _rows(self, sandbox: str, store: bool) -> list[CopyRow]:
+        """The copies in the store, or at hosts, the newest first."""
+        rows = [row for row in self.state.copies.get(sandbox, {}).values() if (row.host == STORE) == store]
+        return sorted(rows, key=lambda row: -row.number)
 
     async def _make(self, copy: Copy) -> None:
         try:
@@ -142,8 +154,8 @@ class Copies:
             return await self._copy(copy, number)
 
     async def _copy(self, copy: Copy, number: int) -> int:
-        former = self._row(copy.sandbox, copy.target == STORE)
-        if former is not None and (former.checkpoint, former.host) == (copy.checkpoint, copy.target):
+        rows = self._rows(copy.sandbox, copy.target == STORE)
+        if any((row.checkpoint, row.host) == (copy.checkpoint, copy.target) for row in rows):
             return 0
         source, target = self.members.member(copy.source), self._holder(copy.target)
         size = await self._stream(OnHost(source), target, copy)
@@ -166,7 +178,7 @@ class Copies:
             conversation=conversation,
             number=number,
         )
-        await self.state.put_copy(copy.sandbox, row)
+        former = await self.state.put_copy(copy.sandbox, row)
         async with self._changed:
             self._changed.notify_all()
         if former is not None and former.checkpoint != copy.checkpoint:
@@ -200,7 +212,7 @@ class Copies:
         self.copies += 1
         self.copied_bytes += size
         if not copy.base:
-            self._whole[copy.sandbox] = size
+            self._whole[copy.sandbox] = max(size, self._whole.get(copy.sandbox, 0))
         self.whole_bytes += max(size, self._whole.get(copy.sandbox, 0))
 
     def counters(self) -> dict[str, tuple[str, float]]:
@@ -215,28 +227,30 @@ class Copies:
         }
 
     async def _stream(self, source: Holder, target: Holder, copy: Copy) -> int:
-        """The bytes that travelled: what changed, or all of it where one of the two lacks what it changed from."""
-        try:
-            return await self._sent(source, target, copy, copy.base)
-        except (NotFound, Conflict):
-            if not copy.base:
-                raise
-            log.info("%s is copied whole: %s is not at both ends any more", copy.checkpoint, copy.base)
-            return await self._sent(source, target, copy, "")
+        """The bytes that travelled: what changed, or what the target lacks, or all of it."""
+        if copy.base:
+            with contextlib.suppress(NotFound, Conflict):
+                return await self._sent(source, target, copy, copy.base)
+            log.info("%s: %s is not at both ends any more", copy.checkpoint, copy.base)
+        if isinstance(source, OnHost) and isinstance(target, OnHost):
+            with contextlib.suppress(NotFound, Conflict):
+                have, size = await self._surveyed(source, target, copy.checkpoint)
+                return size + await self._sent(source, target, copy, have=have)
+            log.info("%s is copied whole", copy.checkpoint)
+        return await self._sent(source, target, copy)
 
-    async def _sent(self, source: Holder, target: Holder, copy: Copy, base: str) -> int:
-        size = 0
+    async def _surveyed(self, source: OnHost, target: OnHost, checkpoint: str) -> tuple[bytes, int]:
+        """What the target has of it already, and the bytes that it took to learn that."""
+        async with source.manifest(checkpoint) as stream:
+            paced = _Paced(stream, self._pace)
+            have = await target.has(paced.parts())
+        return have, paced.size + len(have)
 
-        async def paced(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-            nonlocal size
-            async for each in parts:
-                size += len(each)
-                await self._pace.take(len(each))
-                yield each
-
-        async with source.given(copy.sandbox, copy.checkpoint, base) as stream:
-            await target.take(copy.sandbox, copy.checkpoint, paced(stream), base)
-        return size
+    async def _sent(self, source: Holder, target: Holder, copy: Copy, base: str = "", have: bytes = b"") -> int:
+        async with source.given(copy.sandbox, copy.checkpoint, base, have) as stream:
+            paced = _Paced(stream, self._pace)
+            await target.take(copy.sandbox, copy.checkpoint, paced.parts(), base)
+        return paced.size
 
     async def _discard(self, sandbox: str, row: CopyRow) -> None:
         """Remove what an older copy needed and the newest does not."""

@@ -22,6 +22,7 @@ from coordinator.decide import failover, lease
 from coordinator.decide.failover import Held, Lost, Revive
 from coordinator.decide.replicate import STORE
 from coordinator.members import Members, Place
+from coordinator.state import CopyRow
 from sandbox.errors import ConnectionBroken, NoDaemon, PagurusError, Timeout
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest, HostedSandbox
@@ -87,13 +88,13 @@ class Failover:
             if id not in state.moves  # these are settled first
             and (known := self.members.places.get(id)) is not None
             and known.host in over
-            and (held := [Held(row.checkpoint, row.host, row.number) for row in rows.values() if self._known(row.host)])
+            and (held := [Held(row.checkpoint, row.host, row.number) for row in rows.values() if self._counts(row)])
         ]
         return failover.decide(lost, self.members.views(), over)
 
-    def _known(self, holder: str) -> bool:
-        """Whether there is such a holder: a host that was removed from the cluster is waited for no more."""
-        return holder == STORE or holder in self.members.hosts
+    def _counts(self, row: CopyRow) -> bool:
+        """Whether a sandbox may go on from it. For a host that was removed from the cluster nobody waits."""
+        return not row.old and (row.host == STORE or row.host in self.members.hosts)
 
     async def _revive(self, wanted: Revive) -> None:
         async with self._room:
@@ -122,4 +123,4 @@ class Failover:
             if copy.checkpoint == checkpoint:
                 wanted.programs, wanted.conversation = copy.programs, copy.conversation
         await arrive(self.members, row, checkpoint, host, wanted)
-        await self.members.state.drop_copies(sandbox, keep=checkpoint)  # at the host it is the sandbox's own by now
+        await self.members.state.went_on(sandbox, host, checkpoint)

@@ -25,8 +25,10 @@ from sandbox.sdk.transport import MSGPACK, decoded_error, part
 class Holder(Protocol):
     """See the module."""
 
-    def given(self, sandbox: str, checkpoint: str, since: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """The stream of a state, less what `since` has, another one that is here; "": all of it.
+    def given(
+        self, sandbox: str, checkpoint: str, since: str, have: bytes = b""
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """The stream of a state, less what `since` has, another one that is here, and less what `have` lists.
 
         Raises NotFound or Conflict where one of the two is not here.
         """
@@ -47,11 +49,33 @@ class OnHost:
         self._arriving = arriving
 
     @contextlib.asynccontextmanager
-    async def given(self, sandbox: str, checkpoint: str, since: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def given(
+        self, sandbox: str, checkpoint: str, since: str, have: bytes = b""
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         query = (f"?since={part(since)}" if since else "?") + ("&soon=true" if self._arriving else "")
-        path = f"/v1/checkpoints/{part(checkpoint)}/export{query}"
+        async with self._export(f"/v1/checkpoints/{part(checkpoint)}/export{query}", have) as found:
+            yield found
+
+    @contextlib.asynccontextmanager
+    async def manifest(self, checkpoint: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """What a state consists of, as a stream."""
+        async with self._export(f"/v1/checkpoints/{part(checkpoint)}/export?manifest=true", b"") as found:
+            yield found
+
+    async def has(self, manifest: AsyncIterator[bytes]) -> bytes:
+        """What of that is here, as a list for whoever gives."""
+        headers = {"Accept": MSGPACK, "Content-Type": "application/octet-stream"}
+        url = "/v1/checkpoints/survey"
+        async with self._member.upstream.answered("POST", url, headers, manifest, self._member.row.token) as found:
+            have = await found.read()
+            if found.status >= 400:
+                raise decoded_error(found.status, have, url)
+            return have
+
+    @contextlib.asynccontextmanager
+    async def _export(self, path: str, have: bytes) -> AsyncIterator[AsyncIterator[bytes]]:
         headers = {"Accept": MSGPACK}
-        async with self._member.upstream.answered("POST", path, headers, None, self._member.row.token) as found:
+        async with self._member.upstream.answered("POST", path, headers, have, self._member.row.token) as found:
             if found.status >= 400:
                 raise decoded_error(found.status, await found.read(), path)
             yield found.content.iter_any()

@@ -64,11 +64,15 @@ class Member:
 
     async def ask(self, *, grant: bool = False) -> HostReport:
         """One report; with it goes a lease, if `grant`. Raises when none comes in time."""
-        until, known = None, self.report
+        until, known, before = None, self.report, self.lease
         if grant and known is not None:
             self.lease, until = lease.asked(self.lease, clock=known.clock)
         wanted = LeaseRequest(until=until, boot="" if known is None else known.boot)
-        report = await self.upstream.call("POST", "/v1/host", HostReport, wanted, timeout=self.lease.ttl / 2)
+        try:
+            report = await self.upstream.call("POST", "/v1/host", HostReport, wanted, timeout=self.lease.ttl / 2)
+        except NoDaemon:
+            self.lease = lease.refused(self.lease, before)
+            raise
         self.lease = lease.heard(self.lease, time.monotonic())
         if known is None or known.images != report.images:
             self.images = frozenset(name for name in map(filed, report.images) if name is not None)

@@ -178,7 +178,7 @@ class Moves:
             head = await self._upstream(move.target).call("GET", path, CheckpointInfo, timeout=PATIENCE)
             if head.durable_at is None:
                 raise Conflict(f"{sandbox} is not durable at {move.target} yet: {head.error}", sandbox=sandbox)
-            await self._state.drop_copies(sandbox)  # older than what it was told since
+            await self._state.went_on(sandbox, move.target)
             if move.source in self.members.hosts:
                 with contextlib.suppress(NotFound):
                     await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}", msgspec.Raw)

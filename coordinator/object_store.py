@@ -95,7 +95,9 @@ class ObjectStore:
             await self._join(sandbox, keep)
 
     @contextlib.asynccontextmanager
-    async def given(self, sandbox: str, checkpoint: str, since: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def given(
+        self, sandbox: str, checkpoint: str, since: str, have: bytes = b""
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         if since:
             raise NotFound("the store gives whole states only")
         chain = _upto(await self._listed(sandbox), checkpoint)

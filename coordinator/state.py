@@ -33,16 +33,17 @@ CREATE TABLE answers (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, at REAL NOT NU
 CREATE TABLE decisions (number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, row BLOB NOT NULL);
 """
 ADDED = """
+CREATE TABLE IF NOT EXISTS seconds (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS stored (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS moves (sandbox TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS seats (job TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS phases (job TEXT, phase INTEGER, asked REAL NOT NULL, begun REAL NOT NULL, ended REAL,
     PRIMARY KEY (job, phase)) WITHOUT ROWID;
-"""  # of copies in the store, moves and jobs that take turns, also in files that were made before
+"""  # of second copies, copies in the store, moves and jobs that take turns, also in files that were made before
 FORGET_DECISIONS = "DELETE FROM decisions WHERE number <= (SELECT max(number) FROM decisions) - ?"
 CALL_AGE = 86_400.0  # seconds for which a repeated call goes where it went before
 PHASE_AGE = 30 * CALL_AGE  # seconds for which it is known when a phase began and ended
-COPIES = ("copies", "stored")  # tables
+COPIES = ("copies", "seconds", "stored")  # tables: of two hosts, and the store
 DECISIONS = 10_000  # kept, at most a tenth more
 
 
@@ -62,6 +63,7 @@ class CopyRow(msgspec.Struct, kw_only=True):
     programs: dict[str, Any] = {}  # sessions and processes, as its host told them
     conversation: Conversation = msgspec.field(default_factory=Conversation)  # with its model
     number: int = 0  # newer ones have larger ones
+    old: bool = False  # older than what was told since: nothing but the next copy builds upon it
 
 
 class MoveRow(msgspec.Struct, kw_only=True):
@@ -86,7 +88,7 @@ class State:
         self.calls: dict[str, str] = dict(database.execute("SELECT id, host FROM calls").fetchall())
         found = database.execute("SELECT caller, host, id, text FROM tokens").fetchall()
         self.tokens = {(caller, host): (number, text) for caller, host, number, text in found}
-        self.copies: dict[str, dict[str, CopyRow]] = {}  # of a sandbox, by table: one at a host, one in the store
+        self.copies: dict[str, dict[str, CopyRow]] = {}  # of a sandbox, by table: two at hosts, one in the store
         for table in COPIES:
             for name, row in database.execute(f"SELECT sandbox, row FROM {table}").fetchall():
                 self.copies.setdefault(name, {})[table] = msgspec.msgpack.decode(row, type=CopyRow)
@@ -129,20 +131,37 @@ class State:
         self.tokens.pop((caller, host), None)
         await self._do("DELETE FROM tokens WHERE caller = ? AND host = ?", (caller, host))
 
-    async def put_copy(self, sandbox: str, row: CopyRow) -> None:
-        table = COPIES[row.host == STORE]
-        self.copies.setdefault(sandbox, {})[table] = row
+    async def put_copy(self, sandbox: str, row: CopyRow) -> CopyRow | None:
+        """The one that it replaces: the former one of this holder, or the older one of two hosts."""
+        rows = self.copies.setdefault(sandbox, {})
+        table = "stored" if row.host == STORE else self._table(rows, row.host)
+        former, rows[table] = rows.get(table), row
         packed = msgspec.msgpack.encode(row)
         await self._do(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (sandbox, packed), durable=True)
+        return former
 
-    async def drop_copies(self, sandbox: str, keep: str = "") -> None:
-        """All of a sandbox, but for a copy in the store of the checkpoint `keep`."""
-        rows = self.copies.pop(sandbox, {})
-        for table, row in rows.items():
-            if row.host == STORE and row.checkpoint == keep:
-                self.copies[sandbox] = {table: row}
-            else:
+    @staticmethod
+    def _table(rows: dict[str, CopyRow], host: str) -> str:
+        tables = COPIES[:2]
+        same = next((table for table in tables if table in rows and rows[table].host == host), None)
+        free = next((table for table in tables if table not in rows), None)
+        return same or free or min(tables, key=lambda table: rows[table].number)
+
+    async def went_on(self, sandbox: str, host: str, checkpoint: str = "") -> None:
+        """A sandbox went on at another host: its copy there is its own, and others but of `checkpoint` are old."""
+        for table, row in list(self.copies.get(sandbox, {}).items()):
+            if row.host == host or (row.host == STORE and row.checkpoint != checkpoint):
+                del self.copies[sandbox][table]
                 await self._do(f"DELETE FROM {table} WHERE sandbox = ?", (sandbox,))
+            elif row.checkpoint != checkpoint and not row.old:
+                self.copies[sandbox][table] = old = msgspec.structs.replace(row, old=True)
+                packed = msgspec.msgpack.encode(old)
+                await self._do(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (sandbox, packed), durable=True)
+
+    async def drop_copies(self, sandbox: str) -> None:
+        self.copies.pop(sandbox, None)
+        for table in COPIES:
+            await self._do(f"DELETE FROM {table} WHERE sandbox = ?", (sandbox,))
 
     async def put_move(self, sandbox: str, row: MoveRow) -> None:
         """Before a sandbox is held: the next coordinator brings the move to an end."""

@@ -1,8 +1,8 @@
 """Which sandboxes go on elsewhere when hosts are lost, and where.
 
 A sandbox goes on from the newest state of it that was copied, and from no older one: what it was told since would be
-undone. It goes where that copy is; if only the store has it, to the host that suits it best. Where it began to come
-back it stays, for it may run there.
+undone. It goes where that copy is, of two such hosts to the one that suits it better; if only the store has it, to the
+host that suits it best. Where it began to come back it stays, for it may run there.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _target(lost: Lost, holders: Sequence[str], views: dict[str, HostView], over
     able = [host for name, host in views.items() if host.alive and name != lost.host]
     if lost.home not in ("", lost.host) and lost.home not in over:
         able = [host for host in able if host.name == lost.home]
-    if peer := next((host.name for host in able if host.name in holders), None):
-        return peer
+    if peers := [host for host in able if host.name in holders]:
+        return min(peers, key=lambda host: (place.cost(host, Wanted()), host.name)).name  # it has nowhere else to go
     if STORE not in holders:
         return None
     return next(iter(place.ranked(able, Wanted(images=lost.images))), None)

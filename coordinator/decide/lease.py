@@ -21,6 +21,7 @@ class Lease:
     ttl: float
     heard_at: float | None = None  # when the last report came
     ends_at: float | None = None  # when the host's lease is surely over; None: it never had one
+    refused: bool = False  # since it was heard last, a request did not reach it, and nobody listens there
 
 
 def heard(lease: Lease, now: float) -> Lease:
@@ -36,7 +37,15 @@ def asked(lease: Lease, *, clock: float) -> tuple[Lease, float | None]:
     if lease.heard_at is None:
         return lease, None
     ends = max(lease.ends_at or lease.heard_at, lease.heard_at + lease.ttl * (1 + DRIFT))
-    return Lease(lease.ttl, lease.heard_at, ends), clock + lease.ttl
+    return Lease(lease.ttl, lease.heard_at, ends, lease.refused), clock + lease.ttl
+
+
+def refused(lease: Lease, before: Lease) -> Lease:
+    """The request did not go out, for nobody listens there: its grant is none. `before`: as it was before the request.
+
+    So of a host whose daemon is dead the lease is known to end when it ends, and not a request later.
+    """
+    return Lease(lease.ttl, lease.heard_at, before.ends_at, refused=True)
 
 
 def unknown(lease: Lease, now: float) -> Lease:
@@ -51,4 +60,4 @@ def alive(lease: Lease, now: float) -> bool:
 
 def over(lease: Lease, now: float) -> bool:
     """Whether the host surely acts no more, so that others may act for it. One without a lease acts for ever."""
-    return lease.ends_at is not None and now >= lease.ends_at and not alive(lease, now)
+    return lease.ends_at is not None and now >= lease.ends_at and (lease.refused or not alive(lease, now))

@@ -1,24 +1,36 @@
 """What is copied where, so that a sandbox outlives its host.
 
-Each sandbox has one newest copy on another host, and one in the store where there is one. A newer durable checkpoint is
-copied to the host that has the former copy, since only the difference travels then; to another one when that host is
-gone or is being drained. Of two sandboxes the one comes first whose answer waits for it, then what waits longest.
+Two other hosts have copies of each sandbox, and the store where there is one. The newest durable checkpoint goes to one
+of the two, in turn, since only the difference to the copy there travels; to another host when they are gone or are to
+be emptied. When the host of the sandbox is lost, it goes on at the one that has the newest copy, and the next copy goes
+to the other, again as a difference. Of two sandboxes the one comes first whose answer waits for it, then what waits
+longest. The first copy to a second host waits until both hosts have nothing else to copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.decide import place
 from coordinator.decide.place import HostView, Wanted
 
 STORE = "(store)"  # a holder of copies that is no host: no host may be called so
+HOLDERS = 2  # hosts with copies of a sandbox
 STREAMS = 8  # copies to the store at a time
 LINKS = 64  # streams that make up a state in the store, at most
 ROUNDS = 5  # copies of a sandbox that is about to move, at most, while it runs
 SHORT = 0.1  # seconds of a copy after which the rest is small enough to be waited for
 GAIN = 0.7  # part of the time of the copy before that the next one must have taken to be worth another
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A copy. `old`: older than what the sandbox told; only the next copy builds upon it."""
+
+    checkpoint: str
+    holder: str
+    old: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,16 +41,20 @@ class Subject:
     host: str  # where it runs
     durable: str  # its newest durable checkpoint there
     images: frozenset[str]
-    copied: str = ""  # checkpoint of the newest copy
-    holder: str = ""  # host of the newest copy
+    kept: tuple[Kept, ...] = ()  # the newest first
     waited: bool = False  # an answer waits for it
     since: float = 0.0  # when the copy became older than the sandbox
     store: bool = False  # the store is where it goes
 
+    @property
+    def copied(self) -> bool:
+        """Whether there is a copy of the newest checkpoint."""
+        return any(each.checkpoint == self.durable and not each.old for each in self.kept)
+
 
 @dataclass(frozen=True)
 class Copy:
-    """Copy this checkpoint. `base`: one that both hosts have; "": everything travels."""
+    """Copy this checkpoint. `base`: one that both hosts have; "": what the target does not tell that it has."""
 
     sandbox: str
     checkpoint: str
@@ -52,27 +68,44 @@ def decide(hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping
     views = {host.name: host for host in hosts}
     left = {name: most - busy.get(name, 0) for name in views} | {STORE: STREAMS - busy.get(STORE, 0)}
     begun = []
-    for subject in sorted(subjects, key=lambda each: (not each.waited, each.since, each.store, each.sandbox)):
+    every = list(subjects)
+    for kept in (each for subject in every for each in subject.kept if each.holder in views):
+        views[kept.holder] = _with_one_more(views[kept.holder])
+    for subject in sorted(every, key=lambda each: (each.copied, not each.waited, each.since, each.store, each.sandbox)):
         source = views.get(subject.host)
-        if not subject.durable or subject.durable == subject.copied or source is None or not source.alive:
+        if not subject.durable or source is None or not source.alive or left[subject.host] <= 0:
             continue
-        target = STORE if subject.store else _target(views, subject)
-        if target is None or left[subject.host] <= 0 or left[target] <= 0:
+        target = _target(views, subject, left, most)
+        if target is None:
             continue
-        base = subject.copied if target == subject.holder else ""
+        base = next((each.checkpoint for each in subject.kept if each.holder == target and not each.old), "")
         begun.append(Copy(subject.sandbox, subject.durable, subject.host, target, base))
         left[subject.host] -= 1
         left[target] -= 1
+        if target in views and not any(each.holder == target for each in subject.kept):
+            views[target] = _with_one_more(views[target])
     return begun
 
 
-def _target(views: Mapping[str, HostView], subject: Subject) -> str | None:
+def _target(views: Mapping[str, HostView], subject: Subject, left: Mapping[str, int], most: int) -> str | None:
+    """The holder whose copy is the oldest, of those that have room for a stream; where there is none, another host."""
+    if subject.store:
+        return None if subject.copied or left[STORE] <= 0 else STORE
     wanted = Wanted(images=subject.images)
-    holder = views.get(subject.holder)
-    if holder is not None and holder.name != subject.host and not place.refusal(holder, wanted):
-        return holder.name
-    others = [host for name, host in views.items() if name != subject.host]
-    return next(iter(place.ranked(others, wanted)), None)
+    holders = [each.holder for each in subject.kept if each.holder in views and each.holder != subject.host]
+    holders = [name for name in holders if not place.refusal(views[name], wanted)]
+    others = [host for name, host in views.items() if name not in (subject.host, *holders)]
+    if subject.copied:  # a second one
+        idle = [host for host in others if left[host.name] == left[subject.host] == most]
+        return next(iter(place.ranked(idle, wanted)), None) if len(holders) < HOLDERS else None
+    if holders:
+        return next((name for name in reversed(holders) if left[name] > 0), None)
+    return next(iter(place.ranked([host for host in others if left[host.name] > 0], wanted)), None)
+
+
+def _with_one_more(host: HostView) -> HostView:
+    """A copy may become a sandbox there."""
+    return replace(host, sandboxes=host.sandboxes + 1)
 
 
 def again(took: Sequence[float]) -> bool:

@@ -96,6 +96,16 @@ async def _import(request: web.Request, host: Host, query: ReceiveQuery) -> Impo
         raise Invalid(error.message, remedy=error.remedy) from error
 
 
+@AREA("POST", "/v1/checkpoints/survey", body=bytes, body_most=STREAM_MOST, answer=bytes, scope="admin")
+async def _survey(request: web.Request, host: Host) -> web.StreamResponse:
+    """What of a manifest is here already, for an export elsewhere."""
+    try:
+        have = await host.store.survey(chunks(request))
+    except Protocol as error:
+        raise Invalid(error.message, remedy=error.remedy) from error
+    return web.Response(body=have, content_type="application/octet-stream")
+
+
 @AREA("POST", "/v1/checkpoints/pull", status=201, scope="admin")
 async def _pull(host: Host, body: PullRequest) -> Imported:
     """Fetch a checkpoint from another daemon, only what is missing here."""

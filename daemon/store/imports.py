@@ -36,7 +36,7 @@ from daemon.checkpoints.capture import Places
 from daemon.store.local import Sources
 from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import DumpFile
-from sandbox.content.pages import HASH, PAGE, ZERO, PageStore
+from sandbox.content.pages import HASH, PAGE, ZERO, Hashed, PageStore
 from sandbox.content.renewed import Former
 from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind
 from sandbox.criu.gate import gate
@@ -50,7 +50,8 @@ NO_HASH = bytes(HASH)
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ERANGE, errno.E2BIG, errno.ENODATA)
 LINKS = "links"  # beside the tree, while it is made
 SOON_MOST = 512 << 20  # bytes of new memory of a checkpoint that need not be durable
-LIKELY = 64  # ancestors that are looked through first for what did not come
+TOGETHER = 2048  # pages that are stored at once
+LIKELY = 4  # checkpoints that are looked through first for what did not come
 ASKED_EVERY = 16 << 20  # bytes after which an import asks again whether there is room
 
 
@@ -66,7 +67,7 @@ class Importer:
         the checkpoint is captured when it is finished, not durable.
         """
         self._former = former
-        self._came_pages: dict[bytes, bytes] = {}  # where there is a former one
+        self._came_pages: dict[bytes, bytes] = {}  # by their hash; not stored yet
         self._places, self._pages, self._need = places, pages, need
         self._unasked = 0  # bytes that came since
         self._reader = transfer.Reader()
@@ -115,7 +116,6 @@ class Importer:
             match kind:
                 case Kind.HEAD:
                     self.head = arrived = value
-                    self._sources.likely = value.ancestors[:LIKELY]
                 case Kind.ENTRY:
                     for entry in value:
                         self._tree.add(entry)
@@ -135,12 +135,16 @@ class Importer:
                     self._add_pages(value)
         return arrived
 
+    def look_first(self, checkpoints: list[str]) -> None:
+        """For what does not come, in these."""
+        self._sources.likely = checkpoints[:LIKELY]
+
     def needed(self) -> Have:
         """Of what a manifest announces: what is here already."""
         self._sources.look(self._files)
         with self._pages.writing():
             known = self._pages.known(self._listed - {NO_HASH})
-        return Have.of(known, self._sources.found)
+        return Have.of(known, [*self._sources.found, *self._sources.images({each.content for each in self._images})])
 
     def _announce(self, content: bytes, size: int) -> None:
         if self._sizes.setdefault(content, size) != size:
@@ -194,13 +198,21 @@ class Importer:
             raise Protocol("a page that was not announced")
         self._open()
         self._room(len(data))
+        self._came_pages |= came
         if self._former is not None:
-            self._came_pages |= came
             self.new_pages = len(self._came_pages)
             if self.new_pages * PAGE > SOON_MOST:
                 raise Conflict("too much has changed", remedy="export it once it is durable")
-            return
-        self.new_pages += self._pages.add(data).new_pages
+        elif len(self._came_pages) >= TOGETHER:
+            self._keep_pages()
+
+    def _keep_pages(self) -> None:
+        """Store those that came, many at once: each time the disk is waited for."""
+        if self._came_pages:
+            hashes = np.frombuffer(b"".join(self._came_pages), np.uint8).reshape(-1, HASH)
+            data = memoryview(b"".join(self._came_pages.values()))
+            self.new_pages += self._pages.add(Hashed(data, hashes, np.ones(len(hashes), bool))).new_pages
+            self._came_pages.clear()
 
     # ----------------------------------------------------------------- making
 
@@ -216,6 +228,8 @@ class Importer:
         if head.files != bool(self._tree.entries) or head.processes != bool(self._images):
             raise Protocol("the stream lacks what its head announces")
         self._open()
+        if self._former is None:
+            self._keep_pages()
         self._sources.look(self._files - self._came)
         row = self._row(head)
         with contextlib.ExitStack() as undo:

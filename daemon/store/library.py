@@ -242,6 +242,7 @@ class Store:
                     head = await _streamed(importer.feed, part)
                     if head is not None:
                         importer.template = await self._admitted(head, host_mounts)
+                        importer.look_first(self._of(head.sandbox))
                         mine = await self._welcome(head)
                         if mine is None:
                             return self._here(head.id)
@@ -346,6 +347,22 @@ class Store:
 
         services.spawn(work(), f"store {row.id}")
 
+    async def survey(self, manifest: AsyncIterator[bytes]) -> bytes:
+        """What of a manifest is here already."""
+        importer = Importer(self._host.places, self._pages, self._host.services.capturer.need)
+        try:
+            async for part in _gathered(manifest):
+                if (head := await _streamed(importer.feed, part)) is not None:
+                    importer.look_first(self._of(head.sandbox))
+            return await _streamed(lambda: write_have(importer.needed()))
+        finally:
+            await _streamed(importer.close)
+
+    def _of(self, sandbox: str) -> list[str]:
+        """The checkpoints of a sandbox that are here, the newest first."""
+        rows = (row for row in self._host.services.checkpoints.values() if row.sandbox == sandbox)
+        return [row.id for row in sorted(rows, key=lambda row: -row.number)]
+
     async def pull(self, request: PullRequest) -> Imported:
         """Fetch a checkpoint from another daemon, only what is missing here."""
         from sandbox.sdk.client import Client
@@ -355,13 +372,7 @@ class Store:
         if not request.address.startswith(("http://", "https://", "/")):
             raise Invalid(f"{request.address!r} is no address", remedy="give a URL or the path of a daemon's socket")
         async with Client(request.address, token=request.token, ca=request.ca) as there:
-            survey = Importer(self._host.places, self._pages, self._host.services.capturer.need)
-            try:
-                async for part in _gathered(there.store.stream(request.checkpoint, manifest=True)):
-                    await _streamed(survey.feed, part)
-                have = await _streamed(lambda: write_have(survey.needed()))
-            finally:
-                await _streamed(survey.close)
+            have = await self.survey(there.store.stream(request.checkpoint, manifest=True))
             stream = there.store.stream(request.checkpoint, have=have)
             return await self.receive(stream, host_mounts=request.mounts)
 

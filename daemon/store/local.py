@@ -86,6 +86,16 @@ class Sources:
             os.close(root)
         return True
 
+    def images(self, wanted: set[bytes]) -> set[bytes]:
+        """Those of some process images that the likely checkpoints have."""
+        here: set[bytes] = set()
+        for name in self.likely:
+            if here < wanted:
+                with contextlib.suppress(PagurusError, OSError):
+                    packed = dumpfile.read(self.places.packed(name))
+                    here |= wanted & {blake3(image).digest() for image in packed.images.values()}
+        return here
+
     def image(self, content: bytes) -> bytes:
         """The process image with this content. Raises Conflict."""
         if self.former is not None and not self._images:

@@ -448,7 +448,7 @@ def _outside_pipes(source: Path) -> list[int]:
 
 
 def _compare(before: Path, after: Path, reference: Path | None, tree: Path) -> list[str]:
-    found = equality.differences(equality.processes(before), equality.processes(after))
+    found = equality.compared(before, after)
     if reference is not None:
         found += facts.tree_differences(reference / "upper", tree / "upper")
     return found

@@ -56,7 +56,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from sandbox.criu import image_files, rpc
+from sandbox.criu import image_files, rpc, same_pages
 from sandbox.criu.carried import settings, waits
 
 PAGE = 4096
@@ -114,12 +114,23 @@ def _short(value: object) -> str:
 
 def processes(directory: Path) -> Facts:
     """The canonical form of the processes in an image directory. Blocks."""
-    return _Canonical(directory).facts | settings.facts(directory)
+    return _Canonical(directory, {}).facts | settings.facts(directory)
+
+
+def compared(before: Path, after: Path) -> list[str]:
+    """What differs between the processes in two image directories, as `differences` tells it. Blocks.
+
+    Most pages are the same bytes in both: these are compared and not hashed.
+    """
+    same = same_pages.found(before, after)
+    return differences(*(_Canonical(each, same).facts | settings.facts(each) for each in (before, after)))
 
 
 class _Canonical:
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, left_out: dict[str, set[int]]):
+        """`left_out`: pages by pagemap and address that are no facts."""
         self._directory = directory
+        self._left_out = left_out
         self.facts: Facts = {}
         self._files = {entry["id"]: entry for entry in self._load("files.img")}
         self._seccomp: list[dict[str, Any]] | None = None
@@ -279,8 +290,8 @@ class _Canonical:
         self.facts[f"{who} mapping {vma['start']:#x}"] = fact
 
     def _pages(self, name: str) -> Iterator[tuple[int, bytes]]:
-        """(address, content) of each page that a pagemap lists."""
-        entries = self._load(name)
+        """(address, content) of each page that a pagemap lists, but for those that are left out."""
+        entries, left_out = self._load(name), self._left_out.get(name, set())
         if not entries:
             return
         with open(self._directory / f"pages-{entries[0]['pages_id']}.img", "rb") as pages:
@@ -288,7 +299,8 @@ class _Canonical:
                 count = entry.get("nr_pages") or entry.get("compat_nr_pages", 0)
                 data = pages.read(count * PAGE)
                 for index in range(count):
-                    yield entry["vaddr"] + index * PAGE, data[index * PAGE : (index + 1) * PAGE]
+                    if (address := entry["vaddr"] + index * PAGE) not in left_out:
+                        yield address, data[index * PAGE : (index + 1) * PAGE]
 
     # ---- objects
 

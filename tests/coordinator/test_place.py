@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.decide import lease, place, replicate
 from coordinator.decide.lease import Lease
 from coordinator.decide.place import HostView, Wanted
-from coordinator.decide.replicate import Subject
+from coordinator.decide.replicate import Kept, Subject
 
 names = st.text("abcdef", min_size=1, max_size=1)
 hosts = st.lists(
@@ -143,8 +143,11 @@ subjects = st.lists(
         host=st.text("abcdef", min_size=1, max_size=1),
         durable=st.sampled_from(["", "c-1", "c-2"]),
         images=st.frozensets(st.sampled_from(["debian", "python"]), min_size=1, max_size=1),
-        copied=st.sampled_from(["", "c-1", "c-2"]),
-        holder=st.text("abcdef", max_size=1),
+        kept=st.lists(
+            st.builds(Kept, st.sampled_from(["c-1", "c-2"]), st.text("abcdef", min_size=1, max_size=1), st.booleans()),
+            max_size=2,
+            unique_by=lambda kept: kept.holder,
+        ).map(tuple),
         waited=st.booleans(),
         since=st.floats(0, 100),
     ),
@@ -168,11 +171,33 @@ def test_copies_go_to_other_hosts_within_bounds_and_those_first_that_are_waited_
     for copy in begun:
         subject = named[copy.sandbox]
         assert copy.source == subject.host != copy.target
-        assert copy.checkpoint == subject.durable != subject.copied
+        assert copy.checkpoint == subject.durable
+        holders = [each.holder for each in subject.kept if _able(views, each.holder, subject)]
+        if subject.copied:  # one more host
+            assert copy.target not in holders and len(holders) < 2 and not copy.base
+        assert copy.target in holders or subject.copied or not holders
         assert views[copy.source].alive and not place.refusal(views[copy.target], Wanted(images=subject.images))
-        assert copy.base == "" or (copy.base, copy.target) == (subject.copied, subject.holder)
-    order = [not named[copy.sandbox].waited for copy in begun]
+        assert copy.base == "" or Kept(copy.base, copy.target) in subject.kept
+    order = [(named[copy.sandbox].copied, not named[copy.sandbox].waited) for copy in begun]
     assert order == sorted(order)
+
+
+def _able(views: dict[str, HostView], name: str, subject: Subject) -> bool:
+    return name in views and name != subject.host and not place.refusal(views[name], Wanted(images=subject.images))
+
+
+def test_a_grant_that_nobody_listened_for_does_not_prolong_a_lease() -> None:
+    known, _ = lease.asked(lease.heard(Lease(5.0), 10.0), clock=110.0)
+    known = lease.heard(known, 11.0)
+    before = known
+    known, until = lease.asked(known, clock=111.0)
+    assert until == 116.0 and known.ends_at == pytest.approx(16.1)
+    found = lease.refused(known, before)
+    assert found.ends_at == pytest.approx(15.1)
+    assert not lease.over(found, 15.0) and lease.over(found, 15.2)
+    again, _ = lease.asked(found, clock=111.0)  # this one may arrive
+    assert not lease.over(again, 15.2) and lease.over(again, 16.2)
+    assert not lease.over(lease.heard(again, 15.2), 16.05)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.decide.failover import Held, Lost, Revive, decide
 from coordinator.decide.place import HostView
-from coordinator.decide.replicate import STORE, Subject
+from coordinator.decide.replicate import STORE, Kept, Subject
 from coordinator.decide.replicate import decide as copied
 
 NEW, OLD = Held("c-2", "two", 2), Held("c-1", "three", 1)
@@ -25,6 +25,7 @@ def host(name: str, *, alive: bool = True, sandboxes: int = 0) -> HostView:
     ("copies", "home", "alive", "expected"),
     [
         ([NEW], "", {"two", "three"}, ("c-2", "two", False)),
+        ([NEW, Held("c-2", "three", 1)], "", {"two", "three"}, ("c-2", "three", False)),  # the emptier one
         ([OLD, NEW], "", {"three"}, None),  # a newer one is on a host that may come back
         ([NEW, STORED_OLD], "", {"three"}, None),
         ([NEW, STORED], "", {"two", "three"}, ("c-2", "two", False)),
@@ -90,7 +91,7 @@ def test_those_of_the_store_are_spread() -> None:
 
 
 def test_a_state_goes_to_the_store_where_no_host_can_take_it() -> None:
-    subjects = [Subject("s-1", "one", "c-2", frozenset({"i"}), copied="c-1", holder=STORE, store=True)]
+    subjects = [Subject("s-1", "one", "c-2", frozenset({"i"}), (Kept("c-1", STORE),), store=True)]
     subjects.append(Subject("s-1", "one", "c-2", frozenset({"i"})))
     (only,) = copied([host("one")], subjects, {}, 2)
     assert (only.target, only.base) == (STORE, "c-1")

@@ -1,0 +1,40 @@
+"""What is copied where: two hosts in turn, and what the next copy builds upon."""
+
+from __future__ import annotations
+
+from coordinator.decide import replicate
+from coordinator.decide.place import HostView
+from coordinator.decide.replicate import Kept, Subject
+
+
+def _host(name: str) -> HostView:
+    return HostView(name, 2, 100, 100, images=frozenset({"i"}))
+
+
+def _copied(durable: str, *kept: Kept, hosts: str = "abc", busy: dict[str, int] | None = None) -> list[tuple[str, str]]:
+    subject = Subject("s-1", "a", durable, frozenset({"i"}), kept)
+    found = replicate.decide([_host(name) for name in hosts], [subject], busy or {}, 2)
+    return [(copy.target, copy.base) for copy in found]
+
+
+def test_two_hosts_have_copies_and_take_the_newest_in_turn() -> None:
+    assert _copied("c-1") == [("b", "")]
+    assert _copied("c-1", Kept("c-1", "b")) == [("c", "")]  # a second one
+    assert _copied("c-1", Kept("c-1", "b"), busy={"a": 1}) == []  # when there is nothing else to copy
+    assert _copied("c-2", Kept("c-1", "b"), busy={"a": 1}) == [("b", "c-1")]
+    assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b")) == [("b", "c-1")]
+    assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b"), busy={"b": 2}) == [("c", "c-2")]
+    assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b"), hosts="abcd") == [("b", "c-1")]
+    assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b"), hosts="acd") == [("c", "c-2")]
+    assert _copied("c-3", Kept("c-3", "c"), Kept("c-1", "b"), hosts="abc") == []
+
+
+def test_where_it_went_on_the_next_copy_builds_upon_an_older_one_of_another_host() -> None:
+    assert _copied("c-3", Kept("c-1", "b", old=True), hosts="abcd") == [("b", "")]
+    assert _copied("c-1", Kept("c-1", "b", old=True)) == [("b", "")]
+
+
+def test_copies_are_spread_as_the_sandboxes_that_they_may_become() -> None:
+    subjects = [Subject(f"s-{number}", "a", "c-1", frozenset({"i"})) for number in range(6)]
+    found = replicate.decide([_host(name) for name in "abcd"], subjects, {}, 9)
+    assert sorted(copy.target for copy in found) == ["b", "b", "c", "c", "d", "d"]
