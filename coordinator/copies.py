@@ -122,6 +122,7 @@ class Copies:
                     waited=self._waited[id] > 0,
                     since=self._since.setdefault((id, store), time.monotonic()),
                     store=store,
+                    new=time.monotonic() < known.since + replicate.NEW,
                 )
                 if not known.row.durable or subject.copied:
                     del self._since[id, store]

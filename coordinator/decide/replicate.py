@@ -4,7 +4,8 @@ Two other hosts have copies of each sandbox, and the store where there is one. T
 of the two, in turn, since only the difference to the copy there travels; to another host when they are gone or are to
 be emptied. When the host of the sandbox is lost, it goes on at the one that has the newest copy, and the next copy goes
 to the other, again as a difference. Of two sandboxes the one comes first whose answer waits for it, then what waits
-longest. The first copy to a second host waits until both hosts have nothing else to copy.
+longest. The first copy to a second host waits until the sandbox has been at its host for a while and both hosts have
+nothing else to copy: when a host was lost, others need the processors first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from coordinator.decide import place
 from coordinator.decide.place import HostView, Wanted
 
 STORE = "(store)"  # a holder of copies that is no host: no host may be called so
+NEW = 4.0  # seconds for which a sandbox is new at a host
 HOLDERS = 2  # hosts with copies of a sandbox
 STREAMS = 8  # copies to the store at a time
 LINKS = 64  # streams that make up a state in the store, at most
@@ -45,6 +47,7 @@ class Subject:
     waited: bool = False  # an answer waits for it
     since: float = 0.0  # when the copy became older than the sandbox
     store: bool = False  # the store is where it goes
+    new: bool = False  # it came to its host a moment ago
 
     @property
     def copied(self) -> bool:
@@ -96,6 +99,8 @@ def _target(views: Mapping[str, HostView], subject: Subject, left: Mapping[str, 
     holders = [name for name in holders if not place.refusal(views[name], wanted)]
     others = [host for name, host in views.items() if name not in (subject.host, *holders)]
     if subject.copied:  # a second one
+        if subject.new:
+            return None
         idle = [host for host in others if left[host.name] == left[subject.host] == most]
         return next(iter(place.ranked(idle, wanted)), None) if len(holders) < HOLDERS else None
     if holders:

@@ -138,8 +138,10 @@ class Base:
             except (FileNotFoundError, PagurusError):  # not hashed yet, or damaged
                 digest = hashing.digest(files, None, most=hashing.WHOLE)
             known |= digest.content_hashes
-        hashes = {each.tobytes() for listed in processes.hashes.values() for each in listed} - {NO_HASH}
-        return cls(Have.of(hashes, known), files, digest, raw)
+        every = np.concatenate([np.zeros((0, HASH), np.uint8), *processes.hashes.values()])
+        beginnings = np.ascontiguousarray(every[every.any(axis=1)][:, : transfer.HAVE_HASH])
+        sorted_once = np.unique(beginnings.view(f"V{transfer.HAVE_HASH}")).tobytes()
+        return cls(Have(sorted_once, Have.of((), known).contents), files, digest, raw)
 
 
 def export(

@@ -11,8 +11,10 @@ def _host(name: str) -> HostView:
     return HostView(name, 2, 100, 100, images=frozenset({"i"}))
 
 
-def _copied(durable: str, *kept: Kept, hosts: str = "abc", busy: dict[str, int] | None = None) -> list[tuple[str, str]]:
-    subject = Subject("s-1", "a", durable, frozenset({"i"}), kept)
+def _copied(
+    durable: str, *kept: Kept, hosts: str = "abc", busy: dict[str, int] | None = None, new: bool = False
+) -> list[tuple[str, str]]:
+    subject = Subject("s-1", "a", durable, frozenset({"i"}), kept, new=new)
     found = replicate.decide([_host(name) for name in hosts], [subject], busy or {}, 2)
     return [(copy.target, copy.base) for copy in found]
 
@@ -20,6 +22,7 @@ def _copied(durable: str, *kept: Kept, hosts: str = "abc", busy: dict[str, int] 
 def test_two_hosts_have_copies_and_take_the_newest_in_turn() -> None:
     assert _copied("c-1") == [("b", "")]
     assert _copied("c-1", Kept("c-1", "b")) == [("c", "")]  # a second one
+    assert _copied("c-1", Kept("c-1", "b"), new=True) == []
     assert _copied("c-1", Kept("c-1", "b"), busy={"a": 1}) == []  # when there is nothing else to copy
     assert _copied("c-2", Kept("c-1", "b"), busy={"a": 1}) == [("b", "c-1")]
     assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b")) == [("b", "c-1")]
