@@ -115,7 +115,8 @@ class RolloutController:
         self.log = DecisionLog(self.folder, self.fence.generation, config.rules)
         self.episodes = self._manager(environment, engine, tokenizer, renderer)
         self.step, self.version, self._told = self.store.next_step() if step is None else step, version, on_turn
-        self._seeds = _after(self.store, config, seeds) if draw is None else draw(self.store)
+        issued = itertools.count(config.seed * 1_000_000) if seeds is None else seeds
+        self._seeds = itertools.islice(issued, self.store.issued(), None) if draw is None else draw(self.store)
         self._seeds_left, self._draining, self._stopped = True, False, False
         self._queued, self._deferred = self.store.queued(), self.store.queued(deferred=True)
         self._do = self._disk.do
@@ -495,8 +496,3 @@ class RolloutController:
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self._asked.refuse(error)
-
-
-def _after(known: store.SampleStore, config: RolloutConfig, seeds: Iterable[int] | None) -> Iterator[int]:
-    """The seeds that were not issued yet."""
-    return itertools.islice(itertools.count(config.seed * 1_000_000) if seeds is None else seeds, known.issued(), None)

@@ -45,12 +45,12 @@ from rollout.messages import Batch
 from rollout.tokenizer import load as load_tokenizer
 from sandbox.errors import NotFound, SandboxDead
 from sandbox.messages import CheckpointInfo, CheckpointState, ExecResult, SandboxInfo, SandboxState, Verdict
+from trainer.batches.groups import samples
 from trainer.config import Config
 from trainer.learner import Learner, Settings, learning_rate
 from trainer.models.policy import END_ID
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
-from trainer.run import samples
 
 LONGEST = 512  # tokens of an episode
 SLOTS = 64

@@ -28,7 +28,7 @@ from sandbox.errors import NoSpace, NotFound
 from tests.support import reward_functions as functions
 from tests.support.daemon_host import missing
 from tests.support.rollout_fakes import END, FakeHost, Letters, Notebook
-from trainer.run import samples
+from trainer.batches.groups import samples
 
 SAMPLING = Sampling(max_tokens=32, stop_token_ids=[END], seed=5)
 TURNS = 4

@@ -20,7 +20,7 @@ from rollout.messages import TurnRecord
 from sandbox import Client
 from tests.support.daemon_host import missing
 from tests.support.rollout_fakes import END, Letters
-from trainer.run import samples
+from trainer.batches.groups import samples
 
 RULES = EffectRules(paths={"tests": ["/app/tests/*"], "accounts": ["/etc/passwd"]}, forbid=["tests"], then="mask")
 HONEST = ["echo 42 > /app/answer"]

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from rollout.messages import Batch, Group, Trajectory
-from trainer.run import samples
+from trainer.batches.groups import samples
 
 
 def test_a_trajectory_with_a_break_is_two_samples_of_its_group() -> None:
