@@ -22,7 +22,8 @@ from one run's rollout to the first trajectory of the next (`warm_switch_s`), an
 (`cold_start_s`).
 `harvest`: rollouts on an engine that serves users and is its rates, through the real pool, in such a loop: users alone,
 rollouts within the users' slack, rollouts in one queue with them (`naive`); `control`: nobody is served.
-`lent`: the same with a real embedded engine, which chooses its steps so, and real time.
+`lent`: the same with a real engine (`--engine`), which chooses its steps so, and real time. `priority`: a vLLM that
+does not, but has rollouts wait behind users by its own priority scheduling.
 `place`: plans of `--instances` drawn instances of 2 to 8 jobs over the exact optimum; seconds for 2,000 jobs.
 Sandboxes are those of `sandbox.testing`: what is measured is the engine and the rollout.
 """
@@ -56,6 +57,7 @@ from coordinator.simulate.scenarios import H20, H800, PRICES, PROMISED, STEP, dr
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
 from rollout.decide.slack import Budget
+from rollout.engine import launch
 from rollout.engine.client import Generation, Sampling, Span
 from rollout.engine.launch import embedded
 from rollout.engine.supervisor import EngineSupervisor
@@ -261,7 +263,10 @@ PARK = {"H20": (3, H20), "H800": (1, H800)}  # of about equal rent
 KINDS = {"reads": Kind(2000, 30, 0.5), "writes": Kind(100, 200, 0.5)}
 CHANGED = {"reads": KINDS["writes"], "writes": KINDS["reads"]}
 EVEN_PARK, EVEN_KINDS = {"a": (2, H20), "b": (2, H20)}, {"all": Kind(500, 100, 0.5)}
-LENT = Budget(ttft=0.5, tpot=0.05, margin=0.5)
+LENT = {
+    "embedded": Budget(ttft=0.5, tpot=0.05, margin=0.5),
+    "vllm": Budget(ttft=0.5, tpot=0.05, margin=0.6),
+}
 MODES: tuple[serving.Mode, ...] = ("alone", "slack", "naive")
 PARTS = ("queue", "tail", "affinity", "place", "harvest", "lent", "turns")
 WINDOW = 20  # trajectories
@@ -339,19 +344,25 @@ def harvested(requests: int) -> dict[str, Any]:
     }
 
 
-async def lent(requests: int) -> dict[str, Any]:
+async def lent(requests: int, kind: str) -> dict[str, Any]:
     """A real engine: users alone, rollouts within their slack, rollouts in one queue with them."""
+    budget = LENT[kind]
+    server = launch.lent(launch.vllm(slots=64) if kind == "vllm" else launch.embedded(slots=64), budget)
     drawn = serving.bursty(0, requests=requests, rate=4.0, every=30.0)
     prompts, answers = np.minimum(drawn.prompts, 400).tolist(), np.minimum(drawn.answers, 64).tolist()
     traffic = serving.Traffic(arrivals=drawn.arrivals, prompts=prompts, answers=answers)
     nobody = serving.Traffic(arrivals=[], prompts=[], answers=[])
-    async with lent_engine.lent(MODEL, LENT) as engine:
+    async with lent_engine.started(server, MODEL) as engine:
         empty = {mode: await lent_engine.serve(engine, nobody, mode, least=10.0) for mode in ("naive", *MODES[1:])}
-        seen = {mode: await lent_engine.serve(engine, traffic, mode) for mode in MODES}
+        seen: dict[str, serving.Served] = {mode: await lent_engine.serve(engine, traffic, mode) for mode in MODES}
+    if kind == "vllm":
+        async with lent_engine.started(lent_engine.unlent(launch.vllm(slots=64)), MODEL) as engine:
+            await lent_engine.serve(engine, nobody, "slack", least=10.0)
+            seen["priority"] = await lent_engine.serve(engine, traffic, "slack")
     rate = {mode: each.rollout_tokens / each.seconds for mode, each in empty.items()}
     found: dict[str, Any] = {
         mode: {
-            "violations": each.violations(LENT),
+            "violations": each.violations(budget),
             "ttft_p99_s": round(float(np.percentile(each.ttft, 99)), 4),
             "tpot_p99_s": round(float(np.percentile(each.tpot, 99)), 4),
             "worst_s": [round(max(each.ttft), 3), round(max(each.tpot), 3)],
@@ -395,6 +406,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=6, help="of each run that takes turns")
     parser.add_argument("--kills", type=int, default=20, help="of the coordinator of three short runs that take turns")
     parser.add_argument("--requests", type=int, default=2000, help="of users, beside rollouts")
+    parser.add_argument("--engine", choices=list(LENT), default="embedded", help="of `lent`")
     parser.add_argument("--image", default="debian", help="of the runs that take turns")
     options = parser.parse_args(arguments)
     figures: dict[str, Any] = {}
@@ -410,7 +422,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.part in ("harvest", "all"):
         figures["harvest"] = harvested(options.requests)
     if options.part in ("lent", "all"):
-        figures["lent"] = asyncio.run(lent(options.requests))
+        figures["lent"] = asyncio.run(lent(options.requests, options.engine))
     if options.part in ("turns", "all"):
         figures["turns"] = shared_runs.turns(options.image, steps=options.steps, kills=options.kills)
     command.show(figures, options)

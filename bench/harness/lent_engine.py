@@ -1,7 +1,7 @@
-"""A real embedded engine that serves users, with rollouts beside: within what users leave, or in one queue with them.
+"""A real engine that serves users, with rollouts beside: within what users leave, or in one queue with them.
 
 Owns: the users' and the rollouts' requests, what each got. Does not own: the engine, its choice of steps
-(rollout.engine.embedded.lending).
+(rollout.decide.lending).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from coordinator.simulate.serving import Mode, Served, Traffic
-from rollout.decide.slack import Budget
-from rollout.engine import launch
 from rollout.engine.client import EngineClient, Sampling
+from rollout.engine.launch import Command, Launch
 from rollout.engine.supervisor import EngineSupervisor
 from sandbox.errors import EngineFailed
 
@@ -29,18 +29,26 @@ VOCABULARY = range(20, 300)
 
 
 @asynccontextmanager
-async def lent(model: Path, budget: Budget) -> AsyncIterator[EngineClient]:
-    """A server of that promise."""
+async def started(server: Launch, model: Path) -> AsyncIterator[EngineClient]:
     with tempfile.TemporaryDirectory(prefix="pagurus-lent-") as home:
-        server = launch.lent(launch.embedded(slots=64), budget)
         async with EngineSupervisor(server, model, 0, log=Path(home) / "engine.log") as engine:
             yield await engine.wait_serving()
+
+
+def unlent(server: Launch) -> Launch:
+    """A vLLM server as it is, but that it answers token by token."""
+
+    def command(folder: Path, port: int) -> Command:
+        plain = server.command(folder, port)
+        return replace(plain, argv=[*plain.argv, "--stream-interval", "1"])
+
+    return replace(server, command=command)
 
 
 async def serve(engine: EngineClient, traffic: Traffic, mode: Mode, *, least: float = 0.0) -> Served:
     """Until every user is answered, and for `least` seconds."""
     served, began = Served(), time.monotonic()
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(time.monotonic_ns())  # no prompt is in the cache of an earlier call
 
     def prompt(tokens: int) -> list[int]:
         return [int(each) for each in draw.integers(VOCABULARY.start, VOCABULARY.stop, tokens)]
@@ -52,10 +60,12 @@ async def serve(engine: EngineClient, traffic: Traffic, mode: Mode, *, least: fl
             priority = int(mode == "slack")
             try:
                 came = await engine.generate(prompt(READ), sampling, request_id=name, priority=priority)
-            except EngineFailed:  # users need all of it until the next version
+                served.rollout_tokens += len(came.token_ids)
+                refused = came.finish_reason == "abort"
+            except EngineFailed:
+                refused = True
+            if refused:  # users need all of it until the next version
                 await asyncio.sleep(0.5)
-                continue
-            served.rollout_tokens += len(came.token_ids)
 
     async def versions() -> None:
         for version in itertools.count(1):

@@ -248,7 +248,7 @@ class EngineClient:
         return (await self._post(wire.WEIGHT_CHECKER, wire.CheckerRequest(), wire.Checksums)).checksums
 
     async def statistics(self) -> wire.Statistics:
-        """Of the embedded engine; vLLM has no such route (EngineFailed, 404)."""
+        """Of the embedded engine, in part of a vLLM that lends; others have no such route (EngineFailed, 404)."""
         return await self._get(wire.STATISTICS, wire.Statistics)
 
     async def take(self, version: int) -> Published:

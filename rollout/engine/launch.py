@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from rollout.decide.slack import Budget
 from rollout.engine.patches import INSIDE
 from sandbox.errors import EngineFailed, Invalid
@@ -55,21 +57,30 @@ def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
         return Command(argv, env)
 
     program = [sys.executable, "-m", "rollout.engine.embedded.server"]
-    search = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
-    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": search}
+    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": _search(CHECKOUT)}
     waiting = Command([*program, "--wait"], env)
     return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, spare=waiting, pulls=True)
 
 
 def lent(launch: Launch, users: Budget) -> Launch:
-    """An embedded engine that serves users, who were promised so much; requests of a priority above 0 get the rest."""
+    """An engine that serves users, who were promised so much; requests of a priority above 0 get the rest."""
 
     def command(folder: Path, port: int) -> Command:
         plain = launch.command(folder, port)
+        if launch.name == "vllm":
+            return Command([*plain.argv, *_lending(users)], {**plain.env, "PYTHONPATH": _search(INSIDE)})
         promised = [("--ttft", users.ttft), ("--tpot", users.tpot), ("--margin", users.margin)]
         return replace(plain, argv=[*plain.argv, *(str(part) for each in promised for part in each)])
 
     return replace(launch, command=command)
+
+
+def _lending(users: Budget) -> list[str]:
+    """vLLM with our scheduler, which decides before each step: so none is decided while the one before it runs."""
+    promise = msgspec.json.encode({"pagurus_lending": users}).decode()
+    argv = ["--scheduler-cls", "pagurus_lending.LendingScheduler", "--no-async-scheduling"]
+    argv += ["--additional-config", promise, "--middleware", "pagurus_lending.Telling"]
+    return [*argv, "--stream-interval", "1"]  # users get each token when it is there
 
 
 def vllm(
@@ -103,6 +114,8 @@ def vllm(
         argv += ["--logprobs-mode", "processed_logprobs"]  # of the sampled distribution, after the temperature
         if parallel > 1:
             argv += ["--tensor-parallel-size", str(parallel)]
+        else:  # as on a GPU; the CPU build computes in a second process, for which the first one waits in a busy loop
+            argv += ["--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
         if transfer:
             argv += ["--weight-transfer-config", '{"backend": "pagurus"}']
             argv += ["--worker-extension-cls", "pagurus_vllm.Registered"]
@@ -125,11 +138,16 @@ def _vllm_environment(python: Path, threads: int, *, lora: bool, transfer: bool)
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all servers of a host compute on its first core
     }
     if transfer:
-        env["PYTHONPATH"] = os.pathsep.join(part for part in (str(INSIDE), os.environ.get("PYTHONPATH")) if part)
+        env["PYTHONPATH"] = _search(INSIDE)
     openmp = python.parent.parent / "lib" / "libiomp5.so"
     if openmp.exists():
         env["LD_PRELOAD"] = str(openmp)
     return env
+
+
+def _search(folder: Path) -> str:
+    """Python's modules of a folder, before others."""
+    return os.pathsep.join(part for part in (str(folder), os.environ.get("PYTHONPATH")) if part)
 
 
 def _allowed(rank: int) -> int:

@@ -30,7 +30,7 @@ UPDATE = "/update_weights"
 FINISH_UPDATE = "/finish_weight_update"
 PULL_WEIGHTS = "/weights/pull"  # embedded engine only, as the next
 APPLY_WEIGHTS = "/weights/apply"
-STATISTICS = "/statistics"  # embedded engine only; vLLM has Prometheus text at /metrics
+STATISTICS = "/statistics"  # of the embedded engine, and in part of a vLLM that lends; others have /metrics
 
 VLLM_PREFIX = "generate-tokens-"  # vLLM puts it before the ids of requests; unknown ids are aborted without an error
 
@@ -235,7 +235,8 @@ class ErrorResponse(msgspec.Struct):
 
 
 class Statistics(msgspec.Struct, kw_only=True):
-    """embedded engine -> client: GET /statistics. Counts since start."""
+    """embedded engine -> client: GET /statistics. Counts since start. A vLLM that lends tells `version`, `running`,
+    `waiting` and `lends`."""
 
     version: str = ""
     paused: bool = False

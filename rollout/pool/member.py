@@ -73,8 +73,8 @@ class Remote:
 
 
 class Lent(Remote):
-    """An embedded engine that serves users (``--ttft``), for ``Pool.join(..., lent=True)``: its slots are what users
-    leave room for."""
+    """An engine that serves users (rollout.engine.launch.lent), for ``Pool.join(..., lent=True)``: its slots are what
+    users leave room for."""
 
     def __init__(self, url: str, *, mirror: Mirrored | None = None):
         super().__init__(url, slots=0, mirror=mirror)

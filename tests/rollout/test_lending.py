@@ -10,10 +10,11 @@ import pytest
 
 from bench.harness.rated_engines import RatedServer
 from coordinator.simulate.engines import Rates
+from rollout.decide.lending import Lending
 from rollout.decide.slack import Budget
 from rollout.engine.client import EngineClient, Sampling
 from rollout.engine.embedded.core import Core, Request
-from rollout.engine.embedded.lending import Lending
+from rollout.engine.embedded.lending import share
 from rollout.engine.embedded.scheduler import Scheduler, Sequence
 from rollout.engine.embedded.server import serve
 from rollout.pool.member import Lent
@@ -56,11 +57,11 @@ def test_users_take_a_cache_that_rollouts_have_filled() -> None:
 def test_rollouts_that_are_slower_than_every_promise_go_on_while_nobody_else_is_there() -> None:
     lending, scheduler = Lending(Budget(ttft=1e-6, tpot=1e-6)), Scheduler(slots=4, retained=0, length=64, lends=True)
     scheduler.add(Sequence("rollout", [1, 2, 3], max_tokens=9, priority=1))
-    scheduler.schedule(lending.share(scheduler, 0.0))
-    assert lending.share(scheduler, 0.0).rollout_prompt > 0
+    scheduler.schedule(share(lending, scheduler, 0.0))
+    assert share(lending, scheduler, 0.0).rollout_prompt > 0
     scheduler.add(Sequence("user", [1, 2, 3], max_tokens=9))
-    share = lending.share(scheduler, 0.0)
-    assert (share.users_prompt, share.rollouts, share.rollout_prompt) == (3, 0, 0)
+    step = share(lending, scheduler, 0.0)
+    assert (step.users_prompt, step.rollouts, step.rollout_prompt) == (3, 0, 0)
 
 
 class Clock:

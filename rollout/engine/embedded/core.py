@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rollout.decide.lending import Lending
 from rollout.decide.parallel import Planner
 from rollout.engine.embedded.adapter import load_served
 from rollout.engine.embedded.apply import Prepared
-from rollout.engine.embedded.lending import Lending
+from rollout.engine.embedded.lending import share
 from rollout.engine.embedded.model import KVCache, Qwen3
 from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, Step, finish_reason
 from rollout.engine.protocol import Statistics, VersionSpan
@@ -127,9 +128,9 @@ class Core:
         if self.lending is None:
             return self._compute(self.scheduler.schedule())
         began = self._clock()
-        share = self.lending.share(self.scheduler, began)
-        ended = self.abort([request.id for request in self.requests.values() if request.lent]) if share.cut else []
-        plan = self.scheduler.schedule(share)
+        step = share(self.lending, self.scheduler, began)
+        ended = self.abort([request.id for request in self.requests.values() if request.lent]) if step.cut else []
+        plan = self.scheduler.schedule(step)
         ended += self._compute(plan)
         rows = max((sequence.row for sequence in plan.decode), default=-1) + 1
         read = sum(piece.end - piece.start for piece in plan.prefill)

@@ -1,77 +1,33 @@
-"""What the embedded engine's next step does, where it serves users and lends to rollouts what they leave.
+"""The embedded engine's requests as the view that decides what users leave to rollouts (rollout.decide.lending). Pure.
 
-Owns: what steps have cost so far, the view of users and rollouts that decides. Does not own: deciding
-(rollout.decide.slack), rows and batches (scheduler), tensors. Pure: the caller tells the time.
+Owns: the view. Does not own: deciding, rows and batches (scheduler), tensors.
 Guarantee: a request of priority 0 is a user's; all others get what users leave.
-
-What a step costs is learned while it works: seconds against answers and tokens of prompts, by least squares, of which
-the newest steps count most. A step is taken for as long as the line says and half the usual error more.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rollout.decide.slack import Budget, EngineView, Step, StepCost, Waiting, next_step
+from rollout.decide.lending import Lending
+from rollout.decide.slack import EngineView, Step, Waiting
 from rollout.engine.embedded.scheduler import Scheduler, Sequence
 
-FIRST = StepCost(base=0.005, per_answer=0.0005, per_prompt_token=0.0001)  # of an engine that has not worked yet
-TRUSTED = 16.0  # steps by which what is learned replaces `FIRST`
-KEPT = 1e-3  # share of that which stays: what was not seen for long costs what it cost at first, and not nothing
-HALF = 400  # steps: half of the weight is on the last so many
 
-
-class Lending:
-    """``share = lending.share(scheduler, now)``, and after that step ``lending.took(answers, tokens, seconds)``"""
-
-    def __init__(self, budget: Budget):
-        self.budget, self.frozen = budget, False
-        self._keep = 0.5 ** (1 / HALF)
-        guess = np.array([FIRST.base, FIRST.per_answer, FIRST.per_prompt_token])
-        some = np.array([[1.0, 0.0, 0.0], [1.0, 32.0, 0.0], [1.0, 0.0, 500.0]])
-        self._first: NDArray[np.float64] = some.T @ some * (TRUSTED / 3)
-        self._guess: NDArray[np.float64] = self._first @ guess
-        self._squares, self._products = self._first * (1 - KEPT), self._guess * (1 - KEPT)
-        self._error = 0.0
-
-    @property
-    def cost(self) -> StepCost:
-        squares, products = self._squares + KEPT * self._first, self._products + KEPT * self._guess
-        base, answer, token = np.linalg.solve(squares, products).clip(0.0)
-        return StepCost(base=float(base) + self._error / 2, per_answer=float(answer), per_prompt_token=float(token))
-
-    def took(self, answers: int, prompt_tokens: int, seconds: float) -> None:
-        missed = abs(seconds - self.cost.step(answers, prompt_tokens))
-        self._error += (min(missed, seconds) - self._error) / 32
-        seen = np.array([1.0, float(answers), float(prompt_tokens)])
-        self._squares = self._squares * self._keep + np.outer(seen, seen)
-        self._products = self._products * self._keep + seen * seconds
-
-    def share(self, scheduler: Scheduler, now: float) -> Step:
-        running, users = scheduler.running, scheduler.users
-        waiting = [each for each in scheduler.waiting if not each.lent]
-        unread = [each for each in [*running[:users], *waiting] if not each.ready]
-        lent = running[users:]
-        step = next_step(
-            EngineView(
-                waiting=[Waiting(each.since, _left(each)) for each in unread],
-                last_tokens=[each.since for each in running[:users] if each.ready],
-                rollouts=sum(each.ready for each in lent),
-                rollout_prompt=sum(_left(each) for each in lent if not each.ready),
-                free=scheduler.room(waiting),  # requests, of which each needs a row and its tokens
-                wanted=len(waiting),
-                held=len(lent),
-                frozen=self.frozen,
-            ),
-            self.budget,
-            self.cost,
-            now,
-        )
-        if lent and not users and not waiting and not step.rollouts and not step.rollout_prompt and not self.frozen:
-            return Step(0, 1, 1)  # they are slower than any promise, but nobody else is here
-        self.frozen = self.frozen or step.cut
-        return step
+def share(lending: Lending, scheduler: Scheduler, now: float) -> Step:
+    """How much the next step does."""
+    running, users = scheduler.running, scheduler.users
+    waiting = [each for each in scheduler.waiting if not each.lent]
+    unread = [each for each in [*running[:users], *waiting] if not each.ready]
+    lent = running[users:]
+    view = EngineView(
+        waiting=[Waiting(each.since, _left(each)) for each in unread],
+        last_tokens=[each.since for each in running[:users] if each.ready],
+        rollouts=sum(each.ready for each in lent),
+        rollout_prompt=sum(_left(each) for each in lent if not each.ready),
+        free=scheduler.room(waiting),  # requests, of which each needs a row and its tokens
+        wanted=len(waiting),
+        held=len(lent),
+        frozen=lending.frozen,
+    )
+    return lending.step(view, now)
 
 
 def _left(sequence: Sequence) -> int:

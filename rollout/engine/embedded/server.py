@@ -24,11 +24,11 @@ import msgspec
 import torch
 from aiohttp import web
 
+from rollout.decide.lending import Lending
 from rollout.decide.slack import Budget
 from rollout.engine import protocol as wire
 from rollout.engine import spare
 from rollout.engine.embedded.core import Core, Request
-from rollout.engine.embedded.lending import Lending
 from rollout.engine.embedded.thread import EngineThread, Progress, fail
 from rollout.engine.embedded.weights import PulledWeights
 from rollout.weights.process import PullerProcess
