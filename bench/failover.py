@@ -135,7 +135,7 @@ async def _recoveries(client: Client, hit: list[Player], lost: str, over: float)
                 if not asked or player.answered_at >= since:
                     answers = max(0.0, player.answered_at - over) if asked else None
                     found.setdefault(id, Recovery(max(0.0, since - over), answers))
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.05)
     return list(found.values())
 
 

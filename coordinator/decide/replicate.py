@@ -10,7 +10,8 @@ nothing else to copy: when a host was lost, others need the processors first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from coordinator.decide import place
@@ -72,9 +73,13 @@ def decide(hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping
     left = {name: most - busy.get(name, 0) for name in views} | {STORE: STREAMS - busy.get(STORE, 0)}
     begun = []
     every = list(subjects)
-    for kept in (each for subject in every for each in subject.kept if each.holder in views):
-        views[kept.holder] = _with_one_more(views[kept.holder])
-    for subject in sorted(every, key=lambda each: (each.copied, not each.waited, each.since, each.store, each.sandbox)):
+    for holder, count in Counter(each.holder for subject in every for each in subject.kept).items():
+        if holder in views:
+            views[holder] = _with_more(views[holder], count)
+    usable = {name for name, host in views.items() if host.alive and not host.draining}
+    lacking = [each for each in every if not each.copied or _wants_second(each, usable)]
+    lacking.sort(key=lambda each: (each.copied, not each.waited, each.since, each.store, each.sandbox))
+    for subject in lacking:
         source = views.get(subject.host)
         if not subject.durable or source is None or not source.alive or left[subject.host] <= 0:
             continue
@@ -86,21 +91,24 @@ def decide(hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping
         left[subject.host] -= 1
         left[target] -= 1
         if target in views and not any(each.holder == target for each in subject.kept):
-            views[target] = _with_one_more(views[target])
+            views[target] = _with_more(views[target], 1)
     return begun
+
+
+def _wants_second(subject: Subject, usable: Set[str]) -> bool:
+    """Of one whose newest state is copied: whether another host should have a copy as well."""
+    return not subject.store and not subject.new and sum(each.holder in usable for each in subject.kept) < HOLDERS
 
 
 def _target(views: Mapping[str, HostView], subject: Subject, left: Mapping[str, int], most: int) -> str | None:
     """The holder whose copy is the oldest, of those that have room for a stream; where there is none, another host."""
     if subject.store:
-        return None if subject.copied or left[STORE] <= 0 else STORE
+        return STORE if left[STORE] > 0 else None
     wanted = Wanted(images=subject.images)
     holders = [each.holder for each in subject.kept if each.holder in views and each.holder != subject.host]
     holders = [name for name in holders if not place.refusal(views[name], wanted)]
     others = [host for name, host in views.items() if name not in (subject.host, *holders)]
     if subject.copied:  # a second one
-        if subject.new:
-            return None
         idle = [host for host in others if left[host.name] == left[subject.host] == most]
         return next(iter(place.ranked(idle, wanted)), None) if len(holders) < HOLDERS else None
     if holders:
@@ -108,9 +116,9 @@ def _target(views: Mapping[str, HostView], subject: Subject, left: Mapping[str, 
     return next(iter(place.ranked([host for host in others if left[host.name] > 0], wanted)), None)
 
 
-def _with_one_more(host: HostView) -> HostView:
+def _with_more(host: HostView, copies: int) -> HostView:
     """A copy may become a sandbox there."""
-    return replace(host, sandboxes=host.sandboxes + 1)
+    return replace(host, sandboxes=host.sandboxes + copies)
 
 
 def again(took: Sequence[float]) -> bool:
