@@ -61,7 +61,7 @@ while True:
     open("/ready", "w").close()
     time.sleep(0.1)
 E
-setsid python3 /server.py > /dev/null 2>&1 < /dev/null & while [ ! -e /listens ]; do sleep 0.05; done
+setsid python3 /server.py > /dev/null 2> /wrong.server < /dev/null & while [ ! -e /listens ]; do sleep 0.05; done
 setsid python3 /client.py > /dev/null 2> /wrong < /dev/null & """
 
 
@@ -101,6 +101,6 @@ async def _stopped(sandbox: Sandbox, before: int) -> str:
         return f"counted {before} before and {first} afterwards"
     while await _count(sandbox) < first + 3:
         if time.monotonic() > deadline:
-            return f"stands at {first}; {(await sandbox.exec('cat /wrong')).text[-300:]}"
+            return f"stands at {first}; {(await sandbox.exec('cat /wrong /wrong.server')).text[-300:]}"
         await asyncio.sleep(0.1)
     return (await sandbox.exec("cat /wrong")).text[-300:]

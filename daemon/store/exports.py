@@ -275,6 +275,8 @@ def _entry(
         mtime_ns=found.st_mtime_ns,
         extended=extended,
     )
+    if entry.kind == "f":
+        entry.inode = found.st_ino
     if entry.kind == "f" and found.st_size:
         entry.size = found.st_size
         if (content := known.get(found.st_ino)) is None:

@@ -33,6 +33,7 @@ from blake3 import blake3
 
 from daemon.catalogue import CheckpointRow, Template
 from daemon.checkpoints.capture import Places
+from daemon.store import numbered
 from daemon.store.local import Sources
 from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import DumpFile
@@ -279,6 +280,7 @@ class Importer:
         for part in (*TREE_PARTS, LINKS):
             (self._work / part).mkdir(mode=0o755)
         with safe_path.directory(self._work / LINKS) as links, safe_path.directory(self._work / "upper") as root:
+            numbered.make(links, {n: entry.inode for n, entry in enumerate(self._tree.entries) if entry.inode})
             self._make_tree(root, links)
         walk.remove_path(self._work / LINKS)
         btrfs.snapshot(self._work, self._places.snapshot(row.id), readonly=True)
@@ -301,7 +303,7 @@ class Importer:
                     here = _moved(here, name, safe_path.NO_LINKS)
                     above.append(number)
                 else:
-                    self._make_entry(here, name, number)
+                    self._make_entry(here, name, number, links)
                 if number in shared and entry.kind != "d":
                     os.link(name, str(number), src_dir_fd=here, dst_dir_fd=links, follow_symlinks=False)
             while len(above) > 1:
@@ -310,10 +312,11 @@ class Importer:
         finally:
             os.close(here)
 
-    def _make_entry(self, parent: int, name: str, number: int) -> None:
+    def _make_entry(self, parent: int, name: str, number: int, links: int) -> None:
         entry = self._tree.entries[number]
         match entry.kind:
             case "f":
+                numbered.move(links, number, parent, name)
                 self._make_file(parent, name, number)
                 return
             case "l":
@@ -332,7 +335,7 @@ class Importer:
 
     def _make_file(self, parent: int, name: str, number: int) -> None:
         entry = self._tree.entries[number]
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
         try:
             if entry.size:
                 self._fill(fd, entry)

@@ -109,6 +109,7 @@ class Entry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     target: bytes = b""  # of a symlink
     same_as: int = -1  # number of an earlier entry that is another name of this file
     extended: dict[str, bytes] = {}
+    inode: int = 0  # of a file: its number there, by which programs know again what they hold open
 
 
 class ImageFile(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -348,6 +349,8 @@ def check_entry(number: int, entry: Entry) -> None:
             raise Protocol(f"entry {number} refers to a later one")
     if not (0 <= entry.mode <= 0o7777 and 0 <= entry.uid < ID_MOST and 0 <= entry.gid < ID_MOST and entry.size >= 0):
         raise Protocol(f"entry {number} has impossible attributes")
+    if not 0 <= entry.inode < NUMBER_MOST:
+        raise Protocol(f"entry {number} has an impossible inode number")
     if not -(1 << 62) < entry.mtime_ns < 1 << 62:
         raise Protocol(f"entry {number} has an impossible time")
     if entry.kind == "f" and entry.same_as < 0 and len(entry.content) != (HASH if entry.size else 0):

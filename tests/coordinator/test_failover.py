@@ -180,11 +180,13 @@ async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -
     session = await sandbox.sessions.open()
     await session.exec("count=41")
     await sandbox.exec("dd if=/dev/urandom of=/data bs=1M count=8 2> /dev/null")
+    number = (await sandbox.exec("touch /a /b; rm /a; stat -c %i /b /data")).text
     target = next(name for name in pair.daemons if name != host)
     wanted = MoveRequest(sandbox="mine", host=target)
     turns = await sandbox.turns()
     moved = await client.call("POST", "/v1/cluster/moves", Moved, wanted)
-    assert await sandbox.turns() == turns and len(turns) == 2
+    assert await sandbox.turns() == turns and len(turns) == 3
+    assert (await sandbox.exec("stat -c %i /b /data")).text == number  # programs know open files again by it
     assert (moved.sandbox, moved.host) == (sandbox.id, target) and moved.pause_ms > 0
     assert await where(client, sandbox) == target
     assert (await session.exec("echo $((count + 1))")).text == "42\n"

@@ -1,0 +1,47 @@
+"""Files that get the inode numbers which they had on another host.
+
+Programs know again by its number what they hold open: SQLite writes to a database no more whose path has another one.
+
+Owns: making empty files with chosen numbers. Does not own: what is in them. The file system gives a new file the next
+number of its subvolume, so numbers in between are used up by files that are removed at once; that is done for the
+first `SPENT_MOST` of them, and files beyond get the number that comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+SPENT_MOST = 20_000  # numbers, about 20 microseconds each
+TRIED, MADE = "tried", "{}.made"  # names in the directory
+
+
+def make(directory: int, wanted: Mapping[int, int]) -> None:
+    """Empty files in a fresh subvolume, of these inode numbers by the number of their entry; those that can be had."""
+    came = spent = 0
+    for entry in sorted(wanted, key=lambda entry: wanted[entry]):
+        while came < wanted[entry] and spent < SPENT_MOST:
+            if came:
+                os.unlink(TRIED, dir_fd=directory)
+                spent += 1
+            came = _next(directory)
+        if came == wanted[entry]:
+            os.rename(TRIED, MADE.format(entry), src_dir_fd=directory, dst_dir_fd=directory)
+            came = 0
+    if came:
+        os.unlink(TRIED, dir_fd=directory)
+
+
+def _next(directory: int) -> int:
+    fd = os.open(TRIED, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    try:
+        return os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
+
+
+def move(directory: int, entry: int, parent: int, name: str) -> None:
+    """The file that was made for an entry to its place, if there is one."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(MADE.format(entry), name, src_dir_fd=directory, dst_dir_fd=parent)
