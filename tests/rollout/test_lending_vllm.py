@@ -87,19 +87,19 @@ class Streamed:
 
 
 async def beside(engine: EngineClient, priority: int) -> tuple[list[Streamed], int]:
-    """Two long answers, and how many tokens they got while a user got all but the first of forty."""
+    """Two long answers, and how many tokens they got while a user got 300."""
     name = f"beside-{priority}"
     others = [
-        Streamed(engine, f"{name}-{n}", priority=priority, tokens=900, prompt=[5 + n] * 30 + [9]) for n in range(2)
+        Streamed(engine, f"{name}-{n}", priority=priority, tokens=980, prompt=[5 + n] * 30 + [9]) for n in range(2)
     ]
     for each in others:
         await each.begun.wait()
-    user = Streamed(engine, f"{name}-user", priority=0, tokens=40, prompt=[40, priority] * 15)
+    user = Streamed(engine, f"{name}-user", priority=0, tokens=300, prompt=[40, priority] * 15)
     await user.begun.wait()
     before = sum(len(each.tokens) for each in others)
     await user.done
     got = sum(len(each.tokens) for each in others) - before
-    assert all(not each.finish for each in others)  # else nothing was seen
+    assert priority == 0 or all(not each.finish for each in others)  # else nothing was seen
     await asyncio.gather(*(each.done for each in others))
     return others, got
 
@@ -107,13 +107,13 @@ async def beside(engine: EngineClient, priority: int) -> tuple[list[Streamed], i
 @NO_VLLM
 async def test_rollouts_wait_while_they_would_make_users_late_and_go_on_after_them(engine: EngineClient) -> None:
     rollouts, got = await beside(engine, 1)
-    assert got <= 4  # of the step in which the user's first token came, where it is told later than that
+    assert got <= 60  # tokens of before the user's first one, that are read after it where the machine is busy
     for each in rollouts:
-        assert (len(each.tokens), each.finish) == (900, "length")
+        assert (len(each.tokens), each.finish) == (980, "length")
         assert each.logprobs == pytest.approx(expected_logprobs(MODEL, each.prompt, each.tokens), abs=1e-3)
     one_queue, got = await beside(engine, 0)
-    assert got >= 60
-    assert [len(each.tokens) for each in one_queue] == [900, 900]
+    assert got >= 200
+    assert [len(each.tokens) for each in one_queue] == [980, 980]
 
 
 @NO_VLLM
