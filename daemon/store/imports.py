@@ -316,8 +316,8 @@ class Importer:
         entry = self._tree.entries[number]
         match entry.kind:
             case "f":
-                numbered.move(links, number, parent, name)
-                self._make_file(parent, name, number)
+                made = numbered.move(links, number, parent, name)
+                self._make_file(parent, name, number, 0 if made else os.O_CREAT | os.O_EXCL)
                 return
             case "l":
                 os.symlink(os.fsdecode(entry.target), name, dir_fd=parent)
@@ -333,9 +333,9 @@ class Importer:
         _set_attributes(safe_path.named(parent, name), entry)
         os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
-    def _make_file(self, parent: int, name: str, number: int) -> None:
+    def _make_file(self, parent: int, name: str, number: int, create: int) -> None:
         entry = self._tree.entries[number]
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+        fd = os.open(name, os.O_RDWR | create | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
         try:
             if entry.size:
                 self._fill(fd, entry)

@@ -9,7 +9,6 @@ first `SPENT_MOST` of them, and files beyond get the number that comes.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 
@@ -41,7 +40,10 @@ def _next(directory: int) -> int:
         os.close(fd)
 
 
-def move(directory: int, entry: int, parent: int, name: str) -> None:
-    """The file that was made for an entry to its place, if there is one."""
-    with contextlib.suppress(FileNotFoundError):
+def move(directory: int, entry: int, parent: int, name: str) -> bool:
+    """The file that was made for an entry to its place. False: there is none."""
+    try:
         os.rename(MADE.format(entry), name, src_dir_fd=directory, dst_dir_fd=parent)
+    except FileNotFoundError:
+        return False
+    return True
