@@ -76,6 +76,14 @@ class Engine:
         self._admit()
         return request
 
+    def progress(self, request: Request) -> tuple[float, float]:
+        """Tokens of an answer that are there, and those that are left."""
+        if not request.end:
+            return 0.0, request.tokens
+        self._advance()
+        left = request.end - self._position
+        return request.tokens - left, left
+
     def cancel(self, request: Request) -> None:
         """It will not be `done`. Frees its slot."""
         if request.cancelled:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from coordinator.decide import multiplex, packing
-from coordinator.simulate import jobs, parallel, serving
+from coordinator.simulate import handover, jobs, parallel, serving
 from coordinator.simulate.engines import Rates
 from coordinator.simulate.rollouts import Came, Plan, Simulated, Turn, Workload
 from rollout.decide.bound import Bound
@@ -435,4 +435,5 @@ SCENARIOS: dict[str, Callable[[int], dict[str, Any]]] = {
     "mux": mux,
     "harvest": harvest,
     "parallelism": parallel.figures,
+    "handover": handover.figures,
 }

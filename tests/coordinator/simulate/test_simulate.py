@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.decide.multiplex import Job, Prices, alone, join
 from coordinator.decide.packing import plan
-from coordinator.simulate import jobs, scenarios
+from coordinator.simulate import handover, jobs, scenarios
 from coordinator.simulate.clock import Clock
 from coordinator.simulate.engines import Engine, Rates
 from coordinator.simulate.rollouts import Plan, Simulated, Turn
@@ -193,3 +193,25 @@ def test_jobs_in_groups_cost_less_and_none_waits_longer_than_it_may() -> None:
     figures = scenarios.mux(3, count=10, steps=6)
     assert figures["rent_ratio_disaggregated"] > 1.2 and figures["slowest_of_allowed"] <= 1.0
     assert figures["control"] == 1.0
+
+
+def test_engines_that_go_over_compute_gradients_of_whole_groups_alone() -> None:
+    rates = Rates(base=0.01, slots=64)
+    lengths = np.full((8, 8), 100.0)
+    lengths[:4, :] = 1000.0
+    plain, moved = (handover.Rollout(lengths, rates, 6.0, moves=moves).run() for moves in (False, True))
+    # Half of the answers, and of the groups, are there after a second; 32 are left, which one engine holds. Seven
+    # eighths of the GPUs compute from then and the switch on: 3 s of all GPUs' work are there, after 3.43 s.
+    assert (plain.rollout, plain.whole, plain.gone) == pytest.approx((10.0, 16.0, 0.0))
+    assert (moved.gone, moved.rollout, moved.hidden) == pytest.approx((1.0, 10.0, 0.5))
+    assert moved.whole == pytest.approx(10 + 3 + handover.SWITCH)
+
+
+def test_answers_that_move_to_another_engine_go_on_where_they_were() -> None:
+    clock = Clock()
+    engine = Engine(clock, Rates(base=0.01))
+    request = engine.ask(prompt=0, tokens=100, done=lambda: None)
+    clock.after(0.3, lambda: seen.append(engine.progress(request)))
+    seen = list[tuple[float, float]]()
+    clock.run()
+    assert seen == [pytest.approx((30.0, 70.0))]

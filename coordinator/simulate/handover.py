@@ -1,0 +1,113 @@
+"""Steps of a run whose GPUs roll out and train, with engines that go over to gradients in the middle of a rollout.
+
+Owns: the course of one rollout, what gradients are computed meanwhile. Does not own: the choice
+(rollout.decide.handover), an engine's pace (coordinator.simulate.engines).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coordinator.simulate.clock import Clock
+from coordinator.simulate.engines import Engine, Rates, Request
+from rollout.decide import handover
+
+ENGINES, GROUPS, SIZE = 8, 64, 8
+SWITCH = 2.0  # seconds until an engine's GPUs compute gradients: model and optimiser wait in host memory
+
+
+@dataclass
+class Step:
+    """Seconds."""
+
+    rollout: float = 0.0
+    whole: float = 0.0  # with the gradients that were left
+    hidden: float = 0.0  # share of the gradients that were computed during the rollout
+    gone: float = 0.0  # when engines went over; 0: none did
+
+
+class Rollout:
+    def __init__(self, lengths: np.ndarray, rates: Rates, train: float, *, moves: bool) -> None:
+        """`lengths` [groups, size]: tokens of answers. `train`: seconds of all gradients on the GPUs of all engines."""
+        self.clock, self.rates, self.moves = Clock(), rates, moves
+        self.engines = [Engine(self.clock, rates) for _ in range(ENGINES)]
+        self.size, self.train, self.step = lengths.size, train, Step()
+        self._left = dict(enumerate([lengths.shape[1]] * len(lengths)))
+        self._on_way: dict[tuple[int, int], tuple[Engine, Request]] = {}
+        self._computed, self._since, self._pace = 0.0, 0.0, 0.0  # gradients in seconds of all GPUs; of them a second
+        for (group, member), tokens in np.ndenumerate(lengths):
+            self._ask((group, member), self.engines[(group * SIZE + member) % ENGINES], 0.0, float(tokens))
+
+    def run(self) -> Step:
+        self.clock.run()
+        self._compute(1.0)
+        self.step.rollout = self.clock.now
+        self.step.hidden = self._computed / self.train
+        self.step.whole = self.step.rollout + self.train - self._computed + (SWITCH if self.step.gone else 0.0)
+        return self.step
+
+    def _ask(self, answer: tuple[int, int], engine: Engine, prompt: float, tokens: float) -> None:
+        request = engine.ask(prompt=prompt, tokens=tokens, done=lambda: self._ended(answer))
+        self._on_way[answer] = engine, request
+
+    def _ended(self, answer: tuple[int, int]) -> None:
+        self._compute(self._ready)
+        del self._on_way[answer]
+        self._left[answer[0]] -= 1
+        if self.moves:
+            self.clock.after(0.0, self._hand_over)  # when all are out that end in the same step
+
+    @property
+    def _ready(self) -> float:
+        """Share of the groups that are whole."""
+        return sum(not left for left in self._left.values()) / len(self._left)
+
+    def _compute(self, ready: float) -> None:
+        """Gradients up to now, of no more than what was whole since the last answer ended."""
+        now = self.clock.now
+        more = self._pace * max(0.0, now - max(self._since, self.step.gone + SWITCH))
+        self._computed, self._since = min(self._computed + more, max(self._computed, ready * self.train)), now
+
+    def _hand_over(self) -> None:
+        stay = handover.staying(
+            ENGINES, len(self._on_way), 1 - len(self._on_way) / self.size,
+            base=self.rates.base, each=self.rates.per_sequence, slots=self.rates.slots,
+        )  # fmt: skip
+        if self.step.gone or stay == ENGINES:
+            return
+        self.step.gone, self._pace = self.clock.now, 1 - stay / ENGINES
+        for answer, (engine, request) in list(self._on_way.items()):
+            if engine not in self.engines[:stay]:
+                sampled, left = engine.progress(request)
+                engine.cancel(request)
+                self._ask(answer, min(self.engines[:stay], key=lambda each: each.load), sampled, left)
+
+
+def figures(seed: int, steps: int = 12) -> dict[str, Any]:
+    rates = Rates(base=0.0169, per_sequence=0.000004, prefill=20_000.0, slots=256)
+
+    def ratio(spread: float, share: float) -> dict[str, float]:
+        draw, seen = np.random.default_rng(seed), {False: list[Step](), True: list[Step]()}
+        for _ in range(steps):
+            lengths = np.clip(2000 * draw.lognormal(-(spread**2) / 2, spread, (GROUPS, SIZE)), 16, 16_384)
+            train = share * Rollout(lengths, rates, 1.0, moves=False).run().rollout
+            for moves, found in seen.items():
+                found.append(Rollout(lengths, rates, train, moves=moves).run())
+        rollouts = [sum(each.rollout for each in found) for found in seen.values()]
+        return {
+            "ratio": round(sum(s.whole for s in seen[False]) / sum(s.whole for s in seen[True]), 3),
+            "rollout_slower": round(rollouts[1] / rollouts[0], 3),
+            "hidden": round(float(np.mean([each.hidden for each in seen[True]])), 3),
+            "gone_after": round(float(np.mean([each.gone / each.rollout for each in seen[True]])), 2),
+        }
+
+    return {
+        **ratio(1.4, 0.5),
+        "control": ratio(0.0, 0.5)["ratio"],
+        "inputs": "8 engines; 64 prompts x 8 answers, log-normal around 2,000 tokens, deviation of the logarithm 1.4, "
+        "at most 16,384; a decoding step takes 16.9 ms and 4 us for each answer; gradients take half as long as the "
+        "rollout, on all GPUs; engines change over in 2 s; control: equal lengths",
+    }

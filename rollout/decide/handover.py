@@ -1,0 +1,33 @@
+"""How many engines go over from decoding to gradients before all answers are there. Pure.
+
+Owns: that choice, once in a step of the run. Does not own: moving answers to the engines that stay, gradients.
+Guarantee: those that stay have a slot for every answer, and their decoding step takes at most `SLOWER` times as long.
+
+Where the same GPUs roll out and train, most engines serve a few long answers for the second half of a rollout, while
+groups that are whole wait for the trainer. After a fifth of the answers the first engines go, at the latest after half
+of them (RollPacker, arXiv:2509.21009).
+"""
+
+from __future__ import annotations
+
+EARLIEST, LATEST = 0.2, 0.5  # share of answers that have ended
+SLOWER = 1.03
+
+
+def staying(engines: int, answers: int, done: float, *, base: float, each: float, slots: int) -> int:
+    """Engines that go on decoding: all of them, as long as nothing is won.
+
+    `answers`: on their way, over all engines. `done`: share of the rollout's answers that have ended. A decoding step
+    of an engine takes `base + each * answers` seconds.
+
+    >>> staying(8, 128, 0.4, base=0.02, each=0.00001, slots=64)
+    2
+    """
+    if not EARLIEST <= done <= LATEST or not answers:
+        return engines
+
+    def step(among: int) -> float:
+        return base + each * -(-answers // among)
+
+    fit = (n for n in range(1, engines) if answers <= n * slots and step(n) <= SLOWER * step(engines))
+    return next(fit, engines)
