@@ -6,12 +6,14 @@ Owns: names, arguments, what is printed. Does not own: behaviour.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Annotated
 
 import typer
 
 from pagurus import output
 from pagurus.common import PASSED_ON, Json
+from sandbox.paths import CHECKOUT
 
 verbs = typer.Typer()
 
@@ -57,6 +59,7 @@ def bench(
 
     known, words = benches.names(), [name, *context.args]
     if name in known:
+        sys.path.append(str(CHECKOUT))  # whose examples some benches learn, and which are not installed
         raise typer.Exit(importlib.import_module(f"bench.{name}").main(context.args))
     if name != "ls" and not name.startswith("-"):
         output.complain(f"no bench {name!r}; there are: {', '.join(known)}")

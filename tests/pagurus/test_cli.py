@@ -173,6 +173,12 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert pagurus("bench", "no-such-bench").returncode == 2
 
 
+def test_a_bench_finds_the_examples_from_anywhere() -> None:
+    program = Path(sys.executable).with_name("pagurus")
+    done = subprocess.run([program, "bench", "recipe", "--help"], cwd="/", capture_output=True, check=False)
+    assert done.returncode == 0 and b"--staleness" in done.stdout, done.stderr
+
+
 def test_the_version() -> None:
     assert pagurus("--version").stdout.decode() == f"pagurus {VERSION}\n"
 
