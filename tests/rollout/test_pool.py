@@ -242,8 +242,8 @@ async def test_full_servers_hold_requests_back_and_the_urgent_go_first(servers: 
     seen: list[tuple[RouteView, list[Send]]] = []
     ended: list[str] = []
 
-    async def ask(pool: Pool, name: str, priority: int) -> None:
-        await pool.generate([100, 101], Sampling(max_tokens=12, ignore_eos=True), priority=priority)
+    async def ask(pool: Pool, name: str, priority: int, tokens: int = 12) -> None:
+        await pool.generate([100, 101], Sampling(max_tokens=tokens, ignore_eos=True), priority=priority)
         ended.append(name)
 
     class One(EngineSupervisor):
@@ -256,7 +256,7 @@ async def test_full_servers_hold_requests_back_and_the_urgent_go_first(servers: 
 
     async with Pool(rules=RULES, tell=lambda view, sends: seen.append((view, sends))) as pool:
         await pool.join("a", One(servers["a"]))
-        flights = [asyncio.create_task(ask(pool, "first", 0))]
+        flights = [asyncio.create_task(ask(pool, "first", 0, tokens=300))]  # not over before all have come
         await under_way(pool, 1)
         flights += [asyncio.create_task(ask(pool, f"later {n}", 0)) for n in range(3)]
         await asyncio.sleep(0)
