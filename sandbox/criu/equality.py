@@ -295,11 +295,10 @@ class _Canonical:
         if not entries:
             return
         with open(self._directory / f"pages-{entries[0]['pages_id']}.img", "rb") as pages:
-            for entry in entries[1:]:
-                count = entry.get("nr_pages") or entry.get("compat_nr_pages", 0)
+            for start, count in same_pages.runs(entries):
                 data = pages.read(count * PAGE)
                 for index in range(count):
-                    if (address := entry["vaddr"] + index * PAGE) not in left_out:
+                    if (address := start + index * PAGE) not in left_out:
                         yield address, data[index * PAGE : (index + 1) * PAGE]
 
     # ---- objects

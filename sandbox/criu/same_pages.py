@@ -5,11 +5,14 @@ Owns: reading page maps and pages of both. Does not own: what a difference means
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sandbox.criu import rpc
+from sandbox.criu.carried.memory import PARENT, PRESENT
 
 PAGE = 4096
 COMPARED = 1024  # pages at a time
@@ -29,13 +32,19 @@ def found(before: Path, after: Path) -> dict[str, set[int]]:
     return pages
 
 
+def runs(entries: Sequence[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+    """Address and number of the pages of each record of a pagemap. One whose pages are in no file has none, whatever it
+    says: an image from elsewhere may say 2^35."""
+    for entry in entries[1:]:
+        flags = entry.get("flags", PRESENT)
+        if flags & PRESENT and not (flags & PARENT or entry.get("in_parent")):
+            yield entry["vaddr"], entry.get("nr_pages") or entry.get("compat_nr_pages", 0)
+
+
 def _listed(directory: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Addresses [n] of the pages that a pagemap lists, and their content [n, 512] uint64."""
     entries = rpc.load(directory / name) if (directory / name).exists() else []
-    counts = [entry.get("nr_pages") or entry.get("compat_nr_pages", 0) for entry in entries[1:]]
-    starts = [
-        entry["vaddr"] + PAGE * np.arange(n, dtype=np.uint64) for entry, n in zip(entries[1:], counts, strict=True)
-    ]
+    starts = [start + PAGE * np.arange(count, dtype=np.uint64) for start, count in runs(entries)]
     addresses = np.concatenate([np.zeros(0, np.uint64), *starts])
     if not len(addresses):
         return addresses, np.zeros((0, PAGE // 8), np.uint64)
