@@ -31,7 +31,7 @@ from bench.conversations.efficiency import efficiency
 from bench.conversations.played import LENGTH, MODEL, Played, check, play, versions
 from bench.conversations.synthetic import synthetic
 from bench.harness import command
-from rollout.decide.routing import RoutingRules
+from rollout.decide.engines.routing import RoutingRules
 from rollout.engine.launch import vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.episode.renderer import ChatRenderer

@@ -56,7 +56,7 @@ from coordinator.simulate.rollouts import Plan, Simulated, Turn
 from coordinator.simulate.scenarios import H20, H800, PRICES, PROMISED, STEP, drawn_jobs
 from rollout.config import RolloutConfig
 from rollout.controller import NoMorePrompts, RolloutController
-from rollout.decide.slack import Budget
+from rollout.decide.engines.slack import Budget
 from rollout.engine import launch
 from rollout.engine.client import Generation, Sampling, Span
 from rollout.engine.launch import embedded

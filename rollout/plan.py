@@ -23,7 +23,7 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     engines: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1  # servers that the run starts on its host
     urls: list[str] = []  # or servers that somebody else runs; they must be able to read the run's weights
-    hardware: list[str] = []  # of each of these, such as "H20": see rollout.decide.affinity
+    hardware: list[str] = []  # of each of these, such as "H20": see rollout.decide.engines.affinity
     slots: Annotated[int, msgspec.Meta(ge=1)] = 64  # requests at once, of each server
     threads: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each vLLM server that the run starts
     transfer: bool = False  # vLLM on GPUs: its workers write changes of weights in place

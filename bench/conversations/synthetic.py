@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout.calm import calm
-from rollout.decide.routing import RoutingRules
+from rollout.decide.engines.routing import RoutingRules
 from rollout.engine.client import Delta, Published, Sampling, Span
 from rollout.pool.pool import Pool
 from sandbox.errors import EngineFailed

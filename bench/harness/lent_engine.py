@@ -1,7 +1,7 @@
 """A real engine that serves users, with rollouts beside: within what users leave, or in one queue with them.
 
 Owns: the users' and the rollouts' requests, what each got. Does not own: the engine, its choice of steps
-(rollout.decide.lending).
+(rollout.decide.engines.lending).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.simulate.engines import Engine, Rates
-from rollout.decide.prefixes import BLOCK
+from rollout.decide.engines.prefixes import BLOCK
 from rollout.engine.asking import KIND
 from rollout.engine.client import Delta, Published, Sampling, Span
 from rollout.pool.pool import Pool

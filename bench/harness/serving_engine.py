@@ -1,7 +1,7 @@
 """An engine that serves users and is lent to rollouts, as its rates, behind the real pool; and what its users see.
 
 Owns: the stand-in: its steps in the event loop's time, what a cut takes from rollouts. Does not own: what a step does
-(rollout.decide.slack), which turn comes here (rollout.pool), users' arrivals (coordinator.simulate.serving).
+(rollout.decide.engines.slack), which turn comes here (rollout.pool), users' arrivals (coordinator.simulate.serving).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 from bench.harness.rated_engines import RatedServer
 from coordinator.simulate.engines import Rates
 from coordinator.simulate.serving import Mode, Served, Traffic
-from rollout.decide.prefixes import BLOCK
-from rollout.decide.routing import RoutingRules
-from rollout.decide.slack import CHUNK, Budget, EngineView, Step, StepCost, Waiting, next_step
+from rollout.decide.engines.prefixes import BLOCK
+from rollout.decide.engines.routing import RoutingRules
+from rollout.decide.engines.slack import CHUNK, Budget, EngineView, Step, StepCost, Waiting, next_step
 from rollout.engine.client import Delta, Published, Sampling, Span
 from rollout.pool.pool import Pool
 

@@ -1,7 +1,7 @@
 """An engine as its rates: prompts are read one after another, answers are sampled side by side.
 
-Owns: the time that a request takes beside others. Does not own: which engine gets it (rollout.decide.routing), what is
-sampled.
+Owns: the time that a request takes beside others. Does not own: which engine gets it
+(rollout.decide.engines.routing), what is sampled.
 
 All answers on their way advance by one token per step, and a step takes ``base + per_sequence * answers`` seconds:
 reading the weights once, and each answer's cache. Prompts are read before, at `prefill` tokens per second, in order.
@@ -53,7 +53,7 @@ class Engine:
 
     def __init__(self, clock: Ticks, rates: Rates, hardware: str = ""):
         self.clock, self.rates, self.hardware = clock, rates, hardware
-        self.readers = self.reading = 0  # as whoever routes requests keeps it: rollout.decide.measuring
+        self.readers = self.reading = 0  # as whoever routes requests keeps it: rollout.decide.engines.measuring
         self.load = 0  # requests that were asked and have not ended
         self.busy = 0.0  # seconds in which it sampled or read
         self.tokens = 0.0  # that it sampled

@@ -1,7 +1,7 @@
 """Steps of a run whose GPUs roll out and train, with engines that go over to gradients in the middle of a rollout.
 
 Owns: the course of one rollout, what gradients are computed meanwhile. Does not own: the choice
-(rollout.decide.handover), an engine's pace (coordinator.simulate.engines).
+(rollout.decide.engines.handover), an engine's pace (coordinator.simulate.engines).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from coordinator.simulate.clock import Clock
 from coordinator.simulate.engines import Engine, Rates, Request
-from rollout.decide import handover
+from rollout.decide.engines import handover
 
 ENGINES, GROUPS, SIZE = 8, 64, 8
 SWITCH = 2.0  # seconds until an engine's GPUs compute gradients: model and optimiser wait in host memory

@@ -15,11 +15,11 @@ from typing import Literal
 from coordinator.simulate.clock import Clock
 from coordinator.simulate.engines import Engine, Rates, Request
 from rollout.decide import tail
-from rollout.decide.affinity import Profiles
 from rollout.decide.bound import Bound, Stepped
-from rollout.decide.measuring import Measured
+from rollout.decide.engines.affinity import Profiles
+from rollout.decide.engines.measuring import Measured
+from rollout.decide.engines.routing import Ask, RouteView, RoutingRules, ServerView, route
 from rollout.decide.policy import RolloutPolicy
-from rollout.decide.routing import Ask, RouteView, RoutingRules, ServerView, route
 from rollout.decide.view import (
     Abort,
     Action,

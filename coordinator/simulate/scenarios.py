@@ -17,7 +17,7 @@ from coordinator.simulate import handover, jobs, parallel, serving
 from coordinator.simulate.engines import Rates
 from coordinator.simulate.rollouts import Came, Plan, Simulated, Turn, Workload
 from rollout.decide.bound import Bound
-from rollout.decide.slack import Budget, StepCost
+from rollout.decide.engines.slack import Budget, StepCost
 from rollout.decide.view import Rules
 
 ALL_AT_ONCE = 1_000_000  # trajectories

@@ -1,6 +1,6 @@
 """A serving engine, step by step on a virtual clock, with rollouts in what its users leave.
 
-Owns: the course of requests. Does not own: what a step does (rollout.decide.slack).
+Owns: the course of requests. Does not own: what a step does (rollout.decide.engines.slack).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from rollout.decide.slack import CHUNK, Budget, EngineView, Step, StepCost, Waiting, next_step
+from rollout.decide.engines.slack import CHUNK, Budget, EngineView, Step, StepCost, Waiting, next_step
 
 Mode = Literal["alone", "slack", "naive"]
 

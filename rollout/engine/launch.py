@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollout.decide.slack import Budget
+from rollout.decide.engines.slack import Budget
 from rollout.engine.patches import INSIDE
 from sandbox.errors import EngineFailed, Invalid
 from sandbox.paths import CHECKOUT

@@ -1,7 +1,7 @@
 """One engine server of a pool: whoever started it, how it is, what it has to do.
 
 Owns: `Server` (what a pool needs of one), `Remote` (one that somebody else runs), `Lent` (one that serves users too),
-`Member` (its state in the pool). Does not own: choosing (rollout.decide.routing), requests (rollout.pool.pool).
+`Member` (its state in the pool). Does not own: choosing (rollout.decide.engines.routing), requests (rollout.pool.pool).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rollout.decide.routing import ServerView, Signs, State, Taking
+from rollout.decide.engines.routing import ServerView, Signs, State, Taking
 from rollout.engine.client import EngineClient, Published, wait_healthy
 from rollout.engine.weights import Mirrored
 from sandbox.errors import PagurusError

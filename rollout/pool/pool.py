@@ -27,9 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from rollout.decide.measuring import Measured
-from rollout.decide.prefixes import chain
-from rollout.decide.routing import RoutingRules, judge, next_to_update
+from rollout.decide.engines.measuring import Measured
+from rollout.decide.engines.prefixes import chain
+from rollout.decide.engines.routing import RoutingRules, judge, next_to_update
 from rollout.engine.asking import KIND
 from rollout.engine.client import Delta, EngineClient, Generation, Published, Sampling
 from rollout.pool.answer import Answer
@@ -82,8 +82,9 @@ class Pool:
 
     async def join(self, name: str, server: Server, *, hardware: str = "", lent: bool = False) -> None:
         """A server more; it takes the pool's version first if it serves another one. Servers of one `hardware` are
-        alike; where there are several, requests go where they cost least (rollout.decide.affinity). `lent`: it serves
-        users, takes requests as its `slots` of the moment say, and may end them when its users need all of it."""
+        alike; where there are several, requests go where they cost least (`rollout.decide.engines.affinity`). `lent`:
+        it serves users, takes requests as its `slots` of the moment say, and may end them when its users need all of
+        it."""
         if name in self.members:
             raise Conflict(f"the pool has a server {name!r}", remedy="choose another name")
         member = self.members[name] = Member(name, server, hardware, lent)

@@ -1,7 +1,7 @@
 """Who of those that wait gets which server's slot.
 
 Owns: the requests that wait, what servers are believed to hold of prompts, how long kinds of requests take. Does not
-own: the choice itself (rollout.decide.routing), requests that have a slot (rollout.pool.pool), servers.
+own: the choice itself (rollout.decide.engines.routing), requests that have a slot (rollout.pool.pool), servers.
 Guarantee: a slot that was given is given back by whoever has it, or was never told of; one decision is made for all
 slots that become free in one turn of the event loop.
 """
@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rollout.decide.affinity import Profiles
-from rollout.decide.prefixes import Prefixes
-from rollout.decide.routing import Ask, RouteView, RoutingRules, Send, route
+from rollout.decide.engines.affinity import Profiles
+from rollout.decide.engines.prefixes import Prefixes
+from rollout.decide.engines.routing import Ask, RouteView, RoutingRules, Send, route
 from rollout.pool.member import Member
 from sandbox.errors import PagurusError
 
@@ -31,7 +31,7 @@ class Ticket:
     key: int
     priority: int
     ids: list[int]
-    blocks: list[int]  # see rollout.decide.prefixes.chain
+    blocks: list[int]  # see rollout.decide.engines.prefixes.chain
     kind: str  # of environment
     held: int = 0  # tokens that its server holds, once it has one
     known: int = 0  # that some server holds

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from rollout.decide.routing import RoutingRules
+from rollout.decide.engines.routing import RoutingRules
 from rollout.engine.launch import Launch
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.pool.pool import Pool

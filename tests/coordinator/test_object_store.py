@@ -6,7 +6,9 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 from coordinator.decide import replicate
 from coordinator.object_store import ObjectStore
@@ -19,11 +21,10 @@ KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGI
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """The address of a server with a bucket `copies`."""
-    boto3, server = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in KEYS.items():
             patch.setenv(name, value)
-        running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         running.start()
         try:
             address = "http://{}:{}".format(*running.get_host_and_port())

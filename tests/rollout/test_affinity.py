@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bench.harness.rated_engines import RatedServer
 from coordinator.simulate.engines import Rates as EngineRates
-from rollout.decide.affinity import Answered, Crowd, Need, Profiles, Rates, cost
-from rollout.decide.measuring import Measured
-from rollout.decide.routing import Ask, RouteView, RoutingRules, Send, ServerView, route
+from rollout.decide.engines.affinity import Answered, Crowd, Need, Profiles, Rates, cost
+from rollout.decide.engines.measuring import Measured
+from rollout.decide.engines.routing import Ask, RouteView, RoutingRules, Send, ServerView, route
 from rollout.engine.asking import KIND
 from rollout.engine.client import Sampling
 from rollout.pool.member import Member

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollout.decide.routing import RoutingRules
+from rollout.decide.engines.routing import RoutingRules
 from rollout.engine.client import Generation, Sampling, Span
 from rollout.engine.embedded.model import ModelConfig, Qwen3
 from rollout.pool.doors import Doors

@@ -7,7 +7,7 @@ import asyncio
 from bench.harness.rated_engines import IdleLoop
 from bench.harness.serving_engine import Harvest, harvest
 from coordinator.simulate.serving import Mode, Traffic, bursty
-from rollout.decide.slack import Budget, StepCost
+from rollout.decide.engines.slack import Budget, StepCost
 
 BUDGET = Budget(ttft=1.0, tpot=0.036, margin=0.4)
 COST = StepCost(base=0.012, per_answer=0.00012, per_prompt_token=3e-5)

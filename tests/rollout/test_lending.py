@@ -10,8 +10,8 @@ import pytest
 
 from bench.harness.rated_engines import RatedServer
 from coordinator.simulate.engines import Rates
-from rollout.decide.lending import Lending
-from rollout.decide.slack import Budget
+from rollout.decide.engines.lending import Lending
+from rollout.decide.engines.slack import Budget
 from rollout.engine.client import EngineClient, Sampling
 from rollout.engine.embedded.core import Core, Request
 from rollout.engine.embedded.lending import share

@@ -16,8 +16,8 @@ import pytest_asyncio
 
 from bench.harness.rated_engines import RatedServer
 from coordinator.simulate.engines import Rates
-from rollout.decide import lending, slack
-from rollout.decide.slack import Budget
+from rollout.decide.engines import lending, slack
+from rollout.decide.engines.slack import Budget
 from rollout.engine.client import EngineClient, Sampling
 from rollout.engine.launch import VLLM_PYTHON, Command, Launch, lent, vllm
 from rollout.engine.patches import INSIDE
@@ -64,7 +64,7 @@ async def test_what_decides_inside_vllm_needs_nothing_that_it_has_not(module: Mo
     tree = ast.parse(inspect.getsource(module))
     wanted = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     wanted |= {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
-    assert wanted <= {"__future__", "msgspec", "numpy", "numpy.typing", "rollout.decide.slack"}
+    assert wanted <= {"__future__", "msgspec", "numpy", "numpy.typing", "rollout.decide.engines.slack"}
 
 
 class Streamed:

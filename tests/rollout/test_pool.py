@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rollout.decide.routing import RouteView, RoutingRules, Send, route
+from rollout.decide.engines.routing import RouteView, RoutingRules, Send, route
 from rollout.engine.client import Delta, Generation, Published, Sampling, Span
 from rollout.engine.launch import embedded
 from rollout.engine.supervisor import EngineSupervisor

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.slack import Step as Share
+from rollout.decide.engines.slack import Step as Share
 from rollout.engine.embedded.scheduler import MINIMUM_REUSE, Copy, Scheduler, Sequence, common_prefix, finish_reason
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rollout.decide.lending import Lending
-from rollout.decide.parallel import Planner
+from rollout.decide.engines.lending import Lending
+from rollout.decide.engines.parallel import Planner
 from rollout.engine.embedded.adapter import load_served
 from rollout.engine.embedded.apply import Prepared
 from rollout.engine.embedded.lending import share
@@ -79,7 +79,7 @@ class Core:
     ):
         """`base`: the model that an adapter in `folder` is beside, where it is not where the adapter says. `lending`:
         requests of a priority above 0 get what the others leave. `cache`: tokens of all that run together; how many
-        these are follows from how often it is too small (rollout.decide.parallel)."""
+        these are follows from how often it is too small (rollout.decide.engines.parallel)."""
         self.folder = folder
         self.version = version
         self.broken: str | None = None  # why no weights are served

@@ -1,13 +1,13 @@
-"""The embedded engine's requests as the view that decides what users leave to rollouts (rollout.decide.lending). Pure.
+"""The embedded engine's requests as the view that decides what users leave to rollouts. Pure.
 
-Owns: the view. Does not own: deciding, rows and batches (scheduler), tensors.
+Owns: the view. Does not own: deciding (rollout.decide.engines.lending), rows and batches (scheduler), tensors.
 Guarantee: a request of priority 0 is a user's; all others get what users leave.
 """
 
 from __future__ import annotations
 
-from rollout.decide.lending import Lending
-from rollout.decide.slack import EngineView, Step, Waiting
+from rollout.decide.engines.lending import Lending
+from rollout.decide.engines.slack import EngineView, Step, Waiting
 from rollout.engine.embedded.scheduler import Scheduler, Sequence
 
 

@@ -92,7 +92,7 @@ class _Retained:
 
 
 class Share(Protocol):
-    """How much a step does, where the engine lends (rollout.decide.slack)."""
+    """How much a step does, where the engine lends (rollout.decide.engines.slack)."""
 
     @property
     def users_prompt(self) -> int: ...

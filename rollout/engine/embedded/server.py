@@ -24,8 +24,8 @@ import msgspec
 import torch
 from aiohttp import web
 
-from rollout.decide.lending import Lending
-from rollout.decide.slack import Budget
+from rollout.decide.engines.lending import Lending
+from rollout.decide.engines.slack import Budget
 from rollout.engine import protocol as wire
 from rollout.engine import spare
 from rollout.engine.embedded.core import Core, Request

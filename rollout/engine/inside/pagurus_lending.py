@@ -1,7 +1,7 @@
 """A scheduler for vLLM that lends to rollouts what users leave, and the route that says how much that is.
 
 Owns: the view of vLLM's requests that decides, keeping to what was decided. Does not own: deciding, what steps cost
-(rollout.decide.lending), the order of requests, blocks of the cache, batches (vLLM's own scheduler).
+(rollout.decide.engines.lending), the order of requests, blocks of the cache, batches (vLLM's own scheduler).
 Guarantee: a request of priority 0 or less is a user's, and is scheduled as vLLM does, but for prompts that are read in
 pieces; all others are rollouts', and get in each step no more than `Lending.step` says.
 
@@ -29,8 +29,8 @@ from vllm.v1.request import RequestStatus
 
 def _load(name: str) -> None:
     """A module of rollout.decide, without the packages that it lies in."""
-    path = Path(__file__).parents[2] / "decide" / f"{name}.py"
-    spec = spec_from_file_location(f"rollout.decide.{name}", path)
+    path = Path(__file__).parents[2] / "decide" / "engines" / f"{name}.py"
+    spec = spec_from_file_location(f"rollout.decide.engines.{name}", path)
     assert spec is not None and spec.loader is not None
     sys.modules[spec.name] = module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -39,8 +39,8 @@ def _load(name: str) -> None:
 for _name in ("slack", "lending"):
     _load(_name)
 
-from rollout.decide.lending import Lending  # noqa: E402
-from rollout.decide.slack import Budget, EngineView, Step, Waiting  # noqa: E402
+from rollout.decide.engines.lending import Lending  # noqa: E402
+from rollout.decide.engines.slack import Budget, EngineView, Step, Waiting  # noqa: E402
 
 PROMISE = "pagurus_lending"  # of --additional-config
 ROUTE = "/statistics"

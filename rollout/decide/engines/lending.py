@@ -1,8 +1,8 @@
 """What the next step of an engine does that serves users and lends to rollouts what they leave. Pure.
 
 Owns: what steps have cost so far, whether rollouts stand still. Does not own: the slack of a step
-(rollout.decide.slack), requests, engines, clocks. Both engines choose by it: the embedded one
-(rollout.engine.embedded.lending), and vLLM, in whose process only this module and rollout.decide.slack are loaded
+(rollout.decide.engines.slack), requests, engines, clocks. Both engines choose by it: the embedded one
+(rollout.engine.embedded.lending), and vLLM, in whose process only this module and the one of the slack are loaded
 (rollout/engine/inside/pagurus_lending.py).
 
 What a step costs is learned while it works: seconds against answers and tokens of prompts, by least squares, of which
@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout.decide.slack import Budget, EngineView, Step, StepCost, next_step
+from rollout.decide.engines.slack import Budget, EngineView, Step, StepCost, next_step
 
 FIRST = StepCost(base=0.005, per_answer=0.0005, per_prompt_token=0.0001)  # of an engine that has not worked yet
 TRUSTED = 16.0  # steps by which what is learned replaces `FIRST`

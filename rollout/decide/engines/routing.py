@@ -9,7 +9,7 @@ a request goes    to the server that holds its prefix (`homes`), unless that is 
                   than `overload` times the load of the least loaded one, and `slack` requests more;
                   else to one that is lent, else to the least loaded one; it waits when every server is
                   full or none serves. One is lent that serves users, and takes what they leave room for
-of servers of     to the one where it adds least to the time of all (rollout.decide.affinity); one that holds
+of servers of     to the one where it adds least to the time of all (rollout.decide.engines.affinity); one that holds
 several classes   its prefix keeps it unless another is cheaper by `hysteresis`; a class that was not
                   measured for `again` answers is tried by `trials` new trajectories at a time
 a server is       `lost` when its process ended; `hung` when it answers neither probes nor requests for
@@ -24,7 +24,7 @@ from typing import Literal
 
 import msgspec
 
-from rollout.decide.affinity import Crowd, Need, Rates, cost
+from rollout.decide.engines.affinity import Crowd, Need, Rates, cost
 
 State = Literal["starting", "serving", "updating", "draining", "down"]
 

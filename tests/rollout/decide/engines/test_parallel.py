@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.simulate import parallel
-from rollout.decide.parallel import Planner, degree
+from rollout.decide.engines.parallel import Planner, degree
 from rollout.engine.embedded.core import Core, Request
 from sandbox.paths import CHECKOUT
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.handover import EARLIEST, LATEST, SLOWER, staying
+from rollout.decide.engines.handover import EARLIEST, LATEST, SLOWER, staying
 
 
 @pytest.mark.parametrize(

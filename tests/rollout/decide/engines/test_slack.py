@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.simulate import serving
-from rollout.decide.slack import (
+from rollout.decide.engines.slack import (
     CHUNK,
     Budget,
     EngineView,

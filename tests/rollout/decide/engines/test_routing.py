@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.prefixes import BLOCK, Prefixes, chain
-from rollout.decide.routing import (
+from rollout.decide.engines.prefixes import BLOCK, Prefixes, chain
+from rollout.decide.engines.routing import (
     Ask,
     RouteView,
     RoutingRules,

@@ -1,14 +1,14 @@
 """What an answer costs the server that gives it, measured where requests are routed. Pure: who routes tells the time.
 
 Owns: the times and tokens of one answer on one server, and what the server is busy with meanwhile. Does not own: what
-is learned of it (rollout.decide.affinity).
+is learned of it (rollout.decide.engines.affinity).
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from rollout.decide.affinity import Answered
+from rollout.decide.engines.affinity import Answered
 
 
 class Busy(Protocol):
