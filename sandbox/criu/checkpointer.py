@@ -420,7 +420,7 @@ def _lock(container: Container, owed: list[locks.Lock], hold: restoring.Hold) ->
 def _check(container: Container, images: Path) -> None:
     """Refuse a dump that no restore would let through."""
     try:
-        gate.check(gate.of_directory(images))
+        gate.checked(gate.of_directory(images))
     except gate.Refusal as refusal:
         remedy = refusal.remedy or "the sandbox keeps running"
         raise CheckpointFailed(refusal.reason, remedy=remedy, sandbox=container.spec.id) from None

@@ -32,7 +32,7 @@ from sandbox.criu.gate.image_rules import check, deleted
 from sandbox.criu.gate.images import PAGE, Images, Named, Refusal, Wanted, below, printable
 from sandbox.criu.gate.processes import confined
 
-__all__ = ["Images", "Refusal", "check", "imported", "look_up", "of_directory", "passes", "refuse_lost", "trees"]
+__all__ = ["Images", "Refusal", "checked", "imported", "look_up", "of_directory", "passes", "refuse_lost", "trees"]
 
 _SYS_OPENAT2 = 437
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
@@ -46,8 +46,11 @@ LEAVE = "have the process leave it (cd) or close it, then checkpoint again"
 
 
 def of_directory(directory: Path) -> Images:
-    """The images in a directory. Blocks."""
-    sizes = {}
+    """The images in a directory. No image is written to once it is complete: copies are links, changed ones new files.
+
+    Blocks.
+    """
+    sizes, files = {}, set()
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.endswith(".log") or entry.name.startswith("stats-"):
@@ -56,7 +59,8 @@ def of_directory(directory: Path) -> Images:
             if not stat.S_ISREG(found.st_mode):
                 raise Refusal(f"{entry.name[:80]!r} is no image")
             sizes[entry.name] = found.st_size
-    return Images(sizes, lambda name: dumpfile.whole(f"{directory}/{name}"))
+            files.add((entry.name, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size))
+    return Images(sizes, lambda name: dumpfile.whole(f"{directory}/{name}"), frozenset(files))
 
 
 @contextlib.contextmanager
@@ -78,12 +82,25 @@ def trees(root: Path, mounts: Mapping[str, Path]) -> Iterator[dict[str, int]]:
             os.close(fd)
 
 
+CHECKED_MOST = 64
+_checked: dict[frozenset[object], Wanted] = {}  # of images that were let pass, the oldest first
 CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 
 
 def passes(images: Images, opened: Mapping[str, int]) -> None:
     """Whether images may be restored over these trees. Raises Refusal. Blocks."""
-    look_up(check(images), opened)
+    look_up(checked(images), opened)
+
+
+def checked(images: Images) -> Wanted:
+    """:func:`check`, once for the same images: those of a dump that ends, and of each restore and fork from it."""
+    if images.identity is None:
+        return check(images)
+    wanted = _checked.get(images.identity) or check(images)
+    _checked[images.identity] = wanted
+    while len(_checked) > CHECKED_MOST:
+        _checked.pop(next(iter(_checked)), None)
+    return wanted
 
 
 def imported(files: Mapping[str, bytes], pages: Mapping[str, int]) -> None:

@@ -59,10 +59,16 @@ class Wanted:
 
 
 class Images:
-    """Images by file name, each parsed once. `read(name)` gives the bytes of one, `sizes` the names and sizes."""
+    """Images by file name, each parsed once. `read(name)` gives the bytes of one, `sizes` the names and sizes.
 
-    def __init__(self, sizes: Mapping[str, int], read: Callable[[str], bytes]):
+    Images of the same `identity` have the same content; without one nothing is known of that.
+    """
+
+    def __init__(
+        self, sizes: Mapping[str, int], read: Callable[[str], bytes], identity: frozenset[object] | None = None
+    ):
         self.sizes = sizes
+        self.identity = identity
         self._read = read
         self._parsed: dict[str, list[Any]] = {}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.criu import image_files
+from sandbox.criu import image_files, rewrite
 from sandbox.criu.gate import gate
 from sandbox.errors import RestoreFailed
 from tests.support.checkpoint_support import Bench, shell
@@ -204,11 +204,25 @@ async def test_what_is_no_image_is_refused(bench: Bench) -> None:
     for name, place in (("netns-2.img", b""), ("tmpfs-dev-9.tar.gz.img", b""), ("parent", b"")):
         (saved.capture.dir / name).write_bytes(place)
         with pytest.raises(gate.Refusal, match="unknown kind"):
-            gate.check(gate.of_directory(saved.capture.dir))
+            gate.checked(gate.of_directory(saved.capture.dir))
         (saved.capture.dir / name).unlink()
     os.symlink("/", saved.capture.dir / "parent")
     with pytest.raises(gate.Refusal, match="is no image"):
         gate.of_directory(saved.capture.dir)
+
+
+async def test_images_are_checked_once_until_one_changes(bench: Bench) -> None:
+    """Those of a dump, and the linked copies that its restores and forks make of them."""
+    saved = await bench.save(await bench.maker.create())
+    linked = saved.capture.dir.with_name("linked")
+    rewrite.copy(saved.capture.dir, linked)
+    wanted = gate.checked(gate.of_directory(saved.capture.dir))
+    assert gate.checked(gate.of_directory(linked)) is wanted
+    core = next(linked.glob("core-*.img"))
+    core.write_bytes(core.read_bytes()[:-1])  # cut short
+    for directory in (linked, saved.capture.dir):
+        with pytest.raises(gate.Refusal, match="cannot be read"):
+            gate.checked(gate.of_directory(directory))
 
 
 async def test_images_from_elsewhere_must_be_confined_as_ours_are(
