@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * When do waits end? Noted for whoever takes them up again after a dump (sandbox/native/waits.c), by the number of the
- * thread. Included by inspector.bpf.c. A lost entry costs precision only: such a wait begins anew.
+ * thread. Included by inspector.bpf.c. A lost entry, or one that an earlier inspector had, costs precision only: a wait
+ * that is not taken up by the kernel itself begins anew.
  */
 #ifndef PAGURUS_WAITS_H
 #define PAGURUS_WAITS_H
@@ -22,6 +23,8 @@
 #define NR_EPOLL_PWAIT 281
 #define NR_IO_PGETEVENTS 333
 #define NR_EPOLL_PWAIT2 441
+#define FIRST_ADDRESS 4096 /* below it no program has anything */
+#define CLOCK_MONOTONIC 1
 #define ERESTARTNOHAND 514
 #define ERESTART_RESTARTBLOCK 516
 
@@ -179,6 +182,33 @@ static __always_inline u64 end_of(struct task_struct *p, u64 nr)
 	return 0;
 }
 
+/* Functions of the kernel that take a call up again. One that this kernel does not have is of no call. */
+extern const void hrtimer_nanosleep_restart __ksym __weak;
+extern const void posix_cpu_nsleep_restart __ksym __weak;
+extern const void futex_wait_restart __ksym __weak;
+extern const void do_restart_poll __ksym __weak;
+
+/* The call that restart_syscall has taken up, of a wait that was interrupted while no inspector was there. Its arguments
+ * are still in the registers, and nanosleep is the one of the two whose first argument is an address. */
+static __always_inline u64 taken_up(struct task_struct *p, struct pt_regs *regs)
+{
+	u64 how = (u64)BPF_CORE_READ(p, restart_block.fn);
+
+	if (!how)
+		return NR_RESTART_SYSCALL;
+	if (how == (u64)&do_restart_poll)
+		return NR_POLL;
+	if (how == (u64)&futex_wait_restart)
+		return NR_FUTEX;
+	if (how == (u64)&posix_cpu_nsleep_restart)
+		return NR_CLOCK_NANOSLEEP;
+	if (how == (u64)&hrtimer_nanosleep_restart)
+		return regs->di < FIRST_ADDRESS || BPF_CORE_READ(p, restart_block.nanosleep.clockid) != CLOCK_MONOTONIC ?
+			       NR_CLOCK_NANOSLEEP :
+			       NR_NANOSLEEP;
+	return NR_RESTART_SYSCALL;
+}
+
 static __always_inline bool goes_on_later(u64 nr, long result)
 {
 	return result == -ERESTART_RESTARTBLOCK ||
@@ -195,8 +225,8 @@ static __noinline int interrupted_wait(struct task_struct *p, struct pt_regs *re
 
 	if (!w)
 		w = &fresh;
-	if (nr == NR_RESTART_SYSCALL && w->ip == regs->ip && w->sp == regs->sp)
-		nr = w->nr;
+	if (nr == NR_RESTART_SYSCALL)
+		nr = w->ip == regs->ip && w->sp == regs->sp ? w->nr : taken_up(p, regs);
 	w->nr = nr;
 	w->ip = regs->ip;
 	w->sp = regs->sp;

@@ -76,13 +76,13 @@ class Notes:
 
 def watch(notes: Notes) -> None:
     """Have this process note what it does."""
-    from daemon.catalogue import Catalogue
     from daemon.checkpoints import queue
     from daemon.store.gc import GarbageCollector
     from sandbox.container.container import Container
     from sandbox.content.pages import PageStore
     from sandbox.criu import dump
     from sandbox.criu.checkpointer import Checkpointer
+    from sandbox.database import Writer
 
     start = queue.Ticket.start
 
@@ -98,7 +98,7 @@ def watch(notes: Notes) -> None:
 
     queue.Ticket.start = started  # type: ignore[method-assign,assignment]
     notes.note(dump._Frozen, "__call__", "snapshot")  # taken between the end of a dump and the thaw
-    notes.note(Catalogue, "_commit", "publication")
+    notes.note(Writer, "_commit", "publication")
     notes.note(PageStore, "collect", "collection")
     notes.note_async(GarbageCollector, "_forget", "collection")
     notes.note_async(Checkpointer, "restore", "restore")

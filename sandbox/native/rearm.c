@@ -236,7 +236,7 @@ bool find_rest(struct waiting *one) {
     struct wait note = {0};
     bool noted = access_note(BPF_MAP_LOOKUP_ELEM, one->tid, &note) && note.ip == one->regs.rip && note.sp == one->regs.rsp;
     if (one->regs.orig_rax == SYS_restart_syscall) {
-        if (!noted) return false;
+        if (!noted || note.nr == SYS_restart_syscall) return false;
         one->regs.orig_rax = note.nr;
     }
     one->left = FOREVER;

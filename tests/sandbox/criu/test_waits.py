@@ -131,6 +131,29 @@ async def test_waits_go_on_where_nobody_noted_when_they_began(bench: Bench, prog
     assert found == dict.fromkeys(found, "")
 
 
+@pytest.mark.parametrize("restored", [False, True], ids=["live", "restored"])
+async def test_waits_go_on_under_the_next_daemon(maker: Maker, tmp_path: Path, program: Path, restored: bool) -> None:
+    """Only the kernel still knows which calls were interrupted by dumps of the daemon before, and when they end."""
+    calls = "nanosleep nanosleep_rest clock_nanosleep clock_nanosleep_absolute poll futex cond_timedwait"
+    seconds = 6
+    with Inspector.load() as before, Inspector.load() as after:
+        async with started(maker, tmp_path, before.notes) as bench:
+            container = await sandbox(bench, before, program)
+            await enter(container, calls, seconds)
+            await bench.save(container)
+            await bench.checkpointer.forget(container)
+            before.unwatch(container.cgroup.id)
+            after.watch(container.cgroup.id)
+            bench.checkpointer._notes = after.notes
+            for _ in range(2):
+                saved = await bench.save(container)
+            if restored:
+                await bench.kill_and_restore(container, saved, saved.dump)
+            found = await outcome(container, seconds)
+    assert found == dict.fromkeys(found, "")
+    assert len(found) == 2 * len(calls.split())
+
+
 async def test_a_sleeper_that_was_dumped_has_not_worked(seen: Bench, inspector: Inspector, program: Path) -> None:
     container = await sandbox(seen, inspector, program)
     await enter(container, "nanosleep poll epoll_wait futex pause", 1000)
