@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from coordinator.balance import Balance
 from coordinator.callers import Callers
 from coordinator.copies import Copies
 from coordinator.failover import Failover
@@ -54,6 +55,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--replicate-store", metavar="STORE", help="and to a directory, or s3://BUCKET/PREFIX (AWS_* say how)"
     )
     parser.add_argument("--replicate-rate", metavar="SIZE", help="bytes a second of copies at most, such as 100MiB")
+    parser.add_argument("--no-balance", action="store_true", help="with copies: move no sandbox that nobody asked to")
     parser.add_argument("--ray", default="", metavar="ADDRESS", help="cluster for jobs; else one of this machine")
     parser.add_argument(
         "--quota",
@@ -83,7 +85,7 @@ async def serve(options: argparse.Namespace) -> None:
     copies = Copies(members, rate=rate, store=store)
     failover = Failover(members, copies)
     moves = Moves(members, copies)
-    members.removing = copies.forget
+    members.removing, members.left = copies.forget, copies.keep
     jobs = Jobs(options.state, ray=options.ray, quotas=parse_quotas(options.quota))
     phases = Phases(state, parse_share(options.share))
     callers = Callers(Tokens(options.state / "tokens.json", clock=time.time), members)
@@ -98,7 +100,9 @@ async def serve(options: argparse.Namespace) -> None:
         notify("READY=1")
         working = [asyncio.create_task(each.run()) for each in (jobs, phases, moves)]
         if replicating:
-            working += [asyncio.create_task(copies.run()), asyncio.create_task(failover.run())]
+            working += [asyncio.create_task(each.run()) for each in (copies, failover)]
+        if replicating and not options.no_balance:
+            working.append(asyncio.create_task(Balance(members, moves).run()))
         await asyncio.wait([asyncio.ensure_future(stop.wait()), *working], return_when=asyncio.FIRST_COMPLETED)
         for task in working:
             if task.done():

@@ -90,6 +90,15 @@ class Calls:
         member = self.find(id)[1]
         rest = request.match_info.get("rest")
         path = f"/v1/sandboxes/{id}" + (f"/{rest}" if rest else "") + _query(request)
+        removed = request.method == "DELETE" and not rest
+        if KEY in request.headers and self.members.places[id].row.replicated_answers and rest != "fork" and not removed:
+            return await self._held(request, id, path)
+        with self.moves.calling(id):
+            return await self._on_sandbox(request, id, member, rest, path)
+
+    async def _on_sandbox(
+        self, request: web.Request, id: str, member: Member, rest: str | None, path: str
+    ) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             if (there := await member.upstream.joined(path, await self.callers.token(member))) is not None:
                 return await bridge(request, there)
@@ -103,17 +112,17 @@ class Calls:
             answer = await self._repeated(request, lambda: self.find(id)[1], path)
             self._made(self.find(id)[1], answer)
             return answer.response()
-        if KEY in request.headers and self.members.places[id].row.replicated_answers:
-            return await self._held(request, id, path)
         return await self._through(request, lambda: self.find(id)[1], path)
 
     async def _held(self, request: web.Request, id: str, path: str) -> web.StreamResponse:
         """An answer that goes out when another host has the state that it tells of, and is kept for who asks again."""
         call = self._call(request) or ""
-        if (kept := await self.members.state.answer(call)) is not None:
-            return msgspec.msgpack.decode(kept, type=Answer).response()
         while True:
-            answer = await self._repeated(request, lambda: self.find(id)[1], path)
+            await self.moves.free(id)
+            with self.moves.calling(id):
+                if (kept := await self.members.state.answer(call)) is not None:
+                    return msgspec.msgpack.decode(kept, type=Answer).response()
+                answer = await self._repeated(request, lambda: self.find(id)[1], path)
             host = self.find(id)[1].name
             self._remember(self.find(id)[1], answer)
             checkpoint = self._told(answer).checkpoint

@@ -31,7 +31,7 @@ from coordinator.state import CopyRow
 from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError, Timeout
 from sandbox.image.store import filed
 from sandbox.messages import CheckpointInfo, CheckpointState
-from sandbox.messages.cluster import Conversation, HostedSandbox
+from sandbox.messages.cluster import ArriveRequest, Conversation, HostedSandbox
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
@@ -126,7 +126,7 @@ class Copies:
                 )
                 if not known.row.durable or subject.copied:
                     del self._since[id, store]
-                if id not in self.members.moving:
+                if id not in self.members.leaving:
                     found.append(subject)
         return found
 
@@ -271,8 +271,12 @@ class Copies:
         try:
             async with asyncio.timeout(PATIENCE):
                 while not self._is_copied(sandbox, checkpoint, host):
-                    if self._host(sandbox) != host:
+                    known = self.members.places[sandbox]
+                    if known.host != host and not known.moved:
                         return False
+                    if known.host != host:  # as it was: what it has there tells of this state too
+                        checkpoint, host = known.row.head, known.host
+                        continue
                     await self._hasten(sandbox, checkpoint, host)
         except TimeoutError:
             raise Timeout(
@@ -310,6 +314,27 @@ class Copies:
         if known.host != host:
             return known.row.head == checkpoint
         return any(row.checkpoint == checkpoint for row in rows.values())
+
+    async def keep(self, sandbox: str, host: str, checkpoint: str, newest: ArriveRequest | None = None) -> None:
+        """A host that a sandbox left still has this state of it, for the next copy there to build upon.
+
+        `newest`: it is the one that the sandbox goes on from, with what else is known of that.
+        """
+        known, rows = self.members.places.get(sandbox), self._rows(sandbox, store=False)
+        if not checkpoint:
+            return
+        others = [row for row in rows if row.host != host]
+        if known is None or (newest is None and (len(others) < len(rows) or len(rows) >= replicate.HOLDERS)):
+            await OnHost(self.members.member(host)).discard(sandbox, checkpoint)
+            return
+        row = CopyRow(checkpoint=checkpoint, host=host, source=known.host, sandbox=known.row, old=newest is None)
+        row.number = 0
+        if newest is not None:
+            row.programs, row.conversation, row.number = newest.programs, newest.conversation, next(self._numbers)
+        former = await self.state.put_copy(sandbox, row)
+        if former is not None and former.checkpoint != checkpoint:
+            await self._discard(sandbox, former)
+        self._wake.set()
 
     async def forget(self, sandbox: str) -> None:
         """It was removed: its copies go."""

@@ -42,12 +42,14 @@ def arrival(row: HostedSandbox) -> ArriveRequest:
     return ArriveRequest(id=row.id, name=row.name, owner=row.owner, created_at=row.created_at)
 
 
-async def arrive(members: Members, row: HostedSandbox, checkpoint: str, host: str, wanted: ArriveRequest) -> None:
+async def arrive(
+    members: Members, row: HostedSandbox, checkpoint: str, host: str, wanted: ArriveRequest, *, moved: bool
+) -> None:
     """Let a sandbox run at a host that holds this state of it, and know that it is there."""
     path = f"/v1/checkpoints/{part(checkpoint)}/arrive"
     info = await members.member(host).upstream.call("POST", path, SandboxInfo, wanted, timeout=PATIENCE)
-    moved = msgspec.structs.replace(row, head=info.head or "", turn=info.turn, durable="")
-    members.places[row.id] = Place(host, moved, time.monotonic())
+    there = msgspec.structs.replace(row, head=info.head or "", turn=info.turn, durable="", idle_s=None)
+    members.places[row.id] = Place(host, there, time.monotonic(), moved)
     members.remember(checkpoint, host)
     log.info("goes on at %s from %s", host, checkpoint, extra={"sandbox": row.id})
 
@@ -85,7 +87,7 @@ class Failover:
         lost = [
             Lost(id, known.host, held, state.homes.get(id, ""), images(known.row))
             for id, rows in state.copies.items()
-            if id not in state.moves  # these are settled first
+            if id not in self.members.moving  # these are settled first
             and (known := self.members.places.get(id)) is not None
             and known.host in over
             and (held := [Held(row.checkpoint, row.host, row.number) for row in rows.values() if self._counts(row)])
@@ -122,5 +124,5 @@ class Failover:
         for copy in self.members.state.copies.get(sandbox, {}).values():
             if copy.checkpoint == checkpoint:
                 wanted.programs, wanted.conversation = copy.programs, copy.conversation
-        await arrive(self.members, row, checkpoint, host, wanted)
+        await arrive(self.members, row, checkpoint, host, wanted, moved=False)
         await self.members.state.went_on(sandbox, host, checkpoint)

@@ -18,8 +18,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from coordinator.decide import lease
 from coordinator.decide.place import HostView
 from coordinator.forward import Upstream
@@ -27,7 +25,7 @@ from coordinator.state import HostRow, State
 from sandbox.errors import Conflict, ConnectionBroken, NoDaemon, NotFound, PagurusError
 from sandbox.image.store import filed
 from sandbox.messages import CheckpointInfo
-from sandbox.messages.cluster import HostedSandbox, HostInfo, HostReport, LeaseRequest
+from sandbox.messages.cluster import HostedSandbox, HostInfo, HostReport, LeaseRequest, Left
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
@@ -44,6 +42,7 @@ class Place:
     host: str
     row: HostedSandbox
     since: float  # when we learnt it
+    moved: bool = False  # it came from another host as it was there
 
 
 class Member:
@@ -122,7 +121,9 @@ class Members:
         self.leasing = leasing  # whether sandboxes may go on elsewhere, so that hosts need leases
         self.withheld: set[str] = set()  # hosts that get none now: their sandboxes are on the way elsewhere
         self.moving: set[str] = set()  # sandboxes on the way from one host to another: nothing of them is removed
+        self.leaving: set[str] = set()  # those of them that are about to stand still, or do: no copies are made
         self.removing: Callable[[str], Awaitable[None]] | None = None  # told of each sandbox that is removed
+        self.left: Callable[[str, str, str], Awaitable[None]] | None = None  # of one that left a host, and what stays
         self.hosts: dict[str, Member] = {}
         self.places: dict[str, Place] = {}
         self._gone: dict[str, float] = {}  # sandboxes that were removed, and when
@@ -212,7 +213,9 @@ class Members:
         try:
             for id in strays:
                 with contextlib.suppress(NotFound):  # gone since its last report
-                    await member.upstream.call("DELETE", f"/v1/sandboxes/{id}", msgspec.Raw)
+                    kept = await member.upstream.call("POST", f"/v1/sandboxes/{id}/left", Left)
+                    if self.left is not None:
+                        await self.left(id, member.name, kept.checkpoint)
                 log.info("removed from %s: it went on elsewhere", member.name, extra={"sandbox": id})
             report = await member.ask(grant=self.leasing and not strays and member.name not in self.withheld)
         except (PagurusError, OSError) as error:
@@ -233,7 +236,8 @@ class Members:
             if self._gone.get(id, 0.0) >= asked_at or (known is not None and known.since >= asked_at):
                 continue
             if self.state.homes.get(id, member.name) == member.name and (known is None or known.host == member.name):
-                self.places[id] = Place(member.name, each, now if known is None else known.since)
+                since, moved = (now, False) if known is None else (known.since, known.moved)
+                self.places[id] = Place(member.name, each, since, moved)
         for id, known in list(self.places.items()):
             if known.host == member.name and id not in told and known.since < asked_at:
                 del self.places[id]

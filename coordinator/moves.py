@@ -7,7 +7,7 @@ Owns: the order of a move, its clock, the record of moves that are not at their 
 
     copies while it runs, until the rest is small ▸ prepared at both hosts
     calls wait: held, and captured ▸ the rest is copied ▸ arrives there ▸ calls go on
-    durable there ▸ removed here
+    durable there ▸ removed here, but for its last state, which is a copy from then on
 
 Guarantee: of one sandbox, one host acts. It is held at its host before it arrives at the other, and is let go there
 only when it surely does not run at the other. A move that is cut short, by the death of the coordinator too, is
@@ -20,6 +20,8 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 
@@ -32,7 +34,7 @@ from coordinator.members import Members, Place
 from coordinator.state import MoveRow
 from sandbox.errors import Conflict, NotFound, PagurusError
 from sandbox.messages import CheckpointInfo, CheckpointRequest, SandboxInfo, TurnInfo
-from sandbox.messages.cluster import Conversation, HoldRequest, Moved
+from sandbox.messages.cluster import ArriveRequest, Conversation, HoldRequest, Left, Moved
 from sandbox.sdk.transport import part
 
 log = logging.getLogger("pagurus.cluster")
@@ -40,6 +42,9 @@ log = logging.getLogger("pagurus.cluster")
 LOOK = 0.5  # seconds between two looks at moves that were cut short
 PATIENCE = 120.0  # seconds for a step of a move
 TURNS_MOST = 256 << 10  # bytes of the record of turns that moves
+UNUSED_LOOK = 0.02  # seconds between two looks whether calls on a sandbox have ended
+UNUSED = 5.0  # seconds for which a move waits until no call on the sandbox is under way
+UNUSED_UNASKED = 20.0  # likewise of one that nobody asked for, which then does not take place
 
 
 class Moves:
@@ -50,13 +55,30 @@ class Moves:
         self.copies = copies
         self._state = members.state
         self._waits = {sandbox: asyncio.Event() for sandbox in self._state.moves}  # set when calls on it go on
+        self._calls: Counter[str] = Counter()  # that are under way
+        self._last: dict[str, tuple[str, ArriveRequest]] = {}  # the state that one arrived with
         self._under_way: set[str] = set()
         members.moving |= self._state.moves.keys()
+        members.leaving |= self._state.moves.keys()
 
     async def free(self, sandbox: str) -> None:
         """Until calls on it need not wait."""
         while (waiting := self._waits.get(sandbox)) is not None:
             await waiting.wait()
+
+    @contextlib.contextmanager
+    def calling(self, sandbox: str) -> Iterator[None]:
+        """A call on it is under way at its host meanwhile."""
+        self._calls[sandbox] += 1
+        try:
+            yield
+        finally:
+            self._calls[sandbox] -= 1
+            if not self._calls[sandbox]:
+                del self._calls[sandbox]
+
+    def in_use(self, sandbox: str) -> bool:
+        return sandbox in self._calls
 
     def _go_on(self, sandbox: str) -> None:
         if (waiting := self._waits.pop(sandbox, None)) is not None:
@@ -69,9 +91,11 @@ class Moves:
                 await self._try_to_settle(sandbox)
             await asyncio.sleep(LOOK)
 
-    async def move(self, sandbox: str, host: str) -> Moved:
-        """Let it go on at another host."""
-        known = self.members.places[sandbox]
+    async def move(self, sandbox: str, host: str, *, unasked: bool = False) -> Moved:
+        """Let it go on at another host. `unasked`: unless somebody uses it."""
+        known = self.members.places.get(sandbox)
+        if known is None:
+            raise NotFound(f"no such sandbox: {sandbox}", remedy="list those there are with `pagurus ls`")
         if sandbox in self.members.moving:
             raise Conflict("it is being moved", sandbox=sandbox)
         if known.host == host:
@@ -79,37 +103,49 @@ class Moves:
         self.members.moving.add(sandbox)
         self._under_way.add(sandbox)
         try:
-            base, size = await self._ahead(sandbox, known.host, host)
+            size = await self._ahead(sandbox, known.host, host)
+            self.members.leaving.add(sandbox)
+            base = self._base(sandbox, host)
             await self._prepare(known, base, host)
             await self._state.put_move(sandbox, MoveRow(source=known.host, target=host, sandbox=known.row))
-            clock = _Clock()
             try:
+                await self._unused(sandbox, unasked=unasked)
+                clock = _Clock()
                 size += await self._switch(known, base, host, clock)
             finally:
                 await asyncio.shield(self._try_to_settle(sandbox))
         finally:
             self._under_way.discard(sandbox)
             if sandbox not in self._state.moves:
-                self.members.moving.discard(sandbox)
+                self._let_go(sandbox)
         pause = sum(clock.parts_ms.values())
         return Moved(sandbox=sandbox, host=host, pause_ms=pause, copied_bytes=size, parts_ms=clock.parts_ms)
 
     # ----------------------------------------------------------------- while it runs
 
-    async def _ahead(self, sandbox: str, source: str, host: str) -> tuple[str, int]:
-        """Copy it until the rest is small. (the last copy, bytes)"""
+    def _let_go(self, sandbox: str) -> None:
+        self.members.moving.discard(sandbox)
+        self.members.leaving.discard(sandbox)
+        self._last.pop(sandbox, None)
+
+    def _base(self, sandbox: str, host: str) -> str:
+        """The copy of it that a host has; "": none."""
         rows = self._state.copies.get(sandbox, {}).values()
-        base, size = next((row.checkpoint for row in rows if row.host == host), ""), 0
+        return next((row.checkpoint for row in rows if row.host == host), "")
+
+    async def _ahead(self, sandbox: str, source: str, host: str) -> int:
+        """Copy it until the rest is small; the bytes that travelled."""
+        size = 0
         path = f"/v1/sandboxes/{sandbox}/checkpoints"
         took: list[float] = []
         while replicate.again(took):
             wanted = CheckpointRequest(wait="durable")
             checkpoint = await self._upstream(source).call("POST", path, CheckpointInfo, wanted, keyed=True)
             began = time.monotonic()
+            base = self._base(sandbox, host)
             size += await self.copies.make(Copy(sandbox, checkpoint.id, source, host, base=base))
             took.append(time.monotonic() - began)
-            base = checkpoint.id
-        return base, size
+        return size
 
     async def _prepare(self, known: Place, base: str, host: str) -> None:
         wanted = arrival(known.row)
@@ -119,6 +155,16 @@ class Moves:
         await self._upstream(host).call("POST", there, SandboxInfo, wanted, timeout=PATIENCE)
         hold = HoldRequest(since=base)
         await self._upstream(known.host).call("PUT", here, msgspec.Raw, hold, timeout=PATIENCE)
+
+    async def _unused(self, sandbox: str, *, unasked: bool) -> None:
+        """Until no call on it is under way. Raises Conflict where one always is, and nobody asked for the move."""
+        deadline = time.monotonic() + (UNUSED_UNASKED if unasked else UNUSED)
+        while self.in_use(sandbox):
+            if time.monotonic() > deadline:
+                if unasked:
+                    raise Conflict("it is in use", remedy="wait until nothing is asked of it", sandbox=sandbox)
+                return
+            await asyncio.sleep(UNUSED_LOOK)
 
     # ----------------------------------------------------------------- while calls wait
 
@@ -140,7 +186,8 @@ class Moves:
             )
             clock.passed("copy")
             wanted.verify = False  # as in restores and forks
-            await arrive(self.members, row, last.id, host, wanted)
+            await arrive(self.members, row, last.id, host, wanted, moved=True)
+            self._last[row.id] = last.id, wanted
             clock.passed("arrive")
         except BaseException:
             await asyncio.shield(self._try_to_settle(row.id))  # until then calls on it wait
@@ -181,11 +228,15 @@ class Moves:
             await self._state.went_on(sandbox, move.target)
             if move.source in self.members.hosts:
                 with contextlib.suppress(NotFound):
-                    await self._upstream(move.source).call("DELETE", f"/v1/sandboxes/{sandbox}", msgspec.Raw)
+                    path = f"/v1/sandboxes/{sandbox}/left"
+                    left = await self._upstream(move.source).call("POST", path, Left, timeout=PATIENCE)
+                    last, state = self._last.get(sandbox, ("", None))
+                    newest = state if left.checkpoint == last else None
+                    await self.copies.keep(sandbox, move.source, left.checkpoint, newest)
         await self._state.drop_move(sandbox)
         self._go_on(sandbox)
         if sandbox not in self._under_way:
-            self.members.moving.discard(sandbox)
+            self._let_go(sandbox)
 
     async def _arrived(self, sandbox: str, host: str) -> SandboxInfo | None:
         """The sandbox at the other host; None: it does not run there, and will not."""

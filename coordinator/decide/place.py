@@ -12,11 +12,12 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from sandbox.messages.cluster import SOLE
+
 AWAY = 0.35  # what it costs that the content must be fetched first
 DENSE = 16.0  # sandboxes for each processor that count as much as a busy host
 FULL = 0.97  # part of the memory or the disk in use from which a host takes no more
 TOLD = 5  # hosts named for each reason
-SOLE = "on."  # labels of a sandbox that begin so ask for a label of the host: on.zone=a
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from coordinator.decide import multiplex, packing
-from coordinator.simulate import handover, jobs, parallel, serving
+from coordinator.simulate import balancing, handover, jobs, parallel, serving
 from coordinator.simulate.engines import Rates
 from coordinator.simulate.rollouts import Came, Plan, Simulated, Turn, Workload
 from rollout.decide.bound import Bound
@@ -436,4 +436,5 @@ SCENARIOS: dict[str, Callable[[int], dict[str, Any]]] = {
     "harvest": harvest,
     "parallelism": parallel.figures,
     "handover": handover.figures,
+    "balance": balancing.figures,
 }

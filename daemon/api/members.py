@@ -9,7 +9,7 @@ from daemon.host.host import Host
 from daemon.host.report import report
 from daemon.turns.turns import LiveSandbox
 from sandbox.messages import CheckpointInfo, SandboxInfo
-from sandbox.messages.cluster import ArriveRequest, Conversation, HoldRequest, HostReport, LeaseRequest
+from sandbox.messages.cluster import ArriveRequest, Conversation, HoldRequest, HostReport, LeaseRequest, Left
 
 AREA = Area()
 
@@ -53,6 +53,12 @@ async def _hold(host: Host, live: LiveSandbox) -> CheckpointInfo:
 async def _release(host: Host, live: LiveSandbox) -> None:
     """Let a sandbox go on that was held."""
     await leave.release(host, live)
+
+
+@AREA("POST", "/v1/sandboxes/{id}/left", scope="admin")
+async def _left(host: Host, live: LiveSandbox) -> Left:
+    """A sandbox went on elsewhere: remove it, but for its newest durable checkpoint."""
+    return Left(checkpoint=await leave.left(host, live))
 
 
 @AREA("GET", "/v1/checkpoints/{checkpoint}/programs", scope="admin")

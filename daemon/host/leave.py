@@ -9,17 +9,24 @@ left, which the coordinator answers for: it removes the sandbox here, or lets it
     prepare ▸ hold: capture ▸ stays frozen ─┬▶ removed: it has left
                                             └▶ release: it goes on, as if nothing had been
 
+    left    = its newest durable checkpoint is kept, as an imported one ▸ all else of it is removed
+
 Guarantee: from the last checkpoint until it is released nothing of the sandbox runs and no call acts on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
+from daemon.catalogue import CheckpointRow, Template, put_checkpoint
 from daemon.checkpoints.inflight import InFlight
 from daemon.host.fence import HELD
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
+from sandbox.messages import CheckpointState
 
 
 def mark(host: Host, live: LiveSandbox) -> Path:
@@ -60,3 +67,21 @@ async def release(host: Host, live: LiveSandbox) -> None:
     live.held = False
     if live.container_or_none is not None:
         live.container.cgroup.thaw()
+
+
+async def left(host: Host, live: LiveSandbox) -> str:
+    """It went on elsewhere, and is removed here. Its newest durable checkpoint stays, and is what this names."""
+    services, sandbox = host.services, live.row.id
+    for inflight in [each for each in services.inflights.values() if each.row.sandbox == sandbox]:
+        await inflight.settled(durable=True)
+    newest = _newest(row for row in services.checkpoints.values() if row.sandbox == sandbox)
+    if newest is not None and newest.template is None:
+        newest.template = msgspec.structs.replace(Template.of(live.row), gateway=None)
+        await services.catalogue.write([put_checkpoint(newest)], durable=True)
+    await host.remove(sandbox)
+    return "" if newest is None else newest.id
+
+
+def _newest(rows: Iterable[CheckpointRow]) -> CheckpointRow | None:
+    durable = [row for row in rows if row.state is CheckpointState.DURABLE and not row.damaged]
+    return max(durable, key=lambda row: row.number, default=None)

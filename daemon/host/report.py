@@ -7,24 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
+from daemon.host.expiry_watch import life
 from daemon.host.fence import boot, clock
 from daemon.host.host import Host
 from daemon.turns.turns import LiveSandbox
 from sandbox.errors import PagurusError
 from sandbox.messages import CheckpointState
-from sandbox.messages.cluster import HostedSandbox, HostReport
+from sandbox.messages.cluster import SOLE, HostedSandbox, HostReport
+
+ESTABLISHED = "01"  # among the states of a connection in /proc/net/tcp
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
 async def report(host: Host) -> HostReport:
     """As it is now."""
     newest = _newest(host)
     here = [_hosted(live, newest.get(live.row.id, "")) for live in host.live_sandboxes.values()]
-    return await asyncio.to_thread(_report, host, here)
+    inits = {live.row.id: live.container.init_pid for live in host.live_sandboxes.values() if _reaches_out(live)}
+    return await asyncio.to_thread(_report, host, here, inits)
 
 
-def _report(host: Host, sandboxes: list[HostedSandbox]) -> HostReport:
+def _report(host: Host, sandboxes: list[HostedSandbox], inits: dict[str, int | None]) -> HostReport:
+    for each in sandboxes:
+        if not each.bound and connected(inits.get(each.id)):
+            each.bound = "connections to the outside"
     memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     disk = os.statvfs(host.places.stored)
     return HostReport(
@@ -60,8 +69,26 @@ def _newest(host: Host) -> dict[str, str]:
     return {sandbox: id for sandbox, (_, id) in newest.items()}
 
 
+def _reaches_out(live: LiveSandbox) -> bool:
+    return live.container_or_none is not None and live.row.network.mode != "none"
+
+
+def connected(init: int | None) -> bool:
+    """Whether a TCP connection leads out of the network of this process."""
+    for name in ("tcp", "tcp6") if init is not None else ():
+        try:
+            lines = Path(f"/proc/{init}/net/{name}").read_text().splitlines()[1:]
+        except OSError:  # it has ended
+            return False
+        for _, _, remote, state, *_ in map(str.split, lines):
+            if state == ESTABLISHED and remote.partition(":")[0] not in LOOPBACK:
+                return True
+    return False
+
+
 def _hosted(live: LiveSandbox, durable: str) -> HostedSandbox:
     row = live.row
+    known = life(live)
     return HostedSandbox(
         id=row.id,
         owner=row.owner,
@@ -74,4 +101,7 @@ def _hosted(live: LiveSandbox, durable: str) -> HostedSandbox:
         turn=row.turn,
         created_at=row.created_at,
         replicated_answers=row.replicated_answers,
+        labels={name: value for name, value in row.labels.items() if name.startswith(SOLE)},
+        idle_s=None if known.busy else max(0.0, time.time() - known.used),
+        bound="its mounts" if row.mounts else "",
     )

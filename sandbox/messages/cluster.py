@@ -11,6 +11,7 @@ from sandbox.messages.commands import TurnInfo
 from sandbox.messages.gateway import Gateway
 from sandbox.messages.sandboxes import Limits
 
+SOLE = "on."  # labels of a sandbox that begin so ask for a label of the host: on.zone=a
 HostName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
@@ -28,6 +29,9 @@ class HostedSandbox(msgspec.Struct, kw_only=True, omit_defaults=True):
     turn: int = 0
     created_at: float = 0.0
     replicated_answers: bool = False
+    labels: dict[str, str] = {}  # those that ask for a label of the host: on.NAME
+    idle_s: float | None = None  # seconds for which nobody has used it; None: somebody does
+    bound: str = ""  # what it would lose if it went on elsewhere
 
 
 class HostReport(Brief, kw_only=True, omit_defaults=True):
@@ -111,6 +115,12 @@ class HoldRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     """coordinator -> daemon: PUT /v1/sandboxes/{id}/hold. The sandbox is about to be held: prepare that."""
 
     since: str  # the checkpoint that the other host has
+
+
+class Left(Brief, kw_only=True, omit_defaults=True):
+    """daemon -> coordinator: POST /v1/sandboxes/{id}/left. A sandbox that went on elsewhere is removed there."""
+
+    checkpoint: str = ""  # its newest durable state, which stays for copies to build upon
 
 
 class MoveRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -6,11 +6,17 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
+import msgspec
 import pytest
 
 from bench.harness.whole_host import group, lose, remove_groups
+from coordinator.decide import balance
+from coordinator.decide.balance import Move, Resident
+from coordinator.decide.place import HostView
 from coordinator.state import MoveRow, State
 from sandbox import Client, Sandbox
 from sandbox.errors import Conflict
@@ -196,6 +202,72 @@ async def test_a_sandbox_moves_while_it_is_used(pair: Cluster, client: Client) -
     await sandbox.remove()
 
 
+async def test_sandboxes_move_to_a_host_that_is_emptier_and_away_from_one_to_be_emptied(
+    pair: Cluster, client: Client
+) -> None:
+    await leased(client, pair)
+    await client.call("PATCH", "/v1/cluster/hosts/two", HostInfo, HostChange(draining=True))
+    made = [await client.create("debian") for _ in range(4)]
+    for number, each in enumerate(made):
+        await each.exec(f"echo {number} > /log; sleep 1000 > /dev/null 2>&1 & {ASLEEP}")
+    busy = asyncio.create_task(made[0].exec("while [ ! -e /enough ]; do sleep 0.1; done; cat /log"))
+    assert {await where(client, each) for each in made} == {"one"}
+    await client.call("PATCH", "/v1/cluster/hosts/two", HostInfo, HostChange(draining=False))
+    await until(lambda: _hosts_have(client, {"one": 3, "two": 1}), "one has moved")
+    for number, each in enumerate(made[1:], 1):
+        assert (await each.exec("cat /log; pgrep -c sleep")).text.split() == [str(number), "1"]
+    await client.call("PATCH", "/v1/cluster/hosts/one", HostInfo, HostChange(draining=True))
+    await until(lambda: _hosts_have(client, {"one": 1, "two": 3}), "all have moved that are not in use")
+    assert await where(client, made[0]) == "one" and not busy.done()
+    await made[0].files.write("/enough", b"")
+    assert (await busy).text == "0\n"
+    await until(lambda: _hosts_have(client, {"two": 4}), "it moved when nothing was asked of it")
+    for number, each in enumerate(made):
+        assert (await each.exec("cat /log; pgrep -c sleep")).text.split() == [str(number), "1"]
+    with sqlite3.connect(pair.root / "state" / "cluster.sqlite") as database:
+        rows = database.execute("SELECT row FROM decisions WHERE kind = 'balance'").fetchall()
+    decided = [msgspec.json.decode(row, type=Decided) for (row,) in rows]
+    assert sum(len(each.action) for each in decided) >= 4
+    for each in decided:
+        assert balance.decide(*msgspec.structs.astuple(each.view)) == each.action
+    for each in made:
+        await each.remove()
+
+
+async def test_a_host_that_comes_back_keeps_what_copies_build_upon(pair: Cluster, client: Client) -> None:
+    await leased(client, pair)
+    sandbox = await client.create("debian", replicated_answers=True)
+    host = await where(client, sandbox)
+    await sandbox.exec("dd if=/dev/urandom of=/data bs=1M count=8 2> /dev/null")
+    lose(pair.daemons[host])
+    await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
+    before = await counted(client)
+    await asyncio.to_thread(pair.daemons[host].start)
+    await sandbox.exec("echo 1 > /log")  # answered when that host holds it
+    after = await counted(client)
+    assert after["copies"] > before["copies"]
+    assert after["copied_bytes"] - before["copied_bytes"] < 1 << 20
+    await sandbox.remove()
+    async with pair.daemons[host].client() as own:
+        await until(lambda: _empty(own), "nothing of it stays")
+
+
+class Seen(msgspec.Struct):
+    """What a decision about balance was made from."""
+
+    hosts: list[HostView]
+    residents: list[Resident]
+    under_way: list[Move]
+    steady: dict[str, float]
+
+
+class Decided(msgspec.Struct):
+    """One as it is logged."""
+
+    view: Seen
+    action: list[Move]
+
+
 async def test_a_conversation_goes_on_after_a_move_and_after_the_loss_of_a_host(pair: Cluster, client: Client) -> None:
     await leased(client, pair)
     async with Upstream() as upstream:
@@ -259,6 +331,21 @@ async def test_a_move_that_is_cut_short_is_taken_back(pair: Cluster, client: Cli
     assert (await sandbox.exec("pgrep -c sleep")).text == "1\n"
     assert await where(client, sandbox) == host
     await sandbox.remove()
+
+
+async def counted(client: Client) -> dict[str, float]:
+    """What the coordinator counts of copies."""
+    text = (await client.raw("GET", "/metrics", None, "")).decode()
+    lines = [line.split() for line in text.splitlines() if line.startswith("pagurus_cluster_")]
+    return {line[0].removeprefix("pagurus_cluster_").removesuffix("_total"): float(line[1]) for line in lines}
+
+
+async def _hosts_have(client: Client, wanted: dict[str, int]) -> bool:
+    return Counter(place.host for place in await client.call("GET", "/v1/cluster/places", list[PlaceInfo])) == wanted
+
+
+async def _empty(own: Client) -> bool:
+    return await own.call("GET", "/v1/checkpoints", list[CheckpointInfo]) == []
 
 
 async def _elsewhere(client: Client, sandbox: Sandbox, host: str) -> bool:

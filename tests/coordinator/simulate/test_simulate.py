@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.decide.multiplex import Job, Prices, alone, join
 from coordinator.decide.packing import plan
-from coordinator.simulate import handover, jobs, scenarios
+from coordinator.simulate import balancing, handover, jobs, scenarios
 from coordinator.simulate.clock import Clock
 from coordinator.simulate.engines import Engine, Rates
 from coordinator.simulate.rollouts import Plan, Simulated, Turn
@@ -215,3 +215,10 @@ def test_answers_that_move_to_another_engine_go_on_where_they_were() -> None:
     seen = list[tuple[float, float]]()
     clock.run()
     assert seen == [pytest.approx((30.0, 70.0))]
+
+
+def test_sandboxes_move_to_hosts_that_came_back_and_only_then() -> None:
+    found = balancing.figures(2, seconds=600.0)
+    assert found["held_most_of_mean"] < found["held_most_of_mean_without"]
+    assert found["held_deviation_of_mean"] < 0.5 * found["held_deviation_of_mean_without"]
+    assert 0 < found["moves_of_revived"] <= 1.1 and found["control"] == 0

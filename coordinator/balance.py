@@ -1,0 +1,104 @@
+"""Load is balanced: sandboxes move from full hosts to emptier ones, and away from hosts that are to be emptied.
+
+Owns: when that is looked at, and what of a sandbox speaks against a move. Does not own: the choice
+(:mod:`coordinator.decide.balance`), how a sandbox moves (:mod:`coordinator.moves`).
+
+Guarantee: nothing moves by itself that somebody uses: a sandbox that is asked for something before it stands still
+stays where it is. While sandboxes of a lost host come back, nothing begins to move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from coordinator.copies import images
+from coordinator.decide import balance
+from coordinator.decide.balance import Move, Resident
+from coordinator.decide.place import HostView
+from coordinator.decide.replicate import STORE
+from coordinator.members import Members, Place
+from coordinator.moves import Moves
+from sandbox.errors import PagurusError
+
+log = logging.getLogger("pagurus.cluster")
+
+LOOK = 0.5  # seconds between two looks
+REST = 60.0  # seconds for which one that did not move is not tried again
+
+
+class Balance:
+    """See the module."""
+
+    def __init__(self, members: Members, moves: Moves) -> None:
+        self.members = members
+        self.moves = moves
+        self._tasks: dict[Move, asyncio.Task[None]] = {}
+        self._alive: dict[str, float] = {}  # since when each host answers
+        self._failed: dict[str, float] = {}  # when a sandbox could not be moved
+
+    async def run(self) -> None:
+        """For as long as the coordinator lives."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK)
+                await self._look()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _look(self) -> None:
+        now, hosts = time.monotonic(), self.members.views()
+        steady = self._steady(hosts, now)
+        if self.members.withheld:
+            return
+        under_way = list(self._tasks)
+        givers = balance.givers(hosts, under_way, steady)
+        if not givers:
+            return
+        self._failed = {id: when for id, when in self._failed.items() if when > now - REST}
+        residents = balance.offered(
+            self._resident(id, known)
+            for id, known in self.members.places.items()
+            if known.host in givers and self._may_move(id, known, now)
+        )
+        begun = balance.decide(hosts, residents, under_way, steady)
+        if begun:
+            view = {"hosts": hosts, "residents": residents, "under_way": under_way, "steady": steady}
+            await self.members.state.decided("balance", view, begun)
+        for move in begun:
+            self._tasks[move] = asyncio.create_task(self._move(move), name=f"move of {move.sandbox}")
+
+    def _steady(self, hosts: list[HostView], now: float) -> dict[str, float]:
+        self._alive = {host.name: self._alive.get(host.name, now) for host in hosts if host.alive}
+        return {name: now - since for name, since in self._alive.items()}
+
+    def _may_move(self, id: str, known: Place, now: float) -> bool:
+        row = known.row
+        still = row.state == "running" and not row.bound and row.idle_s is not None and not self.moves.in_use(id)
+        settled = now - known.since >= balance.SETTLED
+        return still and settled and id not in self.members.moving and id not in self._failed
+
+    def _resident(self, id: str, known: Place) -> Resident:
+        copies = self.members.state.copies.get(id, {}).values()
+        return Resident(
+            sandbox=id,
+            host=known.host,
+            images=images(known.row),
+            idle=known.row.idle_s or 0.0,
+            labels=known.row.labels,
+            copies=frozenset(row.host for row in copies if row.host != STORE),
+        )
+
+    async def _move(self, move: Move) -> None:
+        try:
+            moved = await self.moves.move(move.sandbox, move.target, unasked=True)
+            said = "%s moved from %s to %s, which is emptier: %.0f ms"
+            log.info(said, move.sandbox, move.source, move.target, moved.pause_ms)
+        except (PagurusError, KeyError) as error:  # used, removed or lost meanwhile, or a host refuses
+            self._failed[move.sandbox] = time.monotonic()
+            log.info("%s stays on %s: %s", move.sandbox, move.source, error)
+        finally:
+            del self._tasks[move]

@@ -1,0 +1,140 @@
+"""Which sandboxes move from one host to another, so that hosts have equal shares and those to be emptied become empty.
+
+A host's share is its sandboxes for each processor. One moves when afterwards its host still has a larger share than the
+other one, by a margin: so no move is ever undone by the next, and small differences stay. Those that were idle longest
+move first, and to a host with a copy of them before another. A sandbox that is in use, that came a moment ago, or that
+a move would cost something stays where it is. A host that is back gets some only after a while.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator.decide import place
+from coordinator.decide.place import HostView, Wanted
+
+AT_ONCE = 2  # moves that a host takes part in at a time
+MARGIN = 0.1  # part of the mean share by which a host must still have more after a move; one sandbox at least
+STEADY = 2.0  # seconds for which a host must have answered before it gets some
+SETTLED = 10.0  # seconds for which a sandbox must have been at its host
+OFFERED = 64  # sandboxes of one host among which is chosen
+LOOKED_AT = 8  # of the emptiest hosts, whether one should get some
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A sandbox that may move."""
+
+    sandbox: str
+    host: str
+    images: frozenset[str]  # names that its image goes by
+    idle: float  # seconds for which nobody has used it
+    labels: Mapping[str, str] = field(default_factory=dict)
+    copies: frozenset[str] = frozenset()  # hosts with copies of it
+
+
+@dataclass(frozen=True)
+class Move:
+    """Let the sandbox go on at another host."""
+
+    sandbox: str
+    source: str
+    target: str
+
+
+def givers(hosts: Iterable[HostView], under_way: Iterable[Move], steady: Mapping[str, float]) -> list[str]:
+    """Hosts from which one should move, if one can: those to be emptied, then those with the largest share."""
+    views = _afterwards(hosts, under_way)
+    return _givers(views, _takers(views, steady), _margin(views))
+
+
+def offered(residents: Iterable[Resident]) -> list[Resident]:
+    """Of each host those that were idle longest, among which :func:`decide` chooses."""
+    found: list[Resident] = []
+    counts: Counter[str] = Counter()
+    for each in sorted(residents, key=lambda each: (-each.idle, each.sandbox)):
+        counts[each.host] += 1
+        if counts[each.host] <= OFFERED:
+            found.append(each)
+    return found
+
+
+def decide(
+    hosts: Sequence[HostView], residents: Sequence[Resident], under_way: Sequence[Move], steady: Mapping[str, float]
+) -> list[Move]:
+    """What to begin now. `steady`: seconds for which each host has answered without a break."""
+    views = _afterwards(hosts, under_way)
+    busy = Counter(name for move in under_way for name in (move.source, move.target))
+    left = {each.sandbox: each for each in residents}
+    begun: list[Move] = []
+    while (move := _next(views, left, busy, steady)) is not None:
+        begun.append(move)
+        del left[move.sandbox]
+        busy.update((move.source, move.target))
+        views = _afterwards(views.values(), [move])
+    return begun
+
+
+def _next(
+    views: Mapping[str, HostView], left: Mapping[str, Resident], busy: Mapping[str, int], steady: Mapping[str, float]
+) -> Move | None:
+    free = {name: host for name, host in views.items() if busy.get(name, 0) < AT_ONCE}
+    takers, margin = _takers(free, steady), _margin(views)
+    for name in _givers(free, takers, margin):
+        mine = [each for each in left.values() if each.host == name]
+        for target in takers:
+            if not _gains(views[name], target, margin):
+                continue
+            able = [each for each in mine if not place.refusal(target, _wanted(each))]
+            if able:
+                chosen = min(able, key=lambda each: (target.name not in each.copies, -each.idle, each.sandbox))
+                return Move(chosen.sandbox, name, target.name)
+    return None
+
+
+def _givers(views: Mapping[str, HostView], takers: Sequence[HostView], margin: float) -> list[str]:
+    found = [host for host in views.values() if host.alive and host.sandboxes > 0]
+    found = [host for host in found if any(_gains(host, taker, margin) for taker in takers[:LOOKED_AT])]
+    return [host.name for host in sorted(found, key=lambda host: (not host.draining, -_share(host), host.name))]
+
+
+def _takers(views: Mapping[str, HostView], steady: Mapping[str, float]) -> list[HostView]:
+    """Hosts that may get some, the emptiest first."""
+    able = [host for host in views.values() if not place.refusal(host, Wanted())]
+    able = [host for host in able if steady.get(host.name, 0.0) >= STEADY]
+    return sorted(able, key=lambda host: (_share(host), host.name))
+
+
+def _gains(source: HostView, target: HostView, margin: float) -> bool:
+    """Whether a move from one to the other makes the cluster more even, or empties a host that is to be emptied."""
+    if source.name == target.name:
+        return False
+    if source.draining:
+        return True
+    least = max(margin, 1 / max(source.cpus, target.cpus))
+    return (source.sandboxes - 1) / source.cpus - (target.sandboxes + 1) / target.cpus >= least
+
+
+def _margin(views: Mapping[str, HostView]) -> float:
+    living = [host for host in views.values() if host.alive]
+    return MARGIN * sum(host.sandboxes for host in living) / max(1.0, sum(host.cpus for host in living))
+
+
+def _share(host: HostView) -> float:
+    return host.sandboxes / host.cpus
+
+
+def _wanted(resident: Resident) -> Wanted:
+    return Wanted(images=resident.images, labels=resident.labels)
+
+
+def _afterwards(hosts: Iterable[HostView], moves: Iterable[Move]) -> dict[str, HostView]:
+    """The hosts as they are when these moves are over."""
+    views = {host.name: host for host in hosts}
+    for move in moves:
+        for name, change in ((move.source, -1), (move.target, 1)):
+            if name in views:
+                views[name] = replace(views[name], sandboxes=views[name].sandboxes + change)
+    return views
