@@ -20,7 +20,8 @@ for). `double_actors`: how often processes of one sandbox were seen running on t
 (`doubles`: when, and how; one that is being killed does not run).
 `answer_ms_*`: of a turn when nothing is lost. `moves_pause_ms`: of `pagurus migrate`, of a process with `--move-mb` of
 memory that does not compress, or of an HTTP service with SQLite and a client; `moves_wrong`: what did not go on in it.
-`replicated_bytes`: of copies while the sandboxes worked, as a part of as many whole ones.
+`replicated_bytes`: of copies from the end of the calm time (`--calm`) on, as a part of as many whole ones;
+`replicated_bytes_all`: with those before, of which each sandbox's first to each of two hosts is whole.
 `replication_overhead`: the median turn of sandboxes whose answers do not wait for copies, while copies are made, to one
 where none are made; of `--overhead` turns of each sandbox with and without, twice in turn.
 """
@@ -203,6 +204,7 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
     watch = Watch(hosts.hosts, players)
     watching = asyncio.create_task(watch.run())
     await asyncio.sleep(options.calm)
+    first = await counters(client)
     calm = [duration for player in players for duration in player.durations]
     recovered: list[Recovery] = []
     struck: list[str] = []
@@ -246,7 +248,8 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
         "looks": watch.looks,
         **_quantiles("answer_ms", [1000 * each for each in calm]),
         "copies": int(counted["copies"]),
-        "replicated_bytes": round(counted["copied_bytes"] / max(1.0, counted["whole_bytes"]), 4),
+        "replicated_bytes": _part({name: counted[name] - first[name] for name in counted}),
+        "replicated_bytes_all": _part(counted),
         "move": options.move,
         "move_mb": options.move_mb,
         "moves_wrong": wrong,
@@ -259,6 +262,11 @@ async def _measured(options: argparse.Namespace, hosts: Hosts, client: Client, c
         "processor": processor(),
         "load": os.getloadavg()[0],
     }
+
+
+def _part(counted: dict[str, float]) -> float:
+    """What travelled, of what had travelled if each copy were whole."""
+    return round(counted["copied_bytes"] / max(1.0, counted["whole_bytes"]), 4)
 
 
 def _quantiles(name: str, values: list[float]) -> dict[str, float]:

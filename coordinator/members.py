@@ -32,6 +32,7 @@ log = logging.getLogger("pagurus.cluster")
 
 TTL = 5.0  # seconds without a report after which a host counts as silent
 CHECKPOINTS = 100_000  # of which the host is remembered
+NOWHERE = ""  # home of a sandbox that was removed, while a host that it left may still have it
 TokenFor = Callable[["Member"], Awaitable[str | None]]  # what a caller shows to a host
 
 
@@ -146,6 +147,9 @@ class Members:
         await asyncio.gather(*(self._ask(member) for member in self.hosts.values()))
         for member in self.hosts.values():
             self._watch(member)
+        for id in [id for id, home in self.state.homes.items() if home == NOWHERE]:
+            if not any(self._may_have(member, id) for member in self.hosts.values()):
+                await self.state.drop_home(id)
 
     async def close(self) -> None:
         for task in self._tasks.values():
@@ -281,7 +285,19 @@ class Members:
         self._gone[sandbox] = time.monotonic()
         if self.removing is not None:
             await self.removing(sandbox)
+        left = self.state.homes.get(sandbox) is not None and any(
+            self._may_have(m, sandbox) for m in self.hosts.values()
+        )
         await self.state.drop_home(sandbox)
+        if left:
+            await self.state.put_home(sandbox, NOWHERE)
+
+    def _may_have(self, member: Member, sandbox: str) -> bool:
+        """Whether a host has a sandbox that went on elsewhere: it tells so, or is silent."""
+        if member.name == self.state.homes.get(sandbox):
+            return False
+        told = [] if member.report is None else member.report.sandboxes
+        return bool(member.error) or not member.alive() or any(each.id == sandbox for each in told)
 
     def remember(self, checkpoint: str, host: str) -> None:
         self._checkpoints[checkpoint] = host

@@ -247,9 +247,31 @@ async def test_a_host_that_comes_back_keeps_what_copies_build_upon(pair: Cluster
     after = await counted(client)
     assert after["copies"] > before["copies"]
     assert after["copied_bytes"] - before["copied_bytes"] < 1 << 20
+    async with pair.daemons[host].client() as own:
+        await until(lambda: _without_sandboxes(own), "it is removed where it was")
+        assert {row.sandbox for row in await own.call("GET", "/v1/checkpoints", list[CheckpointInfo])} == {sandbox.id}
+    await sandbox.exec("echo 2 > /log")
+    assert (await counted(client))["copied_bytes"] - before["copied_bytes"] < 1 << 20
     await sandbox.remove()
     async with pair.daemons[host].client() as own:
         await until(lambda: _empty(own), "nothing of it stays")
+
+
+async def test_a_sandbox_that_is_removed_while_a_host_is_lost_does_not_come_back_with_it(
+    pair: Cluster, client: Client
+) -> None:
+    await leased(client, pair)
+    sandbox = await client.create("debian", replicated_answers=True)
+    host = await where(client, sandbox)
+    await sandbox.exec("echo 1 > /log")
+    lose(pair.daemons[host])
+    await until(lambda: _elsewhere(client, sandbox, host), "it went on elsewhere")
+    await sandbox.remove()
+    await asyncio.to_thread(pair.daemons[host].start)
+    await until(lambda: _alive(client), "the host is back")
+    async with pair.daemons[host].client() as own:
+        await until(lambda: _without_sandboxes(own), "it is removed there as well")
+    assert await client.sandboxes() == []
 
 
 class Seen(msgspec.Struct):
@@ -342,6 +364,10 @@ async def counted(client: Client) -> dict[str, float]:
 
 async def _hosts_have(client: Client, wanted: dict[str, int]) -> bool:
     return Counter(place.host for place in await client.call("GET", "/v1/cluster/places", list[PlaceInfo])) == wanted
+
+
+async def _without_sandboxes(own: Client) -> bool:
+    return not await own.sandboxes()
 
 
 async def _empty(own: Client) -> bool:
