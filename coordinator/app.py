@@ -55,6 +55,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--replicate-store", metavar="STORE", help="and to a directory, or s3://BUCKET/PREFIX (AWS_* say how)"
     )
     parser.add_argument("--replicate-rate", metavar="SIZE", help="bytes a second of copies at most, such as 100MiB")
+    parser.add_argument("--verify", action="store_true", help="compare what comes back of a lost host before it runs")
     parser.add_argument("--no-balance", action="store_true", help="with copies: move no sandbox that nobody asked to")
     parser.add_argument("--ray", default="", metavar="ADDRESS", help="cluster for jobs; else one of this machine")
     parser.add_argument(
@@ -83,9 +84,9 @@ async def serve(options: argparse.Namespace) -> None:
     rate = None if options.replicate_rate is None else float(parse_bytes(options.replicate_rate))
     store = None if options.replicate_store is None else await asyncio.to_thread(ObjectStore, options.replicate_store)
     copies = Copies(members, rate=rate, store=store)
-    failover = Failover(members, copies)
     moves = Moves(members, copies)
-    members.removing, members.left = copies.forget, copies.keep
+    failover = Failover(members, copies, moves.in_use, verify=options.verify)
+    members.removing, members.left = copies.forget, copies.keep_later
     jobs = Jobs(options.state, ray=options.ray, quotas=parse_quotas(options.quota))
     phases = Phases(state, parse_share(options.share))
     callers = Callers(Tokens(options.state / "tokens.json", clock=time.time), members)

@@ -85,6 +85,7 @@ class Copies:
         self._busy: Counter[str] = Counter()
         self._under_way: dict[tuple[str, bool], asyncio.Task[None]] = {}  # of a sandbox, to the store or a host
         self._locks: dict[tuple[str, bool], asyncio.Lock] = {}
+        self._keeping: set[asyncio.Task[None]] = set()
         rows = (row for rows in self.state.copies.values() for row in rows.values())
         self._numbers = itertools.count(1 + max((row.number for row in rows), default=0))
         self._sweep_at = time.monotonic() + SWEEP
@@ -302,6 +303,10 @@ class Copies:
             async with asyncio.timeout(LOOK), self._changed:
                 await self._changed.wait()
 
+    def is_waited(self, sandbox: str) -> bool:
+        """Whether an answer waits for a copy of it."""
+        return self._waited[sandbox] > 0
+
     def _host(self, sandbox: str) -> str | None:
         known = self.members.places.get(sandbox)
         return None if known is None else known.host
@@ -315,25 +320,37 @@ class Copies:
             return known.row.head == checkpoint
         return any(row.checkpoint == checkpoint for row in rows.values())
 
+    def keep_later(self, sandbox: str, host: str, checkpoint: str) -> None:
+        """Likewise, while nobody waits."""
+        task = asyncio.create_task(self._try_to_keep(sandbox, host, checkpoint), name=f"what {host} keeps of {sandbox}")
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    async def _try_to_keep(self, sandbox: str, host: str, checkpoint: str) -> None:
+        try:
+            await self.keep(sandbox, host, checkpoint)
+        except (PagurusError, OSError) as error:
+            log.warning("%s of %s stays on %s, and nobody knows: %s", checkpoint, sandbox, host, error)
+
     async def keep(self, sandbox: str, host: str, checkpoint: str, newest: ArriveRequest | None = None) -> None:
         """A host that a sandbox left still has this state of it, for the next copy there to build upon.
 
         `newest`: it is the one that the sandbox goes on from, with what else is known of that.
         """
-        known, rows = self.members.places.get(sandbox), self._rows(sandbox, store=False)
-        if not checkpoint:
-            return
-        others = [row for row in rows if row.host != host]
-        if known is None or (newest is None and (len(others) < len(rows) or len(rows) >= replicate.HOLDERS)):
-            await OnHost(self.members.member(host)).discard(sandbox, checkpoint)
-            return
-        row = CopyRow(checkpoint=checkpoint, host=host, source=known.host, sandbox=known.row, old=newest is None)
-        row.number = 0
-        if newest is not None:
-            row.programs, row.conversation, row.number = newest.programs, newest.conversation, next(self._numbers)
-        former = await self.state.put_copy(sandbox, row)
-        if former is not None and former.checkpoint != checkpoint:
-            await self._discard(sandbox, former)
+        async with self._locks.setdefault((sandbox, False), asyncio.Lock()):  # or it may be a copy that comes just now
+            known, rows = self.members.places.get(sandbox), self._rows(sandbox, store=False)
+            if not checkpoint or any((row.checkpoint, row.host) == (checkpoint, host) for row in rows):
+                return
+            there = any(row.host == host for row in rows)
+            if known is None or (newest is None and (there or len(rows) >= replicate.HOLDERS)):
+                await OnHost(self.members.member(host)).discard(sandbox, checkpoint)
+                return
+            row = CopyRow(checkpoint=checkpoint, host=host, source=known.host, sandbox=known.row, old=newest is None)
+            if newest is not None:
+                row.programs, row.conversation, row.number = newest.programs, newest.conversation, next(self._numbers)
+            former = await self.state.put_copy(sandbox, row)
+            if former is not None and former.checkpoint != checkpoint:
+                await self._discard(sandbox, former)
         self._wake.set()
 
     async def forget(self, sandbox: str) -> None:
@@ -352,9 +369,10 @@ class Copies:
             log.warning("copies of %s are not removed yet: %s", sandbox, error)
 
     async def close(self) -> None:
-        for task in list(self._under_way.values()):
+        tasks = [*self._under_way.values(), *self._keeping]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def images(row: HostedSandbox) -> frozenset[str]:

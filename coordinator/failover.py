@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -34,7 +35,7 @@ LOOK = 0.1  # seconds between two looks at the leases
 UNKNOWN = (ConnectionBroken, NoDaemon, Timeout)  # after these a host may have done what it was asked, or may do it yet
 PATIENCE = 120.0  # seconds for a sandbox to come back
 TURNS_MOST = 256 << 10  # bytes of the record of turns that moves
-AT_ONCE = 4  # sandboxes that come back at a time
+AT_ONCE = 2  # sandboxes that come back at a host at a time, or as many as it has processors
 
 
 def arrival(row: HostedSandbox) -> ArriveRequest:
@@ -57,10 +58,15 @@ async def arrive(
 class Failover:
     """See the module."""
 
-    def __init__(self, members: Members, copies: Copies) -> None:
+    def __init__(
+        self, members: Members, copies: Copies, in_use: Callable[[str], bool], *, verify: bool = False
+    ) -> None:
+        """`in_use`: whether a call on a sandbox is under way. `verify`: what comes back is compared before it runs."""
         self.members = members
         self.copies = copies
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._in_use = in_use
+        self._verify = verify
+        self._room: dict[str, asyncio.Semaphore] = {}  # at each host
 
     async def run(self) -> None:
         """For as long as the coordinator lives."""
@@ -85,7 +91,7 @@ class Failover:
             return []
         state = self.members.state
         lost = [
-            Lost(id, known.host, held, state.homes.get(id, ""), images(known.row))
+            Lost(id, known.host, held, state.homes.get(id, ""), images(known.row), self._waited(id))
             for id, rows in state.copies.items()
             if id not in self.members.moving  # these are settled first
             and (known := self.members.places.get(id)) is not None
@@ -94,12 +100,17 @@ class Failover:
         ]
         return failover.decide(lost, self.members.views(), over)
 
+    def _waited(self, sandbox: str) -> bool:
+        return self._in_use(sandbox) or self.copies.is_waited(sandbox)
+
     def _counts(self, row: CopyRow) -> bool:
         """Whether a sandbox may go on from it. For a host that was removed from the cluster nobody waits."""
         return not row.old and (row.host == STORE or row.host in self.members.hosts)
 
     async def _revive(self, wanted: Revive) -> None:
-        async with self._room:
+        report = self.members.member(wanted.target).report
+        most = AT_ONCE if report is None else max(AT_ONCE, report.cpus)
+        async with self._room.setdefault(wanted.target, asyncio.Semaphore(most)):
             known = self.members.places[wanted.sandbox]
             await self.members.state.decided("failover", {"from": wanted.source}, wanted)
             self.members.moving.add(wanted.sandbox)
@@ -121,6 +132,7 @@ class Failover:
         """It belongs there from now on, and runs."""
         await self.members.state.put_home(sandbox, host)
         wanted = arrival(row)
+        wanted.verify = self._verify
         for copy in self.members.state.copies.get(sandbox, {}).values():
             if copy.checkpoint == checkpoint:
                 wanted.programs, wanted.conversation = copy.programs, copy.conversation

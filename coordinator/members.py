@@ -124,7 +124,7 @@ class Members:
         self.moving: set[str] = set()  # sandboxes on the way from one host to another: nothing of them is removed
         self.leaving: set[str] = set()  # those of them that are about to stand still, or do: no copies are made
         self.removing: Callable[[str], Awaitable[None]] | None = None  # told of each sandbox that is removed
-        self.left: Callable[[str, str, str], Awaitable[None]] | None = None  # of one that left a host, and what stays
+        self.left: Callable[[str, str, str], None] | None = None  # told of one that left a host, and what stays
         self.hosts: dict[str, Member] = {}
         self.places: dict[str, Place] = {}
         self._gone: dict[str, float] = {}  # sandboxes that were removed, and when
@@ -219,7 +219,7 @@ class Members:
                 with contextlib.suppress(NotFound):  # gone since its last report
                     kept = await member.upstream.call("POST", f"/v1/sandboxes/{id}/left", Left)
                     if self.left is not None:
-                        await self.left(id, member.name, kept.checkpoint)
+                        self.left(id, member.name, kept.checkpoint)
                 log.info("removed from %s: it went on elsewhere", member.name, extra={"sandbox": id})
             report = await member.ask(grant=self.leasing and not strays and member.name not in self.withheld)
         except (PagurusError, OSError) as error:

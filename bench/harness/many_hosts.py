@@ -42,6 +42,23 @@ def dying(task: str) -> bool:
     return bool(flags & EXITING or pending >> signal.SIGKILL - 1 & 1)
 
 
+def is_init(task: str) -> bool:
+    """Whether it is pid 1 of a sandbox."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{task}/status").read_text().splitlines():
+            name, _, values = line.partition(":")
+            if name == "NSpid":
+                return len(values.split()) > 1 and values.split()[-1] == "1"
+    return False
+
+
+def named(task: str) -> str:
+    """For people: its number and its program."""
+    with contextlib.suppress(OSError):
+        return f"{task}:{Path(f'/proc/{task}/comm').read_text().strip()}"
+    return task
+
+
 class NetHost(BenchHost):
     """Host number `number` of a :class:`Hosts`."""
 
@@ -82,22 +99,29 @@ class NetHost(BenchHost):
         return []
 
     def acts(self, sandbox: str) -> bool:
-        """Whether processes of the sandbox run here now. One that is frozen and killed leaves the freezer to die."""
+        """Whether processes of the sandbox run here now. One that is frozen and killed leaves the freezer to die.
+
+        Pid 1 is ours, does nothing by itself, and waits alone where a sandbox is about to arrive.
+        """
         where = group(self, sandbox)
         try:
             events = (where / "cgroup.events").read_text()
             if "populated 0" in events or "frozen 1" in events:
                 return False
-            tasks = [task for each in where.rglob("cgroup.threads") for task in each.read_text().split()]
-            return not all(map(dying, tasks))
+            tasks = self.tasks(sandbox)
+            return not all(dying(task) or is_init(task) for task in tasks)
         except OSError:
             return False
 
+    def tasks(self, sandbox: str) -> list[str]:
+        return [task for each in group(self, sandbox).rglob("cgroup.threads") for task in each.read_text().split()]
+
     def switch(self, sandbox: str) -> str:
-        """Whether its control group is to be frozen, and is."""
+        """Whether its control group is to be frozen, and is, and what is in it."""
         with contextlib.suppress(OSError):
             wanted = (group(self, sandbox) / "cgroup.freeze").read_text().strip()
-            return f"to freeze {wanted}, {' '.join((group(self, sandbox) / 'cgroup.events').read_text().split())}"
+            events = " ".join((group(self, sandbox) / "cgroup.events").read_text().split())
+            return f"to freeze {wanted}, {events}, {' '.join(map(named, (self.tasks(sandbox))))}"
         return "gone"
 
     def cut(self, off: bool) -> None:

@@ -2,7 +2,8 @@
 
 A sandbox goes on from the newest state of it that was copied, and from no older one: what it was told since would be
 undone. It goes where that copy is, of two such hosts to the one that suits it better; if only the store has it, to the
-host that suits it best. Where it began to come back it stays, for it may run there.
+host that suits it best. Where it began to come back it stays, for it may run there. Those come first of which somebody
+waits for an answer.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Lost:
     copies: Sequence[Held]
     home: str = ""  # where it belongs by what was decided before; "": where it was
     images: frozenset[str] = frozenset()
+    waited: bool = False  # somebody asked it for something
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,10 @@ class Revive:
 
 
 def decide(lost: Iterable[Lost], hosts: Iterable[HostView], over: Set[str]) -> list[Revive]:
-    """`over`: hosts that surely act no more. A copy on a host that does not answer waits for it."""
+    """In this order. `over`: hosts that surely act no more. A copy on a host that does not answer waits for it."""
     views = {host.name: host for host in hosts}
     revived = []
-    for each in sorted(lost, key=lambda each: each.sandbox):
+    for each in sorted(lost, key=lambda each: (not each.waited, each.sandbox)):
         if each.host not in over or (each.host in views and views[each.host].alive):
             continue
         newest = max(each.copies, key=lambda copy: copy.number).checkpoint

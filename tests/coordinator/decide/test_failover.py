@@ -90,6 +90,12 @@ def test_those_of_the_store_are_spread() -> None:
     assert sorted(targets) == ["three"] * 3 + ["two"] * 3
 
 
+def test_those_that_somebody_waits_for_come_first() -> None:
+    lost = [Lost(f"s-{n}", "one", [NEW], images=frozenset({"i"}), waited=n == 3) for n in range(5)]
+    found = decide(lost, [host("one", alive=False), host("two")], {"one"})
+    assert [each.sandbox for each in found] == ["s-3", "s-0", "s-1", "s-2", "s-4"]
+
+
 def test_a_state_goes_to_the_store_where_no_host_can_take_it() -> None:
     subjects = [Subject("s-1", "one", "c-2", frozenset({"i"}), (Kept("c-1", STORE),), store=True)]
     subjects.append(Subject("s-1", "one", "c-2", frozenset({"i"})))
