@@ -120,6 +120,10 @@ class Environment(ABC):
         """The action reached the token limit before it was complete, and is not executed. None: the episode ends."""
         return None
 
+    async def close(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Give back what this object opened outside the sandbox. Called once when it is needed no more, however its
+        episode ended; not where the process that plays it is killed."""
+
     def snapshot(self) -> bytes | None:
         """What this object keeps, so that another process can go on with the episode; None: nobody can.
 

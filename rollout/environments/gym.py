@@ -64,6 +64,10 @@ class GymEnvironment(Environment):
         names = self._names()
         return names.index(action) + int(self._gym.action_space.start) if action in names else None
 
+    async def close(self) -> None:
+        if self._gym is not None:
+            self._gym.close()
+
     def snapshot(self) -> bytes:
         return msgspec.json.encode((self._seed, self._said))
 

@@ -78,6 +78,7 @@ class ToolsEnvironment(VerifiersEnvironment):
     max_turns = 50
     taskset: ClassVar[Any]
     common: ClassVar[asyncio.Task[list[Any]] | None] = None  # toolsets of all tasks, set up or on the way to it
+    _sets: Sequence[Any] = ()  # of this task
 
     def snapshot(self) -> bytes | None:
         return None  # tools keep what they like in memory
@@ -85,8 +86,8 @@ class ToolsEnvironment(VerifiersEnvironment):
     async def reset(self, sandbox: Any, seed: int) -> Observation:
         first, task = await super().reset(sandbox, seed), self._task(seed)
         common = await self._common()
-        self._sets = await ready(type(task).toolsets(task.config), task)
-        self._box = await Toolbox.of([*common, *self._sets])
+        self._sets = type(task).toolsets(task.config)
+        self._box = await Toolbox.of([*common, *await ready(self._sets, task)])
         self.tools = self._box.tools
         self._trace, self._asked, self._turns = begun(task), messages_of(task.data), 0
         return first
@@ -108,12 +109,14 @@ class ToolsEnvironment(VerifiersEnvironment):
         self._asked.append(answered(self._trace, self._asked, content, calls, self.tools))
         self._turns += 1
         if not calls or self._turns == self.max_turns:
-            await closed(self._sets)
             return await self.scored(self._trace)
         results = [await self._box.call(call.name, call.arguments) for call in calls]
         for call, text in zip(calls, results, strict=True):
             self._asked.append(ToolMessage(tool_call_id=call.id, content=text, name=call.name))
         return Observation("\n".join(results))
+
+    async def close(self) -> None:
+        await closed(self._sets)
 
     def read_action(self, content: str, calls: Sequence[tuple[str, str]]) -> str:
         return spoken(content, calls)

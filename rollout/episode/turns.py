@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,9 @@ from rollout.store.kept import Visit
 from sandbox.errors import PagurusError
 from sandbox.messages import SandboxState
 
+log = logging.getLogger("pagurus.rollout")
+
+CLOSE_MOST = 10.0  # seconds that an environment may take to close
 CHANGED_MOST = 100  # paths that a trajectory keeps
 
 
@@ -128,7 +132,16 @@ class Episode:
         except Exception as error:  # whatever a user's code raises is attributed
             raise Ended(self._failure(error)) from error
         finally:
-            await self.guarded.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        """What this episode worked with is given back. What the environment raises then changes nothing any more."""
+        await self.guarded.close()
+        try:
+            async with asyncio.timeout(CLOSE_MOST):
+                await self.env.close()
+        except Exception:
+            log.warning("the environment of %s did not close", self.spec.prompt, exc_info=True)
 
     async def _reset(self) -> Observation:
         async with self._limited(Phase.RESET, Clock(self.limits.reset_s)):
@@ -146,7 +159,7 @@ class Episode:
             trajectory.status, trajectory.reason = "aborted", trajectory.reason or "cancelled"
             raise
         finally:
-            await self.guarded.close()
+            await self._close()
             await self._look_at_files()
             records.fill(self._turn_of, await self.guarded.stored())
             trajectory.recoveries = self.guarded.recoveries

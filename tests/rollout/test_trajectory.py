@@ -11,6 +11,7 @@ from rollout import Limits, Observation, Trajectory, run_trajectory
 from rollout.chaos import Faults, Strike
 from rollout.decide.blame import Blame, Cause, blame
 from rollout.engine.client import Generation, Sampling, Span
+from rollout.episode import turns
 from rollout.episode.spec import EpisodeSpec, sampling_seed
 from sandbox.errors import Conflict, EngineFailed, Invalid, RestoreFailed, SandboxDead
 from tests.support.rollout_fakes import END, SCRIPT, FakeHost, FakeSandbox, Letters, Notebook, ScriptedEngine
@@ -105,6 +106,41 @@ async def test_failures_are_data_with_a_reason() -> None:
     sandbox.after_command = lambda command: sandbox.die() if command == SCRIPT[2] else None
     trajectory = await play(sandbox)
     assert trajectory.status == "failed" and "criu: no" in trajectory.reason
+
+
+@pytest.mark.parametrize("ends", ["by itself", "failed", "cancelled"])
+@pytest.mark.parametrize("closing", ["well", "raises", "hangs"])
+async def test_an_environment_closes_once_however_its_episode_ends(
+    ends: str, closing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "CLOSE_MOST", 0.01)
+    closed, acting = [], asyncio.Event()
+
+    class Opened(Notebook):
+        async def step(self, sandbox: Any, action: str) -> Observation:
+            acting.set()
+            if ends == "cancelled":
+                await asyncio.sleep(1000)
+            if ends == "failed":
+                raise KeyError("oops")
+            return await super().step(sandbox, action)
+
+        async def close(self) -> None:
+            closed.append(self)
+            if closing == "hangs":
+                await asyncio.sleep(1000)
+            if closing == "raises":
+                raise OSError("not there")
+
+    task = asyncio.create_task(play(env=Opened()))
+    await acting.wait()
+    if ends == "cancelled":
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        assert (await task).status == {"by itself": "completed", "failed": "failed"}[ends]
+    assert len(closed) == 1
 
 
 async def test_limits_truncate_with_a_reason() -> None:
