@@ -6,7 +6,7 @@ Owns: the structs and reading them. Does not own: how it follows from options (t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -25,8 +25,10 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     urls: list[str] = []  # or servers that somebody else runs; they must be able to read the run's weights
     hardware: list[str] = []  # of each of these, such as "H20": see rollout.decide.engines.affinity
     slots: Annotated[int, msgspec.Meta(ge=1)] = 64  # requests at once, of each server
-    threads: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each vLLM server that the run starts
+    threads: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each server that the run starts
     transfer: bool = False  # vLLM on GPUs: its workers write changes of weights in place
+    device: str = "cpu"  # of each embedded server that the run starts: cuda
+    dtype: Literal["float32", "bfloat16"] = "float32"  # what it computes in
     parallel: Annotated[int, msgspec.Meta(ge=1)] = 1  # GPUs of each vLLM server
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from rollout import tokenizer
 from rollout.engine.client import Sampling
-from rollout.engine.launch import embedded, vllm
+from rollout.engine.launch import KINDS
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.environments.base import Environment
 from rollout.environments.images import build_missing
@@ -28,8 +28,6 @@ from rollout.plan import read_plan
 from rollout.pool.serve import of_model
 from sandbox import Client
 from sandbox.errors import Invalid
-
-LAUNCHES = {"embedded": embedded, "vllm": vllm}
 
 
 @asynccontextmanager
@@ -44,13 +42,13 @@ async def engine_of(
 ) -> AsyncIterator[EpisodeManager]:
     """What plays episodes with a run's newest version, with one of its versions (``runs/latest@7``), or with any
     Hugging Face folder. `build` makes the images that are needed, first."""
-    if engine not in LAUNCHES:
+    if engine not in KINDS:
         raise Invalid(f"no engine {engine!r}", remedy="embedded or vllm")
     with tempfile.TemporaryDirectory(prefix="pagurus-play-") as home:
         place, wanted = named(model)
         folder, version = await asyncio.to_thread(of_model, place, Path(home), wanted)
         renderer = await asyncio.to_thread(ChatRenderer.load, folder) if has_template(folder) else None
-        launch = LAUNCHES[engine](length=length)
+        launch = KINDS[engine](length=length)
         async with (
             EngineSupervisor(launch, folder, version, log=Path(home) / "engine.log") as server,
             scored_host(client) as (host, rewards),

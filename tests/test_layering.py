@@ -46,6 +46,7 @@ PURE = [
     "daemon.verdict.judge",
     "daemon.wording",
     "pagurus.sandboxes.descent",
+    "rollout.engine.embedded.blocks",
     "rollout.engine.embedded.scheduler",
     "sandbox.content.joined",
     "sandbox.content.transfer",

@@ -327,10 +327,10 @@ def rollout_plan(config: Config, begin: Path) -> RolloutPlan:
 
 def need_embedded(folder: Path) -> None:
     """Refuses what the embedded engine cannot serve."""
-    from rollout.engine.embedded.model import ModelConfig  # with torch
+    from rollout.engine.embedded.pretrained import refuse  # with torch
 
     try:
-        ModelConfig.load(folder)
+        refuse(folder)
     except (ValueError, TypeError) as error:
         raise Invalid(f"the embedded engine does not serve {folder}: {error}", remedy="--engine vllm") from None
 

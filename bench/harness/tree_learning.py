@@ -175,7 +175,7 @@ class Engine:
     async def take(self, weights: dict[str, torch.Tensor], version: int) -> None:
         def change(core: Core) -> None:
             core.model.load_state_dict(weights)
-            core.scheduler.invalidate()
+            core.forget()
             core.label(str(version))
 
         await self._thread.call(change)

@@ -36,7 +36,7 @@ Model = Annotated[
         metavar="URL|FOLDER|oracle|null",
     ),
 ]
-Engine = Annotated[str, typer.Option(help="What serves a folder: embedded (a small Qwen3) or vllm.")]
+Engine = Annotated[str, typer.Option(help="What serves a folder: embedded or vllm.")]
 Length = Annotated[int, typer.Option(min=16, help="Tokens of the longest episode, with a folder.")]
 ModelName = Annotated[
     str | None, typer.Option("--name", help="What the server calls the model; its first one when left out.")

@@ -20,7 +20,7 @@ verbs = typer.Typer()
 @verbs.command()
 def serve(
     model: Annotated[Path, typer.Argument(help="A Hugging Face folder with a chat template, or a run folder.")],
-    engine: Annotated[str, typer.Option(help="embedded (a small Qwen3) or vllm.")] = "vllm",
+    engine: Annotated[str, typer.Option(help="embedded or vllm.")] = "vllm",
     engines: Annotated[int, typer.Option(min=1, help="Servers; requests go where their prefix is.")] = 1,
     length: Annotated[int, typer.Option(min=16, help="Tokens of the longest conversation.")] = 4096,
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
@@ -30,15 +30,14 @@ def serve(
     import tempfile
 
     with needs_training():
-        from rollout.engine.launch import embedded, vllm
+        from rollout.engine.launch import KINDS
         from rollout.pool.serve import serving
 
-    kinds = {"embedded": embedded, "vllm": vllm}
-    if engine not in kinds:
+    if engine not in KINDS:
         raise Invalid(f"no engine {engine!r}", remedy="embedded or vllm")
 
     async def work(home: Path) -> None:
-        launch = kinds[engine](length=length)
+        launch = KINDS[engine](length=length)
         async with serving(model, launch, home, engines=engines, length=length, port=port) as doors:
             output.say(f"http://{doors.host}:{doors.port}/v1 serves {model.name}")
             await asyncio.Event().wait()

@@ -48,16 +48,26 @@ class Launch:
     pulls: bool = False  # it pulls versions of weights by itself; else it reloads a mirror of them
 
 
-def embedded(*, slots: int = 64, length: int = 1024) -> Launch:
-    """The embedded torch engine: ready in three seconds, one core."""
+def embedded(
+    *,
+    slots: int = 64,
+    length: int = 1024,
+    threads: int = 1,
+    device: str = "cpu",
+    dtype: str = "float32",
+    paged: bool = False,
+) -> Launch:
+    """The embedded torch engine: with a small model ready in three seconds. `dtype`: float32 or bfloat16. `paged`: our
+    own small Qwen3 over a paged cache, too."""
 
     def command(folder: Path, port: int) -> Command:
         argv = [*program, "--model", str(folder), "--port", str(port)]
         argv += ["--slots", str(slots), "--length", str(length), "--idle-exit", str(IDLE_EXIT)]
+        argv += ["--threads", str(threads), "--device", device, "--dtype", dtype, *(["--paged"] if paged else [])]
         return Command(argv, env)
 
     program = [sys.executable, "-m", "rollout.engine.embedded.server"]
-    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": _search(CHECKOUT)}
+    env = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": _search(CHECKOUT)}
     waiting = Command([*program, "--wait"], env)
     return Launch("embedded", command, start_timeout=START, slots=slots, leaves=True, spare=waiting, pulls=True)
 
@@ -156,3 +166,6 @@ def _allowed(rank: int) -> int:
         if rank <= room:
             return room
     raise Invalid(f"vLLM has no adapters of rank {rank}", remedy=f"train adapters of rank {LORA_RANKS[-1]} or less")
+
+
+KINDS: dict[str, Callable[..., Launch]] = {"embedded": embedded, "vllm": vllm}

@@ -61,7 +61,8 @@ def launch(plan: RolloutPlan) -> Launch:
             parallel=pool.parallel,
         )
     if plan.engine == "embedded":
-        return embedded(slots=slots, length=length)
+        pool = plan.pool
+        return embedded(slots=slots, length=length, threads=pool.threads, device=pool.device, dtype=pool.dtype)
     raise Invalid(f"no engine {plan.engine!r}", remedy="embedded or vllm")
 
 

@@ -1,4 +1,4 @@
-"""The contract of an engine server, held by the embedded engine and by a real vLLM alike."""
+"""The contract of an engine server, held by the embedded engine, over rows and over pages, and by a real vLLM alike."""
 
 from __future__ import annotations
 
@@ -36,11 +36,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [publish(root / "weights", version) for version in range(3)]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["embedded", pytest.param("vllm", marks=NO_VLLM)])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["embedded", "paged", pytest.param("vllm", marks=NO_VLLM)]
+)
 async def supervisor(
     request: pytest.FixtureRequest, folders: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[EngineSupervisor]:
-    kind = {"embedded": embedded, "vllm": partial(vllm, python=PYTHON)}[request.param]
+    kind = {"embedded": embedded, "paged": partial(embedded, paged=True), "vllm": partial(vllm, python=PYTHON)}[
+        request.param
+    ]
     launch = kind(slots=16, length=LENGTH)
     log = tmp_path_factory.mktemp("engine") / "engine.log"
     async with EngineSupervisor(launch, folders[0].parent / "weights", 0, log=log) as engine:

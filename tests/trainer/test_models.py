@@ -97,7 +97,7 @@ def test_our_qwen3_and_that_of_transformers_take_the_same_step(tmp_path: Path) -
     model = policy.make(tmp_path, ["ls"], seed=0, shape=policy.Shape(width=32, layers=2, heads=2, inner=48))
     assert isinstance(load(tmp_path), Qwen3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.models.load.is_ours", lambda _: False)
+        patch.setattr("trainer.models.load.is_plain", lambda _: False)
         theirs = load(tmp_path)
     assert not isinstance(theirs, Qwen3)
     stats = [Learner(Scorer(each), named("gspo")).step(batch()) for each in (model, theirs)]

@@ -20,7 +20,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model, save_model
+from rollout.engine.embedded.model import ModelConfig, Qwen3, is_plain, load_model, save_model
 from rollout.weights import adapter
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
@@ -69,17 +69,10 @@ def configuration(folder: Path) -> dict[str, Any]:
     return content
 
 
-def is_ours(content: Mapping[str, Any]) -> bool:
-    """Plain Qwen3: the one architecture that the embedded engine has, too."""
-    plain = not content.get("rope_scaling") and not content.get("use_sliding_window")
-    rope = content.get("rope_parameters") or {}
-    return content.get("model_type") == "qwen3" and plain and rope.get("rope_type", "default") == "default"
-
-
 def load(folder: Path, *, lora: Lora | None = None) -> nn.Module:
     """The model of a folder, in fp32, ready for gradients."""
     content = configuration(folder)
-    if is_ours(content) and (folder / "model.safetensors").exists():
+    if is_plain(content) and (folder / "model.safetensors").exists():
         model: nn.Module = load_model(folder)
     else:
         model = _load_transformers(folder, content)
@@ -100,7 +93,7 @@ def take(start: Path, base: Path) -> None:
     weights = [path for pattern in WEIGHTS for path in sorted(start.glob(pattern))]
     if not weights:
         raise NotFound(f"{start} has no weights: no .safetensors", remedy="save the model with safetensors")
-    if is_ours(content):
+    if is_plain(content):
         try:
             ModelConfig.load(start)
         except (ValueError, TypeError) as error:
@@ -120,7 +113,7 @@ def take(start: Path, base: Path) -> None:
 def empty(folder: Path, *, lora: Lora | None = None) -> nn.Module:
     """The model of a folder without its weights: for estimates, under `trainer.estimate.ghostly`."""
     content = configuration(folder)
-    if is_ours(content):
+    if is_plain(content):
         model: nn.Module = Qwen3(ModelConfig.load(folder))
     else:
         _refuse_logits(folder, content)

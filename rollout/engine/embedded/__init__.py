@@ -1,1 +1,1 @@
-"""The embedded engine: a small Qwen3 behind vLLM's routes, in a process of its own."""
+"""The embedded engine: our small Qwen3, or a model of transformers, behind vLLM's routes in a process of its own."""

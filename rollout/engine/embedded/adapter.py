@@ -9,46 +9,47 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rollout.engine.embedded.model import Qwen3, load_model
+from rollout.engine.embedded.pretrained import load
 from rollout.weights import adapter
 from sandbox.errors import Invalid
 
 
 class Adapted(nn.Linear):
-    """A linear layer without bias, and beside it two small matrices: down [r, in], up [out, r]."""
+    """A linear layer, and beside it two small matrices: down [r, in], up [out, r]."""
 
     def __init__(self, layer: nn.Linear, rank: int, scaling: float):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.scaling = layer.in_features, layer.out_features, scaling
         self.weight, self.bias = layer.weight, layer.bias
-        self.down = nn.Parameter(torch.zeros(rank, layer.in_features))
-        self.up = nn.Parameter(torch.zeros(layer.out_features, rank))
+        self.down = nn.Parameter(layer.weight.new_zeros(rank, layer.in_features))
+        self.up = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight) + self.scaling * F.linear(F.linear(x, self.down), self.up)
+        return F.linear(x, self.weight, self.bias) + self.scaling * F.linear(F.linear(x, self.down), self.up)
 
 
-def load_served(folder: Path, base: Path | None = None) -> tuple[Qwen3, dict[str, Tensor]]:
+def load_served(
+    folder: Path, base: Path | None = None, *, device: str = "cpu", dtype: str = "float32", paged: bool = False
+) -> tuple[nn.Module, dict[str, Tensor]]:
     """The model of a folder, or of an adapter in it beside its base; and by published name what versions change."""
     config = adapter.config_of(folder)
     if config is None:
-        model = load_model(folder)
+        model = load(folder, device=device, dtype=dtype, paged=paged)
         return model, dict(model.state_dict())
     found = adapter.base_of(folder, base)
     assert found is not None, "the folder has an adapter"
-    model = load_model(found)
+    model = load(found, device=device, dtype=dtype, paged=paged)
     pairs = load_file(folder / adapter.WEIGHTS)
     weights: dict[str, Tensor] = {}
     for module in sorted({adapter.module_of(name) for name in pairs}):
         parent, _, last = module.rpartition(".")
         layer = model.get_submodule(module)
-        if not isinstance(layer, nn.Linear) or layer.bias is not None:
-            raise Invalid(f"an adapter of {module}, which is no plain matrix", remedy="train adapters of matrices")
+        if not isinstance(layer, nn.Linear):
+            raise Invalid(f"an adapter of {module}, which is no matrix", remedy="train adapters of matrices")
         adapted = Adapted(layer, config.r, config.scaling)
         setattr(model.get_submodule(parent), last, adapted)
         weights |= dict(zip(adapter.names_of(module), (adapted.down.data, adapted.up.data), strict=True))

@@ -23,7 +23,10 @@ from rollout.decide.engines.parallel import Planner
 from rollout.engine.embedded.adapter import load_served
 from rollout.engine.embedded.apply import Prepared
 from rollout.engine.embedded.lending import share
-from rollout.engine.embedded.model import KVCache, Qwen3
+from rollout.engine.embedded.model import Qwen3
+from rollout.engine.embedded.paged import Paged
+from rollout.engine.embedded.pretrained import facts, layers
+from rollout.engine.embedded.rows import Rows
 from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, Step, finish_reason
 from rollout.engine.protocol import Statistics, VersionSpan
 from sandbox.errors import EngineFailed
@@ -75,25 +78,39 @@ class Core:
         base: Path | None = None,
         lending: Lending | None = None,
         cache: int | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        paged: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         """`base`: the model that an adapter in `folder` is beside, where it is not where the adapter says. `lending`:
         requests of a priority above 0 get what the others leave. `cache`: tokens of all that run together; how many
-        these are follows from how often it is too small (rollout.decide.engines.parallel)."""
+        these are follows from how often it is too small (rollout.decide.engines.parallel). `dtype`: float32 or
+        bfloat16. `paged`: also of our own model."""
         self.folder = folder
         self.version = version
         self.broken: str | None = None  # why no weights are served
-        self.model: Qwen3
-        self.model, self.weights = load_served(folder, base)  # weights: what versions change, by published name
-        self.model.eval()
-        length = min(length, self.model.config.max_position_embeddings)
+        self.model, self.weights = load_served(folder, base, device=device, dtype=dtype, paged=paged)
+        self.model.eval()  # weights: what versions change, by published name
+        self.facts = facts(self.model)
+        length = min(length, self.facts.length or length)
         retained = 2 * slots if retained is None else retained
+        self.cache: Rows | Paged
+        if isinstance(self.model, Qwen3):
+            self.cache = Rows(self.model, rows=slots + retained, length=length)
+        else:
+            room = {"rows": slots + retained, "slots": slots, "length": length, "cache": cache or slots * length}
+            self.cache = Paged(self.model, layers(self.model), **room)
         self.scheduler = Scheduler(
-            slots=slots, retained=retained, length=length, lends=lending is not None, cache=cache
+            slots=slots,
+            retained=retained,
+            length=length,
+            lends=lending is not None,
+            cache=self.cache.tokens or cache,
+            held=self.cache.held,
         )
         self._planner, self._preempted = Planner(slots), 0
         self.lending, self._clock = lending, clock
-        self.cache = KVCache(self.model.config, slots + retained, length)
         self.requests: dict[str, Request] = {}
         self.statistics = Statistics(version=version)
 
@@ -102,7 +119,7 @@ class Core:
             raise EngineFailed(f"no weights are served: {self.broken}")
         if request.id in self.requests:
             raise ValueError(f"request id {request.id} is in flight already")
-        top = self.model.config.vocab_size
+        top = self.facts.vocabulary
         if any(not 0 <= token < top for token in request.tokens):
             raise ValueError(f"token ids must be in 0..{top - 1}")
         if self.lending is not None and self.lending.frozen and request.lent:
@@ -140,22 +157,19 @@ class Core:
     def _compute(self, plan: Step) -> list[Request]:
         self._copy(plan.copies)
         self.statistics.steps += 1
-        self.statistics.preemptions = self.scheduler.preemptions
-        drawn: list[tuple[Request, Tensor]] = []
-        if plan.decode:
-            drawn += self._decode(plan.decode)
-        if plan.prefill:
-            pieces = [(piece.sequence.row, piece.start, piece.end) for piece in plan.prefill]
-            tokens = [token for piece in plan.prefill for token in piece.sequence.tokens[piece.start : piece.end]]
-            logits = self.model.prefill(torch.tensor(tokens), pieces, self.cache)
-            self.statistics.prefilled_tokens += len(tokens)
-            for piece, row in zip(plan.prefill, logits, strict=True):
-                if piece.start == piece.sequence.reused and piece.sequence.reused:
-                    self.statistics.reused_tokens += piece.sequence.reused
-                piece.sequence.computed = piece.end
-                if piece.complete:
-                    drawn.append((piece.sequence, row))  # type: ignore[arg-type]
-        return self._sample(drawn) if drawn else []
+        self.statistics.preemptions, self.statistics.reused_tokens = self.scheduler.preemptions, self.scheduler.reused
+        if not plan.decode and not plan.prefill:
+            return []
+        logits = self.cache.compute(plan, self.scheduler)
+        for sequence in plan.decode:
+            sequence.computed += 1
+        for piece in plan.prefill:
+            self.statistics.prefilled_tokens += piece.end - piece.start
+            piece.sequence.computed = piece.end
+        ended = [*plan.decode, *(piece.sequence for piece in plan.prefill)]
+        drawn = [*(True for _ in plan.decode), *(piece.complete for piece in plan.prefill)]
+        chosen = [at for at, complete in enumerate(drawn) if complete]
+        return self._sample([ended[at] for at in chosen], logits[chosen]) if chosen else []  # type: ignore[misc]
 
     def adopt(self, prepared: Prepared, version: int, *, recompute: bool) -> None:
         """Serve what `prepared` makes of the weights. Not `recompute`: keys and values of older weights stay in use."""
@@ -169,7 +183,7 @@ class Core:
         self.statistics.weight_updates += 1
         self._next_version()
         if recompute:
-            self.scheduler.invalidate()
+            self.forget()
 
     def label(self, version: str) -> None:
         """Name the weights."""
@@ -190,45 +204,41 @@ class Core:
         named = {tensor.data_ptr() for tensor in self.weights.values()}
         others = {name: each for name, each in self.model.state_dict().items() if each.data_ptr() not in named}
         digests = {
-            name: hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()).hexdigest()
+            name: hashlib.sha256(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()).hexdigest()
             for name, tensor in {**others, **self.weights}.items()
         }
-        return {"lm_head.weight": digests["model.embed_tokens.weight"], **digests}
+        head = digests.get("model.embed_tokens.weight")
+        return digests if head is None else {"lm_head.weight": head, **digests}
+
+    def forget(self) -> None:
+        """Nothing that is cached is valid: running requests are computed again."""
+        self.scheduler.invalidate()
+        self.cache.forget()
 
     def _copy(self, copies: list[Copy]) -> None:
-        for copy in copies:
-            self.cache.copy(copy.source, copy.target, copy.length)
+        self.cache.copy(copies, self.scheduler)
 
-    def _decode(self, ready: list[Sequence]) -> list[tuple[Request, Tensor]]:
-        # Rows that are still being prefilled take part with a token of no meaning, written to the position that
-        # their own prefill or decode overwrites: cheaper than gathering the ready rows.
-        running = self.scheduler.running[: max(sequence.row for sequence in ready) + 1]
-        tokens = torch.tensor([sequence.tokens[sequence.computed] for sequence in running])
-        positions = torch.tensor([sequence.computed for sequence in running])
-        logits = self.model.decode(tokens, positions, self.cache)
-        for sequence in ready:
-            sequence.computed += 1
-        return [(sequence, logits[sequence.row]) for sequence in ready]  # type: ignore[misc]
-
-    def _sample(self, drawn: list[tuple[Request, Tensor]]) -> list[Request]:
-        requests = [request for request, _ in drawn]
-        logits = torch.stack([row for _, row in drawn])
-        temperature = torch.tensor([request.temperature or 1.0 for request in requests])
+    def _sample(self, requests: list[Request], logits: Tensor) -> list[Request]:
+        """A token of each, from logits [requests, V], on the device where these are."""
+        logits, device = logits.float(), logits.device
+        temperature = torch.tensor([request.temperature or 1.0 for request in requests], device=device)
         logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
         if any(request.top_p < 1 or request.top_k for request in requests):
-            top_k = torch.tensor([request.top_k or logits.shape[1] for request in requests])
-            top_p = torch.tensor([request.top_p for request in requests], dtype=torch.float64)
+            top_k = torch.tensor([request.top_k or logits.shape[1] for request in requests], device=device)
+            top_p = torch.tensor([request.top_p for request in requests], dtype=torch.float64, device=device)
             logprobs = likeliest(logprobs, top_k, top_p)
         cumulative = logprobs.double().exp().cumsum(dim=-1)
-        uniform = torch.tensor([request.random.random() for request in requests], dtype=torch.float64)
+        drawn = [request.random.random() for request in requests]
+        uniform = torch.tensor(drawn, dtype=torch.float64, device=device)
         sampled = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
-        greedy = torch.tensor([request.temperature == 0 for request in requests])
+        greedy = torch.tensor([request.temperature == 0 for request in requests], device=device)
         tokens = torch.where(greedy, logits.argmax(dim=-1), sampled.clamp_(max=logits.shape[1] - 1))
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
         finished, now = [], self._clock()
         for request, token, logprob in zip(requests, tokens.tolist(), chosen, strict=True):
             if logprob != logprob or logprob == float("-inf"):
                 request.finish = "error"
+                self.cache.wipe(request.row)
             else:
                 request.append(token, logprob, self.version)
                 request.since = now
@@ -246,7 +256,7 @@ def likeliest(logprobs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Distributions [n, vocabulary] of which only the likeliest tokens are left: first so many, then so many of these
     that the ones before each have less than the share `top_p`. The others have -inf, the sum is 1 again."""
     values, order = logprobs.double().sort(dim=-1, descending=True)
-    left = torch.arange(values.shape[1]) < top_k[:, None]
+    left = torch.arange(values.shape[1], device=values.device) < top_k[:, None]
     values = values.masked_fill(~left, float("-inf")).log_softmax(dim=-1)
     shares = values.exp()
     before = shares.cumsum(dim=-1) - shares

@@ -76,6 +76,13 @@ class ModelConfig:
         }
 
 
+def is_plain(content: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is of a Qwen3 as it is defined here."""
+    plain = not content.get("rope_scaling") and not content.get("use_sliding_window")
+    rope = content.get("rope_parameters") or {}
+    return content.get("model_type") == "qwen3" and plain and rope.get("rope_type", "default") == "default"
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float):
         super().__init__()

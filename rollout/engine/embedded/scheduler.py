@@ -4,7 +4,8 @@ Owns: admission, batching, reuse of cached prefixes, the rows. Does not own: ten
 Guarantee: a row belongs to at most one sequence; running rows are exactly 0..n, users' before rollouts' where the
 engine lends to these (`Lending`), so that decoding needs no gather;
 positions ``[0, computed)`` of a sequence's row hold keys and values of its tokens under the current weights.
-Pure: no I/O, no torch. The caller executes the copies that are returned, in order, before anything else.
+Pure: no I/O, no torch. The caller executes the copies that are returned, in order, before anything else: by copying
+(rows), or by using the same blocks twice (paged).
 
 ::
 
@@ -13,14 +14,14 @@ Pure: no I/O, no torch. The caller executes the copies that are returned, in ord
     rows n .. slots      free
     rows slots .. end    retained prefixes of finished sequences, least recently used goes first
 
-A trajectory's next turn starts with all tokens of its last one, and the members of a group share their first
-prompt: both find their prefix among the retained rows and prefill only what is new.
+A trajectory's next turn starts with all tokens of its last one, which it finds among the retained rows. The members of
+a group share their first prompt: one computes it, the others wait for that and begin with what it has.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -125,14 +126,34 @@ def common_prefix(left: Tokens[int], right: Tokens[int]) -> int:
 
 
 def _pieces(sequences: Tokens[Sequence], budget: int) -> list[Piece]:
-    """What is read of their prompts."""
-    found = []
+    """What is read of their prompts. Whoever begins as one before it does waits for that one, and has it then."""
+    found = list[Piece]()
     for sequence in sequences:
-        if not sequence.ready and budget > 0:
-            end = min(len(sequence.tokens), sequence.computed + budget)
-            found.append(Piece(sequence, sequence.computed, end))
-            budget -= end - sequence.computed
+        at = sequence.computed
+        if (
+            sequence.ready
+            or budget <= 0
+            or any(piece.start >= at and _gain(piece.sequence, sequence) for piece in found)
+        ):
+            continue
+        found.append(Piece(sequence, at, min(len(sequence.tokens), at + budget)))
+        budget -= found[-1].end - at
     return found
+
+
+def _gain(source: Sequence, target: Sequence, most: int | None = None) -> int:
+    """How many tokens of `target` lie beyond what it has computed and are also (the first `most`) of `source`; 0 where
+    they are too few."""
+    at = target.computed
+    beyond = slice(at, at + MINIMUM_REUSE)
+    if source.tokens[beyond] != target.tokens[beyond]:  # so for most pairs: it costs little to know
+        return 0
+    shared = min(common_prefix(source.tokens[:most], target.tokens), len(target.tokens) - 1) - at
+    return shared if shared >= MINIMUM_REUSE else 0
+
+
+def _first(pair: tuple[int, Sequence]) -> int:
+    return pair[0]
 
 
 class Scheduler:
@@ -145,15 +166,17 @@ class Scheduler:
         prefill_budget: int = 1024,
         lends: bool = False,
         cache: int | None = None,
+        held: Callable[[int], int] | None = None,
     ):
         """`lends`: requests of a priority above 0 are rollouts', which get at most half of the slots. `cache`: tokens
-        of all running sequences together; the newest are put back and run again when there are more."""
+        of all running sequences together; the newest are put back and run again when there are more. `held`: what so
+        many rows take of it, where these have some of it in common."""
         if min(slots, length, prefill_budget) < 1 or retained < 0:
             raise ValueError("slots, length and prefill_budget must be positive")
         self.slots, self.length, self.prefill_budget = slots, length, prefill_budget
-        self.lends, self.cache = lends, cache
+        self.lends, self.cache, self._in_rows = lends, cache, held
         self.sequences = slots  # that run at once
-        self.preemptions = 0
+        self.preemptions = self.reused = 0  # sequences put back; tokens that were not computed again
         self.running: list[Sequence] = []
         self.users = 0  # of those that run, the first so many
         self.waiting: deque[Sequence] = deque()
@@ -183,6 +206,7 @@ class Scheduler:
         """
         copies = self._fit()
         copies += [copy for sequence in self._admissible() for copy in self._admit(sequence)]
+        copies += self._shared()
         users, lent = self.running[: self.users], self.running[self.users :]
         if share is None:
             return Step(
@@ -223,6 +247,14 @@ class Scheduler:
         for row in self._retained:
             self._retained[row] = _Retained()
 
+    def evict(self) -> int | None:
+        """The row of the retained prefix that was used least recently, which is forgotten; None: there are none."""
+        held = [row for row, entry in self._retained.items() if entry.tokens]
+        row = min(held, key=lambda row: self._retained[row].used, default=None)
+        if row is not None:
+            self._retained[row] = _Retained()
+        return row
+
     def room(self, waiting: Tokens[Sequence]) -> int:
         """How many of these could begin now, in this order."""
         running, held = len(self.running), self._held()
@@ -238,8 +270,11 @@ class Scheduler:
         return running < self.sequences and not full
 
     def _held(self) -> int:
-        """Tokens, with the one that each running sequence gets in this step."""
-        return sum(map(len, (sequence.tokens for sequence in self.running))) + len(self.running)
+        """Tokens, with the one that each running sequence gets in this step. After all copies were executed."""
+        whole = sum(len(sequence.tokens) for sequence in self.running) + len(self.running)
+        if self._in_rows is None:
+            return whole
+        return whole - sum(sequence.computed for sequence in self.running) + self._in_rows(len(self.running))
 
     def _fit(self) -> list[Copy]:
         """Puts back the newest until the others fit."""
@@ -254,10 +289,12 @@ class Scheduler:
 
     def _admissible(self) -> Iterator[Sequence]:
         """Users come first, for `add` puts them there."""
-        while self.waiting and self._fits(self.waiting[0], len(self.running), self._held()):
+        held = self._held()
+        while self.waiting and self._fits(self.waiting[0], len(self.running), held):
             lent = self.lends and self.waiting[0].lent
             if lent and len(self.running) - self.users >= self.lent_slots:
                 return
+            held += len(self.waiting[0].tokens) + 1
             yield self.waiting.popleft()
 
     def _admit(self, sequence: Sequence) -> list[Copy]:
@@ -277,8 +314,26 @@ class Scheduler:
         if best < MINIMUM_REUSE:
             return copies
         self._retained[source].used = self._tick()
-        sequence.computed = sequence.reused = best
-        return [*copies, Copy(source, row, best)]
+        return [*copies, self._reuse(source, sequence, best)]
+
+    def _shared(self) -> list[Copy]:
+        """What one running sequence has computed, no other one that begins like it computes again."""
+        copies = []
+        for late in self.running:
+            if late.ready:
+                continue
+            ahead = [each for each in self.running if each.computed >= late.computed + MINIMUM_REUSE]
+            gain, early = max(
+                ((_gain(each, late, each.computed), each) for each in ahead), key=_first, default=(0, late)
+            )
+            if gain:
+                copies.append(self._reuse(early.row, late, late.computed + gain))
+        return copies
+
+    def _reuse(self, row: int, sequence: Sequence, length: int) -> Copy:
+        self.reused += length - sequence.computed
+        sequence.computed = sequence.reused = length
+        return Copy(row, sequence.row, length)
 
     def _move(self, source: int, target: int) -> list[Copy]:
         if source == target:

@@ -29,6 +29,7 @@ from rollout.decide.engines.slack import Budget
 from rollout.engine import protocol as wire
 from rollout.engine import spare
 from rollout.engine.embedded.core import Core, Request
+from rollout.engine.embedded.pretrained import DTYPES
 from rollout.engine.embedded.thread import EngineThread, Progress, fail
 from rollout.engine.embedded.weights import PulledWeights
 from rollout.weights.process import PullerProcess
@@ -93,8 +94,8 @@ class Server:
         if not 0 < sampling.top_p <= 1 or sampling.top_k < -1:
             raise ValueError("top_p must be above 0 and at most 1, top_k a number of tokens, or 0 for all")
         core = self.thread.core
-        config = core.model.config
-        stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {config.eos_token_id})
+        ends = core.facts.ends
+        stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else ends)
         request = Request(
             id=body.request_id or uuid.uuid4().hex,
             tokens=list(body.token_ids),
@@ -112,7 +113,7 @@ class Server:
         request = await self.thread.run(request)
         if request.finish == "error":
             raise EngineFailed(f"weights of version {core.version} gave logits that are not finite")
-        return answer(response(request, with_logprobs=sampling.logprobs is not None, eos=config.eos_token_id))
+        return answer(response(request, with_logprobs=sampling.logprobs is not None, ends=ends))
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         """``data:`` lines. A refused request is refused before the first of them."""
@@ -179,7 +180,7 @@ class Server:
         return self.weights
 
     async def reset_cache(self, _: web.Request) -> web.Response:
-        await self.thread.call(lambda core: core.scheduler.invalidate())
+        await self.thread.call(lambda core: core.forget())
         return web.Response()
 
     async def statistics(self, _: web.Request) -> web.Response:
@@ -192,9 +193,9 @@ class Server:
         return answer(counts)
 
 
-def response(request: Request, *, with_logprobs: bool, eos: int) -> wire.GenerateResponse:
+def response(request: Request, *, with_logprobs: bool, ends: frozenset[int]) -> wire.GenerateResponse:
     last = request.tokens[-1]
-    by_token = request.finish == "stop" and last != eos
+    by_token = request.finish == "stop" and last not in ends
     pairs = zip(request.output, request.logprobs, strict=True)
     choice = wire.Choice(
         finish_reason=request.finish,
@@ -279,15 +280,17 @@ async def serve(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m rollout.engine.embedded.server", description="Serve a small Qwen3."
-    )
+    parser = argparse.ArgumentParser(prog="python -m rollout.engine.embedded.server", description="Serve a model.")
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--version", default="0", help="what to call the weights, without --weights")
     parser.add_argument("--slots", type=int, default=64, help="sequences computed together")
     parser.add_argument("--cache", type=int, help="tokens of all sequences together; else slots times length")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32", help="what is computed in")
+    parser.add_argument("--paged", action="store_true", help="our own Qwen3 by transformers, too: slower on a CPU")
+    parser.add_argument("--threads", type=int, default=1, help="of the processor; a small model is slower with two")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the longest sequence")
     parser.add_argument("--weights", help="pull versions from this folder or URL, into --model, which is their mirror")
     parser.add_argument("--at", type=int, help="with --weights: the version to begin with; else the newest")
@@ -299,10 +302,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tpot", type=float, default=0.05, help="with --ttft: seconds from one token to the next")
     parser.add_argument("--margin", type=float, default=0.5, help="share of what was promised that is left unused")
     parser.add_argument("--idle-exit", type=float, help="end after so many seconds without a call")
-    torch.set_num_threads(1)  # two threads make these small products many times slower
     if (told := spare.told(sys.argv[1:] if arguments is None else arguments)) is None:
         return
     options = parser.parse_args(told)
+    torch.set_num_threads(options.threads)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     structs.learn()
     asyncio.run(run(options))
@@ -326,6 +329,9 @@ async def run(options: argparse.Namespace) -> None:
             base=options.base,
             lending=lending,
             cache=options.cache,
+            device=options.device,
+            dtype=options.dtype,
+            paged=options.paged,
         )
         log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
         await serve(core, host=options.host, port=options.port, idle_exit=options.idle_exit, weights=weights)

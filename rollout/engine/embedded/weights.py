@@ -73,7 +73,7 @@ class PulledWeights:
         """The mirror stands still: nothing is pulled meanwhile."""
         parameters, mirror = core.weights, Mirror(self._puller.mirror)
         dtypes = mirror.dtypes()
-        if core.model.config.tie_word_embeddings:
+        if core.facts.tied:
             dtypes.pop("lm_head.weight", None)
         if self._writes is None:
             tables = {name: table for name, table in mirror.tables().items() if name in dtypes}

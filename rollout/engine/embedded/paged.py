@@ -1,0 +1,227 @@
+"""Any causal model of transformers over a paged cache: blocks of keys and values, those of a common prefix held once.
+
+Owns: the tensors of the cache, attention over them, one pass over a step's tokens. Does not own: which row has which
+blocks (blocks), who occupies a row (scheduler), what is loaded (pretrained).
+Guarantee: a token sees exactly the positions before it of its own row, whatever is computed beside it.
+
+The model's own code does all but attention, which is registered with transformers under `NAME`. Rows that decode are
+gathered by similar length, each group into one product; each piece of a prompt is attended to by itself. The code is
+the same on every device.
+
+Shapes: N tokens of a step, n rows decoded together, H heads, G key/value heads, D head size, L gathered positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rollout.engine.embedded.blocks import SIZE, BlockTables
+from rollout.engine.embedded.scheduler import Copy, Scheduler, Sequence, Step
+from sandbox.errors import EngineFailed
+
+NAME = "pagurus_paged"
+FILLED = 0.8  # of a GPU's free memory, at most, is cache
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a layer keeps of a token."""
+
+    count: int  # G
+    key: int  # D
+    value: int  # D
+    window: int | None  # a token sees so many back, itself included
+
+
+@dataclass(eq=False)
+class _Part:
+    """Rows that are attended to in one product: several with a token each, or one with a piece of its prompt."""
+
+    at: Tensor  # [n or piece]: where their tokens lie among the N
+    blocks: Tensor  # [rows, L / SIZE]
+    positions: Tensor  # [n, 1] or [1, piece]
+    whole: bool  # a prompt from its beginning: no mask is needed
+    known: dict[Any, Tensor] = field(default_factory=dict)  # what all layers have in common
+
+    def chosen(self, groups: int, blocks: int) -> Tensor:
+        """Where the blocks lie in a layer's tensor, for each of its heads."""
+        if groups not in self.known:
+            heads = torch.arange(groups, device=self.blocks.device)[:, None]
+            self.known[groups] = (heads * blocks + self.blocks.view(-1)).view(-1)
+        return self.known[groups]
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[rows, positions, L]: what is added to scores."""
+        name = ("mask", window)
+        if name not in self.known:
+            seen = torch.arange(self.blocks.shape[1] * SIZE, device=self.blocks.device)
+            hidden = seen > self.positions[:, :, None]
+            if window is not None:
+                hidden |= seen <= self.positions[:, :, None] - window
+            self.known[name] = torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(
+                hidden, float("-inf")
+            )
+        return self.known[name]
+
+
+class Paged:
+    """``Paged(model, layers, rows=12, slots=4, length=1024, cache=4096).compute(step, scheduler)``"""
+
+    def __init__(self, model: nn.Module, layers: Many[Heads], *, rows: int, slots: int, length: int, cache: int):
+        """`cache`: tokens of all that run together. Each may have begun a block, and have a copy of one besides."""
+        self.model, self.layers = model, layers
+        weights = next(model.parameters())
+        self._device = weights.device
+        self.token_bytes = sum(each.count * (each.key + each.value) for each in layers) * weights.element_size()
+        if self._device.type == "cuda":
+            cache = min(cache, int(FILLED * torch.cuda.mem_get_info(self._device)[0]) // self.token_bytes)
+        self.tokens = max(length, cache)
+        self._blocks = -(-self.tokens // SIZE) + 2 * slots
+        self._tables = BlockTables(rows, self._blocks)
+        try:
+            self._keys, self._values = (
+                [_zeros(each.count * self._blocks, SIZE * getattr(each, kind), weights) for each in layers]
+                for kind in ("key", "value")
+            )
+        except (RuntimeError, MemoryError) as error:
+            wanted = f"{self._blocks * SIZE * self.token_bytes / 2**30:.1f} GiB"
+            raise EngineFailed(f"a cache of {wanted} does not fit: {error}", remedy="give a smaller --cache") from None
+        self._gathered = [weights.new_empty(0), weights.new_empty(0)]
+        self._parts: list[_Part] = []
+        self._places: Tensor  # [N] where the step's keys and values are kept
+
+    def held(self, rows: int) -> int:
+        """Positions of the blocks of so many rows; common ones count once."""
+        return self._tables.held(rows)
+
+    def copy(self, copies: Iterable[Copy], scheduler: Scheduler) -> None:
+        """Copied rows have their blocks in common; rows in which nothing runs any more release theirs."""
+        for copy in copies:
+            self._tables.share(copy.source, copy.target, copy.length)
+        self._tables.release(range(len(scheduler.running), scheduler.slots))
+
+    def forget(self) -> None:
+        """Nothing that is kept is valid."""
+        self._tables.release(range(len(self._tables.tables)))
+
+    def wipe(self, row: int) -> None:
+        """What this row alone holds is not finite: whoever gets these blocks must not see it behind a mask."""
+        for kept, heads in self._kept():
+            kept.view(heads.count, self._blocks, -1)[:, self._tables.own(row)] = 0
+
+    @torch.inference_mode()
+    def compute(self, step: Step, scheduler: Scheduler) -> Tensor:
+        """Logits [., V] after each decoded sequence's newest token, then after the end of each piece. One pass."""
+        spans = [(each, each.computed, each.computed + 1) for each in step.decode]
+        spans += [(piece.sequence, piece.start, piece.end) for piece in step.prefill]
+        for sequence, start, end in spans:
+            copied = self._tables.extend(sequence.row, start, end, scheduler.evict)
+            if copied is not None:
+                for kept, heads in self._kept():
+                    blocks = kept.view(heads.count, self._blocks, -1)
+                    blocks[:, copied[1]] = blocks[:, copied[0]]
+        tokens = self._tensor([token for each, start, end in spans for token in each.tokens[start:end]])
+        positions = self._plan(spans)
+        last = self._tensor([end - start for _, start, end in spans]).cumsum(0) - 1
+        logits: Tensor = self.model(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=last, pages=self
+        ).logits[0]
+        return logits if len(logits) == len(spans) else logits[last]
+
+    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        """q [H, N, D], k and v [G, N, D] of one layer -> [N, H, D]. Keeps k and v."""
+        layer, scale = module.layer_idx, options.get("scaling")
+        heads, kept = self.layers[layer], (self._keys[layer], self._values[layer])
+        for tensor, new in zip(kept, (k, v), strict=True):
+            tensor.view(heads.count, -1, new.shape[-1]).index_copy_(1, self._places, new.to(tensor.dtype))
+        out = q.new_empty(q.shape[1], q.shape[0], v.shape[-1])
+        for part in self._parts:
+            chosen, rows = part.chosen(heads.count, self._blocks), len(part.blocks)
+            keys, values = (
+                self._gather(side, kept[side], chosen).view(heads.count, rows, -1, kept[side].shape[1] // SIZE)
+                for side in (0, 1)
+            )
+            out[part.at] = _attention(q[:, part.at].to(keys.dtype), keys, values, part, heads.window, scale).to(q.dtype)
+        return out
+
+    def _gather(self, side: int, kept: Tensor, chosen: Tensor) -> Tensor:
+        """Blocks, one after the other. The memory is used again: fresh memory costs more than what is written to it."""
+        size = len(chosen) * kept.shape[1]
+        if self._gathered[side].numel() < size:
+            self._gathered[side] = kept.new_empty(size)
+        out = self._gathered[side][:size].view(len(chosen), -1)
+        return torch.index_select(kept, 0, chosen, out=out)
+
+    def _plan(self, spans: list[tuple[Sequence, int, int]]) -> Tensor:
+        """Which tokens are attended to together; the positions [N] of all."""
+        places, positions, at = list[int](), list[int](), 0
+        single, parts = dict[int, list[tuple[int, list[int], int]]](), []
+        for sequence, start, end in spans:
+            table = self._tables.tables[sequence.row]
+            places += [table[each // SIZE] * SIZE + each % SIZE for each in range(start, end)]
+            positions += range(start, end)
+            if end - start == 1:  # by length: what is gathered is at most twice what is needed
+                single.setdefault(len(table).bit_length(), []).append((at, table, start))
+            else:
+                where = torch.arange(at, at + end - start, device=self._device)
+                rows = torch.arange(start, end, device=self._device)[None]
+                parts.append(_Part(where, self._tensor([table]), rows, whole=start == 0))
+            at += end - start
+        for some in single.values():
+            wide = max(len(table) for _, table, _ in some)
+            blocks = [[*table, *[table[0]] * (wide - len(table))] for _, table, _ in some]
+            where, rows = self._tensor([each[0] for each in some]), self._tensor([each[2] for each in some])
+            parts.append(_Part(where, self._tensor(blocks), rows[:, None], whole=False))
+        self._parts, self._places = parts, self._tensor(places)
+        return self._tensor(positions)
+
+    def _tensor(self, numbers: list[Any]) -> Tensor:
+        return torch.tensor(numbers, device=self._device)
+
+    def _kept(self) -> Iterable[tuple[Tensor, Heads]]:
+        return zip((*self._keys, *self._values), (*self.layers, *self.layers), strict=True)
+
+
+def _zeros(rows: int, width: int, like: Tensor) -> Tensor:
+    """On a CPU, memory that is not taken before it is written to."""
+    if not like.is_cpu:
+        return like.new_zeros(rows, width)
+    return torch.from_numpy(np.zeros((rows, width * like.element_size()), np.uint8)).view(like.dtype)
+
+
+def _attention(q: Tensor, keys: Tensor, values: Tensor, part: _Part, window: int | None, scale: float | None) -> Tensor:
+    """q [H, n or piece, D] over keys and values [G, rows, L, D] -> [n or piece, H, D]."""
+    groups, rows, length, _ = keys.shape
+    if rows > 1 or q.shape[1] == 1:  # a row's heads of one group are its queries
+        q = q.unflatten(0, (groups, -1)).transpose(1, 2)
+        mask = part.mask(window, q.dtype)[None].expand(groups, -1, q.shape[2], -1)
+        found = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+        return found.permute(1, 0, 2, 3).flatten(1, 2)
+    plain = part.whole and (window is None or window >= q.shape[1])
+    end = q.shape[1] if plain else length
+    found = F.scaled_dot_product_attention(
+        q[None],
+        keys.transpose(0, 1)[:, :, :end],
+        values.transpose(0, 1)[:, :, :end],
+        attn_mask=None if plain else part.mask(window, q.dtype)[None],
+        is_causal=plain,
+        scale=scale,
+        enable_gqa=groups != len(q),
+    )
+    return found[0].transpose(0, 1)
+
+
+def attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """As transformers calls it: query [1, H, N, D], key and value [1, G, N, D] -> [1, N, H, D]."""
+    found: Tensor = options["pages"].attend(module, query[0], key[0], value[0], options)
+    return found[None], None

@@ -1,0 +1,126 @@
+"""A model folder as the embedded engine computes with it: our own small Qwen3, or any that transformers loads.
+
+Owns: which of the two reads a folder, what is refused, what the engine must know of a model. Does not own: the cache
+and attention over it (rows, paged), adapters (adapter).
+Guarantee: what is loaded has every weight of the folder and no other; a model of which a layer keeps anything but keys
+and values, or attends in a way that the paged cache does not, is refused before it answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollout.engine.embedded.model import ModelConfig, Qwen3, is_plain, load_model
+from rollout.engine.embedded.paged import NAME, Heads, attention
+from sandbox.errors import Invalid
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LAYERS = {"full_attention", "sliding_attention"}
+OFFLINE = {"local_files_only": True}
+REMEDY = "serve it by vLLM (--engine vllm)"
+CHANGING = {"dynamic", "longrope"}  # rotations that depend on the longest sequence that is computed together
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the engine must know of a model."""
+
+    vocabulary: int
+    length: int | None  # of the longest sequence
+    ends: frozenset[int]  # tokens that end an answer
+    tied: bool  # the head is the embedding
+
+
+def load(folder: Path, *, device: str = "cpu", dtype: str = "float32", paged: bool = False) -> nn.Module:
+    """Our own Qwen3 where the folder is one, in float32 on a CPU; else, or where pages are asked for, transformers'
+    model. Raises Invalid."""
+    plain = is_plain(json.loads((folder / "config.json").read_bytes())) and (folder / "model.safetensors").exists()
+    if plain and device == "cpu" and dtype == "float32" and not paged:
+        return load_model(folder)
+
+    def read(auto: Any, config: Any, options: dict[str, Any]) -> nn.Module:
+        model, told = auto.from_pretrained(folder, config=config, output_loading_info=True, **OFFLINE, **options)
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if told[kind]:
+                raise Invalid(f"{folder}: {kind.replace('_', ' ')} {sorted(told[kind])[:3]}", remedy="publish it again")
+        return model.to(device)  # type: ignore[no-any-return]
+
+    return _made(folder, read, dtype=DTYPES[dtype])
+
+
+def refuse(folder: Path) -> None:
+    """Raises Invalid for a folder that this engine does not serve, without loading its weights."""
+    content = json.loads((folder / "config.json").read_bytes())
+    if is_plain(content):
+        ModelConfig.load(folder)
+        return
+    with torch.device("meta"):
+        layers(_made(folder, lambda auto, config, options: auto.from_config(config, **options)))
+
+
+def facts(model: nn.Module) -> Facts:
+    config: Any = model.config
+    tied = bool(config.tie_word_embeddings)
+    if isinstance(model, Qwen3):
+        return Facts(config.vocab_size, config.max_position_embeddings, frozenset({config.eos_token_id}), tied)
+    text, generation = config.get_text_config(), getattr(model, "generation_config", config)
+    told = generation.eos_token_id
+    ends = frozenset([told] if isinstance(told, int) else told or [])
+    return Facts(text.vocab_size, getattr(text, "max_position_embeddings", None), ends, tied)
+
+
+def layers(model: nn.Module) -> list[Heads]:
+    """What each layer keeps of a token, as one token tells that is run through the model. Raises Invalid."""
+    probe = _Probe()
+    token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    with torch.inference_mode():
+        model(input_ids=token, position_ids=token, use_cache=False, pages=probe)
+    config: Any = model.config
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    found = []
+    for layer, kind in enumerate(kinds):
+        heads = probe.heads.get(layer)
+        if heads is None or kind not in LAYERS or (kind == "sliding_attention" and heads.window is None):
+            raise Invalid(f"{type(model).__name__}: layer {layer} ({kind}) is not plain attention", remedy=REMEDY)
+        found.append(heads)
+    return found
+
+
+class _Probe:
+    """Stands where the paged cache will, and hears what each layer asks of it."""
+
+    def __init__(self) -> None:
+        self.heads: dict[int, Heads] = {}
+
+    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        others = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+        if others or not getattr(module, "is_causal", True):
+            raise Invalid(f"{type(module).__name__} attends with {' and '.join(others) or 'no order'}", remedy=REMEDY)
+        self.heads[module.layer_idx] = Heads(len(k), k.shape[-1], v.shape[-1], options.get("sliding_window"))
+        return q.new_zeros(q.shape[1], len(q), v.shape[-1])
+
+
+def _made(folder: Path, make: Callable[[Any, Any, dict[str, Any]], nn.Module], **options: Any) -> nn.Module:
+    """By transformers, with our attention in the place of its own."""
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM  # seconds to import
+
+    AttentionInterface.register(NAME, attention)
+    try:
+        config = AutoConfig.from_pretrained(folder, **OFFLINE)
+        model = make(AutoModelForCausalLM, config, {"attn_implementation": NAME, **options})
+    except (OSError, ValueError, KeyError) as error:
+        raise Invalid(f"transformers cannot load {folder}: {error}", remedy="try it there first") from None
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") in CHANGING:
+        raise Invalid(f"{folder}: its rotations ({rope['rope_type']}) depend on what is beside it", remedy=REMEDY)
+    if not getattr(model, "_supports_attention_backend", False):
+        raise Invalid(f"{type(model).__name__} has attention of its own", remedy=REMEDY)
+    return model.eval()

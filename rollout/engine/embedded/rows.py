@@ -1,0 +1,56 @@
+"""Our own small Qwen3 over rows of a contiguous cache: on a CPU it is quicker than blocks, which have to be gathered.
+
+Owns: the tensors of the cache, one pass over a step's tokens. Does not own: the arithmetic (model), who occupies a row
+(scheduler).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from rollout.engine.embedded.model import KVCache, Qwen3
+from rollout.engine.embedded.scheduler import Copy, Scheduler, Step
+
+
+class Rows:
+    """``Rows(model, rows=12, length=1024).compute(step, scheduler)``"""
+
+    tokens = None  # each row has room for the longest sequence
+    held = None
+
+    def __init__(self, model: Qwen3, *, rows: int, length: int):
+        self.model = model
+        self._cache = KVCache(model.config, rows, length)
+        self.token_bytes = sum(each[0, :, 0].nbytes for each in (*self._cache.keys, *self._cache.values))
+
+    def copy(self, copies: Iterable[Copy], scheduler: Scheduler) -> None:
+        for copy in copies:
+            self._cache.copy(copy.source, copy.target, copy.length)
+
+    def forget(self) -> None:
+        """What is computed anew is written over what was there."""
+
+    def wipe(self, row: int) -> None:
+        """What it holds is not finite: who gets the row must not see it behind a mask."""
+        for layer in (*self._cache.keys, *self._cache.values):
+            layer[row] = 0
+
+    def compute(self, step: Step, scheduler: Scheduler) -> Tensor:
+        """Logits [., V] after each decoded sequence's newest token, then after the end of each piece."""
+        found = []
+        if step.decode:
+            # Rows that are still being prefilled take part with a token of no meaning, written to the position that
+            # their own prefill or decode overwrites: cheaper than gathering the ready rows.
+            chosen = [sequence.row for sequence in step.decode]
+            running = scheduler.running[: max(chosen) + 1]
+            tokens = torch.tensor([sequence.tokens[sequence.computed] for sequence in running])
+            positions = torch.tensor([sequence.computed for sequence in running])
+            found.append(self.model.decode(tokens, positions, self._cache)[chosen])
+        if step.prefill:
+            pieces = [(piece.sequence.row, piece.start, piece.end) for piece in step.prefill]
+            read = [token for piece in step.prefill for token in piece.sequence.tokens[piece.start : piece.end]]
+            found.append(self.model.prefill(torch.tensor(read), pieces, self._cache))
+        return torch.cat(found)
