@@ -2,11 +2,14 @@
 
 ::
 
-    pagurus bench engine [--json] [--engine embedded|vllm] [--batch 64]
+    pagurus bench engine [--json] [--engine embedded|vllm] [--batch 64] [--paged]
+    pagurus bench engine --roofline [--model FOLDER] [--device cuda] [--dtype bfloat16] [--threads 2] [--json]
 
 `tokens_per_s`: sampled tokens over the wall time of `batch` requests at once (60 tokens in, 128 out), through HTTP.
 `turn_tokens_per_s`: the same for second turns, whose prompt repeats the first turn (prefix reuse).
 `publish_ms`, `paused_ms`: median of five publications while the batch is in flight: in all, and without sampling.
+`--paged`: the embedded engine keeps a paged cache for the small model, too. `--roofline`: without a server, how near
+the embedded engine is to what the device does at best (bench/harness/roofline.py).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from pathlib import Path
 
 from bench.harness import command
 from rollout.engine.client import Generation, Sampling
-from rollout.engine.launch import embedded, vllm
+from rollout.engine.launch import KINDS
 from rollout.engine.supervisor import EngineSupervisor
 
 PROMPT, OUTPUT, EXTRA, PUBLICATIONS = 60, 128, 20, 5
@@ -56,9 +59,9 @@ async def ask(engine: EngineSupervisor, prompts: list[list[int]]) -> tuple[list[
     return list(answers), sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - began)
 
 
-async def measure(kind: str, batch: int, root: Path) -> dict[str, float | int | str]:
+async def measure(kind: str, batch: int, root: Path, **options: bool) -> dict[str, float | int | str]:
     weights = publish(root / "weights")
-    launch = {"embedded": embedded, "vllm": vllm}[kind](slots=batch, length=1024)
+    launch = KINDS[kind](slots=batch, length=1024, **options)
     dice = random.Random(0)
     prompts = [[dice.randrange(VOCABULARY) for _ in range(PROMPT)] for _ in range(batch)]
     async with EngineSupervisor(launch, weights, 0, log=root / "engine.log") as engine:
@@ -88,8 +91,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
     parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--paged", action="store_true", help="of the embedded engine: pages instead of rows")
+    parser.add_argument("--roofline", action="store_true", help="the embedded engine against what its device can do")
+    parser.add_argument("--model", type=Path, help="with --roofline: a Hugging Face folder; else the demo's size")
+    parser.add_argument("--device", default="cpu", help="with --roofline")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="with --roofline")
+    parser.add_argument("--threads", type=int, default=1, help="with --roofline")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="with --roofline: tokens of each prompt")
+    parser.add_argument("--output", type=int, default=OUTPUT, help="with --roofline: tokens of each answer")
     options = parser.parse_args(arguments)
+    if options.roofline:
+        from bench.harness.roofline import main as roofline
+
+        names = ("batch", "prompt", "output", "device", "dtype", "threads", "paged")
+        command.show(roofline(options.model, **{name: getattr(options, name) for name in names}), options)
+        return 0
+    paged = {"paged": True} if options.paged else {}
     with tempfile.TemporaryDirectory(prefix="pagurus-bench-") as root:
-        result = asyncio.run(measure(options.engine, options.batch, Path(root)))
+        result = asyncio.run(measure(options.engine, options.batch, Path(root), **paged))
     command.show(result, options)
     return 0

@@ -1,0 +1,112 @@
+"""How near the embedded engine is to what its device can do: ``pagurus bench engine --roofline``.
+
+Owns: what the device does at best (one large read, one large product), a core without a server, the counts.
+
+Decoding reads all weights and every sequence's keys and values once a step, and multiplies each weight with each
+sequence: its floor is the longer of these two, at the rates that were measured in the same run. Reading prompts
+multiplies each weight, but for the head, with each token. `decode_share` and `prefill_share`: floor over time taken.
+Embeddings that are not also the head count as nothing; of a mixture of experts all weights count.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rollout.engine.embedded.core import Core, Request
+
+TRIES = 5
+
+
+def best(act: Callable[[], object], device: str) -> float:
+    """Seconds of the quickest try."""
+    found = []
+    for _ in range(TRIES):
+        _wait(device)
+        began = time.perf_counter()
+        act()
+        _wait(device)
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes per second of reading memory, FLOP per second of a product of matrices."""
+    large = torch.ones((1 << 29) // dtype.itemsize, device=device, dtype=dtype)
+    side = 2048 if device == "cpu" else 8192
+    matrix = torch.randn(side, side, device=device, dtype=dtype)
+    seconds = best(lambda: large.view(torch.int32).max(), device)
+    return large.nbytes / seconds, 2 * side**3 / best(lambda: matrix @ matrix, device)
+
+
+def measure(
+    folder: Path, *, batch: int, prompt: int, output: int, device: str, dtype: str, threads: int, paged: bool
+) -> dict[str, float | int | str]:
+    torch.set_num_threads(threads)
+    room = {"slots": batch, "retained": 0, "length": prompt + output + 1}
+    core = Core(folder, version="0", device=device, dtype=dtype, paged=paged, **room)  # type: ignore[arg-type]
+    weights = {each.data_ptr(): each for each in core.weights.values() if each.dim() == 2}
+    embedding = next(iter(core.weights.values()))
+    head = embedding.numel()
+    multiplied = sum(each.numel() for each in weights.values()) - (0 if core.facts.tied else head)
+    read, multiply = rates(device, embedding.dtype)
+    draw = random.Random(0)
+    for n in range(batch):
+        tokens = [draw.randrange(core.facts.vocabulary) for _ in range(prompt)]
+        core.add(Request(str(n), tokens, output, seed=n))
+    began = time.perf_counter()
+    while not all(each.ready for each in core.scheduler.running) or core.scheduler.waiting:
+        core.step()
+    reading = time.perf_counter() - began
+    steps, kept, began = 0, 0, time.perf_counter()
+    while not core.scheduler.idle:
+        kept += sum(len(each.tokens) for each in core.scheduler.running)
+        core.step()
+        steps += 1
+    decoding = time.perf_counter() - began
+    decoded = core.statistics.generated_tokens - batch
+    memory = (steps * multiplied * embedding.itemsize + kept * core.cache.token_bytes) / read
+    products = 2 * multiplied * decoded / multiply
+    prefill = 2 * (multiplied - head) * batch * prompt / multiply
+    return {
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor(),
+        "model": folder.name, "cache": type(core.cache).__name__.lower(), "dtype": dtype, "threads": threads,
+        "batch": batch, "prompt": prompt, "output": output,
+        "read_gb_s": round(read / 1e9, 1), "matmul_gflop_s": round(multiply / 1e9),
+        "decode_tokens_per_s": round(decoded / decoding, 1), "decode_floor_memory_s": round(memory, 3),
+        "decode_floor_products_s": round(products, 3), "decode_s": round(decoding, 3),
+        "decode_share": round(max(memory, products) / decoding, 3),
+        "prefill_tokens_per_s": round(batch * prompt / reading), "prefill_share": round(prefill / reading, 3),
+    }  # fmt: skip
+
+
+def small(folder: Path) -> Path:
+    """The demo's model with random weights."""
+    from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+
+    model = Qwen3(ModelConfig(vocab_size=320))
+    model.initialise(0)
+    save_model(model, folder)
+    return folder
+
+
+def main(folder: Path | None, **options: int | str | bool) -> dict[str, float | int | str]:
+    with tempfile.TemporaryDirectory(prefix="pagurus-roofline-") as root:
+        return measure(folder or small(Path(root) / "small"), **options)  # type: ignore[arg-type]
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
