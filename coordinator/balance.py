@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from coordinator.copies import images
 from coordinator.decide import balance
@@ -25,7 +26,7 @@ from sandbox.errors import PagurusError
 log = logging.getLogger("pagurus.cluster")
 
 LOOK = 0.5  # seconds between two looks
-REST = 60.0  # seconds for which one that did not move is not tried again
+REST = 20.0  # seconds for which one that did not move is not tried again
 
 
 class Balance:
@@ -50,7 +51,7 @@ class Balance:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _look(self) -> None:
-        now, hosts = time.monotonic(), self.members.views()
+        now, hosts = time.monotonic(), [self._seen(host) for host in self.members.views()]
         steady = self._steady(hosts, now)
         if self.members.withheld:
             return
@@ -70,6 +71,10 @@ class Balance:
             await self.members.state.decided("balance", view, begun)
         for move in begun:
             self._tasks[move] = asyncio.create_task(self._move(move), name=f"move of {move.sandbox}")
+
+    def _seen(self, host: HostView) -> HostView:
+        """One that did not answer just now may be lost: nothing moves there until it does."""
+        return replace(host, alive=host.alive and not self.members.member(host.name).error)
 
     def _steady(self, hosts: list[HostView], now: float) -> dict[str, float]:
         self._alive = {host.name: self._alive.get(host.name, now) for host in hosts if host.alive}

@@ -32,6 +32,7 @@ log = logging.getLogger("pagurus.cluster")
 
 TTL = 5.0  # seconds without a report after which a host counts as silent
 CHECKPOINTS = 100_000  # of which the host is remembered
+FOREVER = 1e9  # seconds
 NOWHERE = ""  # home of a sandbox that was removed, while a host that it left may still have it
 TokenFor = Callable[["Member"], Awaitable[str | None]]  # what a caller shows to a host
 
@@ -80,9 +81,10 @@ class Member:
         return report
 
     def view(self, sandboxes: int) -> HostView:
-        found = self.report
-        if found is None:
-            return HostView(self.name, 1, 1, 0, alive=False)
+        found, heard = self.report, self.lease.heard_at
+        if found is None or heard is None:
+            return HostView(self.name, 1, 1, 0, alive=False, silent=FOREVER)
+        alive = self.alive()
         return HostView(
             name=self.name,
             cpus=found.cpus,
@@ -95,7 +97,8 @@ class Member:
             coming=self.coming,
             labels=self.row.labels,
             images=self.images,
-            alive=self.alive(),
+            alive=alive,
+            silent=0.0 if alive else time.monotonic() - heard,
             draining=self.row.draining,
         )
 

@@ -36,6 +36,7 @@ class HostView:
     labels: Mapping[str, str] = field(default_factory=dict)
     images: Collection[str] = frozenset()  # names
     alive: bool = True
+    silent: float = 0.0  # seconds since it was heard, of one that does not answer
     draining: bool = False
 
 

@@ -4,8 +4,9 @@ Two other hosts have copies of each sandbox, and the store where there is one. T
 of the two, in turn, since only the difference to the copy there travels; to another host when they are gone or are to
 be emptied. When the host of the sandbox is lost, it goes on at the one that has the newest copy, and the next copy goes
 to the other, again as a difference. Of two sandboxes the one comes first whose answer waits for it, then what waits
-longest. The first copy to a second host waits until the sandbox has been at its host for a while and both hosts have
-nothing else to copy: when a host was lost, others need the processors first.
+longest. The first copy to a second host is whole. It waits until the sandbox has been at its host for a while and both
+hosts have nothing else to copy: when a host was lost, others need the processors first. A host that does not answer may
+come back with the copies that it has, and is waited for likewise.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from coordinator.decide import place
 from coordinator.decide.place import HostView, Wanted
 
 STORE = "(store)"  # a holder of copies that is no host: no host may be called so
-NEW = 4.0  # seconds for which a sandbox is new at a host
+NEW = 15.0  # seconds for which a sandbox is new at a host
+AWAY = 60.0  # seconds for which a host that does not answer may come back with its copies
 HOLDERS = 2  # hosts with copies of a sandbox
 STREAMS = 8  # copies to the store at a time
 LINKS = 64  # streams that make up a state in the store, at most
@@ -76,7 +78,7 @@ def decide(hosts: Iterable[HostView], subjects: Iterable[Subject], busy: Mapping
     for holder, count in Counter(each.holder for subject in every for each in subject.kept).items():
         if holder in views:
             views[holder] = _with_more(views[holder], count)
-    usable = {name for name, host in views.items() if host.alive and not host.draining}
+    usable = {name for name, host in views.items() if not host.draining and (host.alive or host.silent < AWAY)}
     lacking = [each for each in every if not each.copied or _wants_second(each, usable)]
     lacking.sort(key=lambda each: (each.copied, not each.waited, each.since, each.store, each.sandbox))
     for subject in lacking:

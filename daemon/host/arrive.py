@@ -24,6 +24,7 @@ import contextlib
 import secrets
 import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -155,12 +156,17 @@ class Arrivals:
     def _unpack(self, origin: CheckpointRow, end: contextlib.ExitStack) -> Former:
         capturer = self.host.services.capturer
         directory = capturer.places.dump(f".coming-{secrets.token_hex(6)}")
-        end.callback(shutil.rmtree, directory, ignore_errors=True)
+        end.callback(self._remove_later, directory)
         if origin.dump is None:
             directory.mkdir(mode=0o700)
         else:
             dumpfile.unpack(capturer.places.packed(origin.dump), directory, capturer.checkpointer.pages)
         return Former.at(directory)
+
+    def _remove_later(self, directory: Path) -> None:
+        """Nobody needs to wait until raw images have gone."""
+        removing = asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        self.host.services.spawn(removing, f"removal of {directory.name}")
 
     def former(self, sandbox: str) -> Former | None:
         """The raw images that wait for the sandbox, once: whoever has them changes them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinator.decide import replicate
 from coordinator.decide.place import HostView
 from coordinator.decide.replicate import Kept, Subject
@@ -30,6 +32,15 @@ def test_two_hosts_have_copies_and_take_the_newest_in_turn() -> None:
     assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b"), hosts="abcd") == [("b", "c-1")]
     assert _copied("c-3", Kept("c-2", "c"), Kept("c-1", "b"), hosts="acd") == [("c", "c-2")]
     assert _copied("c-3", Kept("c-3", "c"), Kept("c-1", "b"), hosts="abc") == []
+
+
+def test_the_copy_of_a_host_that_is_away_is_waited_for_a_while() -> None:
+    subject = Subject("s-1", "a", "c-1", frozenset({"i"}), (Kept("c-1", "b"), Kept("c-0", "c")))
+    for silent, copies in ((1.0, 0), (replicate.AWAY, 1)):
+        hosts = [_host("a"), _host("b"), replace(_host("c"), alive=False, silent=silent), _host("d")]
+        assert len(replicate.decide(hosts, [subject], {}, 2)) == copies
+        newer = replace(subject, durable="c-2")  # the newest goes where somebody answers
+        assert [copy.target for copy in replicate.decide(hosts, [newer], {}, 2)] == ["b"]
 
 
 def test_where_it_went_on_the_next_copy_builds_upon_an_older_one_of_another_host() -> None:
