@@ -75,7 +75,7 @@ class Bare:
 
     def __init__(self, netns: Path) -> None:
         self.netns = netns
-        self.followers: list[object] = []
+        self.followers: dict[str, object] = {}
         self.address: str | None = None
         self.outside = self  # of which nobody asks more than what follows
 

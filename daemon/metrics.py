@@ -32,7 +32,7 @@ _requests = Counter("pagurus_api_requests", "Requests by route and status.", ("r
 _request_seconds = Histogram(
     "pagurus_api_request_seconds", "Time to the end of the answer.", ("route",), buckets=_FAST, registry=REGISTRY
 )
-_replayed = Counter("pagurus_api_replays", "Calls answered from a kept answer.", registry=REGISTRY)
+replays = Counter("pagurus_api_replays", "Calls answered from a kept answer.", registry=REGISTRY)
 _exec = Histogram("pagurus_exec_seconds", "Commands, from start to end.", buckets=_FAST, registry=REGISTRY)
 _exposed = Histogram(
     "pagurus_checkpoint_exposed_seconds",
@@ -57,43 +57,39 @@ _captured = Histogram(
 _durable = Histogram(
     "pagurus_checkpoint_durable_seconds", "From the verdict to durable.", buckets=_SLOW, registry=REGISTRY
 )
-_compared = Histogram(
+comparisons = Histogram(
     "pagurus_comparison_seconds",
     "Comparisons of the files with the last snapshot, for ignored paths and scratch; equal ones save a checkpoint.",
-    ("outcome",),
+    ("outcome",),  # equal, different or unknown
     buckets=_FAST,
     registry=REGISTRY,
 )
-_restore = Histogram("pagurus_restore_seconds", "Restores in place.", buckets=_SLOW, registry=REGISTRY)
-_asked = Counter(
+restores = Histogram("pagurus_restore_seconds", "Restores in place.", buckets=_SLOW, registry=REGISTRY)
+gateway_requests = Counter(
     "pagurus_gateway_requests",
     "Requests of agents: of the main loop, beside it (side), that ask no model (other), or not understood (none).",
-    ("kind", "result"),
+    ("kind", "result"),  # answered, recorded, upstream_error, refused or gone
     registry=REGISTRY,
 )
-_held = Histogram(
+gateway_held = Histogram(
     "pagurus_gateway_held_seconds",
     "Time for which an answer of the main loop was ready and waited for its checkpoint.",
     buckets=_FAST,
     registry=REGISTRY,
 )
-_upstream_errors = Counter(
+upstream_errors = Counter(
     "pagurus_gateway_upstream_errors",
     "Answers that a model did not give: it could not be asked, broke off, or said no (status).",
-    ("cause",),
+    ("cause",),  # unreachable, or status
     registry=REGISTRY,
 )
-_exchanges = Counter("pagurus_gateway_exchanges_stored", "Whole answers that were journalled.", registry=REGISTRY)
-_tokens_rejected = Counter("pagurus_gateway_tokens_rejected", "Tokens of no sandbox, shown outside.", registry=REGISTRY)
+exchanges_stored = Counter("pagurus_gateway_exchanges_stored", "Whole answers that were journalled.", registry=REGISTRY)
+tokens_rejected = Counter("pagurus_gateway_tokens_rejected", "Tokens of no sandbox, shown outside.", registry=REGISTRY)
 
 
 def request(route: str, status: int, seconds: float) -> None:
     _requests.labels(route, str(status)).inc()
     _request_seconds.labels(route).observe(seconds)
-
-
-def replayed() -> None:
-    _replayed.inc()
 
 
 def command(seconds: float, waited: float) -> None:
@@ -110,40 +106,9 @@ def captured(row: CheckpointRow) -> None:
         _captured.labels(row.verdict.value).observe(max(0.0, row.captured_at - row.created_at))
 
 
-def compared(outcome: str, seconds: float) -> None:
-    """The files of a sandbox were compared: equal, different or unknown."""
-    _compared.labels(outcome).observe(seconds)
-
-
 def durable(row: CheckpointRow) -> None:
     if row.durable_at is not None:
         _durable.observe(max(0.0, row.durable_at - row.created_at))
-
-
-def restored(seconds: float) -> None:
-    _restore.observe(seconds)
-
-
-def gateway_request(kind: str, result: str) -> None:
-    """A request of an agent: main, side, other or none; answered, recorded, upstream_error, refused or gone."""
-    _asked.labels(kind, result).inc()
-
-
-def gateway_held(seconds: float) -> None:
-    _held.observe(seconds)
-
-
-def gateway_upstream_error(cause: str) -> None:
-    """A model gave no answer: unreachable, or status."""
-    _upstream_errors.labels(cause).inc()
-
-
-def gateway_stored() -> None:
-    _exchanges.inc()
-
-
-def gateway_token_rejected() -> None:
-    _tokens_rejected.inc()
 
 
 def exposition(host: Host) -> bytes:

@@ -127,7 +127,7 @@ class Gate:
         name = identity(caller.token, request.method, request.path, request.headers[KEY_HEADER])
         kept, undo = await answers.claim(name, asked, route.keyed)
         if kept is not None:
-            metrics.replayed()
+            metrics.replays.inc()
             replay = web.Response(body=kept.answer, status=kept.status or 200, headers={"Idempotency-Replayed": "true"})
             replay.content_type = kept.kind or JSON
             return replay

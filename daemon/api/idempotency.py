@@ -155,23 +155,20 @@ class Answers:
             self._size += len(answer) - known.size
             known.size = len(answer)
         finally:
-            self._end(name)
+            self.abandon(name)
 
     def release(self, name: str) -> None:
         """It was not carried out."""
         self._forget(name)
-        self._end(name)
-
-    def abandon(self, name: str) -> None:
-        """This process ends before it is answered: the next one decides."""
-        self._end(name)
+        self.abandon(name)
 
     def _forget(self, name: str) -> None:
         known = self._known.pop(name)
         self._size -= known.size
         self._database.execute("DELETE FROM calls WHERE number = ?", (known.number,))
 
-    def _end(self, name: str) -> None:
+    def abandon(self, name: str) -> None:
+        """No call of this process holds it any more. Where it is not answered, the next process decides."""
         future = self._running.pop(name, None)
         if future is not None and not future.done():
             future.set_result(None)

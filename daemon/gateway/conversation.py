@@ -210,7 +210,7 @@ class Line:
                 extra["x-pagurus-checkpoint-error"] = error
             held = time.monotonic() - began
             counts.held_ms += 1000 * held
-            metrics.gateway_held(held)
+            metrics.gateway_held.observe(held)
             extra |= {"x-pagurus-turn": str(step.turn), "x-pagurus-checkpoint": step.checkpoint or ""}
         response = await deliver(answer, request, extra)
         if response is None or self._readers.get(step.id) is not request:
@@ -357,12 +357,12 @@ class Line:
         async def keep() -> None:
             if answer.status >= 300:
                 await journal.failed(step.id, answer.status)
-                metrics.gateway_upstream_error("status")
+                metrics.upstream_errors.labels("status").inc()
                 return
             durable = self.settings.hold == "durable"
             self.bytes += await journal.answered(step.id, answer.recorded(), durable=durable)
             step.answered = True
-            metrics.gateway_stored()
+            metrics.exchanges_stored.inc()
 
         try:
             await journal.asking(step.id)
@@ -371,7 +371,7 @@ class Line:
                 await pump(answer, response, keep)
         except PagurusError as error:
             counts.upstream_failures += 1
-            metrics.gateway_upstream_error("unreachable")
+            metrics.upstream_errors.labels("unreachable").inc()
             log.warning("exchange %d: %s", step.id, error, extra={"sandbox": self.desk.book.owner.get(step.id)})
             await journal.failed(step.id, error.status)
             answer.fail(error)

@@ -52,10 +52,8 @@ CREATE TABLE upstreams (name TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID;
 """
 ROW = 1024  # bytes that an exchange takes beside its content: its row, its place in indexes and in memory
 PART = 64  # bytes of a mention of a part
-_COLUMNS = (
-    "id, sandbox, path, main, state, started, parent, checkpoint, turn, key, status, ended, asked, answered, recorded, "
-    "request_bytes, response_bytes"
-)
+_RENAMED = {"started_at": "started", "ended_at": "ended", "from_record": "recorded"}  # field -> column
+_COLUMNS = ", ".join(_RENAMED.get(field, field) for field in ExchangeInfo.__struct_fields__)
 
 
 class Place(msgspec.Struct, kw_only=True):
@@ -121,7 +119,6 @@ class Journal:
         open_: Iterable[int],
         place: Place,
         copied: int | None = None,
-        durable: bool = False,
     ) -> tuple[int, int]:
         """A new exchange; returns its id, and by how many bytes the record grew.
 
@@ -149,7 +146,7 @@ class Journal:
                 _put_place(database, sandbox, place)
             return number, size
 
-        return await self._do(write, durable=durable)
+        return await self._do(write)
 
     def _put_parts(self, database: sqlite3.Connection, exchange: int, parts: list[Any]) -> int:
         """Bytes that this added."""
@@ -465,19 +462,5 @@ def _put_place(database: sqlite3.Connection, sandbox: str, place: Place) -> None
 
 
 def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
-    names: tuple[str, ...] = (
-        "id",
-        "sandbox",
-        "path",
-        "main",
-        "state",
-        "started_at",
-        "parent",
-        "checkpoint",
-        "turn",
-        "key",
-        "status",
-    )
-    names += ("ended_at", "asked", "answered", "from_record", "request_bytes", "response_bytes")
-    fields = dict(zip(names, row, strict=True))
+    fields = dict(zip(ExchangeInfo.__struct_fields__, row, strict=True))
     return {**fields, "main": bool(fields["main"]), "key": fields["key"].hex()}

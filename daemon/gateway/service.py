@@ -73,22 +73,6 @@ def environment(settings: Gateway) -> dict[str, str]:
     }
 
 
-class _Follower:
-    """A restore that makes a network namespace anew says so, in a thread of its own, before anything runs in it."""
-
-    def __init__(self, service: GatewayService, sandbox: str, port: int, container: Container) -> None:
-        self._service = service
-        self._sandbox = sandbox
-        self._port = port
-        self._container = container
-        self._loop = asyncio.get_running_loop()
-
-    def __call__(self, netns: Path) -> None:
-        sock = listener.socket_inside(netns, self._port)
-        inode = netns.stat().st_ino
-        self._loop.call_soon_threadsafe(self._service.moved, self._sandbox, inode, sock, self._container)
-
-
 class GatewayService:
     """The gateway of `host`. An attachment of each sandbox that was created with a gateway."""
 
@@ -169,8 +153,14 @@ class GatewayService:
         if settings.agent == "outside":
             return
         await self._listen(row.id, settings.port, container)
-        if not any(isinstance(follow, _Follower) for follow in container.followers):
-            container.followers.append(_Follower(self, row.id, settings.port, container))
+        loop = asyncio.get_running_loop()
+        container.followers["gateway"] = functools.partial(self._follow, loop, row.id, settings.port, container)
+
+    def _follow(
+        self, loop: asyncio.AbstractEventLoop, sandbox: str, port: int, container: Container, netns: Path
+    ) -> None:
+        sock = listener.socket_inside(netns, port)
+        loop.call_soon_threadsafe(self.moved, sandbox, netns.stat().st_ino, sock, container)
 
     async def _listen(self, sandbox: str, port: int, container: Container) -> None:
         inode = (await asyncio.to_thread(container.netns.stat)).st_ino
@@ -338,12 +328,12 @@ class GatewayService:
                     if asked.main:
                         await self._commands[sandbox].settle()
                     response = await line.serve(asked, request)
-                    metrics.gateway_request(kind, _result(response))
+                    metrics.gateway_requests.labels(kind, _result(response)).inc()
                     return response
         except PagurusError as error:
             self.desk.counts.refused += 1
             open_ = is_open(request)
-            metrics.gateway_request(kind, "refused" if open_ else "gone")
+            metrics.gateway_requests.labels(kind, "refused" if open_ else "gone").inc()
             if not open_:
                 return web.Response(status=499)
             if isinstance(error, TooMany):  # whoever floods the gateway waits for his refusal
@@ -372,7 +362,7 @@ class GatewayService:
             sandbox = await self.sandbox_of(request)
         except PagurusError as error:
             self.desk.counts.refused += 1
-            metrics.gateway_token_rejected()
+            metrics.tokens_rejected.inc()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STALLED):
                     await self._wrong.take()  # guessing is slow

@@ -29,7 +29,7 @@ from typing import Annotated
 import aiohttp
 import msgspec
 
-from daemon.config import is_loopback
+from daemon.config import address_of, is_loopback
 from daemon.gateway.wire import Asked, credential, forwarded
 from daemon.wording import plain
 from sandbox.errors import EngineFailed, Invalid, NotFound, PagurusError, Timeout
@@ -91,10 +91,7 @@ class Config(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Where agents outside connect to."""
         if self.listen is None:
             return None
-        host, _, port = self.listen.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
-            raise Invalid(f"listen must be HOST:PORT, not {self.listen!r}")
-        return host.strip("[]"), int(port)
+        return address_of(self.listen)
 
 
 def checked(name: str, upstream: Upstream) -> Upstream:

@@ -375,7 +375,7 @@ class Host:
             self._note_death(live)
         self.services.tally.restores += 1
         total = 1000 * (time.monotonic() - began)
-        metrics.restored(total / 1000)
+        metrics.restores.observe(total / 1000)
         log.info("restored to %s in %.1f ms", target.id, total, extra={"sandbox": live.row.id, "turn": target.turn})
         return RestoreResult(
             sandbox=live.row.id,

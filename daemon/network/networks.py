@@ -235,11 +235,14 @@ class Networks:
                 await self._take_away(row.id)
 
     def _follow(self, row: SandboxRow, container: Container) -> None:
-        """A restore that makes a network namespace anew says so before anything runs in it."""
-        followers = getattr(container, "followers", None)
-        if followers is None or any(getattr(each, "owner", None) is self for each in followers):
-            return
-        followers.append(_Follower(self, asyncio.get_running_loop(), row, container))
+        """A restore that makes a network namespace anew says so, from a thread, before anything runs in it."""
+        loop = asyncio.get_running_loop()
+
+        def follow(namespace: Path) -> None:
+            moving = self.moved(row, container, namespace)
+            asyncio.run_coroutine_threadsafe(moving, loop).result(timeout=MOVE_TIMEOUT)
+
+        container.followers["network"] = follow
 
     async def moved(self, row: SandboxRow, container: Container, namespace: Path) -> None:
         """The sandbox's processes will run in this namespace, not in the one that we knew."""
@@ -434,20 +437,6 @@ class Networks:
 
     def _lock(self, sandbox: str) -> asyncio.Lock:
         return self._locks.setdefault(sandbox, asyncio.Lock())
-
-
-class _Follower:
-    """Tells the networks that a sandbox's processes get another network namespace. Called by CRIU's thread."""
-
-    def __init__(self, owner: Networks, loop: asyncio.AbstractEventLoop, row: SandboxRow, container: Container) -> None:
-        self.owner = owner
-        self._loop = loop
-        self._row = row
-        self._container = container
-
-    def __call__(self, namespace: Path) -> None:
-        moving = self.owner.moved(self._row, self._container, namespace)
-        asyncio.run_coroutine_threadsafe(moving, self._loop).result(timeout=MOVE_TIMEOUT)
 
 
 def _still_named(policy: Policy, name: str, element: Element) -> bool:

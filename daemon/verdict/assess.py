@@ -121,7 +121,7 @@ class Assessor:
             hints=_paths(effects.reasons),
         )
         found = "equal" if outcome.equal else "unknown" if outcome.unknown else "different"
-        metrics.compared(found, time.monotonic() - began)
+        metrics.comparisons.labels(found).observe(time.monotonic() - began)
         if not outcome.equal:
             self._rests = RESTS if outcome.unknown else 0
             return effects, judgement

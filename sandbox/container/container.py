@@ -99,8 +99,8 @@ class Container:
         self._allowance = Allowance()  # of its commands' outputs
         self._reaped: Reaped | None = None
         self._log = ""  # the shim's own words, kept when it is destroyed
-        #: Called with `netns`, from a thread, when a restore has made a new one and before anything runs in it.
-        self.followers: list[Callable[[Path], None]] = []
+        #: By who asks: called with `netns`, from a thread, when a restore has made a new one and before it is used.
+        self.followers: dict[str, Callable[[Path], None]] = {}
         self.excluded = Excluded()  # processes that are no part of its checkpoints
         self.outside = Outside(self)
         self.address: str | None = None  # IPv4, of the link that the daemon gave it; None without a network

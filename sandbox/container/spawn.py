@@ -59,7 +59,7 @@ async def start(
     except Refused as error:
         if error.stage == "killed" and container.alive and container.cgroup.oom_kills() == before:
             raise Killed("killed while it was started", remedy="try again", sandbox=container.spec.id) from error
-        raise _refusal(container, error, argv[0], cwd) from error
+        raise refusal(container, error, argv[0], cwd) from error
 
 
 def no_process_left(container: Container) -> Conflict:
@@ -76,8 +76,8 @@ def no_process_left(container: Container) -> Conflict:
     )
 
 
-def _refusal(container: Container, error: Refused, program: str, cwd: str) -> PagurusError:
-    """What a refusal of the shim means to the caller."""
+def refusal(container: Container, error: Refused, program: str, cwd: str) -> PagurusError:
+    """What a refusal of the shim, or of a supervisor inside, means to the caller."""
     here = container.spec.id
     dead: PagurusError = container.dead("pid 1 is gone")
     match error.stage, error.errno:
@@ -93,12 +93,14 @@ def _refusal(container: Container, error: Refused, program: str, cwd: str) -> Pa
             return Invalid(f"{program}: arguments too long", remedy="pass large input by stdin", sandbox=here)
         case "cwd", _:
             return Invalid(f"working directory {cwd}: {os.strerror(error.errno)}", sandbox=here)
-        case "fork", errno.EAGAIN:
+        case _, errno.EAGAIN:
             return no_process_left(container)
-        case ("fork" | "exec", errno.ENOMEM) | ("killed", _):
+        case (_, errno.ENOMEM) | ("killed", _):
             if not container.alive:
                 return dead
             return NoSpace("not enough memory to start a command", remedy="raise Limits.memory", sandbox=here)
+        case _, errno.ENOSPC | errno.EDQUOT:
+            return NoSpace(f"cannot start {program}: {error}", remedy="raise the limits", sandbox=here)
         case "stopped", _:
             return Conflict(
                 f"cannot start {program}: something in the sandbox stops new processes again and again (SIGSTOP)",

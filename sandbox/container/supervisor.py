@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import errno
 import os
 import re
 import secrets
@@ -31,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 from sandbox.container import spawn
 from sandbox.container.paced import LARGE, PacedReader
 from sandbox.container.process import Drain
-from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError, SandboxDead
+from sandbox.container.shim import Refused
+from sandbox.errors import Conflict, Invalid, PagurusError, SandboxDead
 from sandbox.tree.safe_path import SandboxRoot, open_kind
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ async def start(container: Container, name: str, program: Program) -> Started:
         if not container.alive:
             raise SandboxDead("it died meanwhile", remedy=f"pagurus restore {container.spec.id}")
         raise Conflict("it was killed while it started", remedy="try again", sandbox=container.spec.id)
-    raise _refusal(container, failed[1].decode("ascii", "replace"), int(failed[2]), program.argv[0])
+    refused = Refused(failed[1].decode("ascii", "replace"), int(failed[2]))
+    raise spawn.refusal(container, refused, program.argv[0], program.cwd)
 
 
 async def _first_words(container: Container, argv: Sequence[str], program: Program) -> tuple[int, bytes]:
@@ -199,20 +200,6 @@ async def _first_words(container: Container, argv: Sequence[str], program: Progr
         with contextlib.suppress(PagurusError):
             await container.call("release", stream)
     return int(pid), bytes(said.kept)
-
-
-def _refusal(container: Container, stage: str, number: int, program: str) -> PagurusError:
-    here = container.spec.id
-    words = os.strerror(number)
-    if stage == "exec" and number in (errno.ENOENT, errno.ENOTDIR):
-        return CommandNotFound(f"{program}: no such program", remedy="check the name and PATH", sandbox=here)
-    if stage == "exec" and number in (errno.EACCES, errno.ENOEXEC, errno.EISDIR, errno.ELOOP):
-        return CommandNotFound(f"{program}: cannot be executed ({words})", remedy="chmod +x?", sandbox=here)
-    if number == errno.EAGAIN:
-        return Conflict("no process left under the limit", remedy="end some, or raise Limits.processes", sandbox=here)
-    if number in (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(f"cannot start {program}: {stage}: {words}", remedy="raise the limits", sandbox=here)
-    return Conflict(f"cannot start {program}: {stage}: {words}", sandbox=here)
 
 
 class Supervisor:

@@ -215,7 +215,7 @@ def _notify(container: Container, images: Adapted, process: Process, hold: Hold)
             _loopback(pid)
             moving = asyncio.run_coroutine_threadsafe(container.move_network(pid), loop)
             moving.result(TIMEOUT)
-            for follow in container.followers:
+            for follow in container.followers.values():
                 follow(container.netns)
 
     def finish(_pid: int) -> None:

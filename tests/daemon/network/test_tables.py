@@ -486,7 +486,7 @@ async def test_a_host_without_working_nft_has_a_daemon_and_no_networks(
     assert (await networks.status(row)).address is None
     row.network = Network.open()
     with pytest.raises(Unsupported, match="not permitted"):
-        await networks.attach(row, SimpleNamespace(followers=[], netns=Path("/proc/self/ns/net")))
+        await networks.attach(row, SimpleNamespace(followers={}, netns=Path("/proc/self/ns/net")))
     await networks.close()
     again = Networks(tmp_path)
     with pytest.raises(Unsupported, match="not permitted"):

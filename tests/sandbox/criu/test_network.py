@@ -172,7 +172,7 @@ async def test_connections_inside_live_on_in_a_new_namespace_that_others_follow(
     await shell(sb, both)
     saved = await bench.save(sb)
     followed: list[tuple[Path, bool]] = []
-    sb.followers.append(lambda netns: followed.append((netns, outside(netns).fileno() >= 0)))
+    sb.followers["test"] = lambda netns: followed.append((netns, outside(netns).fileno() >= 0))
     before = os.stat(sb.netns).st_ino
     for source in (saved.capture.dir, saved.dump):
         report = await bench.kill_and_restore(sb, saved, source)
@@ -221,7 +221,7 @@ async def test_a_follower_that_fails_fails_the_restore(bench: Bench) -> None:
     def refuse(_netns: Path) -> None:
         raise OSError("no link")
 
-    sb.followers.append(refuse)
+    sb.followers["test"] = refuse
     with pytest.raises(OSError, match="no link"):
         await bench.kill_and_restore(sb, saved, saved.capture.dir)
     assert sb.tasks() == []
