@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sandbox.descriptors import closing
+
 
 def publish(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = True) -> Path:
     """Replace the file `path`. Not `durable`: a loss of power may leave it empty; a killed process never does."""
@@ -30,8 +32,5 @@ def publish(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = Tr
 
 def sync(path: Path) -> None:
     """A file's content, or a directory's names, survive the loss of power from now on."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -49,11 +49,20 @@ class ErrorBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     turn: int | None = None
 
 
+TABLE: dict[str, type[PagurusError]] = {}  # by code: what may come from another process
+
+
 class PagurusError(Exception):
     """Base of all errors. `str(error)` is one line: what happened, then the remedy."""
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
+
+    def __init_subclass__(cls, code: str = "", status: int = 0) -> None:
+        """`code` and `status`: of one of the table. All others are told as the one that they are a kind of."""
+        if code:
+            cls.code, cls.status = code, status
+            TABLE[code] = cls
 
     def __init__(self, message: str, *, remedy: str = "", sandbox: str | None = None, turn: int | None = None):
         message = printable(message)
@@ -78,100 +87,80 @@ class PagurusError(Exception):
         return ErrorBody(code=self.code, message=self.message, remedy=self.remedy, sandbox=self.sandbox, turn=self.turn)
 
 
-class Invalid(PagurusError):
-    code = "invalid"
-    status = 400
+class Invalid(PagurusError, code="invalid", status=400):
+    pass
 
 
-class NotFound(PagurusError):
-    code = "not_found"
-    status = 404
+class NotFound(PagurusError, code="not_found", status=404):
+    pass
 
 
-class Conflict(PagurusError):
-    code = "conflict"
-    status = 409
+class Conflict(PagurusError, code="conflict", status=409):
+    pass
 
 
-class Closed(PagurusError):
-    code = "closed"
-    status = 409
+class Closed(PagurusError, code="closed", status=409):
+    pass
 
 
-class Unauthorized(PagurusError):
-    code = "unauthorized"
-    status = 401
+class Unauthorized(PagurusError, code="unauthorized", status=401):
+    pass
 
 
-class Forbidden(PagurusError):
-    code = "forbidden"
-    status = 403
+class Forbidden(PagurusError, code="forbidden", status=403):
+    pass
 
 
-class TooMany(PagurusError):
-    code = "too_many"
-    status = 429
-
+class TooMany(PagurusError, code="too_many", status=429):
     retry_after: float | None = None  # seconds
 
 
-class ImageNotFound(NotFound):
-    code = "image_not_found"
+class ImageNotFound(NotFound, code="image_not_found", status=404):
+    pass
 
 
-class CommandNotFound(PagurusError):
-    code = "command_not_found"
-    status = 422
+class CommandNotFound(PagurusError, code="command_not_found", status=422):
+    pass
 
 
-class SandboxDead(PagurusError):
-    code = "sandbox_dead"
-    status = 410
+class SandboxDead(PagurusError, code="sandbox_dead", status=410):
+    pass
 
 
-class CheckpointFailed(PagurusError):
-    code = "checkpoint_failed"
-    status = 500
+class CheckpointFailed(PagurusError, code="checkpoint_failed", status=500):
+    pass
 
 
-class RestoreFailed(PagurusError):
-    code = "restore_failed"
-    status = 500
+class RestoreFailed(PagurusError, code="restore_failed", status=500):
+    pass
 
 
-class NotEqual(PagurusError):
-    code = "not_equal"
-    status = 500
+class NotEqual(PagurusError, code="not_equal", status=500):
+    pass
 
 
-class NoSpace(PagurusError):
-    code = "no_space"
-    status = 507
+class NoSpace(PagurusError, code="no_space", status=507):
+    pass
 
 
-class Unsupported(PagurusError):
-    code = "unsupported"
-    status = 501
+class Unsupported(PagurusError, code="unsupported", status=501):
+    pass
 
 
-class EngineFailed(PagurusError):
-    code = "engine_failed"
-    status = 502
+class EngineFailed(PagurusError, code="engine_failed", status=502):
+    pass
 
 
-class Interrupted(PagurusError):
-    code = "interrupted"
-    status = 409
+class Interrupted(PagurusError, code="interrupted", status=409):
+    pass
 
 
-class Timeout(PagurusError):
-    code = "timeout"
-    status = 504
+class Timeout(PagurusError, code="timeout", status=504):
+    pass
 
 
-class Protocol(PagurusError):
-    code = "protocol"
-    status = 502
+class Protocol(PagurusError, code="protocol", status=502):
+    pass
 
 
 class ConnectionBroken(Protocol):
@@ -182,32 +171,6 @@ class NoDaemon(PagurusError):
     """Raised by the client itself: it never crosses the wire."""
 
     code = "no_daemon"
-
-
-TABLE: dict[str, type[PagurusError]] = {
-    kind.code: kind
-    for kind in (
-        Invalid,
-        NotFound,
-        Conflict,
-        Closed,
-        Unauthorized,
-        Forbidden,
-        TooMany,
-        ImageNotFound,
-        CommandNotFound,
-        SandboxDead,
-        CheckpointFailed,
-        RestoreFailed,
-        NotEqual,
-        NoSpace,
-        Unsupported,
-        EngineFailed,
-        Interrupted,
-        Timeout,
-        Protocol,
-    )
-}
 
 
 def from_body(body: ErrorBody) -> PagurusError:

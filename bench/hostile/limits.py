@@ -81,8 +81,8 @@ async def _memory_many(scene: Scene) -> str:
         "time.sleep(2)"
     )
     done = await run(scene, code, timeout=4)
-    usage = scene.attacker.cgroup.memory_usage()
-    if usage is not None and usage > 256 << 20:
+    usage = scene.attacker.cgroup.anonymous()
+    if usage > 256 << 20:
         return f"{usage >> 20} MiB in use"
     return judge(done) or await unharmed(scene)
 

@@ -31,6 +31,7 @@ from sandbox.content import dumpfile, transfer
 from sandbox.content.dumpfile import HashedImages
 from sandbox.content.pages import HASH, PAGE, SLOTS, PageStore
 from sandbox.content.transfer import Entry, Have, Head, ImageFile
+from sandbox.descriptors import closing
 from sandbox.errors import Invalid, PagurusError
 from sandbox.tree import hashing, safe_path, sparse
 from sandbox.tree.walk import Step, walk
@@ -292,11 +293,8 @@ def _files(writer: transfer.Writer, tree: _Tree, have: set[bytes]) -> Iterator[b
     for content, number in tree.wanted.items():
         if content[: transfer.HAVE_HASH] in have:
             continue
-        fd = safe_path.open_deep(tree.root, tree.path(number), os.O_RDONLY | os.O_NOATIME)
-        try:
+        with closing(safe_path.open_deep(tree.root, tree.path(number), os.O_RDONLY | os.O_NOATIME)) as fd:
             yield from _parts(writer, content, _pieces_of(fd), os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
 
 
 def _pieces_of(fd: int) -> Iterator[tuple[int, bytes]]:

@@ -41,6 +41,7 @@ from sandbox.content.pages import HASH, PAGE, ZERO, Hashed, PageStore
 from sandbox.content.renewed import Former
 from sandbox.content.transfer import Entry, Have, Head, ImageFile, Kind
 from sandbox.criu.gate import gate
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Protocol
 from sandbox.messages import CheckpointState
 from sandbox.tree import btrfs, hashing, safe_path, walk
@@ -172,14 +173,11 @@ class Importer:
         data = transfer.unpack(part.packed, part.size)
         if len(data) != part.size:
             raise Protocol("a piece of content is shorter than it says")
-        fd = os.open(self._spooled(part.content), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with closing(os.open(self._spooled(part.content), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
             if part.content not in self._came:
                 os.ftruncate(fd, size)
                 self._came.add(part.content)
             os.pwrite(fd, data, part.offset)
-        finally:
-            os.close(fd)
 
     def _room(self, size: int) -> None:
         self._unasked += size
@@ -335,8 +333,7 @@ class Importer:
 
     def _make_file(self, parent: int, name: str, number: int, create: int) -> None:
         entry = self._tree.entries[number]
-        fd = os.open(name, os.O_RDWR | create | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
-        try:
+        with closing(os.open(name, os.O_RDWR | create | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)) as fd:
             if entry.size:
                 self._fill(fd, entry)
                 self._inodes[number] = os.fstat(fd).st_ino
@@ -344,16 +341,11 @@ class Importer:
             os.fchmod(fd, entry.mode)
             _set_attributes(fd, entry)
             os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-        finally:
-            os.close(fd)
 
     def _fill(self, fd: int, entry: Entry) -> None:
         if entry.content in self._came:
-            source = os.open(self._spooled(entry.content), os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with closing(os.open(self._spooled(entry.content), os.O_RDONLY | os.O_CLOEXEC)) as source:
                 fcntl.ioctl(fd, _FICLONE, source)
-            finally:
-                os.close(source)
         elif not self._sources.clone(entry.content, fd):
             raise Conflict(
                 "the stream lacks content that is not here either",

@@ -18,6 +18,7 @@ from blake3 import blake3
 from daemon.checkpoints.capture import Places
 from sandbox.content import dumpfile
 from sandbox.content.renewed import Former
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict, PagurusError
 from sandbox.tree import hashing
 
@@ -75,11 +76,8 @@ class Sources:
             path = hashing.path_of(root, inode)
             if path is None:
                 return False
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
-            try:
+            with closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)) as fd:
                 fcntl.ioctl(into, _FICLONE, fd)
-            finally:
-                os.close(fd)
         except OSError:  # the snapshot went meanwhile
             return False
         finally:

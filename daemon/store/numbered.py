@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from sandbox.descriptors import closing
+
 SPENT_MOST = 20_000  # numbers, about 20 microseconds each
 TRIED, MADE = "tried", "{}.made"  # names in the directory
 
@@ -33,11 +35,8 @@ def make(directory: int, wanted: Mapping[int, int]) -> None:
 
 
 def _next(directory: int) -> int:
-    fd = os.open(TRIED, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    try:
+    with closing(os.open(TRIED, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)) as fd:
         return os.fstat(fd).st_ino
-    finally:
-        os.close(fd)
 
 
 def move(directory: int, entry: int, parent: int, name: str) -> bool:

@@ -337,12 +337,6 @@ class Cgroup:
                 found.update(map(int, (group / "cgroup.procs").read_text().split()))
         return sorted(pid for pid in found if not self.pure or _started_for(pid, self.path))
 
-    def memory_usage(self) -> int | None:
-        if self.pure:
-            return int((self.path / "memory.current").read_text())
-        path = self.v1.get("memory")
-        return None if path is None else int((path / "memory.usage_in_bytes").read_text())
-
     def anonymous(self) -> int:
         """Bytes that its processes hold and no file has, which a dump has to copy; 0 where that is not counted."""
         path, name = (self.path, b"anon ") if self.pure else (self.v1.get("memory", self.path), b"total_rss ")

@@ -51,6 +51,7 @@ from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
 from sandbox.container.procfs import is_doomed
 from sandbox.container.shim import Refused, Shim, ShimGone, launch
 from sandbox.container.spawn import ID_RANGE, PATH
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
 from sandbox.messages import ExecResult, Limits
 from sandbox.private import passable
@@ -268,11 +269,8 @@ class Container:
         """Returns when pid 1 has died."""
         if self.init_pid is None:
             return
-        pidfd = self.pidfd()
-        try:
+        with closing(self.pidfd()) as pidfd:
             await readable(pidfd)
-        finally:
-            os.close(pidfd)
 
     async def wait_lost(self) -> None:
         """Returns when pid 1 has died or the shim has ended."""

@@ -27,6 +27,7 @@ from sandbox.container import procfs
 from sandbox.container.outlet import Name, Outlet
 from sandbox.container.paced import Allowance, PacedReader
 from sandbox.container.procfs import Task, task_of
+from sandbox.descriptors import closing
 from sandbox.errors import Unsupported
 
 _PIDFD_GET_INFO = 0xC040FF0B
@@ -61,13 +62,12 @@ def pidfd_tells_exit() -> bool:
     program = paths.shim()
     if not program.exists():
         raise Unsupported(f"{program} is missing", remedy="run `make setup`")
-    with subprocess.Popen([program], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as probe:
-        pidfd = os.pidfd_open(probe.pid)
-        try:
-            expected = probe.wait()  # without arguments it prints its usage
-            status = exit_status(pidfd)
-        finally:
-            os.close(pidfd)
+    with (
+        subprocess.Popen([program], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as probe,
+        closing(os.pidfd_open(probe.pid)) as pidfd,
+    ):
+        expected = probe.wait()  # without arguments it prints its usage
+        status = exit_status(pidfd)
     return status is not None and exit_code(status) == expected
 
 

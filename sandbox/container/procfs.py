@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from sandbox.descriptors import closing
+
 STATE, PARENT, GROUP, SESSION, FLAGS, STARTED, PENDING = 0, 1, 2, 3, 6, 19, 28  # of the fields of `stat`
 ENDED = (b"Z", b"X")  # states
 _EXITING = 0x4  # of the flags: PF_EXITING
@@ -43,11 +45,8 @@ class Mounted(NamedTuple):
 
 def read_bytes(path: str, directory: int | None = None) -> bytes:
     """A small file of the kernel's, read at once: a few times as fast as by pathlib, for what every command does."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)) as descriptor:
         return os.read(descriptor, 1 << 16)
-    finally:
-        os.close(descriptor)
 
 
 def stat(of: int | str, directory: int | None = None) -> list[bytes]:

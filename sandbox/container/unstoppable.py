@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sandbox.container import procfs
+from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
 
 if TYPE_CHECKING:
@@ -66,26 +67,22 @@ def stuck(pids: Iterable[int]) -> set[Stuck]:
     """Those tasks of these processes that are in an uninterruptible wait now. Blocks, for some microseconds a task."""
     found: set[Stuck] = set()
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
-            directory = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                for tid in os.listdir(directory):
-                    with contextlib.suppress(OSError):
-                        found |= _looked(directory, tid)
-            finally:
-                os.close(directory)
+        with contextlib.suppress(OSError), _threads_of(pid) as directory:  # it has ended
+            for tid in os.listdir(directory):
+                with contextlib.suppress(OSError):
+                    found |= _looked(directory, tid)
     return found
 
 
 def stuck_task(tid: int) -> set[Stuck]:
     """This task alone, if it is in an uninterruptible wait now. Blocks, for some microseconds."""
-    with contextlib.suppress(OSError):  # it has ended
-        directory = os.open(f"/proc/{tid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            return _looked(directory, str(tid))
-        finally:
-            os.close(directory)
+    with contextlib.suppress(OSError), _threads_of(tid) as directory:  # it has ended
+        return _looked(directory, str(tid))
     return set()
+
+
+def _threads_of(pid: int) -> closing:
+    return closing(os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def _looked(directory: int, tid: str) -> set[Stuck]:

@@ -18,6 +18,7 @@ import numpy as np
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import HashedImages
 from sandbox.content.pages import HASH, PAGE
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict
 
 ZERO_HASH = bytes(HASH)
@@ -48,13 +49,10 @@ class Former:
         for name, content in images.items():
             (self.directory / name).write_bytes(content)
         for name, wanted in pages.items():
-            fd = os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
+            with closing(os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
                 os.ftruncate(fd, len(wanted) * PAGE)
                 for place, data in writes[name]:
                     os.pwrite(fd, data, place * PAGE)
-            finally:
-                os.close(fd)
 
     def _writes(
         self, pages: Mapping[str, np.ndarray], came: Mapping[bytes, bytes]

@@ -39,6 +39,7 @@ from sandbox.criu.gate.images import EXTERNAL_MOUNT
 from sandbox.criu.gate.remedies import remedy_for
 from sandbox.criu.namespaces import Inside, look
 from sandbox.criu.open_files import Held, held_files
+from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed, PagurusError, SandboxDead
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
 
@@ -157,11 +158,8 @@ async def ready(
 
 @going_first()
 def _look(container: Container) -> Inside:
-    pidfd = container.pidfd()
-    try:
+    with closing(container.pidfd()) as pidfd:
         return look(pidfd)
-    finally:
-        os.close(pidfd)
 
 
 def _unseen(inside: Inside) -> bool:
@@ -477,10 +475,7 @@ def stats(directory: Path) -> dict[str, int]:
 
 def sync_tree(path: Path) -> None:
     """syncfs: take the flush of dirty data out of the frozen window. Blocks."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         if ctypes.CDLL(None, use_errno=True).syncfs(fd):
             number = ctypes.get_errno()
             raise CheckpointFailed(f"syncfs of {path}: {os.strerror(number)}")
-    finally:
-        os.close(fd)

@@ -95,11 +95,6 @@ def differences(before: Facts, after: Facts) -> list[str]:
     return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
 
 
-def digest(facts: Facts) -> str:
-    """One hash of a canonical form."""
-    return blake3(repr(sorted(facts.items(), key=lambda item: item[0])).encode()).hexdigest()
-
-
 def _flags(value: int) -> int:
     return value & ~(os.O_TMPFILE | O_LARGEFILE)  # O_DIRECTORY is a part of O_TMPFILE
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict, SandboxDead
 from sandbox.names import told
 from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
@@ -95,20 +96,18 @@ def _search(root: int, starts: Iterable[str], wanted: set[int]) -> Iterator[str]
 
 
 def _inode(root: int, path: str) -> int:
-    found = openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
-    try:
+    with closing(openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)) as found:
         return os.fstat(found).st_ino
-    finally:
-        os.close(found)
 
 
 def _entries(root: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
-    with contextlib.suppress(OSError):
-        directory = openat2(root, path or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
-        try:
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    with contextlib.suppress(OSError):
-                        yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)
-        finally:
-            os.close(directory)
+    with (
+        contextlib.suppress(OSError),
+        closing(
+            openat2(root, path or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, resolve=ACROSS_MOUNTS)
+        ) as directory,
+        os.scandir(directory) as entries,
+    ):
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)

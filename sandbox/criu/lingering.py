@@ -13,6 +13,7 @@ import struct
 from collections.abc import Collection, Iterator
 
 from sandbox.criu import namespaces
+from sandbox.descriptors import closing
 
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h
 _NETLINK_SOCK_DIAG = 4
@@ -31,11 +32,8 @@ def end(netns: str | os.PathLike[str], ports: Collection[int]) -> None:
 
     Where the kernel cannot end connections (INET_DIAG_DESTROY), they stay: the restore then says what is taken.
     """
-    fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(netns, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         namespaces.inside(fd, namespaces.IDS["net"], lambda: _end(ports))
-    finally:
-        os.close(fd)
 
 
 def _end(ports: Collection[int]) -> None:

@@ -31,6 +31,7 @@ from typing import Protocol
 import msgspec
 
 from sandbox.criu import bound
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, SandboxDead
 from sandbox.names import native, told
 from sandbox.tree.safe_path import ACROSS_MOUNTS, SandboxRoot, openat2
@@ -164,11 +165,8 @@ def _remark(root: int, name: str, file: int) -> str:
 
 @contextlib.contextmanager
 def _process(pid: int) -> Iterator[int]:
-    pidfd = os.pidfd_open(pid)
-    try:
+    with closing(os.pidfd_open(pid)) as pidfd:
         yield pidfd
-    finally:
-        os.close(pidfd)
 
 
 def _links(pid: int, mapped: set[bytes]) -> Iterator[str]:

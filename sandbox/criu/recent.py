@@ -65,9 +65,6 @@ class Recent:
         if (gone := self._leave(name)) is not None:
             shutil.rmtree(gone, ignore_errors=True)
 
-    def statistics(self) -> dict[str, int]:
-        return {"recent": len(self._sizes), "recent_bytes": sum(self._sizes.values())}
-
     def _shrink(self, limit: int, busy: Callable[[str], bool]) -> list[Path]:
         gone = []
         for name in list(self._sizes):

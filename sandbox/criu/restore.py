@@ -32,6 +32,7 @@ from sandbox.criu import lingering, namespaces, rpc
 from sandbox.criu.carried import amend, memory, other_names, settings, sysv
 from sandbox.criu.gate.images import EXTERNAL_MOUNT
 from sandbox.criu.rewrite import Adapted
+from sandbox.descriptors import closing
 from sandbox.errors import RestoreFailed
 
 if TYPE_CHECKING:
@@ -248,11 +249,8 @@ class Hold:
     @contextlib.contextmanager
     def file(self) -> Iterator[int]:
         """A descriptor for who holds the tree instead."""
-        fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(self._file, os.O_WRONLY | os.O_CLOEXEC)) as fd:
             yield fd
-        finally:
-            os.close(fd)
 
     def leave(self, criu_pid: int) -> None:
         """Take CRIU itself out of the group that is about to be frozen."""
@@ -269,11 +267,8 @@ class Hold:
 
 def _loopback(pid: int) -> None:
     """Set up the new network namespace of `pid` as the container's pool does: loopback up, low ports allowed."""
-    fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)) as fd:
         namespaces.inside(fd, namespaces.IDS["net"], _configure)
-    finally:
-        os.close(fd)
 
 
 def _configure() -> None:

@@ -34,6 +34,7 @@ from typing import Any
 from sandbox import paths
 from sandbox.container.shim import going_first
 from sandbox.criu import Record
+from sandbox.descriptors import closing
 from sandbox.errors import Unsupported
 
 PACKET = 1 << 20  # CRIU's responses are far smaller
@@ -154,15 +155,12 @@ class Root:
 
 def _detached(directory: Path) -> int:
     """A mount of `directory` that lies nowhere: whoever works in it finds nothing above it."""
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         libc = ctypes.CDLL(None, use_errno=True)
         tree = libc.syscall(_SYS_OPEN_TREE, fd, b"", _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC)
         if tree < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(directory))
         return int(tree)
-    finally:
-        os.close(fd)
 
 
 @functools.cache

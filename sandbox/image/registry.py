@@ -33,6 +33,7 @@ from typing import Any
 
 import msgspec
 
+from sandbox.descriptors import closing
 from sandbox.errors import Forbidden, ImageNotFound, Invalid, NoSpace, PagurusError, Protocol, TooMany, Unsupported
 from sandbox.image import oci
 from sandbox.image.reference import Reference
@@ -159,8 +160,7 @@ def _kept(layers: Path, found: Manifest) -> Iterator[Path]:
     """The directory of blobs, from which nothing is removed meanwhile; afterwards what is too much, oldest first."""
     blobs = layers / "blobs"
     (blobs / "sha256").mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(layers, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         for path in _paths(found, blobs):
             with contextlib.suppress(FileNotFoundError):
@@ -169,8 +169,6 @@ def _kept(layers: Path, found: Manifest) -> Iterator[Path]:
         with contextlib.suppress(BlockingIOError):  # another pull goes on: it prunes at its end
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             prune(blobs, KEPT_MOST)
-    finally:
-        os.close(descriptor)
 
 
 def prune(blobs: Path, most: int) -> None:

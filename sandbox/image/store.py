@@ -32,6 +32,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from blake3 import blake3
 
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict, ImageNotFound, Invalid
 from sandbox.image import reference, registry, sources
 from sandbox.messages import ImageConfig, ImageInfo
@@ -314,12 +315,9 @@ class ImageStore:
     def _locked(self) -> Iterator[None]:
         """Names and trees change together; one process at a time."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(descriptor)
 
 
 def filed(name: str) -> str | None:

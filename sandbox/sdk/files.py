@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sandbox.container.pipes import in_thread, put
+from sandbox.descriptors import closing
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.messages import FileEvent, FileInfo
 from sandbox.sdk.transport import Facet, encoded
@@ -198,20 +199,19 @@ def _pack(source: Path, writer: int) -> None:
     from sandbox.tree import archive  # only trees need it: tarfile and its kin
 
     folder = source if source.is_dir() else source.absolute().parent
-    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb", buffering=CHUNK) as out:
-            archive.pack(root, "/" if source.is_dir() else f"/{source.name}", out)
-    finally:
-        os.close(root)
+    with (
+        closing(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as root,
+        contextlib.suppress(BrokenPipeError),
+        os.fdopen(writer, "wb", buffering=CHUNK) as out,
+    ):
+        archive.pack(root, "/" if source.is_dir() else f"/{source.name}", out)
 
 
 def _unpack(target: Path, reader: int, limit: int) -> int:
     from sandbox.tree import archive
 
-    directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with os.fdopen(reader, "rb", buffering=CHUNK) as stream:
-            return archive.unpack(stream, directory, limit=limit)
-    finally:
-        os.close(directory)
+    with (
+        closing(os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory,
+        os.fdopen(reader, "rb", buffering=CHUNK) as stream,
+    ):
+        return archive.unpack(stream, directory, limit=limit)

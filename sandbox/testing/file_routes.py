@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, NotFound
 from sandbox.testing.files import described
 from sandbox.testing.wire import delete, reply
@@ -108,8 +109,5 @@ class FileRoutes:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Any:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         yield directory
-    finally:
-        os.close(directory)

@@ -18,6 +18,7 @@ import tarfile
 from pathlib import PurePosixPath
 from typing import IO
 
+from sandbox.descriptors import closing
 from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.tree import walk
 from sandbox.tree.safe_path import make_parents, open_kind, openat2, opened, refused
@@ -78,12 +79,9 @@ class _Packer:
     def entry(self, parent: int, name: str, shown: str, depth: int) -> None:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if stat.S_ISDIR(found.st_mode):
-            directory = openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
+            with closing(openat2(parent, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as directory:
                 self.tar.addfile(self._header(shown, os.fstat(directory), tarfile.DIRTYPE))
                 self.directory(directory, f"{shown}/", depth + 1)
-            finally:
-                os.close(directory)
         elif stat.S_ISLNK(found.st_mode):
             header = self._header(shown, found, tarfile.SYMTYPE)
             header.linkname = os.readlink(name, dir_fd=parent)
@@ -320,13 +318,12 @@ def _link(directory: int, target: str, parent: int, name: str) -> None:
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str, when: float) -> None:
     content = archive.extractfile(member)
     assert content is not None  # it is a regular file
-    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
-    try:
+    with closing(
+        os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    ) as file:
         while part := content.read(_COPY):
             view = memoryview(part)
             while view:
                 view = view[os.write(file, view) :]
         os.fchmod(file, member.mode & 0o7777)
         os.utime(file, (when, when))
-    finally:
-        os.close(file)

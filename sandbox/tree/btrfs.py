@@ -7,7 +7,6 @@ meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -16,6 +15,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
 
 MAGIC = 0x9123683E
@@ -65,14 +65,9 @@ def ioctl(fd: int, number: int, args: bytearray) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[int]:
+def opened(path: Path) -> closing:
     """A descriptor of the directory `path`."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    return closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def _translate(error: OSError, doing: str, path: Path) -> Exception:

@@ -14,6 +14,7 @@ import stat
 import sys
 from pathlib import Path
 
+from sandbox.descriptors import closing
 from sandbox.tree import sparse
 from sandbox.tree.safe_path import directory, named, open_deep, regular
 from sandbox.tree.walk import Step, walk
@@ -106,11 +107,8 @@ def _copy_piece(one: int, other: int, offset: int, size: int) -> None:
 
 def _link(root: int, first: str, step: Step) -> None:
     folder, _, name = first.rpartition("/")
-    holder = open_deep(root, os.fsencode(folder), os.O_PATH | os.O_DIRECTORY)
-    try:
+    with closing(open_deep(root, os.fsencode(folder), os.O_PATH | os.O_DIRECTORY)) as holder:
         os.link(name, step.name, src_dir_fd=holder, dst_dir_fd=step.parents[TARGET], follow_symlinks=False)
-    finally:
-        os.close(holder)
 
 
 def _finish(step: Step) -> None:

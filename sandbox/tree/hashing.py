@@ -32,6 +32,7 @@ import zstandard
 from blake3 import blake3
 
 from sandbox import durable
+from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed, Invalid
 from sandbox.names import told
 from sandbox.tree import btrfs, safe_path, sparse
@@ -220,12 +221,9 @@ def _record(place: _Place, budget: int, *, fresh: bool = False) -> tuple[bytes, 
 
 
 def _hash_directory(place: _Place) -> bytes:
-    fd = safe_path.openat2(place.holder, place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        with os.scandir(fd) as entries:
-            listed = sorted((entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)) for entry in entries)
-    finally:
-        os.close(fd)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    with closing(safe_path.openat2(place.holder, place.name, flags)) as fd, os.scandir(fd) as entries:
+        listed = sorted((entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)) for entry in entries)
     return blake3(repr(listed).encode()).digest()
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 
 from sandbox import durable, paths, private
 from sandbox.container import procfs
+from sandbox.descriptors import closing
 from sandbox.errors import NoSpace, Unsupported
 from sandbox.tree import btrfs
 
@@ -82,8 +83,7 @@ class Pool:
     def ensure(self) -> Pool:
         """Make and mount what is missing. Blocking; safe against another process that does the same."""
         private.directory(self.state, ours=OURS)
-        lock = os.open(self.state / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with closing(os.open(self.state / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.path.mkdir(mode=0o700, exist_ok=True)
             self.images.mkdir(mode=0o700, exist_ok=True)
@@ -98,8 +98,6 @@ class Pool:
             for folder in (self.sandboxes, self.checkpoints):
                 folder.mkdir(mode=0o700, exist_ok=True)
             private.directory(self.path, ours=(self.sandboxes.name, self.checkpoints.name))
-        finally:
-            os.close(lock)
         return self
 
     def planned(self) -> int:
@@ -164,12 +162,9 @@ class Pool:
 
     def usage(self) -> Usage:
         """What there is and what is left, from btrfs itself: statvfs does not know of tree blocks."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             total, allocated = _device(fd)
             spaces = _spaces(fd)
-        finally:
-            os.close(fd)
         unallocated = max(0, total - allocated)
         data = sum(size - used for flags, size, used in spaces if flags & _DATA)
         tree = sum(size - used for flags, size, used in spaces if flags & _METADATA)
@@ -241,11 +236,8 @@ class Pool:
         """Let the loop device see the size of its file."""
         for device, point, *_ in procfs.mounts():
             if point == str(self.path) and device.startswith("/dev/loop"):
-                fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
-                try:
+                with closing(os.open(device, os.O_RDWR | os.O_CLOEXEC)) as fd:
                     fcntl.ioctl(fd, _LOOP_SET_CAPACITY)
-                finally:
-                    os.close(fd)
 
 
 def _spaces(fd: int) -> list[tuple[int, int, int]]:

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, NoSpace, NotFound, PagurusError
 
 _SYS_OPENAT2 = 437
@@ -139,14 +140,9 @@ def _gone() -> Conflict:
     return Conflict("its root is gone: pid 1 has ended", remedy="restore the sandbox")
 
 
-@contextlib.contextmanager
-def directory(path: Path) -> Iterator[int]:
+def directory(path: Path) -> closing:
     """A directory whose path is the host's own: the top of an image, of a snapshot, of the upper layer of a sandbox."""
-    found = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield found
-    finally:
-        os.close(found)
+    return closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
 
 
 @contextlib.contextmanager
@@ -178,24 +174,16 @@ def open_kind(root: int, path: str, flags: int, kinds: tuple[int, ...] = (stat.S
 
     What lies there is looked at first: to open a FIFO or a device is an act already.
     """
-    found = openat2(root, path, os.O_PATH | flags & (os.O_NOFOLLOW | os.O_DIRECTORY))
-    try:
+    with closing(openat2(root, path, os.O_PATH | flags & (os.O_NOFOLLOW | os.O_DIRECTORY))) as found:
         if stat.S_IFMT(os.fstat(found).st_mode) not in kinds:
             raise not_regular(path)
         again = flags & ~os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         return os.open(f"/proc/self/fd/{found}", again)
-    finally:
-        os.close(found)
 
 
-@contextlib.contextmanager
-def regular(parent: int, name: str) -> Iterator[int]:
+def regular(parent: int, name: str) -> closing:
     """The regular file `name` of an open directory, to be read. Raises OSError, and Invalid for anything else."""
-    file = open_kind(parent, name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME, (stat.S_IFREG,))
-    try:
-        yield file
-    finally:
-        os.close(file)
+    return closing(open_kind(parent, name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NOATIME, (stat.S_IFREG,)))
 
 
 def named(parent: int, name: str) -> str:

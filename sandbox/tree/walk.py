@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from sandbox.descriptors import closing
 from sandbox.tree.safe_path import NO_LINKS, UPWARDS, directory, openat2
 
 OPEN_MOST = 32  # directories of each tree that are open at a time
@@ -138,14 +139,11 @@ def remove(parent: int, name: str) -> None:
         os.close(openat2(parent, name, os.O_PATH | os.O_NOFOLLOW))  # what is mounted there is refused
         os.unlink(name, dir_fd=parent)
         return
-    top = openat2(parent, name, _DIRECTORY, resolve=NO_LINKS)
-    try:
+    with closing(openat2(parent, name, _DIRECTORY, resolve=NO_LINKS)) as top:
         for step in walk(top, leave=_remove_directory):
             if not step.enter[0]:
                 with contextlib.suppress(FileNotFoundError):  # somebody else removed it meanwhile
                     os.unlink(step.name, dir_fd=step.parents[0])
-    finally:
-        os.close(top)
     os.rmdir(name, dir_fd=parent)
 
 

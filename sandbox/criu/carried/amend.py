@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from sandbox.container.procfs import inner_pid
 from sandbox.criu import namespaces
+from sandbox.descriptors import closing
 from sandbox.errors import RestoreFailed
 from sandbox.tree import safe_path
 
@@ -52,11 +53,8 @@ def remove_segments(init: int, numbers: list[int]) -> None:
     """Mark System V shared memory of the process `init` as removed: it goes with whoever is attached. Blocks."""
     if not numbers:
         return
-    fd = os.open(f"/proc/{init}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(f"/proc/{init}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)) as fd:
         namespaces.inside(fd, namespaces.IDS["ipc"], lambda: _remove(numbers))
-    finally:
-        os.close(fd)
 
 
 def _remove(numbers: list[int]) -> None:
@@ -83,20 +81,14 @@ def stop(container: Container, stopped: dict[int, int]) -> None:
     """
     known = numbers(container) if stopped else {}
     for number, sent in stopped.items():
-        pidfd = os.pidfd_open(known[number])
-        try:
+        with closing(os.pidfd_open(known[number])) as pidfd:
             if inner_pid(known[number]) == number:
                 signal.pidfd_send_signal(pidfd, sent)
-        finally:
-            os.close(pidfd)
 
 
 @contextlib.contextmanager
 def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
     """The directory of `path` below `root`, whatever links lie on the way, and the last name."""
     directory, _, name = path.rpartition("/")
-    parent = safe_path.openat2(root, directory or "/", os.O_PATH | os.O_DIRECTORY)
-    try:
+    with closing(safe_path.openat2(root, directory or "/", os.O_PATH | os.O_DIRECTORY)) as parent:
         yield parent, name or "."
-    finally:
-        os.close(parent)

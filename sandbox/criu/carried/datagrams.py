@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from sandbox.criu import namespaces
+from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
 
 MOST = 4096  # datagrams kept of one socket
@@ -157,11 +158,8 @@ def packets(one: socket.socket, datagrams: list[Datagram]) -> list[Packet]:
 
 def deliver(pid: int, made: list[Packet]) -> None:
     """Send them in the network of this process, to addresses of its own alone. Blocks."""
-    network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)) as network:
         namespaces.inside(network, namespaces.IDS["net"], lambda: _send(made))
-    finally:
-        os.close(network)
 
 
 def _send(made: list[Packet]) -> None:

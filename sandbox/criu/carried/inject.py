@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sandbox.container import procfs
+from sandbox.descriptors import closing
 from sandbox.errors import RestoreFailed
 
 _CONT_TO_SYSCALL, _GETREGS, _SETREGS, _DETACH = 24, 12, 13, 17
@@ -130,11 +131,8 @@ def _kept(thread: int, memory: int) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _memory(thread: int) -> Iterator[int]:
-    file = os.open(f"/proc/{thread}/mem", os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with closing(os.open(f"/proc/{thread}/mem", os.O_RDWR | os.O_CLOEXEC)) as file:
         yield file
-    finally:
-        os.close(file)
 
 
 def _sequence(thread: int) -> int:

@@ -88,9 +88,6 @@ class Fill:
 
     memories: list[Memory] = field(default_factory=list)
 
-    def size(self) -> int:
-        return sum(memory.size() for memory in self.memories)
-
     def close(self) -> None:
         for memory in self.memories:
             if memory.mapped is not None:

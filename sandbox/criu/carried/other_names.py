@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sandbox.criu import image_files
+from sandbox.descriptors import closing
 from sandbox.errors import RestoreFailed, SandboxDead
 from sandbox.tree import hashing, safe_path
 
@@ -136,8 +137,5 @@ def _parent(root: int, path: bytes) -> Iterator[tuple[int, bytes]]:
     if name in (b"", b".", b".."):
         raise FileNotFoundError(2, "no name of a file", os.fsdecode(path))
     flags = os.O_PATH | os.O_DIRECTORY
-    parent = safe_path.openat2(root, os.fsdecode(above) or ".", flags, resolve=safe_path.NO_LINKS)
-    try:
+    with closing(safe_path.openat2(root, os.fsdecode(above) or ".", flags, resolve=safe_path.NO_LINKS)) as parent:
         yield parent, name
-    finally:
-        os.close(parent)

@@ -34,6 +34,7 @@ from sandbox.container.users import IDS
 from sandbox.criu.carried import datagrams
 from sandbox.criu.carried.datagrams import Datagram
 from sandbox.criu.carried.socket_options import differing, put_back
+from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
 
 FILE = "settings.img"
@@ -181,11 +182,8 @@ def read(processes: Iterable[Frozen]) -> Settings:
 
 
 def _is_exclusive(one: Frozen, number: int) -> bool:
-    descriptor = one.descriptor(number)
-    try:
+    with closing(one.descriptor(number)) as descriptor:
         return _exclusive(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _look_at_owner(one: Frozen, number: int, settings: DescriptorSettings) -> None:

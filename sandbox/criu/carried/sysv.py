@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 
 from sandbox.criu import image_files, namespaces
+from sandbox.descriptors import closing
 
 _LOCKED = 0o2000  # in the mode of a segment
 _IPC_SET, _IPC_STAT, _SHM_LOCK = 1, 2, 11
@@ -24,11 +25,8 @@ def put_back(directory: Path, init: int) -> None:
     segments, queues = _locked(directory), _limits(directory)
     if not segments and not queues:
         return
-    descriptor = os.open(f"/proc/{init}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(f"/proc/{init}/ns/ipc", os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
         namespaces.inside(descriptor, namespaces.IDS["ipc"], lambda: _set(segments, queues))
-    finally:
-        os.close(descriptor)
 
 
 def _locked(directory: Path) -> list[int]:

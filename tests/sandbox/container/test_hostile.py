@@ -132,7 +132,7 @@ def test_a_program_that_tried_nothing_proves_nothing() -> None:
 class Absent:
     """A sandbox without the program that is to act: nothing is ever tried, and nothing goes wrong."""
 
-    cgroup = SimpleNamespace(memory_usage=lambda: 0, cpu_usage_usec=lambda: 0)
+    cgroup = SimpleNamespace(anonymous=lambda: 0, cpu_usage_usec=lambda: 0)
     alive, init_pid = True, 2
 
     async def exec(self, argv: list[str], **_: object) -> ExecResult:
