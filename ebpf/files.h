@@ -102,39 +102,6 @@ static __always_inline void explain_path(struct sandbox *s, struct task *t, stru
 	explain_name(s, t, nr, fd, path);
 }
 
-/* A file of a tmpfs that has lost its name, and is not known to be younger than the mark: no listing shows it. */
-static __always_inline bool lost_in_memory(struct sandbox *s, struct file *file)
-{
-	struct inode *inode = inode_at(file);
-	struct inode_key key = key_of(inode);
-	struct inode_value *v;
-
-	if (LOAD(struct inode, inode, i_nlink))
-		return false;
-	v = bpf_map_lookup_elem(&inodes, &key);
-	return !v || !(v->flags & TOUCHED_BORN) || v->procs != s->procs_epoch;
-}
-
-/*
- * Something on a tmpfs was touched. A listing of what pid 1 sees tells whether anything came of it; of what lies in
- * other mount namespaces, is mounted nowhere, or has no name, it does not.
- */
-static __always_inline void in_memory(struct sandbox *s, struct task_struct *p, struct file *file)
-{
-	u64 space = (u64)BPF_CORE_READ(p, nsproxy, mnt_ns);
-
-	if (file) {
-		struct vfsmount *of = BPF_CORE_READ(file, f_path.mnt);
-		struct mount *mount = (void *)of - bpf_core_field_offset(struct mount, mnt);
-
-		space = (u64)BPF_CORE_READ(mount, mnt_ns);
-	}
-	if (s->mount_space && space == s->mount_space && !(file && lost_in_memory(s, file)))
-		count(procs_of(s)->memory);
-	else
-		count(procs_of(s)->tmpfs);
-}
-
 /* A name appeared. `inode` is its real inode where that is known: then its end nets it out. */
 static __always_inline void created(struct sandbox *s, struct task *t, struct inode *inode)
 {
@@ -168,7 +135,7 @@ static __always_inline void metadata_of(struct sandbox *s, struct task *t, struc
 	case NOWHERE:
 		return;
 	case MEMORY:
-		in_memory(s, p, file);
+		count(procs_of(s)->tmpfs);
 		return;
 	case PERSISTENT:
 		break;
@@ -254,7 +221,7 @@ static __always_inline void opened(struct sandbox *s, struct task *t, struct pro
 
 			touch(s, t, &key, TOUCHED_BORN);
 		}
-		in_memory(s, p, file);
+		count(procs_of(s)->tmpfs);
 		explain_proc(nr, entry_at(file), NULL);
 		return;
 	case PERSISTENT:
@@ -404,7 +371,7 @@ static __always_inline void written(struct sandbox *s, struct task *t, struct pr
 	case NOWHERE:
 		return;
 	case MEMORY:
-		in_memory(s, p, file);
+		count(procs_of(s)->tmpfs);
 		return;
 	case PERSISTENT:
 		break;
@@ -484,10 +451,10 @@ static __always_inline void call_ioctl(struct sandbox *s, struct task *t, struct
 }
 
 /* Calls about names: their file system is not known here, so a tmpfs in the sandbox makes them both. */
-static __always_inline void named(struct sandbox *s, struct task_struct *p)
+static __always_inline void named(struct sandbox *s)
 {
 	if (s->has_tmpfs)
-		in_memory(s, p, NULL);
+		count(procs_of(s)->tmpfs);
 }
 
 /* To the present: such a time of a directory looks like one that follows from a name made or removed in it. */
@@ -511,7 +478,6 @@ static __always_inline void touched(struct sandbox *s, struct task *t, struct pt
 	if (t->stamped == STAMPED) /* seen, and of a file */
 		return;
 	count(files_of(s)->touched);
-	count(procs_of(s)->touched);
 }
 
 #define SUBMITTED_AT_MOST 8
@@ -587,7 +553,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 		if (kind == K_SUBMIT && fd == -2) {
 			count(files_of(s)->data);
 			count(procs_of(s)->channels);
-			named(s, p);
+			named(s);
 			explain_file(nr, NULL, NULL);
 			return;
 		}
@@ -630,7 +596,7 @@ static __always_inline void call_files(struct sandbox *s, struct task *t, struct
 			count(files_of(s)->metadata);
 		return;
 	}
-	named(s, p);
+	named(s);
 	explain_path(s, t, regs, nr);
 }
 

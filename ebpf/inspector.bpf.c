@@ -66,7 +66,7 @@ int BPF_PROG(on_uring, struct io_kiocb *request)
 	if (!s)
 		return 0;
 	count(files_of(s)->uring);
-	named(s, p);
+	named(s);
 	if (!uring_only_files(opcode) && !(uring_writes(opcode) && goes_to_file(p, request)))
 		count(procs_of(s)->channels);
 	explain_file(WHY_URING, NULL, NULL);

@@ -46,9 +46,7 @@ struct procs_bucket {
 	u64 channels;	/* FIFOs opened, sockets connected or written: something a survivor may hold */
 	u64 told[TOLD_AT_MOST];	/* inodes of pipes and sockets that excluded tasks wrote to: the reader's ends */
 	u64 mounts;	/* mounts and other state of namespaces */
-	u64 tmpfs;	/* files of a tmpfs written: they belong to the process dump */
-	u64 memory;	/* the same, but whether anything came of it shows in a listing of the tmpfs */
-	u64 touched;	/* times set to the present, of a directory, or of what a path led to */
+	u64 tmpfs;	/* changes on a tmpfs: they belong to the process dump */
 	u64 unknown;
 	u64 explained;
 };
@@ -62,18 +60,15 @@ struct sandbox {
 	u64 untracked;	/* tasks that could not be recorded: sticky until a new sweep */
 	u64 init_level;	/* depth of the pid namespace whose pid 1 is the sandbox's init */
 	u64 has_patience;	/* a socket was given a time-out, or the owner said so */
-	u64 has_tmpfs;	/* a mount call succeeded, or the owner said so: names may lie on a tmpfs */
+	u64 has_tmpfs;	/* a mount call succeeded: names may lie on a tmpfs */
 	u64 lost;	/* explanations that did not fit */
 	u64 tainted;	/* marks of the owner: 1 the file half, 2 the process half must be captured */
 	u64 excluded;	/* tasks alive that were excluded */
 	u64 ipc_before;	/* IPC objects at the mark of the process half, or IPC_UNKNOWN */
 	u64 ipc_now;	/* found by the census */
 	u64 ipc_space;	/* in this namespace */
-	u64 mount_space;	/* mount namespace of pid 1, found by the census */
-	u64 init_pid;	/* as the inspector's pid namespace numbers it, found by the census */
 	u64 wanted_slot;	/* slot 0 only: whose tasks the census tells of; whose process the sweep excludes */
 	u64 wanted_pid;	/* slot 0 only: process to exclude, as its owner numbers it */
-	u64 wanted_how;	/* slot 0 only: 8 the process with its threads, 24 what it starts too */
 	struct files_bucket files[BUCKETS];
 	struct procs_bucket procs[BUCKETS];
 };

@@ -20,8 +20,7 @@ The hooks are attached while at least one sandbox is watched: a host without any
 Guarantee: an effect is in the counts, or the Effects say `overflow` or `unknown`. The counts are a read of mapped
 memory. Under a lock, a read also empties the ring of explanations, which may be lost, and are counted when they are;
 no verdict depends on one. Where IPC objects were changed and none was there at the mark, it walks over the tasks of the
-host; where a tmpfs was changed, it lists that, bounded (ebpf/memory.py); where an excluded process wrote to pipes, it
-looks at what waits in those that older processes have open.
+host; where an excluded process wrote to pipes, it looks at what waits in those that older processes have open.
 
 Nothing is pinned: the programs end with the daemon. Its successor watches what it adopts, whose tasks then count as
 new, and taints both halves, so that the gap gets the safest verdict.
@@ -41,14 +40,14 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from ebpf import explain, layout, libbpf, memory, probe
+from ebpf import explain, layout, libbpf, probe
 from sandbox import paths
+from sandbox.descriptors import closing
 from sandbox.errors import NotFound, Unsupported
 from sandbox.messages import Effects
 
 _TAINT_FILES, _TAINT_PROCESSES = 1, 2
 _IPC_UNKNOWN = layout.CONSTANTS["IPC_UNKNOWN"]
-_AGENT, _AGENT_TREE = 8, 8 | 16
 _ITERATORS = ("sweep", "tell")
 _KEPT_REASONS = 16
 _PIDFD_GETFD = 438
@@ -91,7 +90,6 @@ class Inspector:
         self._slots: dict[int, int] = {}
         self._reasons: dict[int, deque[str]] = {}
         self._why: dict[int, dict[int, str]] = {}
-        self._listings: dict[int, memory.Listing | None] = {}  # what lay on a tmpfs at the mark of the process half
         stride = (ctypes.sizeof(layout.Sandbox) + 7) & ~7
         length = -(-(stride * (sizes.sandboxes + 1)) // mmap.PAGESIZE) * mmap.PAGESIZE
         self._memory = mmap.mmap(loaded.map_fd("sandboxes"), length, mmap.MAP_SHARED)
@@ -188,16 +186,11 @@ class Inspector:
             slot = self._slots.pop(cgroup_id, None)
             self._reasons.pop(cgroup_id, None)
             self._why.pop(cgroup_id, None)
-            self._listings.pop(cgroup_id, None)
             if slot is not None:
                 libbpf.delete(self._slots_fd, cgroup_id)
                 self._table[slot].cgroup_id = 0
                 if not self._slots:
                     self._detach()
-
-    def watched(self) -> list[int]:
-        """The cgroups that are watched."""
-        return list(self._slots)
 
     def mark(self, cgroup_id: int, files: bool = True, processes: bool = True) -> None:
         """Everything up to now is captured, or is being captured and taint() follows when that fails."""
@@ -219,9 +212,8 @@ class Inspector:
                 following = state.procs_epoch + 1
                 _clear(state.procs[following % layout.BUCKETS], following)
                 state.procs_epoch = following
-                if ended.ipc or state.ipc_before == _IPC_UNKNOWN or state.has_tmpfs:
+                if ended.ipc or state.ipc_before == _IPC_UNKNOWN:
                     state.ipc_before = self._census(cgroup_id)[1]
-                    self._listings[cgroup_id] = memory.listing(state.init_pid) if state.has_tmpfs else None
             self._drain()
             self._reasons[cgroup_id].clear()
 
@@ -243,11 +235,11 @@ class Inspector:
                 self._drain()  # what came before it stands before it
                 self._reasons[cgroup_id].append(line)
 
-    def exclude(self, cgroup_id: int, pid: int, *, children: bool = False) -> None:
+    def exclude(self, cgroup_id: int, pid: int) -> None:
         """This process is the agent's own: none of its threads, of now or later, is a survivor.
 
         What it does to files, to IPC objects and to other processes still counts, and so do the processes that it
-        starts, unless `children`. Of its sockets only those of the network do not: their other end is not in a
+        starts. Of its sockets only those of the network do not: their other end is not in a
         checkpoint that leaves the agent out. It lasts as long as the process, also when that executes another program.
         """
         with self._lock:
@@ -255,8 +247,7 @@ class Inspector:
             if slot is None:
                 raise NotFound(f"no sandbox with cgroup {cgroup_id} is watched", remedy="watch() it first")
             host = self._table[0]
-            host.wanted_slot, host.wanted_how = slot, _AGENT_TREE if children else _AGENT
-            host.wanted_pid = pid
+            host.wanted_slot, host.wanted_pid = slot, pid
             try:
                 for _ in range(_SWEEPS):  # one of its threads may start another behind the sweep's back
                     self._sweep()
@@ -276,12 +267,6 @@ class Inspector:
             found = self._census(cgroup_id)[1]
         return -1 if found == _IPC_UNKNOWN else found
 
-    def has_tmpfs(self, cgroup_id: int) -> None:
-        """Tell that a tmpfs is mounted in the sandbox: changes of names may belong to the process dump."""
-        state = self._state(cgroup_id)
-        if state is not None:
-            state.has_tmpfs = 1
-
     def read(self, cgroup_id: int) -> Effects:
         """What was done since the mark. Never raises for a cgroup that is not watched: it is `unknown`."""
         state = self._state(cgroup_id)
@@ -292,9 +277,9 @@ class Inspector:
         with self._lock:
             self._drain()
             reasons = list(self._reasons.get(cgroup_id, ()))
-            gone = self._gone(cgroup_id, state, procs)
+            ipc_gone = bool(procs.ipc) and state.ipc_before == 0 and self._census(cgroup_id)[1] == 0
             heard = self._heard(cgroup_id, state, procs)
-        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons, gone, heard)
+        return self._effects(state, files, procs, self._why.get(cgroup_id, {}), reasons, ipc_gone, heard)
 
     def statistics(self) -> dict[str, int]:
         """Sandboxes watched, tasks seen in them, explanations lost."""
@@ -313,7 +298,7 @@ class Inspector:
 
     @staticmethod
     def _effects(  # type: ignore[no-untyped-def]
-        state, files, procs, why: dict[int, str], reasons: list[str], gone: tuple[bool, bool], heard: int
+        state, files, procs, why: dict[int, str], reasons: list[str], ipc_gone: bool, heard: int
     ) -> Effects:
         temporary = files.temporary
         fresh, alive = _signed(procs.fresh), max(0, _signed(state.alive))
@@ -328,7 +313,7 @@ class Inspector:
             forks=procs.forks,
             execs=procs.execs,
             exits=procs.exits,
-            ipc_changes=(0 if gone[0] else procs.ipc) + procs.keys,
+            ipc_changes=(0 if ipc_gone else procs.ipc) + procs.keys,
             listens=procs.listens,
             foreign_writes=procs.foreign,
             signals=procs.signals,
@@ -342,7 +327,7 @@ class Inspector:
             lost_events=state.lost,
             reasons=reasons,
             channels=procs.channels + heard,
-            tmpfs_writes=procs.tmpfs + (0 if gone[1] else procs.memory),
+            tmpfs_writes=procs.tmpfs,
             uring_requests=files.uring,
             must_files=why.get(_TAINT_FILES, "marked before a restart") if state.tainted & _TAINT_FILES else "",
             must_processes=(
@@ -352,15 +337,6 @@ class Inspector:
             times_now=files.touched,
             excluded=max(0, _signed(state.excluded)),
         )
-
-    def _gone(self, cgroup_id: int, state, procs) -> tuple[bool, bool]:  # type: ignore[no-untyped-def]
-        """Whether nothing is left of IPC objects, and of names on a tmpfs, that were made since the mark."""
-        ipc = bool(procs.ipc) and state.ipc_before == 0 and self._census(cgroup_id)[1] == 0
-        before = self._listings.get(cgroup_id)
-        if not procs.memory or procs.tmpfs or procs.mounts or before is None:
-            return ipc, False
-        now = memory.listing(state.init_pid)
-        return ipc, now is not None and memory.same(before, now, set_to_now=procs.touched > 0)
 
     def _heard(self, cgroup_id: int, state, procs) -> int:  # type: ignore[no-untyped-def]
         """How many of the pipes and sockets that excluded processes wrote to hold something for a survivor."""
@@ -420,17 +396,13 @@ class Inspector:
 def _waiting(pid: int, told: set[int]) -> set[int]:
     """Which of these inodes of pipes and sockets a process has open, with bytes waiting in them."""
     found = set()
-    process = os.pidfd_open(pid)
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as descriptors:
-            for entry in descriptors:
-                with contextlib.suppress(OSError):  # closed meanwhile
-                    status = os.stat(entry.path)
-                    talks = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
-                    if talks and status.st_ino in told and _holds_bytes(process, int(entry.name)):
-                        found.add(status.st_ino)
-    finally:
-        os.close(process)
+    with closing(os.pidfd_open(pid)) as process, os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for entry in descriptors:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                status = os.stat(entry.path)
+                talks = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
+                if talks and status.st_ino in told and _holds_bytes(process, int(entry.name)):
+                    found.add(status.st_ino)
     return found
 
 

@@ -110,7 +110,7 @@ static __always_inline void call_sockets(struct sandbox *s, struct task *t, stru
 	case K_BIND:
 		if (bound_to_name(p, ARG0)) {
 			created_by_birth(s, t);
-			named(s, p);
+			named(s);
 			explain_file(nr, NULL, (void *)(ARG1 + 2));
 		}
 		return;

@@ -10,7 +10,6 @@
 #define APART_HOST 2	/* outside the sandbox's pid namespace: a helper of ours that is entering it */
 #define APART_DEAD 4
 #define APART_AGENT 8	/* excluded by the owner; its threads are, too */
-#define APART_TREE 16	/* and what it starts */
 
 struct inode_key {
 	u64 inode;

@@ -151,9 +151,9 @@ static __always_inline void release(struct sandbox *s, struct task *t)
  * From now on this task is no survivor, whatever it does. Runs beside the task's own hooks: what one of them
  * adds to `running` in this very moment is taken back when the task leaves the processor.
  */
-static __always_inline void exclude(struct sandbox *s, struct task *t, u64 how)
+static __always_inline void exclude(struct sandbox *s, struct task *t)
 {
-	u64 before = __sync_fetch_and_or(&t->apart, how);
+	u64 before = __sync_fetch_and_or(&t->apart, APART_AGENT);
 
 	if (before)
 		return;
@@ -165,14 +165,14 @@ static __always_inline void exclude(struct sandbox *s, struct task *t, u64 how)
 
 #define CLONE_THREAD 0x00010000
 
-/* A thread of the agent is the agent; so is what it starts, when the owner said so. */
+/* A thread of the agent is the agent. What it starts is not. */
 static __always_inline u64 inherited(struct task *from, u64 flags)
 {
 	u64 apart = from->apart;
 
 	if (!(apart & APART_AGENT) || apart & APART_DEAD)
 		return 0;
-	return flags & CLONE_THREAD || apart & APART_TREE ? apart & (APART_AGENT | APART_TREE) : 0;
+	return flags & CLONE_THREAD ? APART_AGENT : 0;
 }
 
 SEC("tp_btf/task_newtask")
@@ -209,7 +209,7 @@ int BPF_PROG(on_newtask, struct task_struct *p, u64 flags)
 		/* A sweep saw it in the list of tasks before this event: it counts already. */
 		known->entering = entering;
 		if (apart)
-			exclude(s, known, apart);
+			exclude(s, known);
 		return 0;
 	}
 	adopt(p, slot, entering, apart);
@@ -314,7 +314,7 @@ int sweep(struct bpf_iter__task *ctx)
 	count(generation);
 	if (t && own->wanted_pid && own->wanted_slot == *found &&
 	    number_at(group_pid(p), own->init_level - 1) == own->wanted_pid)
-		exclude(s, t, own->wanted_how);
+		exclude(s, t);
 	return 0;
 }
 
@@ -358,10 +358,6 @@ int tell(struct bpf_iter__task *ctx)
 	if (!s)
 		return 0;
 	count_ipc(p, s);
-	if (t->apart & APART_INIT) {
-		s->mount_space = (u64)BPF_CORE_READ(p, nsproxy, mnt_ns);
-		s->init_pid = number_at(group_pid(p), own->init_level - 1);
-	}
 	if (t->apart)
 		return 0;
 	c.pid = number_at(group_pid(p), own->init_level - 1);

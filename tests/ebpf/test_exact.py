@@ -69,14 +69,12 @@ async def mark(arena: Arena, container: Container) -> None:
 
 
 @asynccontextmanager
-async def agent_at_work(
-    arena: Arena, word: str = "agent", *, children: bool = True
-) -> AsyncIterator[tuple[Container, int]]:
+async def agent_at_work(arena: Arena, word: str = "agent") -> AsyncIterator[tuple[Container, int]]:
     async with arena.sandbox() as container:
         await probe(container, word)
         pid = agent_of(container)
         assert pid is not None
-        arena.inspector.exclude(container.cgroup.id, pid, children=children)
+        arena.inspector.exclude(container.cgroup.id, pid)
         # What it had started by then ends first.
         await until(
             lambda: "agent of mine" not in {task.name for task in arena.inspector.tasks(container.cgroup.id)},
@@ -210,7 +208,7 @@ async def test_an_agent_at_work_is_no_survivor(arena: Arena) -> None:
 
 
 async def test_beside_an_agent_everything_else_counts(arena: Arena) -> None:
-    async with agent_at_work(arena) as (container, _):
+    async with agent_at_work(arena, "parent") as (container, _):
         effects = await seen(arena, container, "quiet")
         assert (effects.survivors, effects.survivors_new) == (1, 1)
         assert judge(effects).verdict.processes
@@ -228,20 +226,19 @@ async def test_the_end_of_an_agent_is_no_effect(arena: Arena) -> None:
         assert judge(effects).verdict is Verdict.NONE, effects
 
 
-@pytest.mark.parametrize("children", [False, True])
-async def test_what_an_agent_starts_counts_unless_its_children_are_excluded_too(arena: Arena, children: bool) -> None:
-    async with agent_at_work(arena, "parent", children=children) as (container, pid):
+async def test_what_an_agent_starts_counts(arena: Arena) -> None:
+    async with agent_at_work(arena, "parent") as (container, pid):
         os.kill(pid, signal.SIGUSR1)
         await until(lambda: len(container.tasks()) == 3)  # pid 1, the agent, and what it started
         effects = arena.inspector.read(container.cgroup.id)
-        assert (effects.survivors_new, effects.excluded) == ((0, 2) if children else (1, 1))
-        assert judge(effects).verdict is (Verdict.NONE if children else Verdict.PROCESSES)
+        assert (effects.survivors_new, effects.excluded) == (1, 1)
+        assert judge(effects).verdict is Verdict.PROCESSES
 
 
 @pytest.mark.parametrize("word", ["talk_by_pipe", "talk_by_write", "talk_by_send", "talk_by_fifo"])
 async def test_what_an_agent_says_to_an_older_process_changes_that(arena: Arena, word: str) -> None:
     """It waits in the other's pipe or socket, which the dump holds."""
-    async with agent_at_work(arena, word, children=False) as (container, pid):
+    async with agent_at_work(arena, word) as (container, pid):
         os.kill(pid, signal.SIGSTOP)
         await arena.settle(container)
         arena.mark(container)
