@@ -44,16 +44,14 @@ from ebpf import explain, layout, libbpf, probe
 from sandbox import paths
 from sandbox.descriptors import closing
 from sandbox.errors import NotFound, Unsupported
+from sandbox.libc import descriptor_of
 from sandbox.messages import Effects
 
 _TAINT_FILES, _TAINT_PROCESSES = 1, 2
 _IPC_UNKNOWN = layout.CONSTANTS["IPC_UNKNOWN"]
 _ITERATORS = ("sweep", "tell")
 _KEPT_REASONS = 16
-_PIDFD_GETFD = 438
 _SWEEPS = 8  # tries to find all threads of an agent; one that is not found counts
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,15 +406,11 @@ def _waiting(pid: int, told: set[int]) -> set[int]:
 
 def _holds_bytes(process: int, number: int) -> bool:
     """Whether bytes wait in this descriptor of a process, or it cannot be asked."""
-    descriptor = _libc.syscall(_PIDFD_GETFD, process, number, 0)
-    if descriptor < 0:
-        return True
     try:
-        return any(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+        with closing(descriptor_of(process, number)) as descriptor:
+            return any(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
     except OSError:
         return True
-    finally:
-        os.close(descriptor)
 
 
 def _clear(bucket: ctypes.Structure, epoch: int) -> None:

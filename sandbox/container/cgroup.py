@@ -22,6 +22,7 @@ from pathlib import Path
 
 from sandbox.container import procfs
 from sandbox.errors import Invalid, Unsupported
+from sandbox.libc import checked, library
 from sandbox.messages import Limits
 
 PARENT = os.environ.get("PAGURUS_CGROUP", "pagurus")  # another one where hosts of a cluster share a kernel, in tests
@@ -178,9 +179,8 @@ def step_aside() -> None:
 
 
 def _remount(point: Path, options: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(None, os.fsencode(point), None, ctypes.c_ulong(_MS_REMOUNT), options.encode()) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(point))
+    flags = ctypes.c_ulong(_MS_REMOUNT)
+    checked(library.mount(None, os.fsencode(point), None, flags, options.encode()), str(point))
 
 
 class Cgroup:

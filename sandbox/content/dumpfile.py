@@ -29,7 +29,6 @@ from sandbox import durable
 from sandbox.content.lists import PageHashes
 from sandbox.content.pages import HASH, PAGE, Hashed, PageStore, hash_pages
 from sandbox.database import is_full
-from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed, NoSpace
 
 SUFFIX = ".dump"
@@ -117,10 +116,13 @@ def hashed(directory: Path, like: HashedImages | None = None, *, known: PageHash
 def whole(path: str) -> bytes:
     """A file as it is, with as few system calls as can be: of a thousand threads there are as many images, and each
     call lets another thread take the interpreter."""
-    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         parts = [os.read(descriptor, SMALL)]
         while len(parts[-1]) == SMALL:
             parts.append(os.read(descriptor, SMALL))
+    finally:
+        os.close(descriptor)
     return b"".join(parts)
 
 

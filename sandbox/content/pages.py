@@ -460,3 +460,10 @@ class PageStore:
                     gaps.append(Hole(segment, ends[segment], offset - ends[segment]))
                 ends[segment] = offset + length
             self._segments.punch(gaps)
+
+    def statistics(self) -> dict[str, int]:
+        with self._lock:
+            pages = self._db.execute("SELECT COUNT(*) FROM pages").fetchone()[0]
+            lost = self._db.execute("SELECT COUNT(*) FROM lost").fetchone()[0]
+            blocks, size = self._db.execute("SELECT COUNT(*), COALESCE(SUM(length), 0) FROM blocks").fetchone()
+        return {"pages": pages, "blocks": blocks, "stored_bytes": size, "lost_pages": lost}

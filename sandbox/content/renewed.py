@@ -18,7 +18,6 @@ import numpy as np
 from sandbox.content import dumpfile
 from sandbox.content.dumpfile import HashedImages
 from sandbox.content.pages import HASH, PAGE
-from sandbox.descriptors import closing
 from sandbox.errors import Conflict
 
 ZERO_HASH = bytes(HASH)
@@ -49,10 +48,13 @@ class Former:
         for name, content in images.items():
             (self.directory / name).write_bytes(content)
         for name, wanted in pages.items():
-            with closing(os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
+            fd = os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
                 os.ftruncate(fd, len(wanted) * PAGE)
                 for place, data in writes[name]:
                     os.pwrite(fd, data, place * PAGE)
+            finally:
+                os.close(fd)
 
     def _writes(
         self, pages: Mapping[str, np.ndarray], came: Mapping[bytes, bytes]

@@ -8,19 +8,19 @@ relative, pass through links and are used again.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import re
 from collections.abc import Iterator
 
-_SYS_PIDFD_GETFD = 438
+from sandbox.descriptors import closing
+from sandbox.libc import descriptor_of
+
 _SIOCUNIXFILE = 0x89E0
 _CONNECTED = b"03"
 _START = rb"^[0-9a-f]{16}: [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{4} "
 # A name ends where the next line begins: the kernel writes it as it is, line feeds too.
 _LINE = re.compile(_START + rb"([0-9A-F]{2}) +(\d+) ([^\n].*?)(?=\n\Z|\n" + _START[1:] + rb")", re.M | re.S)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def named(pid: int) -> dict[int, str]:
@@ -41,15 +41,7 @@ def named(pid: int) -> dict[int, str]:
 @contextlib.contextmanager
 def file_of(pidfd: int, fd: int) -> Iterator[int]:
     """The file that the socket `fd` of a process is bound to, as a path descriptor. Raises OSError where it is none."""
-    socket = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0)
-    if socket < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
-    try:
+    with closing(descriptor_of(pidfd, fd)) as socket:
         file = fcntl.ioctl(socket, _SIOCUNIXFILE)
-    finally:
-        os.close(socket)
-    try:
+    with closing(file):
         yield file
-    finally:
-        os.close(file)

@@ -41,7 +41,8 @@ from sandbox.criu.carried import amend, inject, locks, memory
 from sandbox.criu.gate import gate
 from sandbox.criu.recent import Recent
 from sandbox.errors import CheckpointFailed, NotEqual, PagurusError, RestoreFailed, Unsupported
-from sandbox.tree import facts
+from sandbox.libc import file_system, library
+from sandbox.tree import btrfs, facts
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
@@ -92,7 +93,8 @@ class Checkpointer:
         for directory in (self.cache, self.captures):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Captures want a tmpfs of their own also where /run is one: with its size, and with large pages.
-            if not (os.path.ismount(directory) if directory == self.captures else _on_tmpfs(directory)):
+            captures = directory == self.captures
+            if not (os.path.ismount(directory) if captures else file_system(directory) == TMPFS_MAGIC):
                 _mount_tmpfs(directory)
         self.cache.chmod(0o711)  # it lies over /run for CRIU, which finds sources of mounts with a sandbox's rights
         for directory in (self._restores, self._dumps):
@@ -396,7 +398,7 @@ class Checkpointer:
 
 @going_first()
 def _begin(tree: Path, dest: Path) -> None:
-    dump.sync_tree(tree)
+    btrfs.flush(tree)  # takes the flush of dirty data out of the frozen window
     dest.mkdir(mode=0o700, parents=True)
 
 
@@ -454,19 +456,10 @@ def _compare(before: Path, after: Path, reference: Path | None, tree: Path) -> l
     return found
 
 
-def _on_tmpfs(directory: Path) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = (ctypes.c_long * 16)()
-    if libc.statfs(os.fsencode(directory), buffer):
-        raise OSError(ctypes.get_errno(), f"statfs {directory}")
-    return buffer[0] == TMPFS_MAGIC
-
-
 def _mount_tmpfs(directory: Path) -> None:
     """With pages of 2 MiB inside large files, where the kernel has them: writing images then takes a third less."""
-    libc = ctypes.CDLL(None, use_errno=True)
     for options in (b"mode=700,size=50%,huge=within_size", b"mode=700,size=50%"):
-        if not libc.mount(b"pagurus", os.fsencode(directory), b"tmpfs", 0, options):
+        if not library.mount(b"pagurus", os.fsencode(directory), b"tmpfs", 0, options):
             return
     number = ctypes.get_errno()
     raise Unsupported(f"cannot mount a tmpfs on {directory}: {os.strerror(number)}", remedy="run as root")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import os
 import re
@@ -471,11 +470,3 @@ def stats(directory: Path) -> dict[str, int]:
         return dict(rpc.load(directory / "stats-dump")[0]["dump"])
     except (OSError, KeyError, IndexError):
         return {}
-
-
-def sync_tree(path: Path) -> None:
-    """syncfs: take the flush of dirty data out of the frozen window. Blocks."""
-    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-            number = ctypes.get_errno()
-            raise CheckpointFailed(f"syncfs of {path}: {os.strerror(number)}")

@@ -15,7 +15,6 @@ objects. Where there are some, CRIU stays outside that namespace and dumps them 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import TypeVar
 
 from sandbox.container.pipes import own_thread
 from sandbox.criu import Record, image_files
+from sandbox.libc import checked, library
 
 IDS = {
     "net": 0x40000000,
@@ -48,12 +48,9 @@ def inside(fd: int, kinds: int, function: Callable[[], Result]) -> Result:
     It runs on a thread that ends in that place: no other work can land there. Raises OSError when they cannot be
     entered, and what the function raises.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
 
     def enter() -> Result:
-        if libc.setns(fd, kinds):
-            number = ctypes.get_errno()
-            raise OSError(number, f"setns: {os.strerror(number)}")
+        checked(library.setns(fd, kinds), "setns")
         return function()
 
     return own_thread(enter)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import importlib
 import os
@@ -36,6 +35,7 @@ from sandbox.container.shim import going_first
 from sandbox.criu import Record
 from sandbox.descriptors import closing
 from sandbox.errors import Unsupported
+from sandbox.libc import checked, library
 
 PACKET = 1 << 20  # CRIU's responses are far smaller
 LOG_TAIL_LINES = 6
@@ -156,11 +156,8 @@ class Root:
 def _detached(directory: Path) -> int:
     """A mount of `directory` that lies nowhere: whoever works in it finds nothing above it."""
     with closing(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-        libc = ctypes.CDLL(None, use_errno=True)
-        tree = libc.syscall(_SYS_OPEN_TREE, fd, b"", _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC)
-        if tree < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(directory))
-        return int(tree)
+        flags = _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC
+        return checked(library.syscall(_SYS_OPEN_TREE, fd, b"", flags), str(directory))
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, NoSpace, NotFound, Unsupported
+from sandbox.libc import checked, file_system
 
 MAGIC = 0x9123683E
 _NAME_MAX = 255
@@ -61,8 +62,7 @@ _libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
 def ioctl(fd: int, number: int, args: bytearray) -> None:
     """An ioctl. Python's own keeps the interpreter's lock while the kernel works on an argument beyond 1,024 bytes, and
     making or removing a snapshot waits for the commit of a transaction."""
-    if _libc.ioctl(fd, number, (ctypes.c_char * len(args)).from_buffer(args)) < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    checked(_libc.ioctl(fd, number, (ctypes.c_char * len(args)).from_buffer(args)))
 
 
 def opened(path: Path) -> closing:
@@ -92,11 +92,8 @@ def _name(path: Path, size: int) -> bytes:
 
 
 def is_btrfs(path: Path) -> bool:
-    """True when `path` lies on btrfs. (Python's statvfs does not tell.)"""
-    buffer = ctypes.create_string_buffer(256)
-    if _libc.statfs(os.fsencode(path), buffer) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    return int(struct.unpack_from("=q", buffer)[0]) & 0xFFFFFFFF == MAGIC
+    """Whether `path` lies on btrfs."""
+    return file_system(path) == MAGIC
 
 
 def create_subvolume(path: Path) -> None:
@@ -248,5 +245,4 @@ def sync(path: Path) -> None:
 def flush(path: Path) -> None:
     """Write out dirty pages of the file system of `path` (syncfs)."""
     with opened(path) as fd:
-        if _libc.syncfs(fd) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+        checked(_libc.syncfs(fd), str(path))

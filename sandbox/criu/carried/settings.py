@@ -36,9 +36,10 @@ from sandbox.criu.carried.datagrams import Datagram
 from sandbox.criu.carried.socket_options import differing, put_back
 from sandbox.descriptors import closing
 from sandbox.errors import CheckpointFailed
+from sandbox.libc import descriptor_of
 
 FILE = "settings.img"
-_GETFD, _CAPGET, _CAPSET, _IOPRIO_SET, _IOPRIO_GET = 438, 125, 126, 251, 252
+_CAPGET, _CAPSET, _IOPRIO_SET, _IOPRIO_GET = 125, 126, 251, 252
 _SETATTR, _GETATTR = 314, 315
 _CAPABILITIES_3 = 0x20080522
 _OF_PROCESS = 1  # ioprio: one task, by its number
@@ -112,7 +113,7 @@ class Frozen:
 
     def descriptor(self, number: int) -> int:
         """A descriptor of ours of what is behind one of its. Raises OSError when it is gone."""
-        return _called(_GETFD, self.pidfd, number, 0)
+        return descriptor_of(self.pidfd, number)
 
 
 def first_id(pid: int) -> int:
@@ -338,7 +339,7 @@ def _put_back(settings: Settings, numbers: dict[int, int], packets: list[datagra
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(numbers[one.process])
                 opened.callback(os.close, pidfd)
-                descriptors.append((one, _called(_GETFD, pidfd, one.number, 0)))
+                descriptors.append((one, descriptor_of(pidfd, one.number)))
                 opened.callback(os.close, descriptors[-1][1])
         for one, descriptor in descriptors:
             if one.owner is not None or one.mode is not None:

@@ -16,12 +16,10 @@ It is the same gate for images of this host, imported ones, restores in place an
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import os
 import stat
-import struct
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -31,15 +29,16 @@ from sandbox.content import dumpfile
 from sandbox.criu.gate.image_rules import check, deleted
 from sandbox.criu.gate.images import PAGE, Images, Named, Refusal, Wanted, below, printable
 from sandbox.criu.gate.processes import confined
+from sandbox.descriptors import closing
+from sandbox.libc import file_system
+from sandbox.tree.safe_path import openat2
 
 __all__ = ["Images", "Refusal", "checked", "imported", "look_up", "of_directory", "passes", "refuse_lost", "trees"]
 
-_SYS_OPENAT2 = 437
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
 _REAL = _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS | _NO_XDEV
 _BOUND = _IN_ROOT | _NO_MAGICLINKS | _NO_XDEV
 _OVERLAY_MAGIC = 0x794C7630
-_libc = ctypes.CDLL(None, use_errno=True)
 
 CHANGED = "restore a checkpoint that captured files and processes together"
 LEAVE = "have the process leave it (cd) or close it, then checkpoint again"
@@ -70,7 +69,7 @@ def trees(root: Path, mounts: Mapping[str, Path]) -> Iterator[dict[str, int]]:
     try:
         for point, place in {"/": root, **mounts}.items():
             opened[point] = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        if _file_system(opened["/"]) != _OVERLAY_MAGIC:
+        if file_system(opened["/"]) != _OVERLAY_MAGIC:
             raise Refusal("the sandbox's file tree is not mounted", "restore it again")
         yield opened
     except OSError as error:
@@ -269,23 +268,5 @@ def _refusal(named: Named, error: OSError) -> Refusal:
 def _mode(root: int, path: bytes, resolve: int) -> int:
     """Type and mode of what a path leads to; a link at its end is not followed unless `resolve` follows links."""
     flags = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if resolve & _NO_SYMLINKS else 0)
-    how = struct.pack("=QQQ", flags, 0, resolve)
-    for _ in range(64):  # EAGAIN: something was renamed anywhere meanwhile
-        fd = _libc.syscall(_SYS_OPENAT2, root, path, how, len(how))
-        if fd >= 0:
-            try:
-                return os.fstat(fd).st_mode
-            finally:
-                os.close(fd)
-        if ctypes.get_errno() != errno.EAGAIN:
-            break
-    number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number))
-
-
-def _file_system(fd: int) -> int:
-    buffer = (ctypes.c_long * 16)()
-    if _libc.fstatfs(fd, buffer):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return buffer[0]
+    with closing(openat2(root, os.fsdecode(path), flags, resolve=resolve)) as fd:
+        return os.fstat(fd).st_mode

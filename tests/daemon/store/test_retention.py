@@ -188,7 +188,7 @@ def test_no_random_history_loses_a_page_that_a_dump_refers_to(tmp_path: Path, se
     history.check()
     history.dumps.clear()
     history.store.collect(list)
-    assert history.store._db.execute("SELECT COUNT(*) FROM blocks").fetchone() == (0,)
+    assert history.store.statistics()["blocks"] == 0
     assert sum(path.stat().st_blocks for path in (tmp_path / "pages").glob("*.segment")) * 512 <= 4 * PAGE
     history.store.close()
 

@@ -143,22 +143,18 @@ def test_a_dump_file_gives_back_the_same_directory(store: PageStore, tmp_path: P
     assert len(list((tmp_path / "again").iterdir())) == len(list(capture.iterdir()))
 
 
-def pages_in(store: PageStore) -> int:
-    return int(store._db.execute("SELECT COUNT(*) FROM pages").fetchone()[0])
-
-
 def test_a_collection_keeps_what_a_dump_refers_to(store: PageStore, tmp_path: Path) -> None:
     shared = [os.urandom(PAGE) for _ in range(SLOTS)]
     kept = dumpfile.pack(image(tmp_path, "1", [*shared, page(1)]), tmp_path / "kept.dump", store)
     gone = dumpfile.pack(
         image(tmp_path, "2", shared + [os.urandom(PAGE) for _ in range(3 * SLOTS)]), tmp_path / "gone.dump", store
     )
-    before = pages_in(store)
+    before = store.statistics()
     assert store.collect(lambda: dumpfile.references([kept.path, gone.path])).blocks == 0
     gone.path.unlink()
     freed = store.collect(lambda: dumpfile.references([kept.path]))
     assert freed.blocks >= 3
-    assert pages_in(store) < before
+    assert store.statistics()["pages"] < before["pages"]
     assert dumpfile.verify(kept.path, store) > 0
     dumpfile.unpack(kept.path, tmp_path / "again", store)
     assert (tmp_path / "again/pages-1.img").read_bytes() == b"".join(shared) + page(1)

@@ -1,0 +1,36 @@
+"""Calls of the C library that Python has no words for.
+
+Owns: the library, what its errno becomes, and the calls that several rooms make. Does not own: numbers and structures
+of a call that one module makes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+library = ctypes.CDLL(None, use_errno=True)
+
+_PIDFD_GETFD = 438
+
+
+def checked(result: int, what: str | None = None) -> int:
+    """`result`; below zero the OSError that the call has left in errno, about `what`."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return int(result)
+
+
+def descriptor_of(pidfd: int, number: int) -> int:
+    """A descriptor of ours of what is behind one of another process's. Raises OSError when it is gone."""
+    return checked(library.syscall(_PIDFD_GETFD, pidfd, number, 0))
+
+
+def file_system(place: Path | int) -> int:
+    """The magic number of the file system of a path or descriptor, which Python's statvfs does not tell."""
+    found = (ctypes.c_long * 16)()
+    call, of = (library.fstatfs, place) if isinstance(place, int) else (library.statfs, os.fsencode(place))
+    checked(call(of, found), str(place))
+    return found[0] & 0xFFFFFFFF
