@@ -15,20 +15,15 @@ import re
 import secrets
 import sys
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from daemon.auth.access import CALLER
 
-
-class Subject(Protocol):
-    """The sandbox that a request is about."""
-
-    id: str
-    turn: int
-
+if TYPE_CHECKING:
+    from daemon.catalogue import SandboxRow
 
 REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="")
-SUBJECT: contextvars.ContextVar[Subject | None] = contextvars.ContextVar("subject", default=None)
+SUBJECT: contextvars.ContextVar[SandboxRow | None] = contextvars.ContextVar("subject", default=None)  # what it is about
 _GIVEN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NAMED = ("sandbox", "turn", "checkpoint")
 

@@ -8,7 +8,8 @@ Calling pattern::
 
     ticket = queue.submit(Stage.DUMP, sandbox="sb", deadline=now + think, work=capture)
     ...                       # the model thinks
-    await ticket.wait()       # promotes, then returns what `work` returned or raises what it raised
+    ticket.promote()
+    await asyncio.shield(ticket.done)    # what `work` returned, or raises what it raised; whoever waits may leave
 """
 
 from __future__ import annotations
@@ -43,11 +44,6 @@ class Ticket:
         """Somebody waits for it."""
         self._queue.promote(self)
 
-    async def wait(self) -> Any:
-        """Promote, then wait for the result. Cancelling the waiter does not cancel the job."""
-        self.promote()
-        return await asyncio.shield(self.done)
-
     def cancel(self) -> None:
         """Nobody wants it any more. Queued, it never starts; under way, its task is cancelled."""
         if self.task is not None:
@@ -58,7 +54,7 @@ class Ticket:
 
     def start(self) -> None:
         self.started = self._queue.now()
-        self.task = self._queue.loop.create_task(_run(self._work), name=self.job.id)
+        self.task = asyncio.ensure_future(self._work())
         self.task.add_done_callback(self._settle)
 
     def _settle(self, task: asyncio.Task[Any]) -> None:
@@ -69,10 +65,6 @@ class Ticket:
         else:
             self.done.set_result(task.result())
         self._queue.finished(self)
-
-
-async def _run(work: Callable[[], Awaitable[Any]]) -> Any:
-    return await work()
 
 
 class CheckpointQueue:
@@ -181,16 +173,6 @@ class CheckpointQueue:
             }
             for stage in Stage
         }
-
-    async def drain(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is queued or running. False when `timeout` seconds passed first."""
-        try:
-            async with asyncio.timeout(timeout):
-                while self._tickets:
-                    await asyncio.wait([ticket.done for ticket in self._tickets.values()])
-        except TimeoutError:
-            return False
-        return True
 
     async def close(self) -> None:
         """Cancel what is left. Idempotent."""

@@ -24,7 +24,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -280,33 +280,38 @@ class Line:
         script = [steps[number] for number in self.place.script if number in steps]
         acted = replay.scripted(script, asked.key)
         self.place.script = self.place.script[1:] if acted is not None else []
-        before = self.place.tip
         self.place.cursor, self.place.position = len(self.path), 0
+        step = await self._begin(asked, ended.turn or 0, ended.checkpoint, waiting, acted)
+        self.path.append(step)
+        if acted is not None:
+            return await self._known(Do.RECORD, step, asked, request)
+        return step, self._ask(step, asked, request), "upstream"
+
+    async def _begin(
+        self,
+        asked: Asked,
+        turn: int,
+        checkpoint: str | None = None,
+        waiting: Sequence[int] = (),
+        acted: Step | None = None,
+    ) -> Step:
+        """Write a new exchange down. `acted`: its answer is that of another one."""
+        sandbox, parent = self.live.row.id, self.place.tip
         number, size = await self.desk.journal.begin(
             asked,
-            sandbox=live.row.id,
-            parent=before,
-            checkpoint=ended.checkpoint,
-            turn=ended.turn or 0,
+            sandbox=sandbox,
+            parent=parent,
+            checkpoint=checkpoint,
+            turn=turn,
             open_=waiting,
             place=self.place,
             copied=None if acted is None else acted.id,
         )
-        step = Step(
-            id=number,
-            key=asked.key,
-            parent=before,
-            checkpoint=ended.checkpoint,
-            answered=acted is not None,
-            turn=ended.turn or 0,
-            open=tuple(waiting),
-        )
-        self.path.append(step)
-        self.desk.book.add(live.row.id, step, main=True)
+        answered = acted is not None
+        step = Step(number, asked.key, parent, checkpoint, answered=answered, turn=turn, open=tuple(waiting))
+        self.desk.book.add(sandbox, step, main=asked.main)
         self.bytes += size
-        if acted is not None:
-            return await self._known(Do.RECORD, step, asked, request)
-        return step, self._ask(step, asked, request), "upstream"
+        return step
 
     async def _side(self, asked: Asked, request: web.BaseRequest) -> tuple[Step, Answer, str]:
         """Beside the main loop: no turn, nothing is held; still one upstream call for one request."""
@@ -319,18 +324,7 @@ class Line:
             choice = replay.inside([step], asked.key, life=self.life, retry=asked.retry)
             if choice.do is not Do.FRESH:
                 return await self._known(choice.do, step, asked, request)
-        number, size = await self.desk.journal.begin(
-            asked,
-            sandbox=live.row.id,
-            parent=self.place.tip,
-            checkpoint=None,
-            turn=live.row.turn,
-            open_=(),
-            place=self.place,
-        )
-        step = Step(id=number, key=asked.key, parent=self.place.tip, turn=live.row.turn)
-        self.desk.book.add(live.row.id, step, main=False)
-        self.bytes += size
+        step = await self._begin(asked, live.row.turn)
         return step, self._ask(step, asked, request), "upstream"
 
     def _see_readers(self, steps: Iterable[Step]) -> None:

@@ -22,7 +22,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from daemon.gateway.journal import Kept
 
 
 @dataclass(eq=False)
@@ -97,17 +100,6 @@ def _how(step: Step) -> Do:
 # --------------------------------------------------------------------------- commands of an agent outside
 
 
-class Command(Protocol):
-    """A command of the turn under way."""
-
-    @property
-    def key(self) -> bytes: ...
-    @property
-    def tree(self) -> str: ...  # the life in which it ran last
-    @property
-    def ended(self) -> bool: ...  # its result is known
-
-
 class Act(enum.Enum):
     RUN = "run"
     RECORD = "record"  # its effects are there: tell the recorded result
@@ -116,7 +108,7 @@ class Act(enum.Enum):
     LEFT = "left"
 
 
-def act(commands: Sequence[Command], position: int, key: bytes, tree: str) -> Act:
+def act(commands: Sequence[Kept], position: int, key: bytes, tree: str) -> Act:
     """What to do with the command at `position` of the turn under way."""
     if any(command.tree == tree and not command.ended for command in commands[: position + 1]):
         return Act.UNSURE
@@ -127,7 +119,7 @@ def act(commands: Sequence[Command], position: int, key: bytes, tree: str) -> Ac
     return Act.RECORD if commands[position].key == key else Act.LEFT
 
 
-def undone(commands: Sequence[Command], tree: str) -> list[int]:
+def undone(commands: Sequence[Kept], tree: str) -> list[int]:
     """Which commands of the turn under way a restore has undone, in order."""
     return [index for index, command in enumerate(commands) if command.tree != tree]
 

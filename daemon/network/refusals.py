@@ -66,18 +66,25 @@ class Memory:
 
 def parse(data: bytes) -> Iterator[Packet]:
     """The packets in what an NFLOG socket has received."""
+    for message in messages(data, SUBSYSTEM << 8 | PACKET):
+        payload = attribute(message, PAYLOAD)
+        if payload is not None and (packet := _ipv4(payload)) is not None:
+            yield packet
+
+
+def messages(data: bytes, wanted: int) -> Iterator[bytes]:
+    """The attributes of each netfilter message of one kind, in what a socket has received."""
     while len(data) >= 20:
         length, kind, *_ = struct.unpack_from("=IHHII", data)
         if length < 20 or length > len(data):
             return
-        if kind == SUBSYSTEM << 8 | PACKET:
-            payload = _attribute(data[20:length], PAYLOAD)
-            if payload is not None and (packet := _ipv4(payload)) is not None:
-                yield packet
+        if kind == wanted:
+            yield data[20:length]
         data = data[length + 3 & ~3 :]
 
 
-def _attribute(data: bytes, wanted: int) -> bytes | None:
+def attribute(data: bytes, wanted: int) -> bytes | None:
+    """The first of one kind."""
     while len(data) >= 4:
         length, kind = struct.unpack_from("=HH", data)
         if length < 4:

@@ -11,8 +11,9 @@ import asyncio
 import errno
 import logging
 import socket
-import struct
 from collections.abc import Callable, Iterator
+
+from daemon.network.refusals import attribute, messages
 
 log = logging.getLogger("pagurus.network")
 
@@ -24,15 +25,9 @@ TABLE_NAME = 1
 
 def removed(data: bytes) -> Iterator[str]:
     """The names of the tables whose removal is announced in what was received."""
-    while len(data) >= 20:
-        length, kind, *_ = struct.unpack_from("=IHHII", data)
-        if length < 20 or length > len(data):
-            return
-        if kind == SUBSYSTEM << 8 | DELTABLE:
-            size, attribute = struct.unpack_from("=HH", data, 20) if length >= 24 else (0, 0)
-            if attribute & 0x3FFF == TABLE_NAME and 4 < size <= length - 20:
-                yield data[24 : 20 + size].rstrip(b"\0").decode(errors="replace")
-        data = data[length + 3 & ~3 :]
+    for message in messages(data, SUBSYSTEM << 8 | DELTABLE):
+        if (name := attribute(message, TABLE_NAME)) is not None:
+            yield name.rstrip(b"\0").decode(errors="replace")
 
 
 class Watch:

@@ -21,36 +21,20 @@ labelled one, one of the last N or a needed one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Set
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sandbox.messages import CheckpointState, Retention
+
+if TYPE_CHECKING:
+    from daemon.catalogue import CheckpointRow
 
 SETTLED = (CheckpointState.DURABLE, CheckpointState.FAILED)
 
 
-class Known(Protocol):
-    """The part of a checkpoint that the rule reads."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def sandbox(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def state(self) -> CheckpointState: ...
-    @property
-    def parent(self) -> str | None: ...
-    @property
-    def label(self) -> str | None: ...
-    @property
-    def template(self) -> object | None: ...
-
-
-def removable(nodes: Collection[Known], policies: Mapping[str, Retention], needed: Set[str]) -> set[str]:
+def removable(nodes: Collection[CheckpointRow], policies: Mapping[str, Retention], needed: Set[str]) -> set[str]:
     """Ids of the checkpoints that may go. `policies` names the living sandboxes; of others only the needed stays."""
     parents = {node.parent for node in nodes if node.state is not CheckpointState.FAILED}
-    of_sandbox: dict[str, list[Known]] = {}
+    of_sandbox: dict[str, list[CheckpointRow]] = {}
     for node in nodes:
         of_sandbox.setdefault(node.sandbox, []).append(node)
     gone: set[str] = set()
@@ -63,7 +47,7 @@ def removable(nodes: Collection[Known], policies: Mapping[str, Retention], neede
     return gone - needed
 
 
-def _beyond(nodes: list[Known], policy: Retention, parents: Set[str | None]) -> Iterable[str]:
+def _beyond(nodes: list[CheckpointRow], policy: Retention, parents: Set[str | None]) -> Iterable[str]:
     """The checkpoints of one living sandbox that its policy gives up."""
     whole = sorted(node.number for node in nodes if node.state is not CheckpointState.FAILED)
     assert policy.last is not None
@@ -81,7 +65,7 @@ def _beyond(nodes: list[Known], policy: Retention, parents: Set[str | None]) -> 
             yield node.id
 
 
-def new_parents(nodes: Collection[Known], gone: Set[str]) -> dict[str, str | None]:
+def new_parents(nodes: Collection[CheckpointRow], gone: Set[str]) -> dict[str, str | None]:
     """For each checkpoint that stays and whose parent goes: the nearest ancestor that stays, or None."""
     parent = {node.id: node.parent for node in nodes}
     found: dict[str, str | None] = {}

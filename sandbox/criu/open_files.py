@@ -26,7 +26,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,7 +34,10 @@ from sandbox.criu import bound
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, SandboxDead
 from sandbox.names import native, told
-from sandbox.tree.safe_path import ACROSS_MOUNTS, SandboxRoot, openat2
+from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 Identity = tuple[int, int, int, int, int]  # inode, mode, size or device, mtime in ns, names
 GONE = " (deleted)"
@@ -50,15 +53,6 @@ _UNBINDABLE = (
         "make the directory again, or close the socket",
     ),
 )
-
-
-class Tasks(Protocol):
-    """The part of a container that is needed here."""
-
-    @property
-    def inside(self) -> SandboxRoot: ...
-
-    def kept_tasks(self) -> list[int]: ...
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -98,14 +92,14 @@ class Held(msgspec.Struct, frozen=True):
         return None
 
 
-def held_files(container: Tasks) -> Held:
+def held_files(container: Container) -> Held:
     """The fingerprint now, but for what is watched, which only images tell. Blocks, below 1 ms."""
     with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
         return Held(_held(container.kept_tasks(), root))
     return Held()
 
 
-def changed(container: Tasks, held: Held | None) -> list[str]:
+def changed(container: Container, held: Held | None) -> list[str]:
     """Why images of processes that hold this cannot be restored over the files as they are. Blocks, below 1 ms."""
     if held is None:
         return ["what the processes hold is not known"]

@@ -86,7 +86,7 @@ def _entry(holder: int, name: str, found: os.stat_result | None, linked: dict[in
     if stat.S_ISREG(found.st_mode):
         with safe_path.regular(holder, name) as file:
             data = list(sparse.data_ranges(file))
-            fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=_content(file), data=data)
+            fact.update(size=found.st_size, mtime=found.st_mtime_ns, content=sparse.of_file(file).hex(), data=data)
         if found.st_nlink > 1:
             fact["same file as"] = linked.setdefault(found.st_ino, label)
     elif stat.S_ISLNK(found.st_mode):
@@ -96,10 +96,6 @@ def _entry(holder: int, name: str, found: os.stat_result | None, linked: dict[in
     else:
         fact.update(mtime=found.st_mtime_ns)
     return fact
-
-
-def _content(file: int) -> str:
-    return sparse.of_file(file).hex()
 
 
 def _xattrs(of: int | str) -> dict[str, str]:

@@ -26,10 +26,10 @@ async def test_a_waiter_promotes_its_job() -> None:
     tickets = {
         n: queue.submit(Stage.DUMP, sandbox=n, deadline=d, work=work(n)) for n, d in [("a", 1), ("b", 2), ("c", 3)]
     }
-    waiter = asyncio.ensure_future(tickets["c"].wait())
+    tickets["c"].promote()
     await asyncio.sleep(0)
     gate.set()
-    assert await waiter == "c"
+    assert await tickets["c"].done == "c"
     assert await tickets["b"].done == "b"
     assert order == ["a", "c", "b"]
     assert queue.queued() == queue.running() == 0
@@ -47,33 +47,19 @@ async def test_a_failure_belongs_to_the_ticket_and_frees_the_slot() -> None:
     first = queue.submit(Stage.COMPRESS, sandbox="a", deadline=1, work=broken)
     second = queue.submit(Stage.COMPRESS, sandbox="b", deadline=2, work=fine)
     with pytest.raises(OSError, match="disk"):
-        await first.wait()
-    assert await second.wait() == 7
+        await first.done
+    assert await second.done == 7
 
 
 async def test_close_cancels_what_runs_and_what_waits() -> None:
     queue, forever = CheckpointQueue(LIMITS), asyncio.Event()
     tickets = [queue.submit(Stage.DUMP, sandbox=str(n), deadline=n, work=forever.wait) for n in range(3)]
-    assert not await queue.drain(timeout=0)
     await queue.close()
     for ticket in tickets:
         with pytest.raises(asyncio.CancelledError):
             await ticket.done
     with pytest.raises(RuntimeError, match="closed"):
         queue.submit(Stage.DUMP, sandbox="x", deadline=1, work=forever.wait)
-
-
-async def test_drain_waits_for_all() -> None:
-    queue, done = CheckpointQueue(LIMITS), []
-
-    async def work() -> None:
-        await asyncio.sleep(0)
-        done.append(1)
-
-    for number in range(5):
-        queue.submit(Stage.SNAPSHOT, sandbox=str(number), deadline=1, work=work)
-    assert await queue.drain()
-    assert len(done) == 5
 
 
 async def test_a_share_lets_a_job_start_when_it_is_paid_for() -> None:
@@ -83,9 +69,11 @@ async def test_a_share_lets_a_job_start_when_it_is_paid_for() -> None:
         started.append(queue.now())
 
     began = queue.now()
-    for number in range(3):
+    tickets = [
         queue.submit(Stage.COMPRESS, sandbox=str(number), deadline=began + 60, work=work, cost=1050.0)
-    assert await queue.drain(timeout=240)
+        for number in range(3)
+    ]
+    await asyncio.gather(*(ticket.done for ticket in tickets))
     assert started[1] - began >= 0.045  # the first had a burst of 1000, and overdrew it by 50
     assert started[2] - began >= 1.095  # the second by 1050 more
     found = queue.statistics()["compress"]
