@@ -131,7 +131,7 @@ class _Host:
         yield _by("pagurus_sandboxes", "Sandboxes by state.", "state", {s.value: states[s] for s in SandboxState})
         yield _by("pagurus_turns", "Turns by verdict.", "verdict", tally.verdicts, counter=True)
         yield _by("pagurus_checkpoints", "Checkpoints by verdict.", "verdict", tally.checkpoints, counter=True)
-        yield CounterMetricFamily("pagurus_checkpoints_failed", "Checkpoints that failed.", tally.failed)
+        yield CounterMetricFamily("pagurus_checkpoints_failed", "Checkpoints that failed.", tally.checkpoints_failed)
         yield CounterMetricFamily("pagurus_restores", "Restores in place.", tally.restores)
         yield CounterMetricFamily("pagurus_stored_bytes", "Bytes that checkpoints added.", tally.stored_bytes)
         yield CounterMetricFamily("pagurus_full_bytes", "Bytes that full dumps would have added.", tally.full_bytes)

@@ -24,7 +24,7 @@ from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow
 from daemon.checkpoints.capture import Capturer
 from daemon.checkpoints.queue import CheckpointQueue, Ticket
 from sandbox.errors import CheckpointFailed, NoSpace, PagurusError
-from sandbox.messages import CheckpointState, Verdict
+from sandbox.messages import CheckpointState, Statistics, Verdict
 
 if TYPE_CHECKING:
     from ebpf.inspector import Inspector
@@ -35,18 +35,9 @@ SUMMED = 5.0  # seconds after which sums over all checkpoints are made again: of
 EXPOSED_KEPT = 4096  # waits of commands that the statistics look back on
 
 
-@dataclass
-class Tally:
-    """Counts since the daemon started."""
-
-    turns: int = 0
-    verdicts: dict[str, int] = field(default_factory=lambda: {verdict.value: 0 for verdict in Verdict})
-    checkpoints: dict[str, int] = field(default_factory=lambda: {v.value: 0 for v in Verdict if v is not Verdict.NONE})
-    failed: int = 0
-    stored_bytes: int = 0
-    full_bytes: int = 0
-    restores: int = 0
-    exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_KEPT))  # ms
+def _tally() -> Statistics:
+    counted = {verdict.value: 0 for verdict in Verdict}
+    return Statistics(verdicts=counted, checkpoints={name: 0 for name in counted if name != Verdict.NONE})
 
 
 @dataclass
@@ -64,7 +55,8 @@ class Services:
     _images: collections.Counter[str] = field(default_factory=collections.Counter)  # by sandbox, by owner, of all
     _summed: float = -SUMMED
     lasting: set[asyncio.Task[Any]] = field(default_factory=set)  # what goes on for as long as the daemon does
-    tally: Tally = field(default_factory=Tally)
+    tally: Statistics = field(default_factory=_tally)  # counts since the daemon started
+    exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_KEPT))  # ms
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     settled: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # told when one is durable
     lost: Callable[[CheckpointRow], None] = lambda row: None  # told when one turns out not to be whole

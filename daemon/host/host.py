@@ -25,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from daemon import metrics, states
 from daemon.auth import visibility
 from daemon.auth.visibility import Making
@@ -158,21 +160,15 @@ class Host:
         return row.info()
 
     def statistics(self) -> Statistics:
-        tally, queue = self.services.tally, self.services.queue
-        return Statistics(
+        queue, exposed = self.services.queue, self.services.exposed
+        return msgspec.structs.replace(
+            self.services.tally,
             sandboxes=len(self.live_sandboxes),
-            turns=tally.turns,
-            verdicts=dict(tally.verdicts),
-            checkpoints=dict(tally.checkpoints),
-            checkpoints_failed=tally.failed,
             in_flight=queue.running(Stage.DUMP, Stage.SNAPSHOT),
             queued=queue.queued(Stage.DUMP, Stage.SNAPSHOT),
-            stored_bytes=tally.stored_bytes,
-            full_bytes=tally.full_bytes,
-            restores=tally.restores,
             stages=queue.statistics(),
-            exposed_ms_p50=quantile(tally.exposed, 0.5),
-            exposed_ms_p99=quantile(tally.exposed, 0.99),
+            exposed_ms_p50=quantile(exposed, 0.5),
+            exposed_ms_p99=quantile(exposed, 0.99),
             store={**self.collector.statistics(), **self.verifier.statistics()},
         )
 

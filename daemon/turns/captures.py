@@ -197,7 +197,7 @@ class Captures:
         row.error = f"{known.message} ({known.remedy})" if known.remedy else known.message
         known.sandbox, known.turn = self._of.row.id, row.turn
         inflight.error = self._failed = known
-        self._of.services.tally.failed += 1
+        self._of.services.tally.checkpoints_failed += 1
         bug = None if isinstance(error, PagurusError | OSError) else error
         where = {"sandbox": self._of.row.id, "turn": row.turn}
         log.warning("checkpoint %s failed: %s", row.id, known, extra=where, exc_info=bug)

@@ -190,7 +190,7 @@ class LiveSandbox:
             started, clock = time.time(), time.monotonic()
             result = await run()
         result.waited_ms = 1000 * (clock - arrived)
-        self.services.tally.exposed.append(result.waited_ms)
+        self.services.exposed.append(result.waited_ms)
         metrics.command(result.duration, result.waited_ms / 1000)
         self.need_alive()
         if ends_turn and self.group is None:

@@ -313,25 +313,15 @@ def _check_deleted(container: Container, directory: Path, excluded: frozenset[in
 
 def _request(container: Container, pid: int, watched: Sequence[str]) -> Any:
     protobuf = rpc.messages()
-    options = protobuf.criu_opts(
-        images_dir_fd=-1,  # required, and for nothing
+    options = rpc.options(
         images_dir=rpc.IMAGES,
         pid=pid,
         leave_running=True,
-        tcp_established=True,
-        shell_job=True,
-        file_locks=True,
-        link_remap=True,
-        orphan_pts_master=True,
         ghost_limit=GHOST_LIMIT,
-        manage_cgroups=True,
-        manage_cgroups_mode=protobuf.IGNORE,
         network_lock=protobuf.SKIP,  # only loopback inside one sandbox: nobody outside could send meanwhile
         external=[f"mnt[{target}]:{EXTERNAL_MOUNT}{number}" for number, (target, _) in enumerate(container.binds)],
         irmap_scan_paths=watched,
-        notify_scripts=True,
         timeout=SEIZE_MOST,
-        log_level=2,
         log_file=LOG,
     )
     return protobuf.criu_req(type=protobuf.DUMP, opts=options)

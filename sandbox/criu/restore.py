@@ -151,22 +151,8 @@ async def restore(container: Container, images: Adapted, process: Process, hold:
     """Restore the adapted images; returns pid 1's pid after `container.attach`. Nothing runs until `hold` lets it."""
     protobuf = rpc.messages()
     own_network = images.own_network
-    options = protobuf.criu_opts(
-        images_dir_fd=-1,  # required, and for nothing
-        images_dir=f"{rpc.IMAGES}/{images.directory.name}",
-        root=rpc.SANDBOX,
-        rst_sibling=True,
-        tcp_established=True,
-        shell_job=True,
-        file_locks=True,
-        link_remap=True,
-        orphan_pts_master=True,
-        manage_cgroups=True,
-        manage_cgroups_mode=protobuf.IGNORE,
-        notify_scripts=True,
-        log_level=2,
-        log_file=LOG,
-    )
+    images_dir = f"{rpc.IMAGES}/{images.directory.name}"
+    options = rpc.options(images_dir=images_dir, root=rpc.SANDBOX, rst_sibling=True, log_file=LOG)
     for number in range(len(container.binds)):
         options.external.append(f"mnt[{EXTERNAL_MOUNT}{number}]:{rpc.MOUNTS}/{number}")
     if own_network:

@@ -77,6 +77,23 @@ def images() -> ModuleType:
     return importlib.import_module("pycriu.images")
 
 
+def options(**own: Any) -> Record:
+    """What a dump and a restore ask for alike, and what is its `own`."""
+    return messages().criu_opts(  # type: ignore[no-any-return]
+        images_dir_fd=-1,  # required, and for nothing
+        tcp_established=True,
+        shell_job=True,
+        file_locks=True,
+        link_remap=True,
+        orphan_pts_master=True,
+        manage_cgroups=True,
+        manage_cgroups_mode=messages().IGNORE,
+        notify_scripts=True,
+        log_level=2,
+        **own,
+    )
+
+
 def load(path: Path) -> list[dict[str, Any]]:
     """The entries of an image file as dictionaries, slowly."""
     with open(path, "rb") as file:
