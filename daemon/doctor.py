@@ -26,7 +26,7 @@ from typing import Literal
 import msgspec
 
 from sandbox import paths
-from sandbox.errors import PagurusError
+from sandbox.errors import PagurusError, Unsupported
 
 Level = Literal["ok", "miss", "note"]
 
@@ -38,15 +38,6 @@ class Finding(msgspec.Struct, frozen=True):
     level: Level
     fact: str
     remedy: str = ""
-
-
-class _Miss(Exception):
-    """A probe's way to say that a capability is absent."""
-
-    def __init__(self, fact: str, remedy: str = ""):
-        super().__init__(fact)
-        self.fact = fact
-        self.remedy = remedy
 
 
 def examine() -> list[Finding]:
@@ -76,8 +67,6 @@ def conclusion(findings: list[Finding]) -> str:
 def _probe(name: str, required: bool, work: Callable[[], str]) -> Finding:
     try:
         return Finding(name, "ok", work())
-    except _Miss as miss:
-        return Finding(name, "miss" if required else "note", miss.fact, miss.remedy)
     except (OSError, PagurusError, subprocess.SubprocessError, ImportError, ValueError) as error:
         remedy = getattr(error, "remedy", "") or "run `make setup` as root"
         return Finding(name, "miss" if required else "note", getattr(error, "message", None) or str(error), remedy)
@@ -88,13 +77,13 @@ def _probe(name: str, required: bool, work: Callable[[], str]) -> Finding:
 
 def _root() -> str:
     if os.geteuid() != 0:
-        raise _Miss("not root", "run it as root or with sudo")
+        raise Unsupported("not root", remedy="run it as root or with sudo")
     return "running as root"
 
 
 def _kernel() -> str:
     if platform.machine() != "x86_64":
-        raise _Miss(f"{platform.machine()}", "only x86-64 is supported")
+        raise Unsupported(f"{platform.machine()}", remedy="only x86-64 is supported")
     return f"Linux {platform.release()} on {platform.machine()}, {os.cpu_count()} cores"
 
 
@@ -117,9 +106,9 @@ def _pidfd() -> str:
     from sandbox.container.process import pidfd_tells_exit
 
     if not pidfd_tells_exit():
-        raise _Miss(
+        raise Unsupported(
             "pidfds do not tell exit codes (kernel < 6.15)",
-            "commands are waited for by the shim; a checkpoint while one runs is refused",
+            remedy="commands are waited for by the shim; a checkpoint while one runs is refused",
         )
     return "pidfds tell the exit code of another's child"
 
@@ -197,10 +186,10 @@ def _criu() -> str:
 
     done = subprocess.run([paths.criu(), "--version"], capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
-        raise _Miss(done.stderr.strip()[-200:], "run `make setup`")
+        raise Unsupported(done.stderr.strip()[-200:], remedy="run `make setup`")
     version = done.stdout.split("Version:")[-1].split()[0]
     if tuple(int(part) for part in version.split(".")[:2]) < (4, 2):
-        raise _Miss(f"CRIU {version}", "4.2 or newer is needed: run `make setup`")
+        raise Unsupported(f"CRIU {version}", remedy="4.2 or newer is needed: run `make setup`")
     rpc.messages()
     rpc.images()
     return f"CRIU {version}, with its message classes"
@@ -246,7 +235,7 @@ def _criu_listener() -> str:
         finally:
             os.kill(pid, 9)
     if answer != b"alive":
-        raise _Miss(f"the restored listener answered {answer!r}", "run `make setup`: CRIU 4.2 or newer")
+        raise Unsupported(f"the restored listener answered {answer!r}", remedy="run `make setup`: CRIU 4.2 or newer")
     return "dumps and restores a TCP listener"
 
 
@@ -257,7 +246,9 @@ def _run_criu(verb: str, folder: Path, *arguments: str) -> None:
         log = folder / f"{verb}.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else done.stderr.splitlines()
         said = [line for line in lines if "Error" in line] or lines[-1:]
-        raise _Miss(f"CRIU {verb} failed: {said[-1].strip() if said else done.returncode}", "run `make setup`")
+        raise Unsupported(
+            f"CRIU {verb} failed: {said[-1].strip() if said else done.returncode}", remedy="run `make setup`"
+        )
 
 
 # --------------------------------------------------------------------------- around it
@@ -271,7 +262,7 @@ def _images() -> str:
         else []
     )
     if not names:
-        raise _Miss("no image to start sandboxes from", "run `make setup`")
+        raise Unsupported("no image to start sandboxes from", remedy="run `make setup`")
     return ", ".join(names)
 
 
@@ -281,7 +272,9 @@ def _space() -> str:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < 2 << 30:
-        raise _Miss(f"{free >> 20} MiB free at {folder}", "free at least 2 GiB or set PAGURUS_STATE to another disk")
+        raise Unsupported(
+            f"{free >> 20} MiB free at {folder}", remedy="free at least 2 GiB or set PAGURUS_STATE to another disk"
+        )
     return f"{free >> 30} GiB free at {folder}"
 
 
@@ -290,7 +283,7 @@ def _pool() -> str:
 
     pool, way = Pool(), "`pagurus daemon --pool-size` says another size"
     if not pool.state.is_dir():
-        raise _Miss("not made yet", way)
+        raise Unsupported("not made yet", remedy=way)
     if not pool.mounted():
         return f"the first daemon makes one of {pool.planned() / (1 << 30):.0f} GiB; {way}"
     usage = pool.usage()
@@ -300,15 +293,14 @@ def _pool() -> str:
 def _network() -> str:
     from daemon.network import probe
 
-    try:
-        return probe.examine()
-    except PagurusError as error:
-        raise _Miss(error.message, error.remedy or "needed by sandboxes with a network only") from None
+    return probe.examine()
 
 
 def _registries() -> str:
     if shutil.which("skopeo") is None:
-        raise _Miss("skopeo is missing", "make setup, or apt-get install skopeo; needed by `pagurus image pull` only")
+        raise Unsupported(
+            "skopeo is missing", remedy="make setup, or apt-get install skopeo; needed by `pagurus image pull` only"
+        )
     done = subprocess.run(["skopeo", "--version"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "skopeo"
 
@@ -317,16 +309,18 @@ def _gpu() -> str:
     try:
         import torch
     except ModuleNotFoundError:
-        raise _Miss("training is not installed here: no torch", "`make setup-train`, for `pagurus train`") from None
+        raise Unsupported(
+            "training is not installed here: no torch", remedy="`make setup-train`, for `pagurus train`"
+        ) from None
     if not torch.cuda.is_available():
-        raise _Miss("no GPU: engine and trainer run on the CPU", "")
+        raise Unsupported("no GPU", remedy="engine and trainer run on the CPU")
     return torch.cuda.get_device_name(0)
 
 
 def _vllm() -> str:
     python = paths.CHECKOUT / ".venv-vllm" / "bin" / "python"
     if not python.exists():
-        raise _Miss("vLLM is not installed here", "`make setup-vllm`, for `--engine vllm`")
+        raise Unsupported("vLLM is not installed here", remedy="`make setup-vllm`, for `--engine vllm`")
     found = next(python.parent.parent.glob("lib/python*/site-packages/vllm*.dist-info"), None)
     return found.name.removesuffix(".dist-info") if found else "vLLM's environment exists"
 
