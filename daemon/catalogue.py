@@ -27,7 +27,6 @@ from sandbox.criu.open_files import Held
 from sandbox.database import Change, Writer, connect
 from sandbox.messages import (
     CheckpointInfo,
-    CheckpointState,
     ProgramKind,
     SandboxInfo,
     SandboxState,
@@ -126,35 +125,19 @@ class KeptStep(msgspec.Struct, kw_only=True):
     used_at: float = 0.0
 
 
-class CheckpointRow(msgspec.Struct, kw_only=True):
-    """A checkpoint. `files` and `dump` name the checkpoints whose content it uses, so that one
-    that captured only half of the state shares the other half with an ancestor."""
+class CheckpointRow(CheckpointInfo, kw_only=True, omit_defaults=True):
+    """A checkpoint, and what is not told of it. `files` and `dump` name the checkpoints whose content it uses, so that
+    one that captured only half of the state shares the other half with an ancestor."""
 
-    id: str
-    sandbox: str
     number: int  # order of creation on this host
-    state: CheckpointState
-    verdict: Verdict
-    parent: str | None = None
-    label: str | None = None
-    turn: int = 0
     files: str | None = None  # None: the empty tree, as created
     dump: str | None = None  # None: fresh, a new init is all it takes
     ipc: bool = False
     owner: str = ""  # whose it is; "": the host's own
-    created_at: float = 0.0
-    started_at: float | None = None
-    captured_at: float | None = None
-    durable_at: float | None = None
-    frozen_ms: float = 0.0
-    total_ms: float = 0.0
-    stored_bytes: int = 0
-    full_bytes: int = 0
     dump_bytes: int = 0  # size of the full process images that `dump` names
     images_bytes: int = 0  # what its own process images added to the disk
     files_bytes: int = 0  # size of the whole upper tree that `files` names
     held: Held | None = None  # what the processes held in the file tree at the dump
-    error: str | None = None
     programs: dict[str, ProgramRow] = {}  # those of the state that it holds
     template: Template | None = None  # imported, or a step of a build: stays until somebody removes it
     step: KeptStep | None = None
