@@ -91,6 +91,12 @@ class Services:
             owner=sandbox.owner,
         )
 
+    def captured(self, row: CheckpointRow, parent: CheckpointRow) -> InFlight:
+        """One that is captured, and now on its way to durable."""
+        inflight = self.inflights[row.id] = InFlight(row, parent)
+        inflight.captured.set_result(None)
+        return inflight
+
     def need_room(self, sandbox: SandboxRow) -> None:
         """Raise NoSpace when checkpoints of this sandbox, or of its owner, hold as much memory as they may."""
         now = time.monotonic()

@@ -105,6 +105,17 @@ async def store(
         services.catalogue.later([put_checkpoint(row)])
 
 
+async def store_alone(
+    services: Services, inflight: InFlight, confirm: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """As `store`, to the end: of a checkpoint whose sandbox is not here."""
+    try:
+        await store(services, inflight, confirm=confirm)
+    finally:
+        inflight.finish()
+        services.inflights.pop(inflight.row.id, None)
+
+
 async def _store_images(services: Services, inflight: InFlight, durable_answers: bool) -> None:
     """Pack the raw images. A daemon that was killed may have done that, and may have let go of them."""
     row, capturer = inflight.row, services.capturer

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from daemon.catalogue import CheckpointRow, put_sandbox
-from daemon.checkpoints.inflight import InFlight, Services
-from daemon.checkpoints.persist import nearest, store
+from daemon.checkpoints.inflight import Services
+from daemon.checkpoints.persist import nearest, store_alone
 from daemon.store.gc import GarbageCollector
 from daemon.store.verify import Verifier
 from daemon.turns.turns import LiveSandbox
@@ -60,20 +60,10 @@ class Outcomes:
 
     def store_later(self, row: CheckpointRow) -> None:
         """Make a captured checkpoint durable in the background, whether its sandbox is there or not."""
-        inflight = InFlight(row, self._services.checkpoints.get(row.parent or "", row))
-        inflight.captured.set_result(None)
-        self._services.inflights[row.id] = inflight
-        self._services.spawn(self._store(inflight), f"store {row.id}")
-
-    async def _store(self, inflight: InFlight) -> None:
-        if (live := self._live_sandboxes.get(inflight.row.sandbox)) is not None:
-            await live.captures.store(inflight)
-            return
-        try:
-            await store(self._services, inflight)
-        finally:
-            inflight.finish()
-            self._services.inflights.pop(inflight.row.id, None)
+        inflight = self._services.captured(row, self._services.checkpoints.get(row.parent or "", row))
+        live = self._live_sandboxes.get(row.sandbox)
+        work = store_alone(self._services, inflight) if live is None else live.captures.store(inflight)
+        self._services.spawn(work, f"store {row.id}")
 
     def _store_again(self) -> None:
         """There may be room now for what could not be made durable."""

@@ -20,8 +20,7 @@ import msgspec
 
 from daemon.catalogue import CheckpointRow, Template, put_checkpoint
 from daemon.checkpoints.capture import failure
-from daemon.checkpoints.inflight import InFlight
-from daemon.checkpoints.persist import store
+from daemon.checkpoints.persist import store_alone
 from daemon.store import exports
 from daemon.store.holder import Holder
 from daemon.store.imports import Importer
@@ -334,18 +333,9 @@ class Store:
     def _store(self, row: CheckpointRow, importer: Importer) -> None:
         """Let a captured checkpoint become durable, as one of this host does."""
         services = self._host.services
-        inflight = InFlight(row, services.checkpoints[row.parent or ""])
-        inflight.captured.set_result(None)
-        services.inflights[row.id] = inflight
-
-        async def work() -> None:
-            try:
-                await store(services, inflight, confirm=lambda: _streamed(importer.confirm, row))
-            finally:
-                inflight.finish()
-                services.inflights.pop(row.id, None)
-
-        services.spawn(work(), f"store {row.id}")
+        inflight = services.captured(row, services.checkpoints[row.parent or ""])
+        work = store_alone(services, inflight, lambda: _streamed(importer.confirm, row))
+        services.spawn(work, f"store {row.id}")
 
     async def survey(self, manifest: AsyncIterator[bytes]) -> bytes:
         """What of a manifest is here already."""

@@ -80,9 +80,7 @@ class Captures:
         self._of.services.checkpoints[row.id] = row
         self._of.row.head = row.id
         await self._of.services.catalogue.write([put_checkpoint(row), put_sandbox(self._of.row)])
-        inflight = InFlight(row, head)
-        inflight.captured.set_result(None)
-        self._of.services.inflights[row.id] = inflight
+        inflight = self._of.services.captured(row, head)
         self._of.services.spawn(self.store(inflight), f"store {row.id}")
         return inflight
 
