@@ -78,9 +78,6 @@ class Memory:
     runs: list[Run]
     mapped: mmap.mmap | None = None
 
-    def size(self) -> int:
-        return sum(run.size for run in self.runs)
-
 
 @dataclass
 class Fill:

@@ -72,7 +72,7 @@ async def test_all_kinds_of_memory_come_back(bench: Bench, monkeypatch: pytest.M
     counted = await shell(sb, "cat /proc/[0-9]*/smaps 2>/dev/null | awk '/AnonHugePages/ { n += $2 } END { print n }'")
     assert int(counted) > 8 << 10 or not memory._huge_pages()  # KiB; of the second restore
     # What parent and child share by fork stays CRIU's, so that it stays shared; so does what is read-only.
-    assert 16 << 20 < sum(memory.size() for memory in written[0].memories) < 48 << 20
+    assert 16 << 20 < sum(run.size for memory in written[0].memories for run in memory.runs) < 48 << 20
 
 
 async def test_memory_that_cannot_be_written_fails_the_restore(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
