@@ -287,6 +287,8 @@ def results(tally: Tally, tiny: Tally) -> dict[str, Any]:
         "only_times": tally.only_times,
         "scratch": tally.scratch,
         "scratch_captured": tally.scratch_captured,
+        "in_memory": tally.in_memory,
+        "in_memory_captured": tally.in_memory_captured,
         "wider_verdicts": tally.wider,
         "safest_verdicts": tally.safest,
         "verdicts": dict(tally.verdicts),

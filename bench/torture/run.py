@@ -65,6 +65,8 @@ class Tally:
     safest: int = 0
     scratch: int = 0  # cases after which nothing but scratch differs: they must be seen, and need no checkpoint
     scratch_captured: int = 0
+    in_memory: int = 0  # cases on a tmpfs, which no sandbox can mount, after which nothing differs
+    in_memory_captured: int = 0
     wider: int = 0  # verdicts that capture a half which did not change, beside one which did
     verdicts: Counter[str] = field(default_factory=Counter)
     succeeded: Counter[str] = field(default_factory=Counter)  # calls of the matrix, by what the kernel answered
@@ -111,6 +113,9 @@ class Tally:
         elif case.sets_back:
             self.set_back += 1
             self.set_back_captured += verdict is not Verdict.NONE
+        elif case.place.kind == "tmpfs":
+            self.in_memory += 1
+            self.in_memory_captured += verdict is not Verdict.NONE
         else:
             self.no_effect_cases += 1
             self.scratch += bool(changes.scratch)
