@@ -66,7 +66,7 @@ def list_hosts(json: Json = False) -> None:
 
 @application.command("drain")
 def drain(host: HostName) -> None:
-    """Give it no new sandboxes."""
+    """Give it no new sandboxes; with `--replicate`, move away those that it has."""
     from sandbox.messages.cluster import HostChange
 
     _change(host, HostChange(draining=True))
